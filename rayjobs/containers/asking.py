@@ -15,6 +15,7 @@ from typing import Any
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.environments.building import POLL_S, Control
 from rayjobs.environments.packages_probe import PROBE
 from rayjobs.injob import container
 from rayjobs.injob.messages import Message
@@ -71,11 +72,12 @@ async def ask(
     root: Path,
     variables: Mapping[str, str],
     paths: AttemptPaths,
+    control: Control,
     *,
     named: str | None = None,
     overlay: bool = True,
 ) -> Answer:
-    """Return what an image's Python says; see `run_in`.
+    """Return what an image's Python says; see `run_in`, also for the other arguments and errors.
 
     Args:
         named: Its path in the image; None: the first of its PATH that jobs can use.
@@ -86,7 +88,7 @@ async def ask(
         if path is None:
             continue
         said = await run_in(root, variables, [path, "-I", "-c", _ASK + PROBE], paths,
-                            overlay=overlay)  # fmt: skip
+                            control, overlay=overlay)  # fmt: skip
         lines = said.splitlines()
         try:
             version, implementation = json.loads(lines[0])
@@ -116,16 +118,20 @@ async def run_in(
     variables: Mapping[str, str],
     arguments: Sequence[str],
     paths: AttemptPaths,
+    control: Control,
     *,
     overlay: bool = True,
 ) -> str:
     """Run a program in an image, without anything of the attempt; return what it printed.
 
     Args:
-        overlay: Whether this node can put a layer over the image; else it must write nothing.
+        root: The image; without `overlay` the attempt's own copy of it.
+        control: What may end it before its time.
+        overlay: Whether this node can put a layer over the image; else `root` is written to.
 
     Raises:
-        PrepareError: class ``environment``: it does not end, or cannot be started at all.
+        PrepareError: class ``environment``: it does not end, or cannot be started at all; and as
+            `Control.check`.
     """
     folder = Path(tempfile.mkdtemp(prefix="ask-", dir=paths.tmp))
     try:
@@ -145,16 +151,25 @@ async def run_in(
             stderr=asyncio.subprocess.STDOUT,
             cwd="/",
         )
+        talking = asyncio.ensure_future(process.communicate())
+        until_s = asyncio.get_running_loop().time() + ASK_S
         try:
-            async with asyncio.timeout(ASK_S):
-                said, _ = await process.communicate()
-        except TimeoutError:
+            while not talking.done():
+                await asyncio.wait({talking}, timeout=POLL_S)
+                if talking.done():
+                    break
+                control.check()
+                if asyncio.get_running_loop().time() >= until_s:
+                    raise PrepareError(
+                        f"{arguments[0]} in the image does not answer within {ASK_S:g} s",
+                        failure_class="environment",
+                    )
+        except BaseException:
             process.kill()  # and with it, by its init, all that runs in the image
             await process.wait()
-            raise PrepareError(
-                f"{arguments[0]} in the image does not answer within {ASK_S:g} s",
-                failure_class="environment",
-            ) from None
+            talking.cancel()
+            raise
+        said, _ = talking.result()
         return said.decode("utf-8", "replace")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

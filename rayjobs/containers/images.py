@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import logging
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -104,6 +105,12 @@ class ImageWork:
             self.said = BuildLog(self.paths.build_log, self.secrets)
         return self.said
 
+    def close(self) -> None:
+        """Close the log; a later use goes on with it. Idempotent."""
+        if self.said is not None:
+            self.said.close()
+            self.said = None
+
 
 class Images:
     """The images of one node. Its methods run on one event loop."""
@@ -133,13 +140,13 @@ class Images:
                 failure_class="storage" if is_full else "system",
             ) from error
         finally:
-            if work.said is not None:
-                work.said.close()
+            work.close()
 
     async def _realise(self, asked: AskedImage, work: ImageWork) -> ReadyImage:
         source = None if asked.image is None else reference.parse(asked.image)
         if source is not None and source.kind is Kind.FOLDER:
-            answer = await asking.ask(source.path, {}, work.paths, overlay=work.overlay)
+            root = await writable_root(source.path, work)
+            answer = await asking.ask(root, {}, work.paths, work.control, overlay=work.overlay)
             return ReadyImage(source.path, None, None, {}, answer, fetched=False)
         name_key = _name_key(asked, source)
         async with self._alone(name_key, work):
@@ -182,8 +189,10 @@ class Images:
         record = await asyncio.to_thread(self._cache.record, key)
         variables = asking.variables_of(record["config"])
         if "answer" not in record:
-            root = self._cache.rootfs(key)
-            answer = await asking.ask(root, variables, work.paths, overlay=work.overlay)
+            root = await writable_root(self._cache.rootfs(key), work)
+            answer = await asking.ask(
+                root, variables, work.paths, work.control, overlay=work.overlay
+            )
             record["answer"] = answer.to_json()
             await asyncio.to_thread(self._cache.keep_record, key, record)
         answer = asking.Answer.from_json(record["answer"])
@@ -307,6 +316,38 @@ class Images:
                 told = True
                 work.tell("waiting for another attempt that fetches it", {"step": "wait"})
             await work.control.pause()
+
+
+async def writable_root(root: Path, work: ImageWork) -> Path:
+    """Return an image for processes of an attempt: no other attempt sees what they write.
+
+    Where no layer can be put over it, this is a copy in the attempt's folder, made at first use.
+
+    Raises:
+        PrepareError: it cannot be copied (``storage`` for a full disk), or as `Control.check`.
+    """
+    if work.overlay:
+        return root
+    target = work.paths.container / "image"
+    if target.is_dir():
+        return target
+    part = target.with_name("image.part")
+    await asyncio.to_thread(target.parent.mkdir, mode=0o700, exist_ok=True)
+    await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
+    copy = shutil.which("cp") or "/bin/cp"
+    try:
+        await run(
+            [copy, "--archive", "--reflink=auto", "--no-target-directory", str(root), str(part)],
+            env=engines.variables(),
+            cwd=work.paths.tmp,
+            said=work.log(),
+            control=work.control,
+            doing="the image cannot be copied for the attempt",
+        )
+    finally:
+        work.close()
+    await asyncio.to_thread(part.rename, target)
+    return target
 
 
 def _digest(path: Path, tag: str | None) -> str:

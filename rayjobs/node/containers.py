@@ -21,7 +21,7 @@ from typing import Any
 from rayjobs.containers import asking, devices
 from rayjobs.containers.cache import ImageCache
 from rayjobs.containers.engines import Login
-from rayjobs.containers.images import AskedImage, Images, ImageWork, ReadyImage
+from rayjobs.containers.images import AskedImage, Images, ImageWork, ReadyImage, writable_root
 from rayjobs.containers.reference import DEFAULT_REGISTRY
 from rayjobs.containers.reference import parse as parse_reference
 from rayjobs.core.errors import PrepareError
@@ -143,17 +143,18 @@ class NodeContainers:
                 overlay=not able.why_no_overlay,
             )
             found = await self._images.realise(_asked_image(asked, login, request), work)
+            found = replace(found, root=await writable_root(found.root, work))
             if asked.interpreter is not None:
                 answer = await asking.ask(
                     found.root,
                     found.variables,
                     paths,
+                    control,
                     named=_python_of(asked.interpreter),
                     overlay=work.overlay,
                 )
                 found = replace(found, answer=answer)
-            await self._check(request.plan, found, paths, work.overlay)
-            found = await self._own_copy(found, paths, able)
+            await self._check(request.plan, found, work)
         except BaseException:
             await asyncio.to_thread(store_build_log, self._workspaces, on, paths)
             raise
@@ -179,9 +180,7 @@ class NodeContainers:
             },
         )
 
-    async def _check(
-        self, plan: LaunchPlan, found: ReadyImage, paths: AttemptPaths, overlay: bool
-    ) -> None:
+    async def _check(self, plan: LaunchPlan, found: ReadyImage, work: ImageWork) -> None:
         kind = (plan.beside or {}).get("kind")
         if found.answer.python is None and (plan.kind == "script" or kind == MPI):
             raise PrepareError(
@@ -196,7 +195,12 @@ class NodeContainers:
         said = ""
         if program is not None and asking.find(found.root, found.variables, "orted") is not None:
             said = await asking.run_in(
-                found.root, found.variables, [program, "--version"], paths, overlay=overlay
+                found.root,
+                found.variables,
+                [program, "--version"],
+                work.paths,
+                work.control,
+                overlay=work.overlay,
             )
         problem = (
             openmpi.version_problem(program or "mpirun", said)
@@ -210,28 +214,6 @@ class NodeContainers:
                 failure_class="environment",
                 is_permanent=True,
             )
-
-    async def _own_copy(
-        self, found: ReadyImage, paths: AttemptPaths, able: Capability
-    ) -> ReadyImage:
-        """Copy the image for this attempt, where no layer can be put over it."""
-        if not able.why_no_overlay:
-            return found
-        target = paths.container / "image"
-        await asyncio.to_thread(target.parent.mkdir, mode=0o700, exist_ok=True)
-        process = await asyncio.create_subprocess_exec(
-            *("cp", "--archive", "--reflink=auto", str(found.root), str(target)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        said, _ = await process.communicate()
-        if process.returncode:
-            last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
-            raise PrepareError(
-                f"the image cannot be copied for the attempt: {' '.join(last)}",
-                failure_class="storage",
-            )
-        return replace(found, root=target)
 
     def prune(self) -> None:
         """Remove what fetches that died with an earlier agent must not leave. Blocks."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.containers import engines, prune, unpacking
+from rayjobs.containers import asking, engines, prune, unpacking
 from rayjobs.containers.images import AskedImage, Images, ReadyImage
 from rayjobs.containers.reference import Kind, parse
 from rayjobs.core.errors import PrepareError
@@ -129,6 +129,42 @@ def test_a_folder_is_used_where_it_is_and_stays_unchanged(
     assert found.answer.python_version == ".".join(map(str, sys.version_info[:3]))
     assert found.answer.facts["packages"] == []
     assert sorted(os.listdir(image)) == before
+
+
+def paths_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_without_overlays_questions_write_neither_to_the_cache_nor_to_a_users_folder(
+    image_node: ImageNode, image: Path, tmp_path: Path
+) -> None:
+    """Off switch: `writable_root` returns the image itself."""
+    before = paths_below(image)
+    folder = image_node.realise(str(image), image_node.wish(overlay=False))
+    assert folder.answer.python == "/usr/local/bin/python"
+    assert paths_below(image) == before
+    wish = image_node.wish(overlay=False)
+    cached = image_node.realise(str(oci_folder(tmp_path / "oci", [tar_of(image)])), wish)
+    assert cached.answer.python == "/usr/local/bin/python"
+    assert paths_below(cached.root) == before
+    assert (wish.work.paths.container / "image/etc").is_dir()
+
+
+def test_a_question_to_an_image_ends_with_its_job(image_node: ImageNode, image: Path) -> None:
+    wish = image_node.wish()
+    begun = wish.work.paths.tmp
+
+    async def stopped() -> None:
+        words = ["/usr/local/bin/python", "-c", "import time; time.sleep(600)"]
+        asked = asking.run_in(image, {}, words, wish.work.paths, wish.work.control)
+        work = asyncio.ensure_future(asked)
+        while not list(begun.glob("ask-*")) and not work.done():
+            await asyncio.sleep(0.01)
+        wish.work.control.stopped.set()
+        await work
+
+    with pytest.raises(PrepareError, match="the job's end was requested"):
+        asyncio.run(stopped())
 
 
 def test_an_image_without_python_says_so(image_node: ImageNode, oci: Path) -> None:
