@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from rayjobs.core.files import write_atomic
 from rayjobs.datastore.backends import Backend, open_backend
@@ -68,16 +69,20 @@ class WriteThrough:
         self._write(dict(self._looks()))
         return len(wanted)
 
-    def sync(self, *, final: bool = False) -> Synced:
+    def sync(self, *, final: bool = False, may_remove: Callable[[], bool] = lambda: True) -> Synced:
         """Store what is new in the folder, and remove what is gone from it.
+
+        A file that cannot be seen for any other reason than its removal stays in the destination.
 
         Args:
             final: No process writes any more: nothing is left for later.
+            may_remove: Asked before each removal; once it says no, the files stay.
 
         Raises:
             DatastoreError: a file could not be stored or removed; the others were.
         """
-        if not self._folder.is_dir():
+        folder = self._identity()
+        if folder is None:
             return Synced()  # the attempt's folder is gone, which is not a removal by its script
         known = self._read()
         now = dict(self._looks())
@@ -85,7 +90,9 @@ class WriteThrough:
         fresh_ns = time.time_ns() - round(SETTLE_S * 1e9)
         waiting = [] if final else [path for path in changed if now[path][1] > fresh_ns]
         due = [path for path in changed if path not in set(waiting)]
-        gone = [path for path in known if path not in now]
+        gone = [path for path in known if path not in now and self._is_gone(path)]
+        if self._identity() != folder:
+            gone = []  # it was moved aside or replaced meanwhile
         if not due and not gone:
             return Synced(waiting=tuple(waiting))
         backend = open_backend(self._output.record)
@@ -106,6 +113,8 @@ class WriteThrough:
                 stored.append(path)
 
         def remove(path: str, _stop: threading.Event) -> None:
+            if not may_remove():
+                return
             backend.remove(self._key(path))
             with lock:
                 known.pop(path, None)
@@ -122,13 +131,36 @@ class WriteThrough:
     def _key(self, path: str) -> str:
         return f"{self._output.path}/{path}".lstrip("/")
 
+    def _identity(self) -> tuple[int, int] | None:
+        """Return device and inode of the folder; None if it is not there, or is not a folder."""
+        try:
+            info = self._folder.stat()
+        except OSError:
+            return None
+        return (info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else None
+
+    def _is_gone(self, path: str) -> bool:
+        """Whether a file does not exist any more: an error or a broken link does not tell that."""
+        here = self._folder
+        for part in PurePosixPath(path).parts:
+            here /= part
+            try:
+                info = here.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                return True
+            except OSError:
+                return False
+            if stat.S_ISLNK(info.st_mode) and not here.exists():
+                return False  # what it led to may be on a file system that is not there now
+        return False
+
     def _looks(self) -> Sequence[tuple[str, Look]]:
         found = []
         for file in files_below(self._folder):
             try:
                 info = file.stat()
             except OSError:
-                continue  # removed just now
+                continue  # removed just now, or it cannot be seen
             found.append(
                 (file.relative_to(self._folder).as_posix(), (info.st_size, info.st_mtime_ns))
             )

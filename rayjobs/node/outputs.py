@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 Note = Callable[[str, str, Mapping[str, Any]], None]
 """Writes a line into the job's history: its kind, the text, and data."""
 _OWN = "{run-id}"
+# How long the end of an attempt waits for a sync that hangs in a storage. It removes nothing later.
+RELEASE_WAIT_S = 30.0
+# A late sync of an attempt that was released comes within minutes.
+REMEMBERED = 10_000
 
 
 class Outputs:
@@ -43,6 +47,8 @@ class Outputs:
         self._links = threading.Lock()
         self._syncing: dict[str, threading.Lock] = {}
         self._late: dict[str, str] = {}  # an output that is behind → why
+        # Attempts that were released: their folders go, which removes nothing in a storage.
+        self._closed: dict[str, None] = {}
 
     def make(
         self,
@@ -62,6 +68,7 @@ class Outputs:
         from rayjobs.datastore.outputs import DataOutput, show
 
         paths = AttemptPaths(Path(on.root))
+        self._closed.pop(str(paths.root), None)  # it is prepared again
         store, _, template = asked.destination.partition("/")
         # An earlier attempt may have died between two files, and its files are this job's own. Of
         # several nodes each writes there, and none may replace another's.
@@ -149,8 +156,10 @@ class Outputs:
         """Store what the script has written to outputs in mount mode since the last time.
 
         A storage that fails is noted in the history once, and again when it works: the next call
-        tries again.
+        tries again. After `release` it does nothing.
         """
+        if str(root) in self._closed:
+            return
         for name, entry in _synced_of(root).items():
             key = f"{root}/{name}"
             try:
@@ -176,7 +185,8 @@ class Outputs:
         through = WriteThrough(output, _folder(entry), _synced(AttemptPaths(root), name))
         # A sync that began while the script ran may still wait for a storage.
         with self._syncing.setdefault(f"{root}/{name}", threading.Lock()):
-            return list(through.sync(final=final).stored)
+            done = through.sync(final=final, may_remove=lambda: str(root) not in self._closed)
+            return list(done.stored)
 
     def flush(self, root: Path, *, note: Note) -> list[str]:
         """Store what an attempt that did not end well wrote to outputs in mount mode.
@@ -266,9 +276,19 @@ class Outputs:
         return _with_dataset(said, facts, dataset)
 
     def release(self, root: Path) -> None:
-        """Take away the links to an attempt's folders. Doing it twice is harmless."""
+        """Take away the links to an attempt's folders. Doing it twice is harmless.
+
+        Once it returns, the folders may go: a sync that still runs removes nothing in a storage.
+        """
         from rayjobs.datastore.outputs import hide
 
+        self._closed[str(root)] = None
+        while len(self._closed) > REMEMBERED:
+            del self._closed[next(iter(self._closed))]
+        for name in _synced_of(root):
+            syncing = self._syncing.get(f"{root}/{name}")
+            if syncing is not None and syncing.acquire(timeout=RELEASE_WAIT_S):
+                syncing.release()
         for entry in data_record.read_what_is_left(AttemptPaths(root).data).outputs.values():
             with self._links:
                 hide(Path(entry.path), _folder(entry))

@@ -1,19 +1,23 @@
 """Outputs that are stored while their script runs, while the storage is down, and at a bad end.
 
 Red with the handlers off: the retry of `Outputs.sync`, the note that an output is late, the final
-`Outputs.flush` of an attempt that failed, the check for an attempt that is not current any more.
+`Outputs.flush` of an attempt that failed, the check for an attempt that is not current any more,
+and what keeps a sync that is late from removing files.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rayjobs.datastore import Datastore
+from rayjobs.datastore.write_through import WriteThrough
+from rayjobs.node import outputs
 from rayjobs.node.data import NodeData
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from tests.attempts import data_request
@@ -47,8 +51,8 @@ class Written:
         self.number += 1
         self.root = self.top / f"a{self.number}"
         self.root.mkdir()
-        output = {"destination": "photos/models", "mode": "mount"}
-        request = data_request(self.root, outputs={"out": output}, attempt=self.number)
+        asked = {"destination": "photos/models", "mode": "mount"}
+        request = data_request(self.root, outputs={"out": asked}, attempt=self.number)
         variables = self.node.bring(request, self.workspace, note=self.note)
         return Path(variables["AZUREML_DATAREFERENCE_out"])
 
@@ -130,6 +134,57 @@ def test_files_that_a_failed_attempt_could_not_store_are_named_and_kept(
     assert problem.startswith("output out: ")
     assert f"the last files of output out are only in {folder}" in written.notes[-1]
     assert (folder / "last.pt").read_text() == "last"
+
+
+def test_a_sync_that_is_overtaken_by_the_end_of_its_attempt_removes_nothing(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written.attempt()
+    old(folder / "a.pt", "one")
+    written.sync()
+    (folder / "a.pt").unlink()
+    is_gone = WriteThrough._is_gone
+
+    def overtaken(self: WriteThrough, path: str) -> bool:
+        written.node.release(written.root)
+        return is_gone(self, path)
+
+    monkeypatch.setattr(WriteThrough, "_is_gone", overtaken)
+    monkeypatch.setattr(outputs, "RELEASE_WAIT_S", 0.0)  # this very thread holds the lock
+    written.sync()
+    assert stored(written) == {"a.pt": 3}
+
+
+def test_the_end_of_an_attempt_waits_for_a_sync_and_none_begins_after_it(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written.attempt()
+    old(folder / "a.pt", "one")
+    looks = WriteThrough._looks
+    began, go_on, released = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(self: WriteThrough) -> Sequence[tuple[str, tuple[int, int]]]:
+        began.set()
+        assert go_on.wait(60)
+        return looks(self)
+
+    def release() -> None:
+        written.node.release(written.root)
+        released.set()
+
+    monkeypatch.setattr(WriteThrough, "_looks", slow)
+    threads = [threading.Thread(target=written.sync), threading.Thread(target=release)]
+    threads[0].start()
+    assert began.wait(60)
+    threads[1].start()
+    assert not released.wait(0.5)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert released.is_set() and stored(written) == {"a.pt": 3}
+    old(folder / "b.pt", "late")
+    written.sync()
+    assert stored(written) == {"a.pt": 3}
 
 
 def test_a_good_end_stores_the_rest_and_says_where(written: Written) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rayjobs.datastore import write_through
 from rayjobs.datastore.backends.local import LocalBackend
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.errors import AccessDenied, DataNotFound
@@ -90,6 +93,67 @@ def test_a_folder_that_is_gone_removes_nothing(case: Case) -> None:
     (case.folder / "a.txt").unlink()
     case.folder.rmdir()
     assert case.through.sync(final=True).removed == ()
+    assert case.stored() == {"a.txt": "one"}
+
+
+def test_a_file_that_cannot_be_seen_stays_in_the_destination(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.through.fill()
+    case.write("a.txt", "one")
+    case.write("deep/b.txt", "two")
+    case.write("gone.txt", "three")
+    case.through.sync()
+    (case.folder / "gone.txt").unlink()
+    # The way to one file leads to a place that is not mounted now; the other cannot be read.
+    (case.folder / "deep").rename(case.top / "elsewhere")
+    (case.folder / "deep").symlink_to(case.top / "not mounted")
+    for name in ("stat", "lstat"):
+        monkeypatch.setattr(Path, name, _failing(getattr(Path, name), "a.txt"))
+    assert case.through.sync(final=True).removed == ("gone.txt",)
+    monkeypatch.undo()
+    assert case.stored() == {"a.txt": "one", "deep/b.txt": "two"}
+    (case.folder / "deep").unlink()
+    (case.folder / "a.txt").unlink()
+    assert case.through.sync().removed == ("a.txt", "deep/b.txt")
+
+
+def _failing(real: Callable[..., os.stat_result], name: str) -> Callable[..., os.stat_result]:
+    def look(path: Path, **more: bool) -> os.stat_result:
+        if path.name == name and path.parent.name == "folder":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(path, **more)
+
+    return look
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_folder_that_is_moved_aside_during_a_sync_removes_nothing(
+    case: Case, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    case.through.fill()
+    case.write("a.txt", "one")
+    case.through.sync()
+    listed = write_through.files_below
+
+    def moving(folder: Path) -> list[Path]:
+        found = listed(folder)
+        case.folder.rename(case.top / "aside")
+        if is_replaced:
+            case.folder.mkdir()
+        return found
+
+    monkeypatch.setattr(write_through, "files_below", moving)
+    assert case.through.sync().removed == ()
+    assert case.stored() == {"a.txt": "one"}
+
+
+def test_files_stay_from_the_moment_at_which_nothing_may_be_removed(case: Case) -> None:
+    case.through.fill()
+    case.write("a.txt", "one")
+    case.through.sync()
+    (case.folder / "a.txt").unlink()
+    assert case.through.sync(may_remove=lambda: False).removed == ()
     assert case.stored() == {"a.txt": "one"}
 
 
