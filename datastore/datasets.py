@@ -51,7 +51,7 @@ from rayjobs.datastore.sources import (
     record_for,
     resolve,
 )
-from rayjobs.datastore.stores import Datastore, HasCatalogue, catalogue_of
+from rayjobs.datastore.stores import Datastore, HasCatalogue, addresses_of, catalogue_of
 from rayjobs.datastore.transfer import Download, download, files_below
 
 if TYPE_CHECKING:
@@ -208,7 +208,9 @@ class AbstractDataset(ABC):
         """
         check_dataset_name(name)
         catalogue = catalogue_of(workspace)
-        manifest = with_digests(self.manifest, self._record, progress)
+        with addresses_of(workspace):
+            listed = self.manifest
+        manifest = with_digests(listed, self._record, progress)
         draft = DatasetRecord(
             id=str(uuid.uuid4()),
             name=name,

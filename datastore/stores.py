@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -30,6 +31,7 @@ from rayjobs.datastore.transfer import (
     left_out_text,
     upload,
 )
+from rayjobs.injob import urlmap
 
 
 @runtime_checkable
@@ -40,6 +42,20 @@ class HasCatalogue(Protocol):
     def catalogue(self) -> Catalogue:
         """Where the workspace keeps its datastores and datasets."""
         ...
+
+
+@runtime_checkable
+class HasUrls(Protocol):
+    """A workspace that maps addresses of the web to local paths."""
+
+    def urls(self) -> Mapping[str, str]:
+        """Return which local path answers for an address, by the address."""
+        ...
+
+
+def addresses_of(workspace: object) -> AbstractContextManager[None]:
+    """Within, addresses are mapped as `workspace` says, whichever others are open."""
+    return urlmap.only(workspace.urls) if isinstance(workspace, HasUrls) else nullcontext()
 
 
 def catalogue_of(workspace: Catalogue | HasCatalogue) -> Catalogue:
@@ -239,15 +255,16 @@ class Datastore:
         from rayjobs.datastore import azure_names as azure
 
         secrets = {"sas_token": sas_token, "account_key": account_key}
-        record = azure.record_of(
-            catalogue_of(workspace),
-            datastore_name,
-            azure.BLOB,
-            account=account_name,
-            container=container_name,
-            secrets=secrets,
-            endpoint=endpoint,
-        )
+        with addresses_of(workspace):
+            record = azure.record_of(
+                catalogue_of(workspace),
+                datastore_name,
+                azure.BLOB,
+                account=account_name,
+                container=container_name,
+                secrets=secrets,
+                endpoint=endpoint,
+            )
         return cls._register_found(workspace, record, overwrite, skip_validation)
 
     @classmethod
@@ -268,15 +285,16 @@ class Datastore:
         """Register what answers for an Azure file share; as `register_azure_blob_container`."""
         from rayjobs.datastore import azure_names as azure
 
-        record = azure.record_of(
-            catalogue_of(workspace),
-            datastore_name,
-            azure.FILES,
-            account=account_name,
-            container=file_share_name,
-            secrets={},
-            endpoint=endpoint,
-        )
+        with addresses_of(workspace):
+            record = azure.record_of(
+                catalogue_of(workspace),
+                datastore_name,
+                azure.FILES,
+                account=account_name,
+                container=file_share_name,
+                secrets={},
+                endpoint=endpoint,
+            )
         return cls._register_found(workspace, record, overwrite, skip_validation)
 
     @classmethod
@@ -301,19 +319,20 @@ class Datastore:
         """Register what answers for a data lake; as `register_azure_blob_container`."""
         from rayjobs.datastore import azure_names as azure
 
-        record = azure.record_of(
-            catalogue_of(workspace),
-            datastore_name,
-            azure.LAKE,
-            account=account_name,
-            container=filesystem,
-            secrets={
-                "tenant_id": tenant_id,
-                "client_id": client_id,
-                "client_secret": client_secret,
-            },
-            endpoint=endpoint,
-        )
+        with addresses_of(workspace):
+            record = azure.record_of(
+                catalogue_of(workspace),
+                datastore_name,
+                azure.LAKE,
+                account=account_name,
+                container=filesystem,
+                secrets={
+                    "tenant_id": tenant_id,
+                    "client_id": client_id,
+                    "client_secret": client_secret,
+                },
+                endpoint=endpoint,
+            )
         return cls._register_found(workspace, record, overwrite, skip_validation=True)
 
     @classmethod
@@ -335,14 +354,15 @@ class Datastore:
         """Register what answers for a data lake of the first generation, which Azure has ended."""
         from rayjobs.datastore import azure_names as azure
 
-        record = azure.record_of(
-            catalogue_of(workspace),
-            datastore_name,
-            azure.LAKE_GEN1,
-            account=store_name,
-            container="",
-            secrets={},
-        )
+        with addresses_of(workspace):
+            record = azure.record_of(
+                catalogue_of(workspace),
+                datastore_name,
+                azure.LAKE_GEN1,
+                account=store_name,
+                container="",
+                secrets={},
+            )
         return cls._register_found(workspace, record, overwrite, skip_validation=True)
 
     @classmethod

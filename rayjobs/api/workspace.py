@@ -87,15 +87,19 @@ class Workspace:
         self._identity: Identity | None = None
         if path is None and workspace_name is not None and compute.rules.unknown_is_local:
             self.opened: OpenWorkspace = open_workspace(locate())
+            self.opened.map_addresses()
             self._identify(subscription_id, resource_group, workspace_name)
             return
         folder = Path(path) if path is not None else _folder_of(workspace_name)
         self.opened = open_workspace(folder, create=False)
+        self.opened.map_addresses()
 
     @classmethod
-    def _of(cls, opened: OpenWorkspace) -> Workspace:
+    def _of(cls, opened: OpenWorkspace, *, is_named: bool = True) -> Workspace:
         workspace = cls.__new__(cls)
         workspace.opened = opened
+        if is_named:
+            opened.map_addresses()
         workspace._identity = None
         return workspace
 
@@ -221,6 +225,10 @@ class Workspace:
         self.opened.close()
 
     # -- what it has -----------------------------------------------------------------------------
+    def urls(self) -> dict[str, str]:
+        """Return which local path answers for an address of the web, by the address."""
+        return self.opened.urls()
+
     @property
     def store(self) -> Store:
         """Its records."""
@@ -293,7 +301,8 @@ class Workspace:
         found: dict[str, list[Workspace]] = {}
         for folder in dict.fromkeys(one.resolve() for one in folders):
             if (folder / "workspace.json").is_file():
-                one = Workspace._of(open_workspace(folder, create=False))
+                opened = open_workspace(folder, create=False)
+                one = Workspace._of(opened, is_named=False)
                 found.setdefault(one.name, []).append(one)
         return found
 

@@ -52,6 +52,7 @@ class Settings:
             finally:
                 opened.close()
             opened = open_workspace(locate(self.workspace))
+        opened.map_addresses()
         return opened
 
     def note(self, text: str) -> None:

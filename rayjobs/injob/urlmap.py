@@ -1,21 +1,24 @@
 """Which file or folder of this machine answers for an address of the web.
 
 A workspace may map addresses to local paths, so that programs run where the web cannot be reached.
-In a job the map is the variable ``RAYJOBS_URLS`` (a JSON object: URL to path); elsewhere a
-workspace that is opened adds its own.
+In a job the map is the variable ``RAYJOBS_URLS`` (a JSON object: URL to path). A program adds those
+of the workspaces that it opens; what is done for one workspace asks its map `only`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import json
 import os
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 from urllib.parse import unquote
 
 VARIABLE = "RAYJOBS_URLS"
 Urls = Callable[[], Mapping[str, str]]
 
 _sources: List[Urls] = []
+_only: "contextvars.ContextVar[Optional[Urls]]" = contextvars.ContextVar("urls", default=None)
 
 
 def add_source(urls: Urls) -> None:
@@ -27,6 +30,16 @@ def remove_source(urls: Urls) -> None:
     """Ask `urls` no more."""
     if urls in _sources:
         _sources.remove(urls)
+
+
+@contextlib.contextmanager
+def only(urls: Urls) -> Iterator[None]:
+    """Within, ask `urls` in place of what was added: the maps of other workspaces do not count."""
+    token = _only.set(urls)
+    try:
+        yield
+    finally:
+        _only.reset(token)
 
 
 def map_url(url: str) -> Optional[str]:
@@ -50,7 +63,9 @@ def map_url(url: str) -> Optional[str]:
 
 
 def _maps() -> List[Dict[str, str]]:
-    found = [dict(urls()) for urls in reversed(_sources)]
+    one = _only.get()
+    asked = [*reversed(_sources)] if one is None else [one]
+    found = [dict(urls()) for urls in asked]
     text = os.environ.get(VARIABLE)
     if text:
         found.append({str(url): str(path) for url, path in json.loads(text).items()})

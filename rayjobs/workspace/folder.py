@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import time
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from rayjobs.datastore.catalogue import Catalogue
     from rayjobs.store.base import Store
     from rayjobs.workspace.blobs import BlobStore
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 ENVIRONMENT = "RAYJOBS_WORKSPACE"
@@ -100,9 +103,24 @@ class OpenWorkspace:
         """Return which local path answers for an address of the web, by the address."""
         return AzureSettings(self.store).urls()
 
+    def map_addresses(self) -> None:
+        """Let its map answer for every address that this program names, until it is closed.
+
+        For programs of one user. What serves many workspaces asks each for its own `urls`.
+        """
+        urlmap.add_source(self._urls_now)
+
+    def _urls_now(self) -> dict[str, str]:
+        # One that was moved or removed must not keep the others from being asked.
+        try:
+            return self.urls()
+        except StoreError as error:
+            log.warning("the addresses that %s maps are not known: %s", self.path, error)
+            return {}
+
     def close(self) -> None:
         """Close the store."""
-        urlmap.remove_source(self.urls)
+        urlmap.remove_source(self._urls_now)
         self.store.close()
 
     def __enter__(self) -> OpenWorkspace:
@@ -322,7 +340,7 @@ def open_workspace(
             # One that may only be read, or is busy, is opened all the same: the next call does it.
             with contextlib.suppress(StoreError):
                 _note_place(files, store)
-        opened = OpenWorkspace(
+        return OpenWorkspace(
             path=files.root,
             id=str(record["id"]),
             name=str(record["name"]),
@@ -330,8 +348,6 @@ def open_workspace(
             blobs=FolderBlobs(files.blobs),
             original=original,
         )
-        urlmap.add_source(opened.urls)
-        return opened
     except BaseException:
         store.close()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,10 +14,13 @@ import pytest
 from rayjobs import Workspace
 from rayjobs.datastore import Dataset, Datastore
 from rayjobs.datastore.errors import DatastoreInUse, DatastoreNotFound
+from rayjobs.injob import urlmap
 from rayjobs.injob.datafile import AttemptInput
 from rayjobs.injob.inputs import InputDatasets
 from rayjobs.workspace.azure import AzureSettings
-from rayjobs.workspace.folder import WorkspaceFiles
+from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
+
+CONTAINER = "https://account.blob.core.windows.net/box"
 
 
 def test_a_new_workspace_has_a_datastore_in_its_folder(workspace: Workspace) -> None:
@@ -89,3 +93,45 @@ def test_a_mapping_of_a_workspace_answers_for_an_address(
         timeout=100,
     )
     assert done.stdout == "x\n1\n\n"
+
+
+def _mapped(top: Path, name: str) -> tuple[Workspace, Path]:
+    """Make a workspace that maps a container to a folder of its own."""
+    workspace, folder = Workspace.create(name, path=top / name), top / f"{name}-data"
+    folder.mkdir()
+    (folder / "x.csv").write_text(f"x\n{name}\n")
+    AzureSettings(workspace.store).map_url(CONTAINER, str(folder))
+    return workspace, folder
+
+
+def test_an_address_is_mapped_as_the_workspace_says_that_it_is_used_for(tmp_path: Path) -> None:
+    first, folder = _mapped(tmp_path, "first")
+    second, _ = _mapped(tmp_path, "second")
+    with contextlib.closing(first), contextlib.closing(second):
+        assert urlmap.map_url(f"{CONTAINER}/x.csv") == str(tmp_path / "second-data" / "x.csv")
+        for where in (first, first.opened):
+            store = Datastore.register_azure_blob_container(
+                where, "st", "box", "account", overwrite=True
+            )
+            assert store.record.settings["root"] == str(folder)
+        unlisted = Dataset.File.from_files(f"{CONTAINER}/x.csv", validate=False)
+        (entry,) = unlisted.register(first, "x").manifest
+        assert f"/{entry.key}" == str(folder / "x.csv")
+
+
+def test_a_workspace_that_is_only_served_maps_no_address_of_others(tmp_path: Path) -> None:
+    _mapped(tmp_path, "first")[0].close()
+    with open_workspace(tmp_path / "first", create=False) as served:
+        assert urlmap.map_url(f"{CONTAINER}/x.csv") is None
+        assert Workspace.list() is not None and urlmap.map_url(f"{CONTAINER}/x.csv") is None
+        served.map_addresses()
+        assert urlmap.map_url(f"{CONTAINER}/x.csv") is not None
+    assert urlmap.map_url(f"{CONTAINER}/x.csv") is None
+
+
+def test_a_workspace_that_was_moved_keeps_no_other_from_mapping(tmp_path: Path) -> None:
+    first, folder = _mapped(tmp_path, "first")
+    second, _ = _mapped(tmp_path, "second")
+    with contextlib.closing(first), contextlib.closing(second):
+        (tmp_path / "second").rename(tmp_path / "moved")
+        assert urlmap.map_url(f"{CONTAINER}/x.csv") == str(folder / "x.csv")
