@@ -157,6 +157,8 @@ def _who(one: Mapping[str, Any], changed: Sequence[Change]) -> str:
             "The files were read-only for the job, but a folder above them may have been renamed "
             "or removed, by the job or by something else"
         )
+        if os.geteuid() == 0:
+            who += ". A job of root can also remove its mounts and then change the files"
     elif os.geteuid() == 0:
         who = (
             "Something else did it, unless the job removed its own mounts as root: "
