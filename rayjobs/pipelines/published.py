@@ -323,6 +323,33 @@ class PipelineEndpoint:
         store.set_endpoint_default(self.name, int(version))
         self._versions = store.endpoint_versions(self.name)
 
+    def set_default(self, pipeline: PublishedPipeline) -> None:
+        """Make the newest version that is a published pipeline the default.
+
+        Raises:
+            UsageError: the pipeline is not a version of this endpoint.
+        """
+        wanted = pipeline.id if isinstance(pipeline, PublishedPipeline) else None
+        versions = [one.version for one in self._versions if one.pipeline == wanted]
+        if not versions:
+            raise UsageError(
+                f"the endpoint {self.name!r} has no version for {pipeline!r}; "
+                f"add_default(pipeline) adds one and makes it the default"
+            )
+        self.set_default_version(str(versions[-1]))
+
+    def set_name(self, name: str) -> None:
+        """Give the endpoint another name.
+
+        Raises:
+            UsageError: another endpoint has it, or it is empty.
+        """
+        if not name:
+            raise UsageError("the name of a pipeline endpoint is empty; give one")
+        store = self._workspace.opened.store
+        store.rename_endpoint(self.name, name)
+        self._versions = store.endpoint_versions(self.id)
+
     def enable(self) -> None:
         """Let it be run again."""
         self._set(active=True)

@@ -178,6 +178,14 @@ class PipelineStore(Protocol):
             UsageError: it has no such version.
         """
 
+    def rename_endpoint(self, name: str, new: str) -> None:
+        """Give an endpoint another name durably; its id stays.
+
+        Raises:
+            NotFoundError: there is no such endpoint.
+            UsageError: another endpoint has the new name.
+        """
+
     def set_endpoint_active(self, name: str, *, active: bool) -> None:
         """Enable or disable an endpoint durably.
 

@@ -137,6 +137,23 @@ class PublishedPart(Part):
         with self._database.write(durable=True) as connection:
             connection.execute(SET_DEFAULT, {"name": name, "version": version})
 
+    def rename_endpoint(self, name: str, new: str) -> None:
+        """See `Store.rename_endpoint`."""
+        (own, *_) = self.endpoint_versions(name)
+        with self._database.write(durable=True) as connection:
+            taken = connection.execute(
+                "SELECT 1 FROM pipeline_endpoints WHERE name = :new AND id <> :id LIMIT 1",
+                {"new": new, "id": own.id},
+            ).fetchone()
+            if taken is not None:
+                raise UsageError(
+                    f"there is a pipeline endpoint {new!r} already; choose another name"
+                )
+            connection.execute(
+                "UPDATE pipeline_endpoints SET name = :new WHERE id = :id",
+                {"new": new, "id": own.id},
+            )
+
     def set_endpoint_active(self, name: str, *, active: bool) -> None:
         """See `Store.set_endpoint_active`."""
         self.endpoint_versions(name)

@@ -266,6 +266,20 @@ class PipelineContract:
         with pytest.raises(NotFoundError):
             store.add_endpoint_version("weekly", "gone")
 
+    def test_an_endpoint_is_renamed_unless_the_name_is_taken(self, store: Store) -> None:
+        published = store.publish_pipeline({"steps": {}}, name="a")
+        first = store.add_endpoint_version("daily", published.id)
+        store.add_endpoint_version("daily", published.id)
+        store.add_endpoint_version("weekly", published.id)
+        store.rename_endpoint("daily", "nightly")
+        store.rename_endpoint("nightly", "nightly")
+        assert [one.version for one in store.endpoint_versions("nightly")] == [0, 1]
+        assert store.endpoint_versions("nightly")[0].id == first.id
+        with pytest.raises(UsageError, match="there is a pipeline endpoint 'weekly' already"):
+            store.rename_endpoint("nightly", "weekly")
+        with pytest.raises(NotFoundError):
+            store.rename_endpoint("daily", "other")
+
 
 def interactive(**values: Any) -> NewRun:
     fields: dict[str, Any] = {

@@ -21,6 +21,7 @@ from rayjobs.pipelines import (
     MpiStep,
     Pipeline,
     PipelineData,
+    PipelineEndpoint,
     PipelineParameter,
     PythonScriptStep,
     StepSequence,
@@ -296,3 +297,17 @@ def test_a_run_of_a_pipeline_takes_no_other_children(ws: Workspace) -> None:
         with pytest.raises(UsageError, match="of a pipeline run are its steps"):
             refused()
     assert len(ws.opened.store.jobs()) == 2
+
+
+def test_an_endpoint_takes_another_default_and_name(ws: Workspace) -> None:
+    first = Pipeline(ws, [step(ws)]).publish("first")
+    second = Pipeline(ws, [step(ws, "b")]).publish("second")
+    endpoint = PipelineEndpoint.publish(ws, name="daily", pipeline=first)
+    with pytest.raises(UsageError, match="add_default"):
+        endpoint.set_default(second)
+    endpoint.add(second)
+    endpoint.set_default(second)
+    assert endpoint.get_default_version() == "1"
+    endpoint.set_name("nightly")
+    assert endpoint.name == "nightly"
+    assert PipelineEndpoint.get(ws, name="nightly").get_pipeline().id == second.id
