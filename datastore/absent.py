@@ -36,6 +36,9 @@ _ABSENT = {
     },
     "FileDataset": {
         "filter": "choose files by a glob in from_files, or by take and skip",
+        "as_cache": "use as_mount or as_download: the node keeps files that it fetched",
+        "hydrate": "use as_mount or as_download: the node keeps files that it fetched",
+        "file_metadata": "use to_path, and stat on the files of download",
     },
     "TabularDataset": {
         "filter": _FRAME,

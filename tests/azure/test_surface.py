@@ -18,16 +18,13 @@ TO_COME: dict[str, set[str]] = {
     "azureml.data.FileDataset": {
         "File",
         "Tabular",
-        "as_cache",
         "as_hdfs",
         "data_changed_time",
         "download(ignore_not_found=)",
-        "file_metadata",
         "get_all",
         "get_by_id",
         "get_by_name",
         "get_partition_key_values",
-        "hydrate",
         "remove_tags(tags=)",
     },
     "azureml.data.TabularDataset": {
