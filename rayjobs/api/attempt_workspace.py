@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -16,14 +18,16 @@ from typing import Any, BinaryIO, cast
 from rayjobs.api.experiment import Experiment as Experiment
 from rayjobs.api.run import JobRun as JobRun
 from rayjobs.api.workspace import Workspace
-from rayjobs.core import errors
+from rayjobs.core import errors, ids
 from rayjobs.core.errors import RayjobsError, StoreError, UsageError
 from rayjobs.datastore import errors as data_errors
 from rayjobs.datastore.catalogue import Catalogue
 from rayjobs.injob import runcalls
 from rayjobs.injob.channel import Channel, ChannelError
+from rayjobs.jobs.records import Job
 from rayjobs.protocol import values
 from rayjobs.store.base import Store
+from rayjobs.store.requests import NewJob, NewRun
 from rayjobs.workspace.blobs import Blob
 from rayjobs.workspace.folder import OpenWorkspace
 
@@ -50,13 +54,16 @@ def workspace_of(channel: Channel) -> Workspace:
     return made
 
 
-Ask = Callable[[Any], Any]
+Ask = Callable[..., Any]
+
+# Each of these calls makes a new version or record: a repeated one would make two.
+ONCE = frozenset(("put_model", "put_environment", "add_dataset"))
 
 
 def _asking(channel: Channel) -> Ask:
-    def ask(asked: Any) -> Any:
+    def ask(asked: Any, *, once: bool = False) -> Any:
         try:
-            return channel.call(asked)
+            return channel.call(asked, once=once)
         except ChannelError as error:
             raise _error_of(error) from error
 
@@ -87,7 +94,7 @@ class ChannelPart:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             asked = runcalls.Method(self._part, method, values.encode(args), values.encode(kwargs))
-            return values.decode(self._ask(asked))
+            return values.decode(self._ask(asked, once=method in ONCE))
 
         return call
 
@@ -99,6 +106,22 @@ class ChannelStore(ChannelPart):
         """Stand for the store of the job's workspace."""
         super().__init__(ask, "store", Store)
         self.catalogue = ChannelPart(ask, "catalogue", Catalogue)
+
+    def submit(self, new: NewJob) -> tuple[Job, bool]:
+        """See `Store.submit`; a call that is repeated returns the job of the first."""
+        if new.idempotency_key is None:
+            new = replace(new, idempotency_key=f"{new.parent}-{uuid.uuid4().hex}")
+        return cast(tuple[Job, bool], self._passed("submit", new))
+
+    def start_run(self, new: NewRun) -> tuple[Job, bool]:
+        """See `Store.start_run`; a call that is repeated returns the run of the first."""
+        if new.id is None:
+            new = replace(new, id=ids.job_id(new.experiment))
+        return cast(tuple[Job, bool], self._passed("start_run", new))
+
+    def _passed(self, method: str, new: NewJob | NewRun) -> Any:
+        asked = runcalls.Method("store", method, values.encode([new]), values.encode({}))
+        return values.decode(self._ask(asked))
 
     def run_writers(self) -> list[tuple[str, Any]]:
         """Return none: whose process is gone is not for a job to say."""

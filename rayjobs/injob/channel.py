@@ -1,7 +1,8 @@
 """The way from a job's script to its workspace: calls to the node's agent over a Unix socket.
 
-The agent may be replaced while the job runs. A call waits for the next one, and all calls may be
-repeated: ids and keys are chosen here. When the attempt ends, so does the channel.
+The agent may be replaced while the job runs. A call waits for the next one. Calls are repeated
+after a broken connection: ids and keys are chosen on this side. A call that would have another
+effect when it is repeated is not, once it was sent. When the attempt ends, so does the channel.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Channel:
         self._pid = 0
         self._stream: Optional[socket.socket] = None
         self._file: Any = None
+        self._was_sent = False  # the whole line of the last call
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Channel":
@@ -74,11 +76,15 @@ class Channel:
             )
         return cls(root, run, int(environment.get("RAYJOBS_ATTEMPT") or 1), token)
 
-    def call(self, asked: Message) -> Any:
+    def call(self, asked: Message, *, once: bool = False) -> Any:
         """Return what the agent answers to a message of `runcalls`.
 
+        Args:
+            once: Do not repeat the call after it was sent, even if its answer is lost.
+
         Raises:
-            ChannelError: it was refused; the attempt has ended; or no agent answers.
+            ChannelError: it was refused; the attempt has ended; no agent answers; or, with
+                `once`, the answer was lost.
         """
         call = RunCall(self._token, asked.NAME, asked.to_json())  # type: ignore[attr-defined]
         line = json.dumps(call.to_json()).encode() + b"\n"
@@ -90,6 +96,12 @@ class Channel:
                 except (OSError, EOFError) as error:
                     self._close()
                     self._refuse_ended()
+                    if once and self._was_sent:
+                        raise ChannelError(
+                            "the connection to the agent of this node broke after the call was "
+                            "sent (%s): it may have been carried out, so that it is not repeated; "
+                            "check the workspace before you call again" % error
+                        ) from error
                     if time.monotonic() >= deadline:
                         raise ChannelError(
                             "the agent of this node does not answer (%s); the script may call "
@@ -102,13 +114,15 @@ class Channel:
                 return answer.value
 
     def _ask(self, line: bytes) -> RunAnswer:
+        self._was_sent = False
         if self._pid != os.getpid():  # of a fork, the stream is the parent's
             self._stream = self._file = None
         if self._stream is None:
             self._stream = self._connect()
             self._file = self._stream.makefile("rb")
             self._pid = os.getpid()
-        self._stream.sendall(line)
+        self._stream.sendall(line)  # what is sent in part has no end of line, and is ignored
+        self._was_sent = True
         answer = self._file.readline(MAX_LINE_BYTES)
         if not answer.endswith(b"\n"):
             raise EOFError("the connection was closed")
