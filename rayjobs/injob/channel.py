@@ -23,7 +23,6 @@ from rayjobs.injob.runcalls import RunAnswer, RunCall
 PATIENCE_S = 60.0  # an agent that died is replaced within some seconds
 ANSWER_S = 600.0  # of one call: a model's files may be large
 PAUSE_S = 0.1
-MAX_LINE_BYTES = 64 << 20
 
 
 class ChannelError(RuntimeError):
@@ -88,6 +87,12 @@ class Channel:
         """
         call = RunCall(self._token, asked.NAME, asked.to_json())  # type: ignore[attr-defined]
         line = json.dumps(call.to_json()).encode() + b"\n"
+        if len(line) > runcalls.MAX_LINE_BYTES:
+            raise ChannelError(
+                "the call has %d bytes, and at most %d can be sent; send it in parts"
+                % (len(line), runcalls.MAX_LINE_BYTES),
+                "UsageError",
+            )
         deadline = time.monotonic() + self._patience_s
         with self._lock:
             while True:
@@ -123,7 +128,7 @@ class Channel:
             self._pid = os.getpid()
         self._stream.sendall(line)  # what is sent in part has no end of line, and is ignored
         self._was_sent = True
-        answer = self._file.readline(MAX_LINE_BYTES)
+        answer = self._file.readline(runcalls.MAX_LINE_BYTES)
         if not answer.endswith(b"\n"):
             raise EOFError("the connection was closed")
         try:

@@ -45,6 +45,10 @@ PARAM = "mlflow.param."
 """Begins the properties that are a run's parameters."""
 MOST_BYTES = 64 * 1024 * 1024  # of one request
 PAGE = "This is the endpoint of a run for MLflow's clients; `rayjobs show` shows the run.\n"
+MOST_CONNECTIONS = 512  # at a time: ranks and their workers keep theirs open
+FIRST_S = 20.0  # until a connection has shown the token
+IDLE_S = 120.0  # afterwards
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _PREFIXES = ("/api/2.0/mlflow/", "/ajax-api/2.0/mlflow/")
 _FILES = "/api/2.0/mlflow-artifacts/artifacts"
 MLFLOW_VERSION = "2.0.0"
@@ -91,6 +95,33 @@ class _Http(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection on a thread of its own; clients try again when there are too many."""
+        if not self._places.acquire(blocking=False):
+            try:
+                request.setblocking(False)
+                request.send(_BUSY)
+            except OSError:
+                pass  # the client has gone
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection, and free its place."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
     def server_bind(self) -> None:
         # Without the look-up of the machine's name, which may ask a network.
         self.socket.bind(self.server_address)
@@ -105,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
     tracking: Tracking
     token: str
     protocol_version = "HTTP/1.1"
-    timeout = 120
+    timeout = FIRST_S
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing."""
@@ -160,6 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # a body may follow
             message = "the client does not show the token of this run (%s)" % TOKEN
             raise TrackingError(403, "PERMISSION_DENIED", message)
+        self.connection.settimeout(IDLE_S)
 
     def _store_file(self, path: str) -> Json:
         self._check_token()
@@ -184,15 +216,16 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if method == "PUT" and url.path.startswith(_FILES):
             return self._store_file(url.path[len(_FILES) :])
+        path = url.path
         length = int(self.headers.get("Content-Length") or 0)
+        if path == "/":
+            self.close_connection = self.close_connection or length != 0
+            return PAGE
+        self._check_token()  # before a byte of the body is kept
         if not 0 <= length <= MOST_BYTES:
             self.close_connection = True
             raise TrackingError(413, "BAD_REQUEST", "the request has %d bytes" % length)
         data = self.rfile.read(length)
-        path = url.path
-        if path == "/":
-            return PAGE
-        self._check_token()
         if path in ("/health", "/version"):
             return "OK" if path == "/health" else MLFLOW_VERSION
         if path.startswith(_FILES):
@@ -338,6 +371,8 @@ def tracking_of(environment: Mapping[str, str]) -> Tracking:
         if not file.append(line):
             raise TrackingError(500, "INTERNAL_ERROR", "the node's disk is full")
 
+    if _ends_in_half_line(path):
+        file.append(b"\n")
     tracking = Tracking(sink, keep)
     tracking.add_run(sink.main_run())
     tracking.replay(_changes(path))
@@ -347,12 +382,39 @@ def tracking_of(environment: Mapping[str, str]) -> Tracking:
 def _changes(path: str) -> List[Json]:
     found = []
     try:
-        with open(path, encoding="utf-8") as lines:
+        with open(path, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                if line.endswith("\n") and line.strip():
-                    found.append(json.loads(line))
+                change = _change_of(line)
+                if change is not None:
+                    found.append(change)
     except FileNotFoundError:
         pass  # nothing was logged yet
+    return found
+
+
+def _ends_in_half_line(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            return size > 0 and file.read(1) != b"\n"
+    except FileNotFoundError:
+        return False
+
+
+def _change_of(line: str) -> Optional[Json]:
+    """Return the change in a line; None for one that a full disk or a killed process has damaged.
+
+    A change is answered after its line is whole: no client was told that a damaged one is kept.
+    """
+    try:
+        found = json.loads(line) if line.endswith("\n") else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("body"), dict):
+        return None
+    if not isinstance(found.get("method"), str) or not isinstance(found.get("path"), str):
+        return None
     return found
 
 

@@ -16,6 +16,7 @@ SOCKET = "run.sock"
 TOKEN_FILE = "run.token"
 EXCHANGE = "exchange"
 TOKEN_VARIABLE = "RAYJOBS_RUN_TOKEN"
+MAX_LINE_BYTES = 64 << 20  # of a call or an answer
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Any
 
 from rayjobs.injob.identity import Identity, boot_id, is_alive, own_identity
 
+MACHINE_ID = "/etc/machine-id"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessWriter:
@@ -18,6 +20,7 @@ class ProcessWriter:
     Attributes:
         namespace: Its PID namespace: its pid means nothing in another one.
         host: Name of its machine.
+        machine: Id of its machine, which stays when it is started again; empty if it has none.
     """
 
     pid: int
@@ -25,6 +28,7 @@ class ProcessWriter:
     boot_id: str
     namespace: str
     host: str
+    machine: str = ""
 
     @classmethod
     def own(cls) -> ProcessWriter:
@@ -36,6 +40,7 @@ class ProcessWriter:
             boot_id=own.boot_id,
             namespace=_namespace(),
             host=socket.gethostname(),
+            machine=_machine(),
         )
 
     @property
@@ -45,7 +50,7 @@ class ProcessWriter:
         What cannot be seen from here (another machine, another container) is not known.
         """
         if self.boot_id != boot_id():
-            return self.host == socket.gethostname()  # this machine was started again
+            return self.is_of_earlier_boot
         if self.namespace != _namespace():
             return False
         return not is_alive(Identity(self.pid, self.start_time, self.boot_id))
@@ -53,7 +58,10 @@ class ProcessWriter:
     @property
     def is_of_earlier_boot(self) -> bool:
         """Whether its machine, this one, was started again since."""
-        return self.boot_id != boot_id() and self.host == socket.gethostname()
+        if self.boot_id == boot_id() or self.host != socket.gethostname():
+            return False
+        # Machines may share a name: only an id that is known, and equal, says that it is this one.
+        return self.machine != "" and self.machine == _machine()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as the store keeps it."""
@@ -83,3 +91,13 @@ def writer_of(values: Mapping[str, Any]) -> Writer:
 
 def _namespace() -> str:
     return os.readlink("/proc/self/ns/pid")
+
+
+def _machine() -> str:
+    """Return the machine's id as in machine-id(5); empty if it has none, as in most containers."""
+    try:
+        with open(MACHINE_ID, encoding="ascii") as file:
+            found = file.read().strip()
+    except (OSError, ValueError):
+        return ""
+    return found if found != "uninitialized" else ""

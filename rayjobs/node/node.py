@@ -213,6 +213,9 @@ class Node:
         await asyncio.to_thread(self._data.take_over, Path(on.root))
         watching = asyncio.ensure_future(self._collecting.watch(on))
         serving = asyncio.ensure_future(self._serve_script(on))
+        # Once the workspace was moved, the call that names its new place serves the script: open
+        # connections are closed, so that the script's next call reaches that one.
+        watching.add_done_callback(partial(_end_once_moved, serving))
         try:
             connection = await asyncio.to_thread(host_on, on)
             if connection is None:
@@ -285,3 +288,9 @@ def _brought(plan: LaunchPlan) -> dict[str, str]:
     """Return the variables that name the checkpoint that was brought for an attempt, if one was."""
     resume = AttemptPaths(Path(plan.root)).resume
     return resume_variables(resume) if resume.is_dir() else {}
+
+
+def _end_once_moved(serving: asyncio.Future[None], watching: asyncio.Future[None]) -> None:
+    """End `serving` if `watching` has returned: it does so when its workspace was moved."""
+    if not watching.cancelled() and watching.exception() is None:
+        serving.cancel()

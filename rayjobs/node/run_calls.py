@@ -6,6 +6,7 @@ one and has not ended. Runs that a script may change are its own and those below
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import logging
@@ -38,8 +39,10 @@ from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.results.details import details_of
 from rayjobs.results.logs import Logs, is_log, real_name
 from rayjobs.results.metrics import lowest_rank
+from rayjobs.snapshots.unpack import require_digest
 from rayjobs.snapshots.zipped import write_zip
 from rayjobs.store.requests import JobChanges, JobFilter, NewJob, NewRun
+from rayjobs.workspace.blobs import Blob
 from rayjobs.workspace.folder import OpenWorkspace
 
 log = logging.getLogger(__name__)
@@ -409,12 +412,30 @@ class RunCalls:
         path = self._given(asked.file)
         if asked.key is None:
             blob = blobs.add_file(path, digest=asked.digest)
-        elif asked.key.startswith("snapshots/"):  # named by its content, like all that is added
-            blob = blobs.put_file(path, asked.key, digest=asked.digest)
+        elif asked.key.startswith("snapshots/"):
+            blob = self._keep_snapshot(path, asked.key, asked.digest)
         else:
             raise UsageError(f"a script may not write the blob {asked.key!r}")
         path.unlink(missing_ok=True)
         return values.encode(blob)
+
+    def _keep_snapshot(self, path: Path, key: str, digest: str | None) -> Blob:
+        """Store an archive under its snapshot's key; one that is there is never replaced.
+
+        Other jobs run the code of the same key: so the content must be what the key says.
+        """
+        value = key.rpartition("/")[2].removesuffix(".tar.zst")
+        if key != snapshots.blob_key(f"sha256:{value}"):
+            raise UsageError(f"{key!r} is not the key of a snapshot")
+        require_digest(path, f"sha256:{value}")
+        blobs = self._open().blobs
+        if not blobs.exists(key):
+            return blobs.put_file(path, key, digest=digest)
+        found = hashlib.sha256()
+        with blobs.open(key) as stored:
+            while data := stored.read(1 << 20):
+                found.update(data)
+        return Blob(key, blobs.size(key), f"sha256:{found.hexdigest()}")
 
     def _fetch_blob(self, asked: runcalls.FetchBlob) -> Any:
         target = self._new()

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from rayjobs.injob import control, runcalls
 from rayjobs.injob.runcalls import RunAnswer
+from rayjobs.node.collections import on_own_thread
 from rayjobs.node.run_calls import RunCalls
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.workspace.folder import OpenWorkspace
 
 log = logging.getLogger(__name__)
 
-MAX_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = runcalls.MAX_LINE_BYTES
+CALLS_AT_ONCE = 8  # of one attempt; more wait for their turn
 
 
 @asynccontextmanager
@@ -27,6 +29,7 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Answer the calls of an attempt's script for the block; nothing answers afterwards."""
     calls = RunCalls(on, open_workspace)
+    turns = asyncio.Semaphore(CALLS_AT_ONCE)
     open_ones: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -34,7 +37,7 @@ async def serving(
         assert task is not None  # a connection's callback is one
         open_ones.add(task)
         try:
-            await _serve(calls, reader, writer)
+            await _serve(calls, turns, reader, writer)
         finally:
             open_ones.discard(task)
             writer.close()
@@ -45,6 +48,7 @@ async def serving(
         listener = control.listen(f"/proc/self/fd/{folder}/{runcalls.SOCKET}")
     finally:
         os.close(folder)
+    own = _identity(on.root)
     server = await asyncio.start_unix_server(serve, sock=listener, limit=MAX_LINE_BYTES)
     try:
         yield
@@ -53,23 +57,48 @@ async def serving(
         for task in tuple(open_ones):
             task.cancel()
         await asyncio.gather(*open_ones, return_exceptions=True)
-        with suppress(OSError):
-            Path(on.root, runcalls.SOCKET).unlink()
+        if _identity(on.root) == own:  # else the server after this one has replaced it
+            with suppress(OSError):
+                Path(on.root, runcalls.SOCKET).unlink()
+
+
+def _identity(root: str) -> tuple[int, int] | None:
+    try:
+        info = Path(root, runcalls.SOCKET).stat()
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
 
 
 async def _serve(
-    calls: RunCalls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    calls: RunCalls,
+    turns: asyncio.Semaphore,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     with suppress(ConnectionError):  # the script has gone
         while line := await _line(reader):
             try:
-                answer = await asyncio.to_thread(calls.answer, line)
+                async with turns:
+                    # Not a thread of the loop's pool: the other jobs of the node need those.
+                    answer = await on_own_thread(calls.answer, line)
             except Exception as error:
                 # A fault of ours must not look to the script like an agent that is gone.
                 log.exception("a call of a script failed")
                 answer = RunAnswer(None, f"{type(error).__name__}: {error}", "SystemError")
-            writer.write(json.dumps(answer.to_json()).encode() + b"\n")
+            writer.write(_encoded(answer))
             await writer.drain()
+
+
+def _encoded(answer: RunAnswer) -> bytes:
+    line = json.dumps(answer.to_json()).encode() + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        text = (
+            f"the answer has {len(line)} bytes, and at most {MAX_LINE_BYTES} can be sent; ask for "
+            f"less, such as one metric by its name"
+        )
+        line = json.dumps(RunAnswer(None, text, "UsageError").to_json()).encode() + b"\n"
+    return line
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

@@ -85,6 +85,12 @@ def _spool(archive: BinaryIO, spool: BinaryIO, limits: Limits) -> None:
     spool.seek(0)
 
 
+def require_digest(archive: Path, digest: str, *, limits: Limits = UNPACK_LIMITS) -> None:
+    """Raise SnapshotError unless the file is the archive of the snapshot `digest`."""
+    with archive.open("rb") as file:
+        _check_hash(file, digest, limits)
+
+
 def _unpack(file: BinaryIO, digest: str, partial: Path, limits: Limits) -> None:
     size = _check_hash(file, digest, limits)
     free = shutil.disk_usage(partial.parent).free

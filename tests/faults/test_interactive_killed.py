@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rayjobs import Experiment, Run, Workspace
+from rayjobs.jobs import writers
 from rayjobs.jobs.states import JobState
 from rayjobs.jobs.writers import ProcessWriter
 from rayjobs.workspace.folder import open_workspace
@@ -95,7 +96,12 @@ def test_a_handle_that_was_open_before_sees_the_end(folder: Path) -> None:
     workspace.close()
 
 
-def test_what_cannot_be_seen_from_here_is_not_judged() -> None:
+def test_what_cannot_be_seen_from_here_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = tmp_path / "machine-id"
+    machine.write_text("a" * 32 + "\n")
+    monkeypatch.setattr(writers, "MACHINE_ID", str(machine))
     own = ProcessWriter.own()
     cases: tuple[tuple[dict[str, Any], bool], ...] = (
         ({}, False),
@@ -103,8 +109,12 @@ def test_what_cannot_be_seen_from_here_is_not_judged() -> None:
         ({"namespace": "pid:[1]", "pid": 1}, False),  # another container
         ({"boot_id": "other"}, True),  # this machine was restarted
         ({"boot_id": "other", "host": "elsewhere"}, False),  # another machine
+        ({"boot_id": "other", "machine": "b" * 32}, False),  # another one of the same name
+        ({"boot_id": "other", "machine": ""}, False),  # written where it is not known
     )
     for value, is_gone in cases:
         writer = replace(own, **value)
         assert writer.is_gone == is_gone, value
     assert replace(own, boot_id="other").is_of_earlier_boot
+    machine.unlink()
+    assert not replace(own, boot_id="other").is_gone

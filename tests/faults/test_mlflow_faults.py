@@ -19,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,55 @@ def test_a_server_that_is_killed_loses_nothing_that_it_answered(endpoint: Endpoi
     run = endpoint.post("runs/get", run_id="job")["run"]
     assert run["data"]["params"] == [{"key": "shared", "value": "same"}]
     assert {one["key"] for one in run["data"]["metrics"]} == {f"m{n}" for n in range(THREADS)}
+
+
+def test_damaged_lines_of_the_journal_are_skipped(endpoint: Endpoint) -> None:
+    endpoint.post("runs/set-tag", run_id="job", key="a", value="1")
+    endpoint.kill()
+    with (endpoint.root / mlflow_server.JOURNAL).open("ab") as journal:
+        journal.write(b'{"k":"dropped","n":1}\n\xff\n[1]\n{"method":"POST","path":"runs/set')
+    endpoint.start()
+    endpoint.post("runs/set-tag", run_id="job", key="b", value="2")  # after half a line
+    endpoint.kill()
+    endpoint.start()
+    tags = endpoint.post("runs/get", run_id="job")["run"]["data"]["tags"]
+    assert {"a": "1", "b": "2"}.items() <= {one["key"]: one["value"] for one in tags}.items()
+
+
+def test_the_body_of_a_client_without_the_token_is_not_read(endpoint: Endpoint) -> None:
+    with socket.create_connection(endpoint.listener.getsockname(), timeout=60) as client:
+        announced = mlflow_server.MOST_BYTES  # of which not one byte comes
+        head = f"POST /api/2.0/mlflow/runs/get HTTP/1.1\r\nHost: a\r\nContent-Length: {announced}"
+        client.sendall(f"{head}\r\n\r\n".encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 403 ")
+
+
+def test_connections_above_the_limit_are_told_to_try_again(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_server, "MOST_CONNECTIONS", 1)
+    environment = {
+        "RAYJOBS_RUN_ID": "job",
+        "RAYJOBS_ATTEMPT_DIR": str(endpoint.root),
+        "RAYJOBS_METRICS_DIR": str(endpoint.root / "metrics"),
+    }
+    server = mlflow_server.TrackingServer(mlflow_server.tracking_of(environment), "token")
+    server.start()
+    address = ("127.0.0.1", int(server.uri.rpartition(":")[2]))
+    ask = b"GET /health HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token\r\n\r\n"
+    try:
+        with socket.create_connection(address, timeout=60) as first:
+            first.sendall(ask)
+            assert first.recv(100).startswith(b"HTTP/1.1 200 ")
+            with socket.create_connection(address, timeout=60) as second:
+                assert second.recv(100).startswith(b"HTTP/1.1 503 ")
+        deadline = time.monotonic() + DEADLINE_S
+        while True:  # until the first one's place is free
+            third = socket.create_connection(address, timeout=60)
+            with third, suppress(ConnectionError):  # closed before it was read
+                third.sendall(ask)
+                if third.recv(100).startswith(b"HTTP/1.1 200 "):
+                    break
+            assert time.monotonic() < deadline
+    finally:
+        server.close()

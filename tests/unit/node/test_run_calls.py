@@ -12,6 +12,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from rayjobs.core.paths import PACKAGE
 from rayjobs.injob import runcalls
 from rayjobs.injob.attempt_runs import ChildRun
 from rayjobs.injob.channel import Channel, ChannelError
+from rayjobs.injob.runcalls import RunAnswer
 from rayjobs.jobs.records import StoredFile
 from rayjobs.jobs.states import JobState
-from rayjobs.node.run_calls import token_of
+from rayjobs.node.node import _end_once_moved
+from rayjobs.node.run_calls import RunCalls, token_of
 from rayjobs.node.run_server import serving
 from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.submit.submitting import Checked, pack_source
@@ -383,6 +387,81 @@ def test_what_is_not_its_own_is_refused(scene: Scene, agent: Agent) -> None:
     ):
         assert text in refused(channel, asked), asked
     assert scene.opened.store.job(other.id).tags == {}
+
+
+def test_a_snapshot_is_never_replaced(scene: Scene, agent: Agent) -> None:
+    channel = scene.channel()
+    digest = scene.opened.store.job(scene.job).snapshot
+    assert digest is not None
+    key = blob_key(digest)
+    with scene.opened.blobs.open(key) as stored:
+        whole = stored.read()
+
+    def keep(content: bytes, key: str) -> runcalls.KeepBlob:
+        path = Path(channel.new_file())
+        path.write_bytes(content)
+        return runcalls.KeepBlob(path.name, key)
+
+    assert "is damaged" in refused(channel, keep(b"other code", key))
+    assert "not the key of a snapshot" in refused(channel, keep(whole, "snapshots/../meta"))
+    other = blob_key("sha256:" + "0" * 64)
+    assert "holds something else" in refused(channel, keep(whole, other))
+    assert not scene.opened.blobs.exists(other)
+    channel.call(keep(whole, key))  # as a call whose answer was lost
+    with scene.opened.blobs.open(key) as stored:
+        assert stored.read() == whole
+
+
+def test_an_answer_that_is_too_large_is_an_error_at_once(
+    scene: Scene, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = scene.channel(patience_s=60)
+    monkeypatch.setattr("rayjobs.node.run_server.MAX_LINE_BYTES", 500)
+    assert "UsageError: the answer has" in refused(channel, runcalls.Details(scene.job))
+    monkeypatch.setattr(runcalls, "MAX_LINE_BYTES", 100)
+    assert "UsageError: the call has" in refused(channel, runcalls.Details(scene.job))
+
+
+def test_calls_that_hang_take_no_thread_from_the_node(
+    scene: Scene, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def answer(self: RunCalls, line: bytes) -> RunAnswer:
+        names.append(threading.current_thread().name)
+        return RunAnswer(1)
+
+    monkeypatch.setattr(RunCalls, "answer", answer)
+    assert scene.channel().call(runcalls.Details(scene.job)) == 1
+    assert not names[0].startswith("asyncio")  # as the threads of the loop's own pool are called
+
+
+def test_the_end_of_an_older_server_leaves_the_socket_of_the_next(
+    scene: Scene, agent: Agent, serve: Callable[[], Agent]
+) -> None:
+    channel = scene.channel()
+    channel.call(runcalls.Details(scene.job))
+    serve()
+    agent.stop()  # closes the connection that is open
+    assert channel.call(runcalls.Details(scene.job))["status"] == "Running"
+
+
+def test_a_server_ends_when_its_workspace_was_moved() -> None:
+    async def fails() -> None:
+        raise OSError("no")
+
+    async def returns() -> None:
+        pass
+
+    async def main() -> None:
+        for watch, is_ended in ((returns, True), (fails, False)):
+            serving = asyncio.get_running_loop().create_future()
+            watching = asyncio.ensure_future(watch())
+            watching.add_done_callback(partial(_end_once_moved, serving))
+            await asyncio.gather(watching, return_exceptions=True)
+            assert serving.cancelled() == is_ended
+
+    asyncio.run(main())
 
 
 def method(part: str, name: str, *args: Any) -> runcalls.Method:
