@@ -30,7 +30,11 @@ def check_url(url: str, *, wildcards: bool = True) -> None:
     scheme, mark, rest = url.partition("://")
     if not mark:
         return
-    if "@" in rest.partition("/")[0]:
+    authority = rest.partition("/")[0]
+    # A password may hold a '/': then what precedes it is USER:PART, and the part is no port.
+    _, colon, port = authority.rpartition(":")
+    is_part = bool(colon) and bool(port) and not port.isdigit() and not port.endswith("]")
+    if "@" in authority or (is_part and "@" in rest):
         raise InvalidReference(
             f"this {scheme[:20]}:// address has user information (before an '@'), which would be "
             f"stored and shown. Write it without. {BY_REFERENCE}"

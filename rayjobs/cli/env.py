@@ -45,7 +45,7 @@ def env() -> None:
     """
 
 
-@env.command("ls")
+@env.command("ls", epilog="\b\nExample:\n  rayjobs env ls")
 @json_option
 @common_options
 @click.pass_obj
@@ -78,7 +78,7 @@ def list_(settings: Settings, /) -> None:
         settings.note("no environment is built here, and none is registered")
 
 
-@env.command("show")
+@env.command("show", epilog="\b\nExample:\n  rayjobs env show 3f2a")
 @_ARGUMENT
 @json_option
 @common_options
@@ -127,7 +127,7 @@ def show(settings: Settings, /, environment: str) -> None:
     ]))  # fmt: skip
 
 
-@env.command("build")
+@env.command("build", epilog="\b\nExample:\n  rayjobs env build environment.yml")
 @_ARGUMENT
 @click.option("--strict", is_flag=True, help="Refuse where something would be substituted.")
 @click.option("--log", "with_log", is_flag=True, help="Print what building says.")
@@ -150,7 +150,7 @@ def build(settings: Settings, /, environment: str, strict: bool, with_log: bool)
         click.echo(found.key)
 
 
-@env.command("lock")
+@env.command("lock", epilog="\b\nExample:\n  rayjobs env lock requirements.txt -o locked.txt")
 @_ARGUMENT
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
 @common_options
@@ -163,7 +163,7 @@ def lock(settings: Settings, /, environment: str, output: Path | None) -> None:
     _write(_lock(settings, environment), output)
 
 
-@env.command("diff")
+@env.command("diff", epilog="\b\nExample:\n  rayjobs env diff 3f2a train-7")
 @click.argument("one", metavar="ENVIRONMENT")
 @click.argument("other", metavar="ENVIRONMENT")
 @json_option
@@ -185,7 +185,9 @@ def diff(settings: Settings, /, one: str, other: str) -> None:
         click.get_current_context().exit(1)
 
 
-@env.command("export")
+@env.command(
+    "export", epilog="\b\nExample:\n  rayjobs env export 3f2a --as conda -o environment.yml"
+)
 @_ARGUMENT
 @click.option(
     "--as",
@@ -207,7 +209,7 @@ def export(settings: Settings, /, environment: str, form: str, output: Path | No
     _write(locks.as_conda(name, text) if form == "conda" else text, output)
 
 
-@env.command("prune")
+@env.command("prune", epilog="\b\nExample:\n  rayjobs env prune --max-size 20GiB")
 @click.option(
     "--older-than", "older_than_s", type=Duration(), help="Not used for so long (30d by default)."
 )

@@ -31,10 +31,13 @@ FREE = {
     *("--endpoint", "--region", "--profile", "--access-key-env", "--secret-key-env"),
     *("--session-token-env", "--max-size", "--set", "--since", "--grep", "--credentials"),
     *("--image", "--shm-size", "--docker-arg", "--parameter", "--label", "--published"),
+    *("--fetch", "--code", "--from", "--remove"),
 }
 FREE_ARGUMENTS = {
     *("submit extra", "verify-resume extra", "rerun extra", "datastore add name"),
     *("datastore add url", "model register name", "target create name", "pipeline why-rerun step"),
+    *("azureml map mappings", "env build environment", "env diff one", "env diff other"),
+    *("env export environment", "env lock environment", "env show environment"),
 }
 
 

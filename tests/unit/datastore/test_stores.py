@@ -277,8 +277,9 @@ def test_a_datastore_by_url(tmp_path: Path) -> None:
         "bucket": "bucket",
         "prefix": "a/b",
     }
-    with pytest.raises(InvalidReference):
-        record_of_url("x", "ftp://host")
+    assert record_of_url("x", "ftp://host").kind == "fsspec"
+    with pytest.raises(InvalidReference, match="nor a URL of fsspec"):
+        record_of_url("x", "https://host/p")
 
 
 def test_references_of_a_datastore(store: Datastore) -> None:
