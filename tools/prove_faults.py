@@ -76,6 +76,9 @@ class Copy:
             for name, value in os.environ.items()
             if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTEST_ADDOPTS")
         }
+        # Programs that packages bring, such as the S3 server, are found after those of the copy.
+        own, given = self.python.parent, Path(sys.executable).parent
+        environment["PATH"] = f"{own}:{given}:{os.environ.get('PATH', os.defpath)}"
         command = [
             *(str(self.python), "-m", "pytest", "-q", "-p", "no:cacheprovider"),
             *(f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={report}", "-o", "junit_family=xunit1"),
