@@ -155,9 +155,11 @@ class Terminal:
 
     def _read(self, done: Callable[[], bool], *, to_end: bool) -> None:
         deadline = time.monotonic() + DEADLINE_S
+        ready = select.poll()  # select() takes no descriptor above 1023
+        ready.register(self._master, select.POLLIN)
         while not done():
             assert time.monotonic() < deadline, self.screen.text
-            if not select.select([self._master], [], [], 1.0)[0]:
+            if not ready.poll(1000):
                 continue
             try:
                 data = os.read(self._master, 65536)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 
 
@@ -16,9 +17,13 @@ class FolderHandle:
     def __init__(self, path: str | Path) -> None:
         """Take hold of the folder at `path`. Raises OSError."""
         self._descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        # An owner that is dropped without being closed must not keep the descriptor.
+        self._release = weakref.finalize(self, os.close, self._descriptor)
 
     def path(self) -> str | None:
         """Return where the folder is now; None: it was removed, or cannot be seen from here."""
+        if not self._release.alive:
+            return None
         try:
             held = os.fstat(self._descriptor)
             path = os.readlink(f"/proc/self/fd/{self._descriptor}")
@@ -27,5 +32,5 @@ class FolderHandle:
             return None
 
     def close(self) -> None:
-        """Let go of the folder."""
-        os.close(self._descriptor)
+        """Let go of the folder; repeating it changes nothing."""
+        self._release()

@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from rayjobs.core.clock import SystemClock
-from rayjobs.core.errors import RayjobsError, SpecError, StoreBusyError, TakenOverError
+from rayjobs.core.errors import (
+    RayjobsError,
+    SpecError,
+    StoreBusyError,
+    StoreError,
+    TakenOverError,
+)
 from rayjobs.jobs.states import JobState
 from rayjobs.tuning.driver import NO_METRIC_S, Driver
 from rayjobs.tuning.driver_actor import FAULT_EVENT, MOST_FAULTS, drive
@@ -355,6 +361,8 @@ class DyingStore:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
+        if name == "catalogue":  # a store of its own kind, with calls that may die as well
+            return DyingStore(found, self._die)
 
         def call(*given: Any, **more: Any) -> Any:
             self._die()
@@ -535,10 +543,13 @@ def test_what_is_wrong_with_the_job_is_said_with_its_path(world: World) -> None:
     assert world.store.sweeps() == []
 
 
-def test_a_model_without_a_registry_is_said_and_the_sweep_is_completed(
+def test_a_model_that_the_registry_refuses_leaves_the_sweep_completed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayjobs.tuning.registering.REGISTRY", "rayjobs.no_such_registry")
+    def refuse(*_given: Any, **_more: Any) -> Any:
+        raise StoreError("the registry cannot be reached")
+
+    monkeypatch.setattr("rayjobs.tuning.registering.registry.register_best", refuse)
     sweep = world.submit(register_as="digits-best", limits={"total": 1})
     assert run(world, sweep) is JobState.COMPLETED
     parent = world.store.job(sweep)
