@@ -216,14 +216,17 @@ def test_an_unpack_that_is_killed_is_never_used(
     image_node: ImageNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off switch: `Images._unpacked` lets the folder get its place whatever the program did."""
-    many = [layer([file(f"{at}/{n}", b"x" * 200_000) for n in range(20)]) for at in range(20)]
+    # Thousands of files: unpacking them takes many times as long as one look of the killer.
+    many = [layer([file(f"{at}/{n}", b"x" * 2_000) for n in range(500)]) for at in range(20)]
     slow = oci_folder(tmp_path / "slow", many, compress=False)
     wish = image_node.wish()
     killer = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(f"""
             import os, signal, time
             from rayjobs.launch.leftovers import find_leftovers
-            while True:
+            print("looking", flush=True)
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
                 for stat in find_leftovers({wish.work.control.marker!r}):
                     words = open(f"/proc/{{stat.pid}}/cmdline").read()
                     if "unpacking.py" in words and "tied.py" not in words:
@@ -231,11 +234,15 @@ def test_an_unpack_that_is_killed_is_never_used(
                         raise SystemExit
                 time.sleep(0.001)
         """)],
+        stdout=subprocess.PIPE,
     )  # fmt: skip
-    try:
-        error = failed(image_node, str(slow), wish)
-    finally:
-        killer.wait(60)
+    with killer:
+        assert killer.stdout is not None
+        assert killer.stdout.readline() == b"looking\n"
+        try:
+            error = failed(image_node, str(slow), wish)
+        finally:
+            killer.kill()
     assert error.failure_class == "system"
     assert "was killed (signal 9)" in str(error)
     assert not list(image_node.cache.root.glob("*/rootfs"))
