@@ -1,4 +1,4 @@
-"""From an attempt host's start to the first line of Python in an image; beside `podman run`."""
+"""From an attempt host's start to the first line of Python in an image, against `podman run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments: first and second use beside `uv`, conda beside py-rattler alone, and 20 jobs."""
+"""Environments: first and second use against `uv`, conda against py-rattler alone, and 20 jobs."""
 
 from __future__ import annotations
 

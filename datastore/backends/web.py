@@ -113,7 +113,7 @@ class WebBackend:
         """See `Backend`; nothing is fetched if a file with the digest is kept."""
         kept = self._object(file.digest) if file.digest else None
         if kept is None or not kept.is_file() or digest_of_file(kept) != file.digest:
-            known = self._bring(file.path, count, anew=True)
+            known = self._bring(file.path, count, refetch=True)
             if known.digest != (file.digest or known.digest):
                 raise DataChanged(
                     f"{self._url(file.path)} is another file than the one that was recorded "
@@ -154,13 +154,13 @@ class WebBackend:
     def _index(self, path: str) -> Path:
         return self._cache / "index" / f"{hex_of(digest_of_text(self._url(path)))}.json"
 
-    def _bring(self, path: str, count: CountBytes, *, anew: bool = False) -> _Known:
+    def _bring(self, path: str, count: CountBytes, *, refetch: bool = False) -> _Known:
         """Return what is at an address now; its bytes are among the objects afterwards."""
         for name in ("objects", "index", "partial", "locks"):
             (self._cache / name).mkdir(parents=True, exist_ok=True)
         index = self._index(path)
         with locked(self._cache / "locks" / index.stem, remove=True):
-            known = None if anew else self._known(index)
+            known = None if refetch else self._known(index)
             headers = {}
             if known is not None and known.etag:
                 headers["If-None-Match"] = known.etag
