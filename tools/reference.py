@@ -74,6 +74,8 @@ SWEEP_FORMS = {
     "policy": "[a policy](#policy)",
     "goal": "one of " + ", ".join(f"`{one.value.lower()}`" for one in PrimaryMetricGoal),
     "limits": "[limits](#limits)",
+    "resume_from": "list of text",
+    "resume_trials": "list of text",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,20 @@ from rayjobs.tuning.errors import SweepError, SweepUsageError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies import NoTerminationPolicy, Policy
 from rayjobs.tuning.samplers import BayesianParameterSampling, Sampling
-from rayjobs.tuning.spec import MAX_CONCURRENT, MAX_TOTAL, SweepSpec, parse_sweep
+from rayjobs.tuning.spec import (
+    MAX_CONCURRENT,
+    MAX_PARENTS,
+    MAX_TOTAL,
+    SweepSpec,
+    parse_sweep,
+)
 
 if TYPE_CHECKING:
     from rayjobs.api.experiment import Experiment
     from rayjobs.tuning.runs import HyperDriveRun
 
 MAX_DURATION_MINUTES = 10_080
-MAX_WARM_START_PARENTS = 5
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
 class HyperDriveConfig:
@@ -108,14 +115,13 @@ class HyperDriveConfig:
 
         Raises:
             SweepError: the parts do not make a sweep.
-            SweepUsageError: a pipeline, or a warm start from other sweeps, was asked for.
+            SweepUsageError: a sweep of a pipeline was asked for.
         """
-        for unused in ("pipeline", "resume_from", "resume_child_runs"):
-            if getattr(self, unused):
-                raise SweepUsageError(
-                    f"{unused} was given, and sweeps of this version do not use it. Leave it out; "
-                    "a sweep whose driver was lost continues by itself."
-                )
+        if self.pipeline is not None:
+            raise SweepUsageError(
+                "pipeline was given, and a sweep's trials are single jobs. Sweep the step that "
+                "trains: HyperDriveStep makes a sweep a step of a pipeline."
+            )
         return parse_sweep(
             {
                 "name": name,
@@ -130,6 +136,8 @@ class HyperDriveConfig:
                     "max_duration_s": self.max_duration_minutes * 60.0,
                 },
                 "register_as": register_as,
+                "resume_from": [_id_of(run) for run in self.resume_from],
+                "resume_trials": [_id_of(run) for run in self.resume_child_runs],
             }
         )
 
@@ -193,27 +201,33 @@ class HyperDriveConfig:
             )
         if self.debug_flag is not None:
             wrong("debug_flag", "a sweep has no debug mode.", "Leave it out; see its events.")
-        if self.custom_run_id is not None:
+        run_id = self.custom_run_id
+        if run_id is not None and not (isinstance(run_id, str) and RUN_ID.fullmatch(run_id)):
             wrong(
                 "custom_run_id",
-                "ids of runs are given by the workspace.",
-                "Leave it out; tags and display_name name a sweep.",
+                f"the id is {run_id!r}.",
+                "Give a letter or digit, then letters, digits, _ and -, 200 characters at most.",
             )
         found.extend(self._warm_start_problems())
         return found
 
     def _warm_start_problems(self) -> list[Problem]:
         found: list[Problem] = []
-        if len(self.resume_from) > MAX_WARM_START_PARENTS:
+        for name, kind in (("resume_from", "HyperDriveRun"), ("resume_child_runs", "Run")):
+            for run in getattr(self, name):
+                if not isinstance(getattr(run, "id", run), str):
+                    message = f"{run!r} is not a run."
+                    found.append(Problem(name, message, f"Give each as a {kind}, or its id."))
+        if len(self.resume_from) > MAX_PARENTS:
             found.append(
                 Problem(
                     "resume_from",
                     f"{len(self.resume_from)} runs are given.",
-                    f"Give at most {MAX_WARM_START_PARENTS}.",
+                    f"Give at most {MAX_PARENTS}.",
                 )
             )
-        identities = [getattr(run, "id", run) for run in self.resume_child_runs]
-        if len(set(map(str, identities))) != len(identities):
+        identities = [_id_of(run) for run in self.resume_child_runs]
+        if len(set(identities)) != len(identities):
             found.append(
                 Problem("resume_child_runs", "a run appears twice.", "Give each run once.")
             )
@@ -287,6 +301,10 @@ def _listed(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, list | tuple) else (given,)
 
 
+def _id_of(run: Any) -> str:
+    return str(getattr(run, "id", run))
+
+
 def _is(value: object, kind: type) -> bool:
     return isinstance(value, kind)
 
@@ -334,6 +352,7 @@ def _submit(
         experiment=experiment.name,
         tags=tags or {},
         idempotency_key=key,
+        run_id=config.custom_run_id,
     )
     run = HyperDriveRun(experiment, done.sweep.job.id, config)
     run.warnings, run.notes = done.warnings, done.notes

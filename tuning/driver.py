@@ -21,9 +21,11 @@ from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.jobs.records import ChildNews, Job, MetricPoint
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.results import metrics
+from rayjobs.resume.resuming import with_arguments
 from rayjobs.snapshots.git import kept
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobChanges, JobFilter, NewJob
+from rayjobs.tuning import warm_start
 from rayjobs.tuning.arguments import override_arguments
 from rayjobs.tuning.engine import (
     REPORTS_WITHOUT_METRIC,
@@ -103,8 +105,17 @@ class Driver:
         sweep = self._store.sweep(sweep_id)
         self.spec: SweepSpec = parse_sweep(sweep.spec, where=f"sweep {sweep_id}")
         self._job: Job = sweep.job
-        self._sampler: Sampler = self.spec.sampling.sampler(self.spec.goal)
-        self._scheduler: Scheduler = TuneScheduler(self.spec.policy, self.spec.goal)
+        self._warm = warm_start.WarmStart()
+        self._sampler: Sampler
+        self._scheduler: Scheduler
+        self._start_tune()
+
+    def _start_tune(self) -> None:
+        """Make sampler and scheduler anew: they know the trials of earlier sweeps, and no other."""
+        self._sampler = self.spec.sampling.sampler(self.spec.goal)
+        if self._warm:
+            self._sampler = warm_start.WarmSampler(self.spec.sampling, self._sampler, self._warm)
+        self._scheduler = TuneScheduler(self.spec.policy, self.spec.goal, self._warm.earlier)
 
     # -- the loop ------------------------------------------------------------------------------
     def run(self, *, stopped: Callable[[], bool] = lambda: False) -> JobState:
@@ -146,9 +157,9 @@ class Driver:
         if self._claim is None:
             return False
         self._seen.clear()
+        self._take_over()
         # Their asks and answers may not have been written: Tune gets the table alone.
-        self._sampler = self.spec.sampling.sampler(self.spec.goal)
-        self._scheduler = TuneScheduler(self.spec.policy, self.spec.goal)
+        self._start_tune()
         self._look_at_sweep()
         self.state = load_state(self._store, self._job, now=self._clock.now())
         known = {
@@ -162,6 +173,13 @@ class Driver:
                 self._record([trial.number])
         self._carry_out(self.state.pending_stops)
         return True
+
+    def _take_over(self) -> None:
+        """Read what the sweep takes over from earlier ones, and note it once."""
+        self._warm = warm_start.load(self._store, self.spec, until=self._job.submitted_at)
+        noted = (one.kind == warm_start.EVENT for one in self._store.events(self.id))
+        if self._warm and not any(noted):
+            self._store.add_event(self.id, warm_start.EVENT, self._warm.text(self.spec))
 
     def turn(self) -> JobState | None:
         """Do one round; return the sweep's final state once it has one.
@@ -330,6 +348,8 @@ class Driver:
 
     def _submit(self, trial: TrialRecord) -> Job:
         spec = trial_spec(self._job, self.spec, trial)
+        if trial.number < len(self._warm.continued):
+            spec = continued_spec(spec, self._warm.continued[trial.number].job_id)
         job, _ = self._store.submit(
             NewJob(
                 spec=spec,
@@ -409,6 +429,15 @@ def trial_spec(parent: Job, spec: SweepSpec, trial: TrialRecord) -> JobSpec:
             "tags": {**base.tags, SWEEP_TAG: parent.id, TRIAL_TAG: str(trial.number)},
         }
     )
+
+
+def continued_spec(spec: JobSpec, run: str) -> JobSpec:
+    """Return a trial's job that starts from the newest checkpoint of an earlier run.
+
+    The script gets the checkpoint's folder as ``--resume-from``, as in Azure ML v1.
+    """
+    arguments = with_arguments(spec.arguments)
+    return spec.model_copy(update={"arguments": arguments, "resume_from": run})
 
 
 def failure_of(reason: str, state: SweepState) -> Failure:

@@ -16,6 +16,7 @@ from rayjobs.core.errors import UsageError
 from rayjobs.core.paths import home as default_home
 from rayjobs.results import metrics
 from rayjobs.submit import attaching
+from rayjobs.tuning import warm_start
 from rayjobs.tuning.engine import SweepState
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.results import best_trial, hyperparameters, sorted_children
@@ -85,9 +86,21 @@ class HyperDriveRun(JobRun):
         It has completed and its last value is finite; its best value over its history counts.
         Azure ML's defaults let failed and canceled runs win, which have no whole outputs; ask for
         them by the arguments.
+
+        Args:
+            include_failed: Let failed trials qualify by what they reported before.
+            include_canceled: Let canceled trials qualify likewise.
+            include_resume_from_runs: Let trials of the sweeps that this one was started from
+                qualify as well.
         """
+        trials = self.state.trials
+        if include_resume_from_runs and self.sweep_spec.resume_from:
+            earlier = warm_start.load(
+                self._store, self.sweep_spec, until=self._job().submitted_at
+            ).earlier
+            trials = (*earlier, *trials)
         best = best_trial(
-            self.state.trials,
+            trials,
             self.sweep_spec.goal,
             include_failed=include_failed,
             include_canceled=include_canceled,

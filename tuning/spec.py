@@ -27,6 +27,7 @@ RESULT = r"^[A-Za-z0-9_]+$"
 BEST = "best:"
 MAX_TOTAL = 1000
 MAX_CONCURRENT = 100
+MAX_PARENTS = 5  # sweeps of a warm start; Azure ML's limit, as the two above
 MAX_DURATION_S = 10_080 * 60.0  # a week, Azure ML's limit
 
 
@@ -125,6 +126,10 @@ class SweepSpec(BaseModel):
         register_as: Name of the model that the best trial's outputs are registered as.
         model_path: The file or folder under ``outputs/`` that is registered.
         results: What is stored when the sweep has ended, by name.
+        resume_from: Earlier sweeps of the same metric, 5 at most: their ended trials inform
+            sampling and policy, and points that they completed are not tried again.
+        resume_trials: Ended trials of earlier sweeps, by run id: the first trials of this sweep
+            continue from their checkpoints, with their parameters and ``--resume-from``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -142,6 +147,8 @@ class SweepSpec(BaseModel):
     register_as: Annotated[str, Field(pattern=NAME)] | None = None
     model_path: Annotated[str, Field(min_length=1)] = "outputs"
     results: Mapping[Annotated[str, Field(pattern=RESULT)], Result] = Field(default_factory=dict)
+    resume_from: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    resume_trials: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
     @model_validator(mode="after")
     def _fits_together(self) -> SweepSpec:
@@ -155,7 +162,9 @@ class SweepSpec(BaseModel):
     def total(self) -> int:
         """The trials this sweep can have: its limit, or the size of a smaller grid."""
         size = self.sampling.size
-        return self.limits.total if size is None else min(size, self.limits.total)
+        if size is None:
+            return self.limits.total
+        return min(size + len(self.resume_trials), self.limits.total)
 
     @property
     def advice(self) -> tuple[str, ...]:

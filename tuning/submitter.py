@@ -14,6 +14,7 @@ from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewSweep
 from rayjobs.submit import checks, copies, submitting
+from rayjobs.tuning import warm_start
 from rayjobs.tuning.errors import SweepError, SweepUsageError
 from rayjobs.tuning.spec import SweepSpec
 
@@ -99,6 +100,7 @@ def submit_sweep(
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     idempotency_key: str | None = None,
+    run_id: str | None = None,
     on_stage: Callable[[str], None] = lambda _text: None,
     wake: bool = True,
 ) -> SubmittedSweep:
@@ -108,6 +110,7 @@ def submit_sweep(
 
     Args:
         experiment: What it and its trials belong to; None takes the sweep's name.
+        run_id: The sweep's id; None draws one.
         wake: Tell the target, and start it (in the background) where it does not run.
 
     Raises:
@@ -116,8 +119,10 @@ def submit_sweep(
         SnapshotError: the source directory cannot be packed.
         StoreError: it could not be written; nothing was submitted.
         SweepUsageError: the key was used for another sweep; nothing was submitted.
+        UsageError: the id is another run's; nothing was submitted.
     """
     notes = copies.become_own(workspace)
+    spec = warm_start.checked(workspace, spec)
     checked = check_sweep(workspace, spec)
     packed = submitting.pack_source(workspace, checked, on_stage=on_stage)
     warnings = [
@@ -139,6 +144,7 @@ def submit_sweep(
             name=spec.name,
             tags=tags or {},
             idempotency_key=idempotency_key,
+            id=run_id,
         )
     )
     if not created:
@@ -164,7 +170,11 @@ def _check_same(known: Sweep, spec: SweepSpec, *, snapshot: str | None) -> None:
     if spec.sampling.draws_seed:
         stored["sampling"] = {**stored.get("sampling", {}), "seed": None}
         given["sampling"] = {**given["sampling"], "seed": None}
-    different = sorted(name for name in {*stored, *given} if stored.get(name) != given.get(name))
+    different = sorted(
+        name  # a sweep of an earlier version has no field for what it did not use
+        for name in {*stored, *given}
+        if (stored.get(name) or None) != (given.get(name) or None)
+    )
     if known.job.snapshot != snapshot:
         different.append("source files")
     if different:

@@ -21,6 +21,7 @@ from rayjobs.cli.sweepviews import (
     read_sweep,
     stands,
     trial_json,
+    warm_start_text,
 )
 from rayjobs.cli.unknown_names import require_experiment
 from rayjobs.core.errors import NotFoundError
@@ -150,11 +151,15 @@ def _tell(settings: Settings, done: SubmittedSweep) -> None:
 def _show_plan(settings: Settings, workspace: OpenWorkspace, spec: SweepSpec) -> int:
     from rayjobs import snapshots
     from rayjobs.cli.submit import snapshot_line
+    from rayjobs.core.clock import SystemClock
+    from rayjobs.tuning import warm_start
     from rayjobs.tuning.arguments import override_arguments
     from rayjobs.tuning.submitter import check_sweep
 
+    spec = warm_start.checked(workspace, spec)
     checked = check_sweep(workspace, spec)
-    sampler = spec.sampling.sampler(spec.goal)
+    warm = warm_start.load(workspace.store, spec, until=SystemClock().now())
+    sampler = warm_start.WarmSampler(spec.sampling, spec.sampling.sampler(spec.goal), warm)
     first = [sampler.suggest(number) for number in range(min(spec.total, 5))]
     surveyed, packed = None, None
     if checked.source is not None:
@@ -189,6 +194,8 @@ def _show_plan(settings: Settings, workspace: OpenWorkspace, spec: SweepSpec) ->
     )
     for number, line in enumerate(lines):
         click.echo(f"  {number}  {' '.join(line)}")
+    if warm:
+        settings.note(f"warm start: {warm.text(spec)}")
     if spec.sampling.size is None:
         settings.note(
             "these trials are examples: the file sets no seed, so a submit draws other values. Set "
@@ -266,6 +273,7 @@ def show(settings: Settings, sweep_id: str) -> None:
     with settings.open() as workspace:
         found = find_sweep(settings, workspace.store, sweep_id)
         spec, state = read_sweep(workspace.store, found)
+        warm_start = warm_start_text(workspace.store, found)
         model_notice = model_text(settings, workspace, found)
         job = workspace.store.job(found)
         outlook, shown = stands(workspace, job, state)
@@ -291,6 +299,7 @@ def show(settings: Settings, sweep_id: str) -> None:
                 ("Searches", f"{str(spec.goal).lower()} {spec.metric}"),
                 ("Sampling", kind_text(spec.sampling.to_dict())),
                 ("Policy", kind_text(spec.policy.to_dict())),
+                ("Warm start", warm_start),
                 ("Trials", head_line(state, spec, now=SystemClock().now(), shown=shown)),
                 ("Model", job.properties.get("model", "")),
             ],

@@ -54,6 +54,13 @@ def read_sweep(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
     return parse_sweep(found.spec, where=f"sweep {sweep_id}"), state
 
 
+def warm_start_text(store: Store, sweep_id: str) -> str:
+    """Return what a sweep took over from earlier ones, as its driver noted it; empty for none."""
+    from rayjobs.tuning.warm_start import EVENT
+
+    return next((one.message for one in store.events(sweep_id) if one.kind == EVENT), "")
+
+
 def stands(workspace: OpenWorkspace, job: Job, state: SweepState) -> tuple[Outlook, dict[int, str]]:
     """Return the state of a sweep, and of each unfinished trial by number, as `ls` shows them."""
     from rayjobs.cli.outlook import outlooks

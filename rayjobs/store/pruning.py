@@ -26,6 +26,9 @@ SELECT id, kind, parent, name, state, ended_at, snapshot,
 FROM jobs ORDER BY serial
 """
 UNFINISHED = f"SELECT id, spec FROM jobs WHERE state NOT IN ({_FINAL})"  # noqa: S608 - constants
+UNFINISHED_SWEEPS = f"""
+SELECT sweeps.spec FROM sweeps JOIN jobs ON jobs.id = sweeps.job WHERE jobs.state NOT IN ({_FINAL})
+"""  # noqa: S608 - constants
 FILES = "SELECT job, blob, size FROM files"
 MODELS = "SELECT run, files FROM models WHERE deleted_at IS NULL"
 
@@ -75,7 +78,7 @@ class PruneView:
 
     Attributes:
         jobs: All of them, in order of submission.
-        needed: Jobs that unfinished ones name (to resume from, to wait for).
+        needed: Jobs that unfinished ones name (to resume from, to wait for, as a warm start).
         models: Per version: the run that it came from, and the keys of its files.
         published: Digests of the code of published pipelines.
     """
@@ -184,6 +187,10 @@ def _needed(connection: sqlite3.Connection) -> set[str]:
         for one in (spec.get("inputs") or {}).values():
             if str(one["source"]).startswith(OUTPUT):
                 needed.add(output_of(one["source"])[0])
+    for row in connection.execute(UNFINISHED_SWEEPS):  # a driver that takes over reads them again
+        spec = json.loads(row["spec"])
+        needed.update(map(str, spec.get("resume_from") or ()))
+        needed.update(map(str, spec.get("resume_trials") or ()))
     return needed
 
 

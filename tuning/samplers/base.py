@@ -58,6 +58,7 @@ class Sampling(ABC):
     """
 
     kind: ClassVar[str]
+    learns: ClassVar[bool] = False  # whether results change what is suggested
     known_properties: ClassVar[tuple[str, ...]] = ("seed",)
     draws_seed: ClassVar[bool] = False  # True in an instance that has drawn its seed
 

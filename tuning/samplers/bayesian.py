@@ -30,6 +30,7 @@ class BayesianParameterSampling(Sampling):
     """
 
     kind = "bayesian"
+    learns = True
     SAMPLING_NAME = "BayesianOptimization"
     known_properties = ("seed", "algorithm")
 

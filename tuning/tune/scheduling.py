@@ -21,8 +21,18 @@ class TuneScheduler:
     even asked.
     """
 
-    def __init__(self, policy: Policy, goal: PrimaryMetricGoal) -> None:
+    def __init__(
+        self, policy: Policy, goal: PrimaryMetricGoal, earlier: Sequence[TrialRecord] = ()
+    ) -> None:
+        """Take the policy.
+
+        Args:
+            policy: What decides.
+            goal: Which values are better.
+            earlier: Ended trials of earlier sweeps, with numbers below 0: they are compared with.
+        """
         self._scheduler = scheduler_of(policy, goal)
+        self._earlier = tuple(earlier)
         self._passed_on: dict[int, int] = {}  # number → reports passed on
         self._ended: set[int] = set()
         self._stops: dict[int, Stop] = {}  # number → the first STOP that was not judged before
@@ -31,6 +41,7 @@ class TuneScheduler:
         """Return what is decided on reports that were not judged; again, it is the same."""
         if not any(_is_open(trial) for trial in trials):
             return ()
+        trials = (*self._earlier, *trials)
         table = TableView(
             tuple(TrialView(trial.number, trial.values, trial.is_final) for trial in trials)
         )

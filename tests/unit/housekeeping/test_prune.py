@@ -16,6 +16,8 @@ from rayjobs.jobs.records import Job, ModelDraft, ModelFile
 from rayjobs.jobs.states import JobState
 from rayjobs.models import uploaded
 from rayjobs.resume import resuming
+from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewSweep
 from rayjobs.submit.submitting import check_snapshot
 from tests.unit.cli.conftest import Terminal
 from tests.unit.housekeeping.conftest import Runs
@@ -167,6 +169,24 @@ def test_what_an_unfinished_job_resumes_from_stays(runs: Runs) -> None:
     runs.store.request_cancel(second.id)
     prune_all(runs)
     assert not runs.has(b"checkpoint")
+
+
+def test_what_an_unfinished_sweep_is_started_from_stays(runs: Runs) -> None:
+    sweep, trial = runs.finished("sweep", b"one"), runs.finished("trial", b"two")
+    runs.store.put_sweep(
+        NewSweep(
+            base=JobSpec(script="train.py"),
+            definition={"resume_from": [sweep.id], "resume_trials": [trial.id]},
+            driver="m:f",
+            experiment="e",
+            name="s",
+            user="u",
+            snapshot=None,
+        )
+    )
+    prune_all(runs)
+    assert runs.has(b"one")
+    assert runs.has(b"two")
 
 
 def test_files_given_at_submit_to_resume_from_stay(runs: Runs, tmp_path: Path) -> None:

@@ -106,7 +106,10 @@ def test_the_older_name_takes_the_estimator_first() -> None:
         ({"max_concurrent_runs": 101}, "max_concurrent_runs"),
         ({"max_duration_minutes": 0}, "max_duration_minutes"),
         ({"policy": "bandit"}, "policy"),
-        ({"resume_from": [1, 2, 3, 4, 5, 6]}, "resume_from"),
+        ({"resume_from": list("abcdef")}, "resume_from"),
+        ({"resume_from": [1]}, "resume_from"),
+        ({"custom_run_id": "a/b"}, "custom_run_id"),
+        ({"debug_flag": {}}, "debug_flag"),
         ({"resume_child_runs": ["a", "a"]}, "resume_child_runs"),
         ({"resume_child_runs": list("abcdefghijklmnopqrstu")}, "resume_child_runs"),
         (
@@ -151,10 +154,18 @@ def test_bayesian_advice_is_a_warning() -> None:
         config()
 
 
-@pytest.mark.parametrize("name", ["resume_from", "resume_child_runs"])
-def test_a_warm_start_is_refused_rather_than_ignored(name: str) -> None:
-    with pytest.raises(SweepUsageError, match=name):
-        config(**{name: ["HD_1"]}).sweep_spec({"script": "t.py"})
+def test_a_warm_start_names_earlier_sweeps_and_trials() -> None:
+    class AnyRun:
+        id = "trial_1"
+
+    found = config(resume_from="HD_1", resume_child_runs=[AnyRun()])
+    spec = found.sweep_spec({"script": "t.py"})
+    assert (spec.resume_from, spec.resume_trials) == (("HD_1",), ("trial_1",))
+
+
+def test_a_sweep_of_a_pipeline_is_refused_by_name() -> None:
+    with pytest.raises(SweepUsageError, match="HyperDriveStep"):
+        config(run_config=None, pipeline=object()).sweep_spec({"script": "t.py"})
 
 
 def test_a_sweep_file_is_read_and_written(tmp_path: Path) -> None:

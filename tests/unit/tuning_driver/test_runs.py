@@ -205,3 +205,27 @@ def test_a_sweep_of_a_later_version_does_not_hide_the_other_runs(
     assert unread.get_status() == "Running"
     with pytest.raises(SpecError):
         assert isinstance(unread, HyperDriveRun) and unread.sweep_spec
+
+
+def test_a_sweep_gets_the_id_that_it_is_given_once(world: World, experiment: Experiment) -> None:
+    assert experiment.submit(config(world, custom_run_id="HD_mine")).id == "HD_mine"
+    with pytest.raises(UsageError, match="HD_mine"):
+        experiment.submit(config(world, custom_run_id="HD_mine"))
+
+
+def test_the_best_run_may_be_one_of_the_sweeps_that_informed(
+    world: World, experiment: Experiment
+) -> None:
+    first = submit(world, experiment, max_total_runs=4)
+    world.finish(world.driver(first.id))
+    best = first.get_best_run_by_primary_metric()
+    assert best is not None
+    world.script = lambda _parameters: ([0.0], JobState.COMPLETED, "accuracy")
+    second = submit(world, experiment, max_total_runs=1, resume_from=first)
+    world.finish(world.driver(second.id))
+    found = second.get_best_run_by_primary_metric()
+    own = second.get_best_run_by_primary_metric(include_resume_from_runs=False)
+    assert found is not None
+    assert own is not None
+    assert found.id == best.id
+    assert own.id == world.jobs(second.id)[0].id
