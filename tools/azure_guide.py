@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from rayjobs.azureml.signatures import source
 from rayjobs.azureml.substituted import SUBSTITUTED
 from rayjobs.azureml.surface import classes, compare
+from rayjobs.azureml.variables import VARIABLES
 from rayjobs.injob.azureml import names
 
 HEAD = """\
@@ -74,8 +75,9 @@ in.
 - Sweeps and pipelines run on `local`, too.
 - `get_best_run_by_primary_metric` leaves out failed and canceled runs unless it is asked for them.
 - Ids of sweeps are like those of runs, without `HD_`.
-- Warm starts of sweeps (`resume_from`, `resume_child_runs`) are refused when the sweep is
-  submitted.
+- With `resume_from`, points that an earlier sweep completed are not tried again; Azure's grid and
+  random sampling may repeat them. A run in `resume_child_runs` needs a whole checkpoint.
+- `debug_flag` and `pipeline` of `HyperDriveConfig` are refused.
 - `TensorflowConfiguration` with several workers, and parameter servers, are refused.
 - `AZ_BATCHAI_PYTORCH_INIT_METHOD` is `tcp://`, not a file of a shared disk.
 - A run configuration refuses attributes that it does not have; Azure's ignores some.
@@ -102,6 +104,9 @@ def rows() -> Iterator[tuple[str, str, str]]:
 def guide() -> str:
     """Return the whole guide."""
     out = [HEAD]
+    out.append("## Variables in a job\n\n| variable | set in | value |\n|---|---|---|")
+    out += [f"| `{name}` | {one.when} | {one.value} |" for name, one in VARIABLES.items()]
+    out.append("")
     wheels = ", ".join(f"{name} {version}" for name, version in source().items())
     out.append(f"## Names\n\nCompared with the wheels {wheels}.\n")
     out.append("| `azureml` | state | here |\n|---|---|---|")

@@ -439,6 +439,7 @@ class ScriptRunConfig:
                 "spot": placed.spot,
             },
             "max_duration_s": settings.max_run_duration_seconds or None,
+            **_grace_of(settings.environment_variables),
             "priority": settings.priority,
             "target": placed.target,
             "tags": {str(key): str(value) for key, value in (tags or {}).items()},
@@ -520,6 +521,26 @@ def argument_text(item: Any) -> str:
         f"an argument is a {type(item).__name__} ({item!r:.80}); give texts, numbers, bools, or "
         f"data (a DataReference, a named dataset, an OutputFileDatasetConfig)"
     )
+
+
+# How programs of Azure ML v1 say how long a process may take to end.
+KILL_TIMEOUT = "AZUREML_RUN_KILL_SIGNAL_TIMEOUT_SEC"
+
+
+def _grace_of(variables: Mapping[str, Any]) -> dict[str, float]:
+    """Return the grace period that a job's variables ask for, as a field of its spec."""
+    text = variables.get(KILL_TIMEOUT)
+    if text is None:
+        return {}
+    try:
+        seconds = float(text)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise RunConfigurationError(
+            f"{KILL_TIMEOUT} is {text!r}; it must be a number of seconds, 0 or more"
+        )
+    return {"grace_s": seconds}
 
 
 def resume_text(value: Any) -> str | None:

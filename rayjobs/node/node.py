@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -54,6 +55,7 @@ log = logging.getLogger(__name__)
 
 # Where programs that were written for Azure ML look for it.
 AZURE_TOKEN = "AZUREML_RUN_TOKEN"
+AZURE_TOKEN_EXPIRY = "AZUREML_RUN_TOKEN_EXPIRY"
 
 
 class Node:
@@ -136,6 +138,9 @@ class Node:
         views = await asyncio.to_thread(self._with_environment, on, views)
         token = await asyncio.to_thread(token_of, root)
         tokens = dict.fromkeys((TOKEN_VARIABLE, AZURE_TOKEN), token)
+        if plan.max_duration_s is not None:
+            # It ends with the attempt, whose latest end is all that is known now.
+            tokens[AZURE_TOKEN_EXPIRY] = str(int(time.time() + plan.max_duration_s))
         plan = replace(plan, env={**plan.env, **tokens})
         plan = replace(plan, soft_files=openfiles.original(), views=views)
         secrets = {**self._data.credentials(root), **read_secrets(request.secrets)}
