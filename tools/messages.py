@@ -67,6 +67,8 @@ def form_of(kind: object) -> str:
     arguments = [one for one in typing.get_args(kind) if one not in (type(None), Ellipsis)]
     origin = typing.get_origin(kind)
     if origin is tuple:
+        if Ellipsis not in typing.get_args(kind):
+            return f"list of {len(arguments)}: " + ", ".join(map(form_of, arguments))
         return f"list of {form_of(arguments[0])}"
     if isinstance(origin, type) and hasattr(origin, "keys"):
         return f"mapping of {form_of(arguments[1])}"

@@ -321,7 +321,7 @@ def _used(attempt: Attempt) -> str:
     peak = peak_bytes(attempt)
     if peak is not None:
         parts.append(f"peak memory {size_text(peak)}")
-    cpu_s = sum(float(found.get("cpu_s") or 0.0) for _, found in records_of(attempt))
+    cpu_s = sum(found.cpu_s for _, found in records_of(attempt))
     if cpu_s:
         parts.append(f"{duration_text(cpu_s)} of CPU time")
     return ", ".join(parts)

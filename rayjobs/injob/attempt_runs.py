@@ -13,7 +13,7 @@ import warnings
 from types import TracebackType
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
 
-from rayjobs.injob import logvalues, runcalls
+from rayjobs.injob import logvalues, modelrequests, runcalls
 from rayjobs.injob.channel import Channel
 from rayjobs.injob.metricsfile import METRIC_KINDS, combine
 from rayjobs.injob.run import LoggingRun, RunNotSupportedError
@@ -474,7 +474,7 @@ class ChildRun(AttemptRun):
             "a model is registered by the job's own run (Run.get_context()), or outside of the job"
         )
 
-    def _ask_for_model(self, record: Mapping[str, Any]) -> None:
+    def _ask_for_model(self, record: modelrequests.ModelRecord) -> None:
         raise RunNotSupportedError("a child run registers no model; use the job's own run")
 
     # -- life --------------------------------------------------------------------------------

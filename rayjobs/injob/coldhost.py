@@ -22,6 +22,7 @@ from rayjobs.injob import detach, kernel
 from rayjobs.injob import plan as plans
 from rayjobs.injob.control import encode
 from rayjobs.injob.host import Host
+from rayjobs.injob.hostmessages import StartAnswer
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.ranks import Program, WarmState
 
@@ -42,7 +43,7 @@ def take_over(
         host = Host(plan, secrets, warm=warm, cold_reason=reason, use_cgroups=use_cgroups)
     except Exception as error:
         detach.note(traceback.format_exc())
-        detach.report({"ok": False, "error": f"the attempt host cannot start: {error}"})
+        detach.report(StartAnswer.refused(f"the attempt host cannot start: {error}"))
         return None
     detach.report()
     return host.run()
@@ -57,7 +58,7 @@ def start(path: str, reason: str | None) -> int:
     try:
         plan = plans.load(path)
     except plans.PlanError as error:
-        os.write(1, encode({"ok": False, "error": str(error)}))
+        os.write(1, encode(StartAnswer.refused(str(error))))
         return 1
     if len(os.environ.get(MARKER_VARIABLE, "")) < len(plan.marker):
         # Padding only: with the marker itself, this process would count among the attempt's.
@@ -68,7 +69,7 @@ def start(path: str, reason: str | None) -> int:
     reader = detach.fork_detached()
     if reader is not None:
         line = detach.read_report(reader)
-        os.write(1, line or b'{"ok": false, "error": "the attempt host died at its start"}\n')
+        os.write(1, line or encode(StartAnswer.refused("the attempt host died at its start")))
         return 0 if b'"ok": true' in line else 1
     take_over(plan, secrets, warm=None, reason=reason or plan.cold or "started cold")
     sys.stdout.flush()

@@ -16,7 +16,8 @@ import os
 import stat
 import sys
 import tempfile
-from typing import Any, Dict, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Mapping, Sequence
 
 if __name__ == "__main__":
     # Run by its path: this folder, whose module names are general words, is not on the module path.
@@ -24,6 +25,7 @@ if __name__ == "__main__":
     sys.path[:1] = [_package_home]
 
 from rayjobs.injob import kernel, views
+from rayjobs.injob.messages import Message
 from rayjobs.injob.namespace import Namespace
 from rayjobs.injob.plan import Bind, ContainerPlan
 
@@ -292,21 +294,26 @@ def run(container: ContainerPlan, arguments: Sequence[str], env: Mapping[str, st
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
-def probe(folder: str) -> Dict[str, Any]:
-    """Try a container below `folder`; this process can start no thread or child after it.
+@dataclass(frozen=True)
+class ContainerProbe(Message):
+    """Whether an attempt can run in an image on this machine.
 
-    Returns:
-        ``works``, ``why`` not; ``overlay`` and ``why_no_overlay``: without overlays images are
-        copied for each attempt.
+    Attributes:
+        why: Why it cannot; empty if it can.
+        why_no_overlay: Why each attempt needs a copy of its image; empty if it needs none.
     """
+
+    works: bool
+    overlay: bool
+    why: str = ""
+    why_no_overlay: str = ""
+
+
+def probe(folder: str) -> ContainerProbe:
+    """Try a container below `folder`; this process cannot start a thread or child after it."""
     why_no_overlay = _tried(folder, is_private=False)
     why = _tried(folder, is_private=True) if why_no_overlay else ""
-    return {
-        "works": not why,
-        "why": why,
-        "overlay": not why_no_overlay,
-        "why_no_overlay": why_no_overlay,
-    }
+    return ContainerProbe(not why, not why_no_overlay, why, why_no_overlay)
 
 
 def _tried(folder: str, *, is_private: bool) -> str:
@@ -361,7 +368,7 @@ def _try(folder: str, *, is_private: bool) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run the program."""
     if arguments[0] != "--run":
-        print(json.dumps(probe(arguments[0])))
+        print(json.dumps(probe(arguments[0]).to_json()))
         return 0
     with open(arguments[1], encoding="utf-8") as file:
         asked = json.load(file)

@@ -6,9 +6,11 @@ import json
 import os
 import selectors
 import socket
-from typing import Any, Callable, Mapping
+from typing import Callable, Dict, Optional
 
 from rayjobs.injob import recordfiles
+from rayjobs.injob.hostmessages import refusal
+from rayjobs.injob.messages import Message
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 # What a request with values of the wrong kind, size or depth makes of the code that reads it.
@@ -35,13 +37,13 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
-def encode(values: Mapping[str, Any]) -> bytes:
-    """One line of the protocol."""
-    return json.dumps(values).encode() + b"\n"
+def encode(message: Message) -> bytes:
+    """Return a message as one line of the protocol."""
+    return json.dumps(message.to_json()).encode() + b"\n"
 
 
-def parse_request(line: bytes) -> dict[str, Any]:
-    """The request in one line of the protocol.
+def parse_request(line: bytes) -> Dict[str, object]:
+    """Return the JSON object in one line of the protocol, to be read by `Message.from_json`.
 
     Raises:
         ValueError: it is not one JSON object, or is nested deeper than can be read.
@@ -74,7 +76,7 @@ class ControlServer:
         self,
         listener: socket.socket,
         selector: selectors.BaseSelector,
-        answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None],
+        answer: Callable[[Dict[str, object]], Optional[Message]],
     ) -> None:
         """Serve `listener`; `answer` returning None means: answer once the attempt has ended."""
         self._listener = listener
@@ -114,11 +116,11 @@ class ControlServer:
     def _answer_lines(self, connection: Connection) -> None:
         while b"\n" in connection.received:
             line, _, connection.received = connection.received.partition(b"\n")
-            answer: Mapping[str, Any] | None
+            answer: Optional[Message]
             try:
                 answer = self._answer(parse_request(line))
             except BAD_REQUEST as error:
-                answer = {"ok": False, "error": f"cannot read the request: {error}"}
+                answer = refusal(f"cannot read the request: {error}")
             if answer is None:
                 connection.is_waiting = True
             else:
@@ -141,7 +143,7 @@ class ControlServer:
         self._selector.unregister(connection.stream)
         connection.stream.close()
 
-    def answer_waiters(self, record: Mapping[str, Any]) -> int:
+    def answer_waiters(self, record: Message) -> int:
         """Send `record` to every client that waits for it; how many there were."""
         line, count = encode(record), 0
         for connection in list(self._connections.values()):

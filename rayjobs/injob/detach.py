@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Mapping
 
 from rayjobs.injob.control import encode
+from rayjobs.injob.hostmessages import StartAnswer
 from rayjobs.injob.identity import own_identity
 
 
@@ -47,15 +47,14 @@ def fork_detached(*, twice: bool = True) -> int | None:
 _report_to: int | None = None
 
 
-def report(values: Mapping[str, object] | None = None) -> None:
-    """Report once, to the process that forked this one, its identity or `values`."""
+def report(answer: StartAnswer | None = None) -> None:
+    """Report once, to the process that forked this one, its identity or `answer`."""
     global _report_to
     if _report_to is None:
         return
     descriptor, _report_to = _report_to, None
-    answer = {"ok": True, **own_identity().to_json()} if values is None else dict(values)
     try:
-        os.write(descriptor, encode(answer))
+        os.write(descriptor, encode(answer or StartAnswer.of(own_identity())))
     except OSError:
         pass  # the caller is gone; the socket and host.json say the same
     os.close(descriptor)

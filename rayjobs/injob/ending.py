@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Iterable, Optional, Sequence, Tuple
 
-from rayjobs.injob.exitrecord import ExitRecord, Leftovers, PidsLimit, RankStack
+from rayjobs.injob.exitrecord import (
+    ExitRecord,
+    Leftovers,
+    PidsLimit,
+    RankStack,
+    UsageRecord,
+)
 from rayjobs.injob.identity import ProcessStat, send_signal
 from rayjobs.injob.memory import MemoryLimit, remove_cgroups_of
 from rayjobs.injob.outcomes import EndReason, Outcome
@@ -227,7 +233,7 @@ class Ending:
         duration_s: float,
         processes: PidsLimit,
         cold: str | None,
-        usage: Mapping[str, Any] | None,
+        usage: UsageRecord | None,
         stacks: Tuple[RankStack, ...],
     ) -> ExitRecord:
         """Return what the exit record would say now; nothing is changed."""

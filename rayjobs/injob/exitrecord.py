@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional, Protocol, Tuple
 
 from rayjobs.injob import recordfiles
@@ -91,6 +91,58 @@ class PidsLimit(Message):
 
 
 @dataclass(frozen=True)
+class GpuUse(Message):
+    """Samples of one GPU; None where it was not measured.
+
+    Attributes:
+        use: In percent.
+        memory: In bytes.
+    """
+
+    use: Tuple[Optional[float], ...] = ()
+    memory: Tuple[Optional[float], ...] = ()
+
+
+@dataclass(frozen=True)
+class UsageRecord(Message):
+    """What an attempt used on a node over time, in columns of one length, oldest sample first.
+
+    Attributes:
+        began_at: Seconds of the wall clock.
+        every_s: Seconds between two samples at the end; it doubles as the run gets longer.
+        peak_bytes: The most memory at once; None: nothing was measured.
+        memory_how: ``cgroup``, or ``proportional``: shared pages are divided among their users.
+        cpu_s: CPU time of all processes, in seconds.
+        cost_s: CPU time that the sampling took.
+        t: Seconds since `began_at`.
+        cpu: Busy cores.
+        memory: In bytes.
+        gpus: By the driver's number.
+        node: Number of the node in the attempt.
+    """
+
+    began_at: float = 0.0
+    every_s: float = 0.0
+    peak_bytes: Optional[int] = None
+    memory_how: str = ""
+    cpu_s: float = 0.0
+    cost_s: float = 0.0
+    t: Tuple[float, ...] = ()
+    cpu: Tuple[float, ...] = ()
+    memory: Tuple[float, ...] = ()
+    gpus: Mapping[str, GpuUse] = field(default_factory=dict)
+    node: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all columns have one length, as those that a host wrote have."""
+        sizes = {len(self.t), len(self.cpu), len(self.memory)}
+        for gpu in self.gpus.values():
+            sizes |= {len(gpu.use), len(gpu.memory)}
+        return len(sizes) == 1
+
+
+@dataclass(frozen=True)
 class RankStack(Message):
     """Where a rank is, or was when its attempt had stalled (`stacks.Dump`).
 
@@ -144,7 +196,7 @@ class ExitRecord(Message):
         tree: What held its processes; ``lost``: not known.
         pids: None where no host lived to tell.
         cold: Why its ranks did not come from a warm interpreter; None when they did.
-        usage: Samples of CPU, memory and GPUs (`usage.Usage`); None without one.
+        usage: Samples of CPU, memory and GPUs; None: there are none.
         stacks: Where its ranks were, if it had stalled.
         boot_id: Of the machine, in a record that a node wrote in place of a killed host.
     """
@@ -167,7 +219,7 @@ class ExitRecord(Message):
     memory: MemoryUse = MemoryUse()
     pids: Optional[PidsLimit] = None
     cold: Optional[str] = None
-    usage: Optional[Mapping[str, object]] = None
+    usage: Optional[UsageRecord] = None
     stacks: Tuple[RankStack, ...] = ()
     boot_id: Optional[str] = None
     version: int = 1
@@ -186,7 +238,7 @@ class ExitRecord(Message):
         *,
         boot_id: str,
         leftovers: Leftovers,
-        usage: Optional[Mapping[str, object]],
+        usage: Optional[UsageRecord],
     ) -> ExitRecord:
         """Return the record that a host would have written, had it not been killed."""
         return cls(

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from rayjobs.injob.ranks import Program
 
-MPI = "mpi"
-HOROVOD_GLOO = "horovod-gloo"
-HEAD_START = "head-start"
-
 
 class HostExtras:
     """Nothing more: the host forks all ranks of its plan at once, and watches for their ends."""

@@ -9,11 +9,11 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Mapping
 
 from rayjobs.injob import gloo_rendezvous, helpers
 from rayjobs.injob.extras import HostExtras
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.injob.plan import ExtrasPlan
 from rayjobs.injob.starter import Starter
 
 _NAME = "the meeting point of Horovod's ranks"
@@ -22,7 +22,7 @@ _NAME = "the meeting point of Horovod's ranks"
 class GlooHelper(HostExtras):
     """What a host does besides forking the ranks of Horovod's Gloo controller."""
 
-    def __init__(self, starter: Starter, settings: Mapping[str, Any]) -> None:
+    def __init__(self, starter: Starter, settings: ExtrasPlan) -> None:
         self._starter = starter
         self._settings = settings
         self._server: helpers.Helper | None = None
@@ -33,14 +33,14 @@ class GlooHelper(HostExtras):
         Raises:
             OSError: the port is taken, or no process can be made.
         """
-        port = self._settings.get("port")
+        port = self._settings.port
         if not port:
             return
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             # The host holds the port with the same option, so no other process could take it.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("", int(port)))
+            listener.bind(("", port))
             listener.listen(1024)
             self._server = helpers.start(
                 _NAME,

@@ -6,19 +6,21 @@ import os
 import selectors
 import time
 import traceback
-from typing import Any, Mapping
+from typing import Dict, Mapping, Optional
 
-from rayjobs.injob import control, detach, exitrecord, extras, kernel, masterport
+from rayjobs.injob import control, detach, exitrecord, kernel, masterport
+from rayjobs.injob import plan as plans
 from rayjobs.injob.ending import Ending
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.extras import HostExtras
 from rayjobs.injob.hostmessages import NAME as HOST_FILE
-from rayjobs.injob.hostmessages import HostFile, HostRequest
+from rayjobs.injob.hostmessages import HostFile, HostRequest, HostState, HostStatus, refusal
 from rayjobs.injob.hostsignals import HostSignals
 from rayjobs.injob.identity import own_identity
 from rayjobs.injob.lease import boot_clock_s
 from rayjobs.injob.logtimes import LogTimes
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
+from rayjobs.injob.messages import Message
 from rayjobs.injob.mlflow_start import MlflowPort
 from rayjobs.injob.outcomes import CANCELED, Outcome, end_reason
 from rayjobs.injob.plan import LaunchPlan
@@ -190,7 +192,7 @@ class Host:
         """Protect the inputs from the ranks, in a mount namespace that this process is now in."""
         namespace = self.tree.namespace
         has_own_users = namespace is not None and namespace.own_users
-        Views.of(self.plan.views).enter(has_own_users=has_own_users)
+        (self.plan.views or Views()).enter(has_own_users=has_own_users)
         if self.plan.container is not None:
             from rayjobs.injob import container
 
@@ -345,7 +347,7 @@ class Host:
 
     # ---- answers ------------------------------------------------------------------------------
 
-    def _answer(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _answer(self, values: Dict[str, object]) -> Optional[Message]:
         request = HostRequest.from_json(values)
         if request.op == "status":
             return self._status()
@@ -357,23 +359,23 @@ class Host:
                 grace_s=request.grace_s,
                 end_reason=end_reason(request.end_reason, sentence),
             )
-            return {"ok": True, "state": self.state}
+            return HostState(state=self.state)
         if request.op == "wait":
-            return self.record.to_json() if self.record is not None else None
+            return self.record
+        if request.op == "stalled":
+            self.watch.end_stalled(request.reason or "the attempt has stalled")
+            return HostState(state=self.state)
         answer = self.watch.answer(request)
-        if answer is not None:
-            return {**answer, "state": self.state} if request.op == "stalled" else answer
-        return {"ok": False, "error": f"unknown operation {request.op!r}"}
+        return refusal(f"unknown operation {request.op!r}") if answer is None else answer
 
-    def _status(self) -> dict[str, Any]:
-        return {
-            "ok": True,
-            "state": self.state,
-            "ranks": [rank.as_status() for rank in self.ranks],
-            "log_bytes": {str(rank.plan.rank): rank.log.size for rank in self.ranks},
-            "deadline_in_s": self.deadline_in_s(),
-            "outcome": self.ending.outcome,
-        }
+    def _status(self) -> HostStatus:
+        return HostStatus(
+            state=self.state,
+            ranks=tuple(rank.as_status() for rank in self.ranks),
+            log_bytes={rank.plan.rank: rank.log.size for rank in self.ranks},
+            deadline_in_s=self.deadline_in_s(),
+            outcome=self.ending.outcome,
+        )
 
     # ---- the end ------------------------------------------------------------------------------
 
@@ -406,10 +408,10 @@ class Host:
                 self.record = record
                 if not os.path.isdir(self.plan.root) or time.monotonic() > keep_until:
                     break
-                self._server.answer_waiters(record.to_json())
+                self._server.answer_waiters(record)
                 self._serve(_RETRY_RECORD_S)
         self.record, self._is_recorded = record, True
-        self._server.answer_waiters(record.to_json())
+        self._server.answer_waiters(record)
         deadline = time.monotonic() + 5.0
         while self._server.has_unsent and time.monotonic() < deadline:
             self._serve(0.1)
@@ -428,19 +430,19 @@ def _extras_of(plan: LaunchPlan, starter: Starter) -> HostExtras:
         OSError: a socket or a folder cannot be made.
         ValueError: it is of a kind that this version does not know.
     """
-    settings: dict[str, Any] = dict(plan.beside or {})
-    kind = settings.get("kind")
-    if kind is None:
+    settings = plan.beside
+    if settings is None:
         return HostExtras()
-    if kind == extras.MPI:
+    kind = settings.kind
+    if kind == plans.MPI:
         from rayjobs.injob.mpi import MpiStarter
 
         return MpiStarter(starter, settings)
-    if kind == extras.HOROVOD_GLOO:
+    if kind == plans.HOROVOD_GLOO:
         from rayjobs.injob.glooranks import GlooHelper
 
         return GlooHelper(starter, settings)
-    if kind == extras.HEAD_START:
+    if kind == plans.HEAD_START:
         from rayjobs.injob.rank0_first import HeadStart
 
         return HeadStart(starter, settings)

@@ -1,4 +1,4 @@
-"""What an attempt host leaves of itself in ``host.json``, and requests to it and its parent."""
+"""What attempt hosts and warm interpreters say: ``host.json``, requests to them, answers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from rayjobs.injob import recordfiles
+from rayjobs.injob.exitrecord import RankStack
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.messages import Message
+from rayjobs.injob.outcomes import Outcome
 
 NAME = "host.json"
 
@@ -84,6 +86,153 @@ class HostRequest(Message):
     end_reason: Optional[str] = None
     grace_s: Optional[float] = None
     stamp: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Answer(Message):
+    """What all answers have in common; an answer by itself is a plain yes or a refusal.
+
+    Attributes:
+        error: Why the request was refused, as a sentence; empty: it was not.
+    """
+
+    ok: bool = True
+    error: str = ""
+
+
+def refusal(error: str) -> Answer:
+    """Return the answer to a request that cannot be carried out."""
+    return Answer(False, error)
+
+
+@dataclass(frozen=True)
+class HostState(Answer):
+    """A host's answer to "cancel" and "stalled".
+
+    Attributes:
+        state: "starting", "running", "ending" or "ended".
+    """
+
+    state: str = ""
+
+
+@dataclass(frozen=True)
+class RankStatus(Message):
+    """A rank, as its host sees it.
+
+    Attributes:
+        start_time: When its process started, in clock ticks since the boot.
+        exit_code: None while it runs, and where a signal ended it.
+        signal: The signal that ended it.
+    """
+
+    rank: int
+    pid: int
+    start_time: int = 0
+    alive: bool = True
+    exit_code: Optional[int] = None
+    signal: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class HostStatus(Answer):
+    """A host's answer to "status".
+
+    Attributes:
+        state: "starting", "running", "ending" or "ended".
+        log_bytes: Size of each rank's log.
+        deadline_in_s: Seconds until the time limit; None: there is none.
+        outcome: Of an attempt that is being ended, or has ended.
+    """
+
+    state: str = ""
+    ranks: Tuple[RankStatus, ...] = ()
+    log_bytes: Mapping[int, int] = field(default_factory=dict)
+    deadline_in_s: Optional[float] = None
+    outcome: Optional[Outcome] = None
+
+
+@dataclass(frozen=True)
+class LeaseAnswer(Answer):
+    """A host's answer to "lease".
+
+    Attributes:
+        stamp: To be sent with the next renewal.
+        silent_s: Seconds since a rank printed or logged anything; None: not measured.
+    """
+
+    stamp: Optional[float] = None
+    silent_s: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class StacksAnswer(Answer):
+    """A host's answer to "stacks": where each living rank is."""
+
+    ranks: Tuple[RankStack, ...] = ()
+
+
+@dataclass(frozen=True)
+class WarmStatus(Answer):
+    """A warm interpreter's answer to "ping": its process, and what it has imported.
+
+    Attributes:
+        preloaded: Modules that it has imported.
+        not_preloaded: Why the others could not be imported.
+        import_s: Seconds that the imports took.
+        threads: Number of its threads.
+    """
+
+    pid: int = 0
+    start_time: int = 0
+    boot_id: str = ""
+    preloaded: Tuple[str, ...] = ()
+    not_preloaded: Mapping[str, str] = field(default_factory=dict)
+    import_s: float = 0.0
+    threads: int = 0
+
+    @property
+    def identity(self) -> Identity:
+        """The interpreter's process."""
+        return Identity(self.pid, self.start_time, self.boot_id)
+
+
+@dataclass(frozen=True)
+class StartAnswer(Answer):
+    """How the start of a host or a warm interpreter went: its process, or why there is none.
+
+    Attributes:
+        pid: Of the process that was started, with `start_time` and `boot_id`; None: none was.
+        cold: Why a warm interpreter may not fork this attempt; None: it may.
+        held: Another warm interpreter has the socket.
+    """
+
+    pid: Optional[int] = None
+    start_time: int = 0
+    boot_id: str = ""
+    cold: Optional[str] = None
+    held: bool = False
+
+    @property
+    def identity(self) -> Identity:
+        """The process that was started.
+
+        Raises:
+            ValueError: none was.
+        """
+        if self.pid is None:
+            raise ValueError("the answer names no process")
+        return Identity(self.pid, self.start_time, self.boot_id)
+
+    @staticmethod
+    def refused(error: str, *, held: bool = False) -> StartAnswer:
+        """Return the answer that says why no process was started."""
+        return StartAnswer(False, error, held=held)
+
+    @staticmethod
+    def of(started: Identity) -> StartAnswer:
+        """Return the answer that names a process."""
+        return StartAnswer(pid=started.pid, start_time=started.start_time, boot_id=started.boot_id)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import selectors
 import socket
-from typing import Any, Callable, Mapping
+from typing import Callable, Dict
 
 from rayjobs.injob.control import MAX_LINE_BYTES, encode, listen, parse_request
+from rayjobs.injob.hostmessages import Answer, refusal
 
 _SEND_S = 5.0
 
@@ -30,13 +31,13 @@ class LineServer:
         path: str,
         selector: selectors.BaseSelector,
         *,
-        asked: Callable[[Asker, Mapping[str, Any]], None],
+        asked: Callable[[Asker, Dict[str, object]], None],
         gone: Callable[[Asker], None],
     ) -> None:
         """Listen at `path`.
 
         Args:
-            asked: called with each request.
+            asked: called with each request; raises MessageError for one that it refuses.
             gone: called when a client leaves before it was answered.
 
         Raises:
@@ -76,24 +77,22 @@ class LineServer:
             return  # one request each
         asker.received += data
         if len(asker.received) > MAX_LINE_BYTES:
-            self.answer(asker, {"error": "the request is too long"})
+            self.answer(asker, refusal("the request is too long"))
         elif asker.received.endswith(b"\n"):
             asker.was_asked = True
             try:
-                request = parse_request(asker.received)
+                self._asked(asker, parse_request(asker.received))
             except ValueError as error:
-                self.answer(asker, {"error": f"cannot read the request: {error}"})
-            else:
-                self._asked(asker, request)
+                self.answer(asker, refusal(f"cannot read the request: {error}"))
 
-    def answer(self, asker: Asker, values: Mapping[str, Any]) -> None:
+    def answer(self, asker: Asker, answer: Answer) -> None:
         """Answer a request; does nothing for a client that has gone meanwhile."""
         if asker.was_answered or asker.is_gone:
             return
         asker.was_answered = True
         try:
             asker.stream.settimeout(_SEND_S)  # a few bytes: they fit the socket's buffer
-            asker.stream.sendall(encode(values))
+            asker.stream.sendall(encode(answer))
             asker.stream.setblocking(False)
         except OSError:
             self._forget(asker)

@@ -28,7 +28,8 @@ class Message:
     """Base of the frozen dataclasses whose JSON crosses from one process of ours to another.
 
     Field types are str, int, float, bool, bytes, enums of text, other messages, Optional,
-    ``Tuple[X, ...]`` and ``Mapping[str or int, X]``; `object` takes JSON of any kind as it stands.
+    ``Tuple[X, ...]``, ``Tuple[X, Y]`` and ``Mapping[str or int, X]``; `object` takes JSON of any
+    kind as it stands.
     """
 
     __slots__ = ()
@@ -125,7 +126,9 @@ def _reader(kind: Any) -> _Reader:
         (other,) = (one for one in arguments if one is not type(None))
         return _optional(_reader(other))
     if origin is tuple:
-        return _several(_reader(arguments[0]))
+        if arguments[-1] is Ellipsis:
+            return _several(_reader(arguments[0]))
+        return _fixed([_reader(one) for one in arguments])
     if origin is not None:
         return _mapping(arguments[0], _reader(arguments[1]))
     if issubclass(kind, Message):
@@ -190,6 +193,15 @@ def _several(read: _Reader) -> _Reader:
         return tuple(read(one) for one in value)
 
     return read_all
+
+
+def _fixed(readers: "list[_Reader]") -> _Reader:
+    def read_each(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)) or len(value) != len(readers):
+            raise MessageError(f"{value!r:.60} is not a list of {len(readers)}")
+        return tuple(read(one) for read, one in zip(readers, value))
+
+    return read_each
 
 
 def _mapping(key: type, read: _Reader) -> _Reader:

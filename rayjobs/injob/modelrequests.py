@@ -1,8 +1,6 @@
 """What a script asks to have registered as a model: checked at once, done when its run completes.
 
-One JSON line a request, appended to a file of the attempt: ``{"k": "model", "name": text, "path":
-the stored name of a file or folder, "tags": …, "properties": …, "description": text or null,
-"framework": text, "framework_version": text, "t": epoch seconds}``.
+Each request is one JSON line, a `ModelRecord`, appended to a file of the attempt.
 """
 
 from __future__ import annotations
@@ -12,15 +10,39 @@ import json
 import os
 import re
 import time
+from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, Iterator, Mapping, Optional
 
 from rayjobs.injob import checkpoint, logvalues
+from rayjobs.injob.messages import Message
 from rayjobs.injob.uploads import PART, clean_name
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 MOST_MODELS = 100  # of one run, by name and path
 CHECKPOINTS = "outputs/checkpoints/step-"
 NAMED_AT_MOST = 10
+
+
+@dataclass(frozen=True)
+class ModelRecord(Message):
+    """A request for a model, as a rank writes it down.
+
+    Attributes:
+        path: Stored name of the run's file or folder that the model is made of.
+        framework: Such as ``PyTorch``; empty: not named.
+        t: When it was written, in seconds since 1970.
+        k: What kind of line it is.
+    """
+
+    name: str
+    path: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    description: Optional[str] = None
+    framework: str = ""
+    framework_version: str = ""
+    t: float = 0.0
+    k: str = "model"
 
 
 class ModelRequest:
@@ -32,18 +54,18 @@ class ModelRequest:
         path: The run's file or folder that it will be made of.
     """
 
-    def __init__(self, run_id: str, record: Mapping[str, Any]) -> None:
+    def __init__(self, run_id: str, record: ModelRecord) -> None:
         """Show what was asked for in the run `run_id`."""
-        self.name: str = record["name"]
+        self.name = record.name
         self.version: Optional[int] = None
         self.id: Optional[str] = None
         self.run_id = run_id
-        self.path: str = record["path"]
-        self.tags: Dict[str, str] = dict(record["tags"])
-        self.properties: Dict[str, str] = dict(record["properties"])
-        self.description: str = record["description"] or ""
-        self.model_framework: str = record["framework"]
-        self.model_framework_version: str = record["framework_version"]
+        self.path = record.path
+        self.tags: Dict[str, str] = dict(record.tags)
+        self.properties: Dict[str, str] = dict(record.properties)
+        self.description = record.description or ""
+        self.model_framework = record.framework
+        self.model_framework_version = record.framework_version
 
     def __repr__(self) -> str:
         """Return name, path and run, and when it will be."""
@@ -71,25 +93,24 @@ def record_of(
     description: Any = None,
     framework: Any = None,
     framework_version: Any = None,
-) -> Dict[str, Any]:
+) -> ModelRecord:
     """Return a request as it is written.
 
     Raises:
         TypeError: an argument is of the wrong kind.
         ValueError: The name is not valid for a model, or a text is too long.
     """
-    record = {
-        "k": "model",
-        "name": name_of(name),
-        "path": path,
-        "tags": _texts(tags, "tags"),
-        "properties": _texts(properties, "properties"),
-        "description": _text(description, "description"),
-        "framework": _text(framework, "model_framework") or "",
-        "framework_version": _text(framework_version, "model_framework_version") or "",
-        "t": time.time(),
-    }
-    size = len(json.dumps(record))
+    record = ModelRecord(
+        name_of(name),
+        path,
+        tags=_texts(tags, "tags"),
+        properties=_texts(properties, "properties"),
+        description=_text(description, "description"),
+        framework=_text(framework, "model_framework") or "",
+        framework_version=_text(framework_version, "model_framework_version") or "",
+        t=time.time(),
+    )
+    size = len(json.dumps(record.to_json()))
     if size > logvalues.MAX_RECORD:
         raise ValueError(
             "the request for the model %r has %d bytes; %d are allowed. Write long text to a file "
@@ -210,18 +231,19 @@ def _some_of(outputs: str) -> Iterator[str]:
         yield "outputs/" + os.path.relpath(full, outputs).replace(os.sep, "/")
 
 
-def append(path: str, record: Mapping[str, Any]) -> None:
+def append(path: str, record: ModelRecord) -> None:
     """Append a request to the attempt's file, whole or not at all.
 
     Raises:
         OSError: it could not be written: unlike a lost metric, a lost model is an error.
     """
     # The newline before it ends what a full disk may have left of another one.
-    line = b"\n" + json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"
+    line = b"\n" + json.dumps(record.to_json(), separators=(",", ":")).encode("ascii") + b"\n"
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.write(descriptor, line) != len(line):
-            raise OSError(errno.ENOSPC, "the model's request could not be written: no room", path)
+            why = "the model's request could not be written: the disk is full"
+            raise OSError(errno.ENOSPC, why, path)
     finally:
         os.close(descriptor)

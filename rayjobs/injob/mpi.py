@@ -14,14 +14,16 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Mapping
+from typing import Dict, Mapping
 
 from rayjobs.injob import helpers, kernel, mpistub
 from rayjobs.injob.extras import HostExtras
+from rayjobs.injob.hostmessages import Answer, refusal
 from rayjobs.injob.interfaces import interface_of
 from rayjobs.injob.lines import Asker, LineServer
+from rayjobs.injob.mpimessages import MpiRequest, RankEnd, Relayed
 from rayjobs.injob.outcomes import Outcome
-from rayjobs.injob.plan import RankPlan
+from rayjobs.injob.plan import ExtrasPlan, RankPlan
 from rayjobs.injob.ranks import Program, Rank
 from rayjobs.injob.starter import Starter
 
@@ -54,7 +56,7 @@ class MpiStarter(HostExtras):
 
     starts_ranks = True
 
-    def __init__(self, starter: Starter, settings: Mapping[str, Any]) -> None:
+    def __init__(self, starter: Starter, settings: ExtrasPlan) -> None:
         """Listen for the stubs.
 
         Raises:
@@ -62,7 +64,7 @@ class MpiStarter(HostExtras):
         """
         self._starter = starter
         self._settings = settings
-        self._socket = str(settings["socket"])
+        self._socket = settings.socket
         self._folder = os.path.join(starter.plan.root, "mpi")
         os.makedirs(self._folder, exist_ok=True)
         with open(os.path.join(self._folder, REMOTE), "w", encoding="utf-8") as file:
@@ -88,12 +90,12 @@ class MpiStarter(HostExtras):
         Raises:
             OSError: no process can be made, or none with a host name of its own.
         """
-        if self._settings.get("shares_machine"):
+        if self._settings.shares_machine:
             self._rename_host()
-        command = self._settings.get("command")
+        command = self._settings.command
         if command:
             self._note("$ " + " ".join(shlex.quote(word) for word in command))
-            self._launch("mpirun", [str(word) for word in command])
+            self._launch("mpirun", list(command))
 
     def _rename_host(self) -> None:
         """Give this process and its children a host name of their own.
@@ -154,7 +156,7 @@ class MpiStarter(HostExtras):
         while self._waiting:
             asker, item = self._waiting.pop(0)
             if self._starter.ending.has_begun:
-                self._server.answer(asker, {"error": "the attempt is being ended"})
+                self._server.answer(asker, refusal("the attempt is being ended"))
                 continue
             self._stubs[item.rank] = asker
             program = self._starter.fork([item])
@@ -171,48 +173,47 @@ class MpiStarter(HostExtras):
     def _tell(self, rank: Rank) -> None:
         stub = self._stubs.get(rank.plan.rank)
         if stub is not None:
-            self._server.answer(stub, {"exit_code": rank.exit_code, "signal": rank.signal})
+            self._server.answer(stub, RankEnd(exit_code=rank.exit_code, signal=rank.signal))
 
     # ---- requests -----------------------------------------------------------------------------
 
-    def _asked(self, asker: Asker, request: Mapping[str, Any]) -> None:
-        operation = request.get("op")
-        if operation == "rank":
-            self._rank_asked(asker, request.get("env") or {})
-        elif operation == "remote":
-            self._remote_asked(asker, str(request.get("node")), str(request.get("command")))
-        elif operation == "relay":
+    def _asked(self, asker: Asker, values: Dict[str, object]) -> None:
+        request = MpiRequest.from_json(values)
+        if request.op == "rank":
+            self._rank_asked(asker, request.env)
+        elif request.op == "remote":
+            self._remote_asked(asker, request.node, request.command)
+        elif request.op == "relay":
             self._relay = asker
             self._give_to_relay()
-        elif operation == "relayed":
-            self._relayed(request.get("errors") or {})
-            self._server.answer(asker, {"ok": True})
-        elif operation == "daemon":
-            self._server.answer(asker, self._daemon(str(request.get("command"))))
+        elif request.op == "relayed":
+            self._relayed(request.errors)
+            self._server.answer(asker, Answer())
+        elif request.op == "daemon":
+            self._server.answer(asker, self._daemon(request.command))
         else:
-            self._server.answer(asker, {"error": f"unknown operation {operation!r}"})
+            self._server.answer(asker, refusal(f"unknown operation {request.op!r}"))
 
-    def _rank_asked(self, asker: Asker, env: Mapping[str, Any]) -> None:
-        number = str(env.get("OMPI_COMM_WORLD_RANK"))
+    def _rank_asked(self, asker: Asker, env: Mapping[str, str]) -> None:
+        number = env.get("OMPI_COMM_WORLD_RANK")
         for item in self._starter.plan.ranks:
             if str(item.rank) == number and all(
                 rank.plan.rank != item.rank for rank in self._starter.ranks
             ):
-                told = {str(name): str(value) for name, value in env.items()}
-                told.update(self._of_this_node())  # mpirun passes on those of its own
+                reported = {**env, **self._of_this_node()}  # mpirun passes on those of its own
                 self._waiting.append(
-                    (asker, RankPlan(item.rank, item.local_rank, {**item.env, **told}))
+                    (asker, RankPlan(item.rank, item.local_rank, {**item.env, **reported}))
                 )
                 return
         self._server.answer(
             asker,
-            {"error": f"rank {number} is not one that node {self._starter.plan.node} may start"},
+            refusal(f"rank {number} is not one that node {self._starter.plan.node} may start"),
         )
 
     def _remote_asked(self, asker: Asker, node: str, command: str) -> None:
-        nodes = list(self._settings["nodes"])
+        nodes = list(self._settings.nodes)
         if node not in nodes[1:]:
-            self._server.answer(asker, {"error": f"{node} is no other node of the job"})
+            self._server.answer(asker, refusal(f"{node} is not another node of the job"))
             return
         self._remote[nodes.index(node)] = (command, asker)
         self._give_to_relay()
@@ -221,27 +222,27 @@ class MpiStarter(HostExtras):
         if self._relay is None or self._relay.is_gone:
             return
         if self._is_relayed:
-            self._server.answer(self._relay, {"commands": {}, "over": True})
-        elif len(self._remote) == len(self._settings["nodes"]) - 1:
-            commands = {str(index): one for index, (one, _) in sorted(self._remote.items())}
-            self._server.answer(self._relay, {"commands": commands})
+            self._server.answer(self._relay, Relayed(over=True))
+        elif len(self._remote) == len(self._settings.nodes) - 1:
+            commands = {index: one for index, (one, _) in sorted(self._remote.items())}
+            self._server.answer(self._relay, Relayed(commands=commands))
 
-    def _relayed(self, errors: Mapping[str, Any]) -> None:
+    def _relayed(self, errors: Mapping[int, str]) -> None:
         self._is_relayed = True
         for index, (_, asker) in self._remote.items():
-            error = errors.get(str(index))
-            self._server.answer(asker, {"error": str(error)} if error else {"ok": True})
+            error = errors.get(index)
+            self._server.answer(asker, refusal(error) if error else Answer())
 
-    def _daemon(self, command: str) -> dict[str, Any]:
+    def _daemon(self, command: str) -> Answer:
         if self._launcher is not None:
-            return {"ok": True}  # relayed twice: after the relay was replaced
+            return Answer()  # relayed twice: after the relay was replaced
         if self._starter.ending.has_begun:
-            return {"error": f"node {self._starter.plan.node} is being ended"}
+            return refusal(f"node {self._starter.plan.node} is being ended")
         try:
             self._launch("orted", shlex.split(command))
         except (OSError, ValueError) as error:
-            return {"error": f"orted cannot be started on node {self._starter.plan.node}: {error}"}
-        return {"ok": True}
+            return refusal(f"orted cannot be started on node {self._starter.plan.node}: {error}")
+        return Answer()
 
     def _stub_gone(self, asker: Asker) -> None:
         """MPI has ended a stub: it has given the rank up, whose end is awaited for a moment."""

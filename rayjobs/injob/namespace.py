@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from typing import Any, Dict
+from dataclasses import dataclass
 
 if __name__ == "__main__":
     # Run by its path: this folder, whose module names are general words, is not on the module path.
@@ -19,6 +19,7 @@ if __name__ == "__main__":
 
 from rayjobs.injob import kernel
 from rayjobs.injob.identity import Identity, identity_of, send_signal
+from rayjobs.injob.messages import Message
 from rayjobs.injob.processes import MARKER_VARIABLE
 
 # It reads its standard input to the end; small, started in a millisecond, and everywhere.
@@ -214,14 +215,22 @@ def _try() -> None:
         raise OSError(said.decode() or f"the process in it ended with status {status}")
 
 
-def probe() -> Dict[str, Any]:
+@dataclass(frozen=True)
+class NamespaceProbe(Message):
+    """Whether an attempt can have a PID namespace on this machine, and why not."""
+
+    works: bool
+    why: str = ""
+
+
+def probe() -> NamespaceProbe:
     """Try it in this process, which can start no thread and no other child after it."""
     try:
         _try()
     except OSError as error:
-        return {"works": False, "why": error.strerror or str(error)}
-    return {"works": True, "why": ""}
+        return NamespaceProbe(False, error.strerror or str(error))
+    return NamespaceProbe(True)
 
 
 if __name__ == "__main__":
-    print(json.dumps(probe()))
+    print(json.dumps(probe().to_json()))

@@ -96,8 +96,8 @@ class OfflineRun(LoggingRun):
     def _model_path(self, path: Any) -> str:
         return modelrequests.find(path, os.path.abspath("outputs"), self._files)
 
-    def _ask_for_model(self, record: Mapping[str, Any]) -> None:
-        print("model %s: %s (no job, so nothing is registered)" % (record["name"], record["path"]))
+    def _ask_for_model(self, record: modelrequests.ModelRecord) -> None:
+        print("model %s: %s (no job, so nothing is registered)" % (record.name, record.path))
 
     def _keep_image(self, name: str, path: Optional[str], plot: Any) -> str:
         return os.fspath(path) if path is not None else "a figure"

@@ -12,9 +12,14 @@ from rayjobs.injob import interfaces
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
+from rayjobs.injob.views import Views
 
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 SUPPORTED_VERSION = 1
+# What a host does besides forking ranks.
+MPI = "mpi"
+HOROVOD_GLOO = "horovod-gloo"
+HEAD_START = "head-start"
 
 
 class PlanError(ValueError):
@@ -61,6 +66,33 @@ class Relay(Message):
 
     socket: str
     peers: Tuple[Peer, ...]
+
+
+@dataclass(frozen=True)
+class ExtrasPlan(Message):
+    """What a host does besides forking ranks, for one backend; each kind reads its own fields.
+
+    Attributes:
+        kind: ``mpi``, ``horovod-gloo`` or ``head-start``.
+        port: Where the first node's ranks meet; None on the other nodes.
+        most_s: Seconds that the other ranks wait for rank 0 at most.
+        on_cpu: Horovod exchanges on the CPU.
+        socket: Where the host answers the stubs of MPI.
+        nodes: Names of the job's nodes, as mpirun uses them.
+        shares_machine: An earlier node of the attempt is on the same machine.
+        command: Words of mpirun's command line, on the first node alone.
+        peers: The other nodes, on the first node alone.
+    """
+
+    kind: str
+    port: Optional[int] = None
+    most_s: float = 0.0
+    on_cpu: bool = False
+    socket: str = ""
+    nodes: Tuple[str, ...] = ()
+    shares_machine: bool = False
+    command: Optional[Tuple[str, ...]] = None
+    peers: Tuple[Peer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,11 +191,11 @@ class LaunchPlan(Message):
         lease_since_s: From when on it counts, on the node's boot clock; None: the host's start.
         raylet: Ray's process on the node, with a lease: the host ends its ranks after it.
         stall_timeout_s: Seconds without a word from any rank that end the attempt.
-        beside: What the host does besides, see `rayjobs.injob.extras`.
+        beside: What the host does besides forking ranks; None: nothing.
         umask: Of the ranks and of what they start.
         soft_files: The ranks' soft limit of open files; None: as their host has it.
         hold: What may hold the attempt's processes, see `tree.LEVELS`.
-        views: How its inputs are shown, see `views.Views`.
+        views: How its inputs are shown; None: as they are.
         container: The image that the ranks, mpirun and orted run in; None: the node's own files.
     """
 
@@ -194,11 +226,11 @@ class LaunchPlan(Message):
     lease_since_s: Optional[float] = None
     raylet: Optional[Identity] = None
     stall_timeout_s: Optional[float] = None
-    beside: Optional[Mapping[str, object]] = None
+    beside: Optional[ExtrasPlan] = None
     umask: int = 0o022
     soft_files: Optional[int] = None
     hold: Tuple[str, ...] = ("cgroup", "scan")
-    views: Optional[Mapping[str, object]] = None
+    views: Optional[Views] = None
     container: Optional[ContainerPlan] = None
     version: int = SUPPORTED_VERSION
 
@@ -214,8 +246,13 @@ class LaunchPlan(Message):
     @property
     def relay(self) -> Optional[Relay]:
         """What mpirun needs of the agents, on the first of several nodes; None: nothing."""
-        beside = self.beside or {}
-        return Relay.from_json(beside) if beside.get("peers") else None
+        found = self.beside
+        return Relay(found.socket, found.peers) if found and found.peers else None
+
+    @property
+    def is_mpi(self) -> bool:
+        """Whether MPI starts the ranks."""
+        return self.beside is not None and self.beside.kind == MPI
 
     @property
     def work(self) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from typing import Any, Mapping
 
 from rayjobs.injob.extras import HostExtras
+from rayjobs.injob.plan import ExtrasPlan
 from rayjobs.injob.starter import Starter
 
 LOOK_S = 0.002
@@ -21,11 +21,11 @@ LOOK_S = 0.002
 class HeadStart(HostExtras):
     """Lets rank 0 run first, and the others when it listens, or after a moment."""
 
-    def __init__(self, starter: Starter, settings: Mapping[str, Any]) -> None:
+    def __init__(self, starter: Starter, settings: ExtrasPlan) -> None:
         """Take from the plan how long the others wait at most, and for which port of this node."""
         self._starter = starter
-        self._port: int | None = settings.get("port")
-        self._until_s: float | None = time.monotonic() + float(settings["most_s"])
+        self._port: int | None = settings.port
+        self._until_s: float | None = time.monotonic() + settings.most_s
 
     def go_first(self, ranks: list[int]) -> list[int]:
         """See `HostExtras.go_first`."""

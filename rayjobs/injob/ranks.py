@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping
+from typing import Callable, Mapping
 
 from rayjobs.injob import detach, kernel, leaving, openfiles, rank, startup
 from rayjobs.injob.exitrecord import RankExit
+from rayjobs.injob.hostmessages import RankStatus
 from rayjobs.injob.identity import Identity, identity_of
 from rayjobs.injob.log_cap import LogCap
 from rayjobs.injob.plan import LaunchPlan, RankPlan, expand
@@ -53,16 +54,16 @@ class Rank(WaitStatus):
         self.ended_at = at
         self.max_rss_bytes = max_rss_bytes
 
-    def as_status(self) -> dict[str, Any]:
+    def as_status(self) -> RankStatus:
         """Its entry in the answer to `status`."""
-        return {
-            "rank": self.plan.rank,
-            "pid": self.identity.pid,
-            "start_time": self.identity.start_time,
-            "alive": not self.has_ended,
-            "exit_code": self.exit_code,
-            "signal": self.signal,
-        }
+        return RankStatus(
+            self.plan.rank,
+            self.identity.pid,
+            self.identity.start_time,
+            not self.has_ended,
+            self.exit_code,
+            self.signal,
+        )
 
     def as_record(self) -> RankExit:
         """Its entry in the exit record."""

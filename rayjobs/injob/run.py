@@ -360,7 +360,7 @@ class LoggingRun(Run):
     def _model_path(self, path: Any) -> str:
         raise NotImplementedError
 
-    def _ask_for_model(self, record: Mapping[str, Any]) -> None:
+    def _ask_for_model(self, record: modelrequests.ModelRecord) -> None:
         raise NotImplementedError
 
 

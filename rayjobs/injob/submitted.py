@@ -211,8 +211,8 @@ class SubmittedRun(AttemptRun):
     def _model_path(self, path: Any) -> str:
         return modelrequests.find(path, self._get_outputs_datapath(), self._area.names())
 
-    def _ask_for_model(self, record: Mapping[str, Any]) -> None:
-        key = (record["name"], record["path"])
+    def _ask_for_model(self, record: modelrequests.ModelRecord) -> None:
+        key = (record.name, record.path)
         if key not in self._models and len(self._models) >= modelrequests.MOST_MODELS:
             raise ValueError(
                 "this run has already requested %d models, the largest number allowed; register "

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
 import subprocess
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Tuple
 
-from rayjobs.injob import cgroups, kernel
+from rayjobs.injob import cgroups, kernel, recordfiles
+from rayjobs.injob.exitrecord import GpuUse, UsageRecord
 from rayjobs.injob.files import write_atomic
 from rayjobs.injob.memory import proportional_bytes
 from rayjobs.injob.plan import LaunchPlan
@@ -31,6 +32,21 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _GPU_QUERY = "index,uuid,utilization.gpu,memory.used"
 
 
+@dataclass
+class _Sample:
+    """One point in time: seconds since the first, cores, bytes; of each GPU percent and bytes."""
+
+    t: float
+    cpu: float
+    memory: int
+    gpus: Dict[str, Tuple[float, float]] = field(default_factory=dict)
+
+    def gpu(self, name: str, at: int) -> Optional[float]:
+        """Return a GPU's use (0) or memory (1); None where it was not measured."""
+        pair = self.gpus.get(name)
+        return None if pair is None else pair[at]
+
+
 class Usage:
     """The samples of one attempt on one node."""
 
@@ -42,7 +58,7 @@ class Usage:
         self._began_s = time.monotonic()
         self._next_s = self._began_s + EVERY_S
         self._began_at = time.time()
-        self._points: List[Dict[str, Any]] = []
+        self._points: List[_Sample] = []
         self._peak_bytes = 0
         self._cost_s = 0.0
         self._cpu_s = 0.0
@@ -111,14 +127,14 @@ class Usage:
         cores = max(0.0, cpu_s - before[1]) / max(1e-3, now_s - before[0])
         if self._points and not used_bytes:
             return  # all of it has ended: its CPU time counts, and there is no use to show
-        point: Dict[str, Any] = {
-            "t": round(now_s - self._began_s, 2),
-            "cpu": round(cores, 3),
-            "memory": used_bytes,
-        }
-        if self._gpu_now:
-            point["gpus"] = {name: list(pair) for name, pair in sorted(self._gpu_now.items())}
-        self._points.append(point)
+        self._points.append(
+            _Sample(
+                round(now_s - self._began_s, 2),
+                round(cores, 3),
+                used_bytes,
+                dict(sorted(self._gpu_now.items())),
+            )
+        )
         if len(self._points) >= POINTS:
             self._points = [
                 _merged(*self._points[at : at + 2]) for at in range(0, len(self._points) - 1, 2)
@@ -189,78 +205,56 @@ class Usage:
             self._gpu = None
 
     # -- the record -------------------------------------------------------------------------------
-    def as_record(self) -> Dict[str, Any]:
-        """The `usage` entry of an exit record: columns, oldest point first."""
-        names = sorted({name for point in self._points for name in point.get("gpus", ())})
-        return {
-            "began_at": self._began_at,
-            "every_s": self._every_s,
-            "peak_bytes": self._peak_bytes or None,
-            "memory_how": self._how,
-            "cpu_s": round(self._cpu_s, 3),
-            "cost_s": round(self._cost_s, 4),
-            "t": [point["t"] for point in self._points],
-            "cpu": [point["cpu"] for point in self._points],
-            "memory": [point["memory"] for point in self._points],
-            "gpus": {
-                name: {
-                    "use": [_of(point, name, 0) for point in self._points],
-                    "memory": [_of(point, name, 1) for point in self._points],
-                }
+    def as_record(self) -> UsageRecord:
+        """Return the `usage` entry of an exit record."""
+        points = self._points
+        names = sorted({name for point in points for name in point.gpus})
+        return UsageRecord(
+            began_at=self._began_at,
+            every_s=self._every_s,
+            peak_bytes=self._peak_bytes or None,
+            memory_how=self._how,
+            cpu_s=round(self._cpu_s, 3),
+            cost_s=round(self._cost_s, 4),
+            t=tuple(point.t for point in points),
+            cpu=tuple(point.cpu for point in points),
+            memory=tuple(point.memory for point in points),
+            gpus={
+                name: GpuUse(
+                    tuple(point.gpu(name, 0) for point in points),
+                    tuple(point.gpu(name, 1) for point in points),
+                )
                 for name in names
             },
-        }
+            node=self._plan.node,
+        )
 
     def _write(self) -> None:
-        record = {"node": self._plan.node, **self.as_record()}
-        write_atomic(os.path.join(self._plan.root, FILE), json.dumps(record))
+        text = json.dumps(self.as_record().to_json())
+        write_atomic(os.path.join(self._plan.root, FILE), text)
 
 
-def read(root: str) -> Optional[Dict[str, Any]]:
+def read(root: str) -> Optional[UsageRecord]:
     """Return what the host of an attempt has measured so far; None: nothing that can be read."""
     try:
-        descriptor = os.open(
-            os.path.join(root, FILE), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        )
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        with open(descriptor, "rb", closefd=False) as file:
-            record: Dict[str, Any] = json.loads(file.read(_FILE_BYTES))
-        lists = [record["t"], record["cpu"], record["memory"]]
-        is_whole = all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists)
-        return record if is_whole and isinstance(record["gpus"], dict) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        record = UsageRecord.from_json(recordfiles.read_json(root, FILE, _FILE_BYTES))
+    except (OSError, ValueError):
         return None  # a job can write there, too
-    finally:
-        os.close(descriptor)
+    return record if record.is_whole else None
 
 
 def _die_with_host() -> None:
     kernel.die_with_parent(signal.SIGKILL)
 
 
-def _merged(one: Dict[str, Any], other: Dict[str, Any]) -> Dict[str, Any]:
-    """One point for two: the mean CPU and GPU use, the larger memory, the later time."""
-    merged = {
-        "t": other["t"],
-        "cpu": round((one["cpu"] + other["cpu"]) / 2, 3),
-        "memory": max(one["memory"], other["memory"]),
-    }
-    gpus = {**one.get("gpus", {}), **other.get("gpus", {})}
-    for name, pair in gpus.items():
-        before = one.get("gpus", {}).get(name, pair)
-        gpus[name] = [round((before[0] + pair[0]) / 2, 1), max(before[1], pair[1])]
-    if gpus:
-        merged["gpus"] = gpus
-    return merged
-
-
-def _of(point: Dict[str, Any], name: str, at: int) -> Optional[float]:
-    pair = point.get("gpus", {}).get(name)
-    return None if pair is None else float(pair[at])
+def _merged(one: _Sample, other: _Sample) -> _Sample:
+    """Return one sample for two: the mean CPU and GPU use, the larger memory, the later time."""
+    gpus: Dict[str, Tuple[float, float]] = {}
+    for name, pair in {**one.gpus, **other.gpus}.items():
+        before = one.gpus.get(name, pair)
+        gpus[name] = (round((before[0] + pair[0]) / 2, 1), max(before[1], pair[1]))
+    cpu = round((one.cpu + other.cpu) / 2, 3)
+    return _Sample(other.t, cpu, max(one.memory, other.memory), gpus)
 
 
 def _number(text: str) -> float:

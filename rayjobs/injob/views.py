@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping
+from typing import Tuple
 
 if __name__ == "__main__":
     # Run by its path: this folder, whose module names are general words, is not on the module path.
@@ -22,6 +22,7 @@ if __name__ == "__main__":
     sys.path[:1] = [_package_home]
 
 from rayjobs.injob import kernel, namespace
+from rayjobs.injob.messages import Message
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 _KEPT = {
@@ -35,7 +36,7 @@ _KEPT = {
 
 
 @dataclass(frozen=True)
-class Views:
+class Views(Message):
     """What is mounted in an attempt's namespace.
 
     Attributes:
@@ -45,21 +46,10 @@ class Views:
         shown: (folder, place): the folder appears read-only at the place, and stays what it is.
     """
 
-    read_only: tuple[str, ...] = ()
-    writable: tuple[str, ...] = ()
-    overlays: tuple[tuple[str, str, str], ...] = ()
-    shown: tuple[tuple[str, str], ...] = ()
-
-    @staticmethod
-    def of(values: Mapping[str, Any] | None) -> Views:
-        """Return the views that a plan names; none for None."""
-        found = values or {}
-        return Views(
-            tuple(str(path) for path in found.get("read_only") or ()),
-            tuple(str(path) for path in found.get("writable") or ()),
-            tuple((str(at), str(up), str(work)) for at, up, work in found.get("overlays") or ()),
-            tuple((str(folder), str(at)) for folder, at in found.get("shown") or ()),
-        )
+    read_only: Tuple[str, ...] = ()
+    writable: Tuple[str, ...] = ()
+    overlays: Tuple[Tuple[str, str, str], ...] = ()
+    shown: Tuple[Tuple[str, str], ...] = ()
 
     def enter(self, *, has_own_users: bool = False) -> None:
         """Give the calling process, and its later children, these views.
@@ -152,7 +142,22 @@ def escaped(path: str) -> str:
     return re.sub(r"([\\,:])", r"\\\1", path)
 
 
-def probe(folder: str) -> Dict[str, Any]:
+@dataclass(frozen=True)
+class ViewsProbe(Message):
+    """Whether views work on this machine.
+
+    Attributes:
+        why: Why nothing can be made read-only; empty if it can.
+        why_no_overlay: Why no folder can get a private layer; empty if it can.
+    """
+
+    read_only: bool
+    overlay: bool
+    why: str = ""
+    why_no_overlay: str = ""
+
+
+def probe(folder: str) -> ViewsProbe:
     """Try it below `folder`, in children of this process."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".views-") as made:
         lower = os.path.join(made, "lower")
@@ -167,12 +172,7 @@ def probe(folder: str) -> Dict[str, Any]:
             if stream.read() != "lower":
                 why = why or "a read-only mount does not keep writes away"
                 why_no_overlay = why_no_overlay or "a private layer does not keep writes away"
-    return {
-        "read_only": not why,
-        "overlay": not why_no_overlay,
-        "why": why,
-        "why_no_overlay": why_no_overlay,
-    }
+    return ViewsProbe(not why, not why_no_overlay, why, why_no_overlay)
 
 
 def _tried(views: Views, file: str, *, is_writable: bool) -> str:
@@ -206,4 +206,4 @@ def _can_write(path: str) -> bool:
 
 
 if __name__ == "__main__":
-    print(json.dumps(probe(sys.argv[1])))
+    print(json.dumps(probe(sys.argv[1]).to_json()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import json
 import os
 import selectors
 import signal
@@ -13,13 +12,13 @@ import socket
 import sys
 import time
 import traceback
-from typing import Any, Mapping
+from typing import Mapping
 
-from rayjobs.injob import coldhost, control, detach, kernel, leaving, startup
+from rayjobs.injob import coldhost, control, detach, kernel, leaving, recordfiles, startup
 from rayjobs.injob import plan as plans
 from rayjobs.injob.coldcheck import cold_reason
 from rayjobs.injob.files import try_lock
-from rayjobs.injob.hostmessages import WarmRequest
+from rayjobs.injob.hostmessages import Answer, StartAnswer, WarmRequest, WarmStatus, refusal
 from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.ranks import Program, WarmState
@@ -78,7 +77,7 @@ class Warm:
                 stream.settimeout(_REQUEST_S)
                 request = _read_request(stream)
                 if request.op == "stop":
-                    stream.sendall(control.encode({"ok": True}))
+                    stream.sendall(control.encode(Answer()))
                     return None
                 answer = self._answer(request, stream)
                 if isinstance(answer, Forked):
@@ -122,35 +121,37 @@ class Warm:
         else:
             self._raylets[raylet.pid] = raylet
 
-    def _answer(self, request: WarmRequest, stream: socket.socket) -> dict[str, Any] | Forked:
+    def _answer(self, request: WarmRequest, stream: socket.socket) -> Answer | Forked:
         if request.op == "ping":
             if request.is_user:
                 self._note_user(request.raylet)
-            return {
-                "ok": True,
-                **own_identity().to_json(),
-                "preloaded": self._loaded,
-                "not_preloaded": self._failed,
-                "import_s": self._import_s,
-                "threads": len(os.listdir("/proc/self/task")),
-            }
+            me = own_identity()
+            return WarmStatus(
+                pid=me.pid,
+                start_time=me.start_time,
+                boot_id=me.boot_id,
+                preloaded=tuple(self._loaded),
+                not_preloaded=self._failed,
+                import_s=self._import_s,
+                threads=len(os.listdir("/proc/self/task")),
+            )
         if request.op == "fork":
             try:
                 plan = plans.load(request.plan)
             except plans.PlanError as error:
-                return {"ok": False, "error": str(error)}
+                return refusal(str(error))
             names = {name.partition(".")[0] for name in sys.modules}
             reason = cold_reason(
                 plan, names, started_with=self._started_with, python=sys.executable
             )
             if reason is not None:
-                return {"ok": False, "cold": reason}
+                return StartAnswer(False, cold=reason)
             return self._fork(plan, request.secrets, stream)
-        return {"ok": False, "error": f"unknown operation {request.op!r}"}
+        return refusal(f"unknown operation {request.op!r}")
 
     def _fork(
         self, plan: plans.LaunchPlan, secrets: Mapping[str, str], stream: socket.socket
-    ) -> dict[str, Any] | Forked:
+    ) -> Answer | Forked:
         reader = detach.fork_detached(twice=False)
         if reader is None:
             stream.close()
@@ -160,10 +161,8 @@ class Warm:
             return Forked(coldhost.take_over(plan, secrets, warm=self._state))
         line = detach.read_report(reader)
         if not line:
-            return {"ok": False, "error": f"the attempt host died; see {plan.root}/host.log"}
-        answer = json.loads(line)
-        assert isinstance(answer, dict)
-        return answer
+            return refusal(f"the attempt host died; see {plan.root}/host.log")
+        return StartAnswer.from_json(recordfiles.parse_json(line))
 
 
 class Forked:
@@ -208,7 +207,7 @@ def _only_one(path: str) -> int | None:
         os.close(descriptor)
         return None
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, control.encode(own_identity().to_json()))
+    os.write(descriptor, control.encode(own_identity()))
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -231,20 +230,21 @@ def main(arguments: list[str], base_path: tuple[str, ...]) -> Program | None:
     reader = detach.fork_detached()
     if reader is not None:
         line = detach.read_report(reader)
-        os.write(1, line or b'{"ok": false, "error": "the warm interpreter died at its start"}\n')
+        died = StartAnswer.refused("the warm interpreter died at its start")
+        os.write(1, line or control.encode(died))
         os._exit(0 if line else 1)
     detach.point_output(options.log)
     os.chdir("/")
     lock = _only_one(options.socket)
     if lock is None:
         said = f"another process holds the lock {options.socket}.lock"
-        detach.report({"ok": False, "held": True, "error": said})
+        detach.report(StartAnswer.refused(said, held=True))
         return None
     try:
         warm = Warm(options, base_path)
     except Exception as error:
         traceback.print_exc()
-        detach.report({"ok": False, "error": f"the warm interpreter cannot start: {error}"})
+        detach.report(StartAnswer.refused(f"the warm interpreter cannot start: {error}"))
         return None
     detach.report()
     owner = os.getpid()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from rayjobs.injob import stacks
 from rayjobs.injob.ending import Ending
 from rayjobs.injob.exitrecord import RankStack
-from rayjobs.injob.hostmessages import HostRequest
+from rayjobs.injob.hostmessages import Answer, HostRequest, LeaseAnswer, StacksAnswer
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan
@@ -86,20 +86,15 @@ class Watch:
                 break
         return dumps
 
-    def answer(self, request: HostRequest) -> Optional[Mapping[str, Any]]:
+    def answer(self, request: HostRequest) -> Optional[Answer]:
         """Answer what concerns this; None for other requests."""
         if request.op == "lease":
             left = self.lease.renew(request.stamp)
             silent_s = None if self.stall is None else self.stall.silent_s
-            return {"ok": True, "stamp": left, "silent_s": silent_s}
+            return LeaseAnswer(stamp=left, silent_s=silent_s)
         if request.op == "stacks":
-            return {
-                "ok": True,
-                "ranks": [
-                    replace(one.as_record(), text=one.text).to_json() for one in self._dump_all()
-                ],
-            }
-        if request.op == "stalled":
-            self.end_stalled(request.reason or "the attempt has stalled")
-            return {"ok": True}
+            dumps = self._dump_all()
+            return StacksAnswer(
+                ranks=tuple(replace(one.as_record(), text=one.text) for one in dumps)
+            )
         return None

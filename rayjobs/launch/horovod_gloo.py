@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rayjobs.injob.extras import HOROVOD_GLOO
-from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.plan import HOROVOD_GLOO, ExtrasPlan, LaunchPlan
 from rayjobs.launch.mpi import without_mpi
 from rayjobs.launch.plan import AttemptContext, PlannedNode, host_plan
 from rayjobs.launch.torch_env import rank_variables
@@ -39,19 +38,17 @@ class HorovodGlooLauncher:
         }
         # Read before ours replaces it: a job says so that what it exchanges is on the CPU.
         on_cpu = bool(spec.environment_variables.get("HOROVOD_CPU_OPERATIONS"))
-        beside: dict[str, object] = {"kind": HOROVOD_GLOO, "on_cpu": on_cpu}
         if context.master_port is not None:
             told["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(context.master_port)
         here = planned.node == 0
-        if here:
-            beside["port"] = context.master_port
+        port = context.master_port if here else None
         plan = host_plan(context, planned, each)
         return replace(
             plan,
             env={**plan.env, **told},
             address=planned.address,
-            master_port=context.master_port if here else None,
-            beside=beside,
+            master_port=port,
+            beside=ExtrasPlan(HOROVOD_GLOO, on_cpu=on_cpu, port=port),
         )
 
 

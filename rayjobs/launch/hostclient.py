@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import socket as sockets
 import struct
-from typing import Any
+from typing import TypeVar
 
 from rayjobs.core.errors import TargetError
 from rayjobs.core.text import duration_text
 from rayjobs.injob import control, exitrecord, recordfiles
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.hostmessages import NAME as HOST_FILE
-from rayjobs.injob.hostmessages import HostFile, HostRequest
+from rayjobs.injob.hostmessages import Answer, HostFile, HostRequest, HostState, HostStatus
 from rayjobs.injob.identity import Identity, identity_of, is_alive
 from rayjobs.injob.messages import MessageError
 from rayjobs.injob.outcomes import CANCELED, EndCause
@@ -55,6 +55,8 @@ __all__ = [
     "start_cold",
     "stop_warm",
 ]
+
+One = TypeVar("One", bound=Answer)
 
 _PEER = struct.Struct("iII")  # struct ucred of Linux: pid, user, group
 
@@ -119,14 +121,14 @@ class HostConnection:
         identity = identity_of(pid) if pid > 0 else None
         return None if identity is None else HostConnection(socket, root, identity)
 
-    async def status(self, *, timeout_s: float = 10.0) -> dict[str, Any]:
+    async def status(self, *, timeout_s: float = 10.0) -> HostStatus:
         """Return what the host says about its ranks.
 
         Raises:
             HostGone: the host is dead.
             HostUnreachable: it lives and does not answer in time.
         """
-        return await self.ask(HostRequest("status"), timeout_s=timeout_s)
+        return await self.ask(HostRequest("status"), HostStatus, timeout_s=timeout_s)
 
     async def cancel(
         self,
@@ -146,12 +148,12 @@ class HostConnection:
             "cancel", reason=cause.sentence, end_reason=cause.reason, grace_s=grace_s
         )
         try:
-            answer = await self.ask(request, timeout_s=timeout_s)
+            answer = await self.ask(request, HostState, timeout_s=timeout_s)
         except HostGone:
             if self._record() is None:
                 raise
             return False
-        return answer.get("state") != "ended"
+        return answer.state != "ended"
 
     async def wait(self, *, timeout_s: float | None = None) -> ExitRecord:
         """Return the exit record once the attempt has ended; reconnects as often as needed.
@@ -181,7 +183,7 @@ class HostConnection:
         except OSError:
             return None
         try:
-            writer.write(control.encode(HostRequest("wait").to_json()))
+            writer.write(control.encode(HostRequest("wait")))
             line = await reader.readline()
             answer = recordfiles.parse_json(line) if line.endswith(b"\n") else None
             return None if answer is None else ExitRecord.from_json(answer)
@@ -190,19 +192,19 @@ class HostConnection:
         finally:
             writer.close()
 
-    async def ask(self, request: HostRequest, *, timeout_s: float = 10.0) -> dict[str, Any]:
-        """Return the host's answer, as it stands.
+    async def ask(self, request: HostRequest, kind: type[One], *, timeout_s: float = 10.0) -> One:
+        """Return the host's answer, of class `kind`; it may be a refusal.
 
         Raises:
             HostGone: the host is dead.
             HostUnreachable: it lives and does not answer in time.
         """
         loop = asyncio.get_running_loop()
-        values = request.to_json()
         deadline = loop.time() + timeout_s
         while True:
             try:
-                return await ask(self.socket, values, timeout_s=max(deadline - loop.time(), 0.05))
+                left_s = max(deadline - loop.time(), 0.05)
+                return await ask(self.socket, request, kind, timeout_s=left_s)
             except (OSError, ValueError, TimeoutError) as error:
                 if not is_alive(self.identity):
                     raise self._gone() from error

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from rayjobs.core.errors import TargetError
 from rayjobs.core.text import duration_text
 from rayjobs.injob import exitrecord, recordfiles
-from rayjobs.injob.hostmessages import WarmRequest
+from rayjobs.injob.hostmessages import Answer, StartAnswer, WarmRequest, WarmStatus
 from rayjobs.injob.identity import Identity, is_alive
+from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
 
 # torch._dynamo is what every optimizer of torch imports at its first use. Not pandas: its import
@@ -27,6 +28,8 @@ RETRY_S = 0.05
 HELD_S = 5.0  # for one that is about to serve, or about to leave
 _INJOB = Path(exitrecord.__file__).parent
 PING = WarmRequest("ping")
+
+One = TypeVar("One", bound=Message)
 
 
 class WarmError(TargetError):
@@ -63,8 +66,8 @@ class ForkAnswer:
     cold: str | None
 
 
-async def ask(socket: str, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-    """Send one request and return the answer.
+async def ask(socket: str, request: Message, kind: type[One], *, timeout_s: float) -> One:
+    """Send one request and return the answer, which is of class `kind`.
 
     Raises:
         OSError: nobody listens there, or the connection broke before the answer.
@@ -74,17 +77,17 @@ async def ask(socket: str, request: Mapping[str, Any], *, timeout_s: float) -> d
     async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_unix_connection(socket, limit=LINE_LIMIT)
         try:
-            writer.write(json.dumps(dict(request)).encode() + b"\n")
+            writer.write(json.dumps(request.to_json()).encode() + b"\n")
             await writer.drain()
             line = await reader.readline()
         finally:
             writer.close()
     if not line.endswith(b"\n"):
         raise ConnectionResetError(f"{socket} closed the connection without an answer")
-    answer = recordfiles.parse_json(line)
-    if not isinstance(answer, dict):
-        raise ValueError(f"{socket} answered {line[:80]!r}, which is not a JSON object")
-    return answer
+    try:
+        return kind.from_json(recordfiles.parse_json(line))
+    except MessageError as error:
+        raise ValueError(f"{socket} answered {line[:80]!r}: {error}") from error
 
 
 async def ping_warm(
@@ -96,16 +99,14 @@ async def ping_warm(
         request: A ping; that of an agent names the raylet with which its use ends.
     """
     try:
-        answer = await ask(socket, request.to_json(), timeout_s=timeout_s)
-        return WarmInterpreter(
-            socket,
-            Identity.from_json(answer),
-            tuple(answer["preloaded"]),
-            dict(answer["not_preloaded"]),
-            float(answer["import_s"]),
-        )
-    except (OSError, TimeoutError, ValueError, KeyError):
+        answer = await ask(socket, request, WarmStatus, timeout_s=timeout_s)
+    except (OSError, TimeoutError, ValueError):
         return None
+    if not answer.ok:
+        return None
+    return WarmInterpreter(
+        socket, answer.identity, answer.preloaded, answer.not_preloaded, answer.import_s
+    )
 
 
 async def ensure_warm(
@@ -152,9 +153,9 @@ async def ensure_warm(
         # OpenBLAS joins its threads at every fork; sleeping ones are joined at once.
         full_env = {"OPENBLAS_THREAD_TIMEOUT": "20", **env, MARKER_VARIABLE: "-" * MARKER_PAD}
         answer = await _start(arguments, full_env, b"", timeout_s=max(deadline - loop.time(), 0.1))
-        if not answer.get("ok"):
-            said = str(answer.get("error"))
-            if not answer.get("held") or _is_importing(socket):
+        if not answer.ok:
+            said = answer.error
+            if not answer.held or _is_importing(socket):
                 held_since = None
             elif held_since is None:
                 held_since = loop.time()
@@ -178,7 +179,7 @@ def _is_importing(socket: str) -> bool:
 async def stop_warm(socket: str, *, timeout_s: float = 10.0) -> None:
     """Ask a warm interpreter to end; attempts it has started go on. Idempotent."""
     try:
-        await ask(socket, WarmRequest("stop").to_json(), timeout_s=timeout_s)
+        await ask(socket, WarmRequest("stop"), Answer, timeout_s=timeout_s)
     except OSError:
         return  # there is none
 
@@ -196,14 +197,14 @@ async def fork(
     """
     try:
         request = WarmRequest("fork", plan=plan, secrets=secrets or {})
-        answer = await ask(socket, request.to_json(), timeout_s=timeout_s)
+        answer = await ask(socket, request, StartAnswer, timeout_s=timeout_s)
     except (OSError, TimeoutError, ValueError) as error:
         raise WarmError(f"the warm interpreter at {socket} does not answer: {error!r}") from error
-    if answer.get("cold"):
-        return ForkAnswer(None, str(answer["cold"]))
-    if not answer.get("ok"):
-        raise WarmError(f"the attempt host could not be forked: {answer.get('error')}")
-    return ForkAnswer(Identity.from_json(answer), None)
+    if answer.cold:
+        return ForkAnswer(None, answer.cold)
+    if not answer.ok:
+        raise WarmError(f"the attempt host could not be forked: {answer.error}")
+    return ForkAnswer(answer.identity, None)
 
 
 async def start_cold(
@@ -229,14 +230,14 @@ async def start_cold(
     full_env = {**env, MARKER_VARIABLE: "-" * MARKER_PAD}
     line = json.dumps(dict(secrets or {})).encode() + b"\n"
     answer = await _start(arguments, full_env, line, timeout_s=timeout_s)
-    if not answer.get("ok"):
-        raise WarmError(f"the attempt host could not be started cold: {answer.get('error')}")
-    return Identity.from_json(answer)
+    if not answer.ok:
+        raise WarmError(f"the attempt host could not be started cold: {answer.error}")
+    return answer.identity
 
 
 async def _start(
     arguments: Sequence[str], env: Mapping[str, str], text: bytes, *, timeout_s: float
-) -> dict[str, Any]:
+) -> StartAnswer:
     """Run a program that detaches itself, and return the line it prints before."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -248,22 +249,19 @@ async def _start(
             stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:
-        return {"ok": False, "error": f"{arguments[0]} cannot be started: {error}"}
+        return StartAnswer.refused(f"{arguments[0]} cannot be started: {error}")
     try:
         async with asyncio.timeout(timeout_s):
             output, complaints = await process.communicate(text)
     except TimeoutError:
         process.kill()
         await process.wait()
-        return {"ok": False, "error": f"nothing was heard within {duration_text(timeout_s)}"}
+        return StartAnswer.refused(f"no answer came within {duration_text(timeout_s)}")
     try:
-        answer = json.loads(output)
+        return StartAnswer.from_json(json.loads(output))
     except ValueError:
-        answer = None
-    if isinstance(answer, dict):
-        return answer
-    last = complaints.decode("utf-8", "replace").strip().splitlines()[-3:]
-    return {"ok": False, "error": f"exit code {process.returncode}: {' / '.join(last)}"}
+        last = complaints.decode("utf-8", "replace").strip().splitlines()[-3:]
+        return StartAnswer.refused(f"exit code {process.returncode}: {' / '.join(last)}")
 
 
 def runtime_environment() -> dict[str, str]:

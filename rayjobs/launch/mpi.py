@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rayjobs.core.paths import short_socket
-from rayjobs.injob.extras import MPI
 from rayjobs.injob.mpi import REMOTE
-from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.plan import MPI, ExtrasPlan, LaunchPlan, Peer
 from rayjobs.launch.plan import AttemptContext, PlannedNode, host_plan
 from rayjobs.launch.torch_env import meeting_variables, rank_variables
 from rayjobs.spec.model import JobSpec
@@ -42,18 +41,15 @@ class MpiLauncher:
             for local in range(spec.distribution.processes_per_node)
         ]
         here = planned.node == 0
-        beside: dict[str, object] = {
-            "kind": MPI,
-            "socket": sockets[planned.node],
-            "nodes": names,
-            "shares_machine": shares_machine(context, planned),
-        }
-        if here:
-            beside["command"] = command(spec)
-            beside["peers"] = [
-                {"node": other.node, "node_id": other.node_id, "socket": sockets[other.node]}
-                for other in context.nodes[1:]
-            ]
+        others = context.nodes[1:] if here else ()
+        beside = ExtrasPlan(
+            MPI,
+            socket=sockets[planned.node],
+            nodes=tuple(names),
+            shares_machine=shares_machine(context, planned),
+            command=tuple(command(spec)) if here else None,
+            peers=tuple(Peer(one.node, one.node_id, sockets[one.node]) for one in others),
+        )
         plan = host_plan(context, planned, each)
         return replace(
             plan,

@@ -10,13 +10,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from rayjobs.injob.hostmessages import Answer
+from rayjobs.injob.mpimessages import MpiRequest, Relayed
 from rayjobs.injob.plan import Peer, Relay
 from rayjobs.launch.hoststart import ask
 
 log = logging.getLogger(__name__)
 
 ANSWER_S = 60.0
-LISTEN_S = 3600.0  # then it is asked anew
+LISTEN_S = 3600.0  # then it is asked again
 PAUSE_S = 0.2
 
 # (another node, orted's command) → why it could not be started; empty when it was.
@@ -26,10 +28,11 @@ StartDaemon = Callable[[Peer, str], Awaitable[str]]
 async def start_daemon(socket: str, command: str) -> str:
     """Have the attempt host at `socket` start orted; return why it did not, empty when it did."""
     try:
-        answer = await ask(socket, {"op": "daemon", "command": command}, timeout_s=ANSWER_S)
+        request = MpiRequest("daemon", command=command)
+        answer = await ask(socket, request, Answer, timeout_s=ANSWER_S)
     except (OSError, TimeoutError, ValueError) as error:
         return f"the attempt host cannot be asked to start orted: {error!r}"
-    return str(answer.get("error") or "")
+    return answer.error
 
 
 async def relay(of: Relay, start: StartDaemon) -> None:
@@ -37,23 +40,24 @@ async def relay(of: Relay, start: StartDaemon) -> None:
 
     Returns early when the host ends. Errors of `start` are told to mpirun, which then ends.
     """
-    peers = {str(peer.node): peer for peer in of.peers}
+    peers = {peer.node: peer for peer in of.peers}
     while True:
         try:
-            asked = await ask(of.socket, {"op": "relay"}, timeout_s=LISTEN_S)
+            asked = await ask(of.socket, MpiRequest("relay"), Relayed, timeout_s=LISTEN_S)
         except (FileNotFoundError, ConnectionRefusedError):
             return  # the host has ended
         except (OSError, TimeoutError, ValueError) as error:
             log.info("mpirun's requests: %r", error)
             await asyncio.sleep(PAUSE_S)
             continue
-        commands = asked.get("commands") or {}
-        if asked.get("over") or not commands:
+        commands = asked.commands
+        if asked.over or not commands:
             return
         said = await asyncio.gather(*(start(peers[node], commands[node]) for node in commands))
         errors = {node: error for node, error in zip(commands, said, strict=True) if error}
         try:
-            await ask(of.socket, {"op": "relayed", "errors": errors}, timeout_s=ANSWER_S)
+            done = MpiRequest("relayed", errors=errors)
+            await ask(of.socket, done, Answer, timeout_s=ANSWER_S)
         except (OSError, TimeoutError, ValueError) as error:
             log.info("mpirun's requests: %r", error)
         return

@@ -8,7 +8,6 @@ import subprocess
 from functools import lru_cache
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.injob.extras import MPI
 from rayjobs.injob.plan import LaunchPlan
 
 # Version 5 starts ranks by other programs (prterun, prted), whose settings are not these.
@@ -58,7 +57,7 @@ def require(plan: LaunchPlan) -> None:
     Raises:
         PrepareError: class ``environment``: it has not.
     """
-    if (plan.beside or {}).get("kind") != MPI:
+    if not plan.is_mpi:
         return
     found = problem(plan.env.get("PATH"))
     if found:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rayjobs.injob.extras import HEAD_START
-from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.plan import HEAD_START, ExtrasPlan, LaunchPlan
 from rayjobs.launch.plan import AttemptContext, PlannedNode, host_plan
 from rayjobs.spec.model import JobSpec
 
@@ -33,13 +32,13 @@ class TorchLauncher:
             for local in range(spec.distribution.processes_per_node)
         ]
         here = planned.node == 0
-        beside: dict[str, object] | None = None
+        beside: ExtrasPlan | None = None
         if context.master_port is not None and spec.distribution.world_size > 1:
-            beside = {
-                "kind": HEAD_START,
-                "port": context.master_port if here else None,
-                "most_s": MOST_S if here else ELSEWHERE_S,
-            }
+            beside = ExtrasPlan(
+                HEAD_START,
+                port=context.master_port if here else None,
+                most_s=MOST_S if here else ELSEWHERE_S,
+            )
         plan = host_plan(context, planned, each)
         return replace(
             plan,

@@ -9,29 +9,29 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rayjobs.core.errors import RayjobsError, StoreBusyError, StoreFullError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob.metricsfile import MOST_RANK_FILES, read_all
-from rayjobs.injob.modelrequests import MOST_MODELS, name_of
+from rayjobs.injob.modelrequests import MOST_MODELS, ModelRecord, name_of
 from rayjobs.injob.recordfiles import UnusableFileError
 from rayjobs.injob.uploads import clean_name
 from rayjobs.jobs.records import Job, ModelDraft, ModelRefusal
 from rayjobs.models import files as modelfiles
 from rayjobs.models import lineage
+from rayjobs.protocol.collected import RequestedModel
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import BlobStore
 
 _RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.jsonl")
 MOST_BYTES = 64 * 1024**2  # of one rank's file of requests
 _DAMAGED = "its request is damaged"
-_TEXTS = ("framework", "framework_version")
 
 
-def read(root: Path, node: int, left_out: list[str] | None = None) -> list[dict[str, Any]]:
-    """Return what the ranks of a node asked for, in order, as JSON data for `prepare`.
+def read(root: Path, node: int, left_out: list[str] | None = None) -> list[RequestedModel]:
+    """Return what the ranks of a node asked for, in order.
 
     What one rank asks for twice (the same name and path) is one request with the later texts.
     The path is the run's name of the file: another node's files stand below ``node-<k>/``.
@@ -42,12 +42,12 @@ def read(root: Path, node: int, left_out: list[str] | None = None) -> list[dict[
     Raises:
         OSError: a file of requests cannot be read.
     """
-    found: list[dict[str, Any]] = []
+    found: list[RequestedModel] = []
     left_out = [] if left_out is None else left_out
     paths = AttemptPaths(Path(root))
     # By the files, not by the plan: a script may start ranks of its own (torchrun in a job).
     for rank in _ranks(paths.model_requests(0).parent):
-        merged: dict[tuple[str, str], dict[str, Any]] = {}
+        merged: dict[tuple[str, str], RequestedModel] = {}
         try:
             records = read_all(str(paths.model_requests(rank)), most_bytes=MOST_BYTES)
         except UnusableFileError as error:
@@ -55,11 +55,11 @@ def read(root: Path, node: int, left_out: list[str] | None = None) -> list[dict[
             continue
         for record in records:
             one = _checked(record)
-            old = merged.get((one["name"], one["path"]))
-            merged[one["name"], one["path"]] = one if old is None else _merged(old, one)
+            old = merged.get((one.name, one.path))
+            merged[one.name, one.path] = one if old is None else _merged(old, one)
         for one in merged.values():
-            file = f"node-{node}/{one['path']}" if node else one["path"]
-            found.append({**one, "rank": rank, "file": file})
+            file = f"node-{node}/{one.path}" if node else one.path
+            found.append(replace(one, rank=rank, file=file))
     return found
 
 
@@ -71,47 +71,48 @@ def _ranks(folder: Path) -> list[int]:
     return sorted(int(one[1]) for one in found if one is not None)[:MOST_RANK_FILES]
 
 
-def _checked(record: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(record: Mapping[str, object]) -> RequestedModel:
     """Return a request with nothing but what is known; a script may write the file by hand."""
-    name, path = record.get("name"), record.get("path")
     try:
-        one: dict[str, Any] = {"name": name_of(name), "path": clean_name(path), "why": ""}
+        one = ModelRecord.from_json(record)
+        name, path = name_of(one.name), clean_name(one.path)
     except (TypeError, ValueError):
-        return {"name": f"{name!s:.100}", "path": f"{path!s:.100}", "why": _DAMAGED}
-    for key in ("tags", "properties"):
-        values = record.get(key)
-        if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
-            return {**one, "why": _DAMAGED}
-        one[key] = values
-    for key in _TEXTS:
-        one[key] = str(record.get(key) or "")
-    told = record.get("description")
-    one["description"] = None if told is None else str(told)
-    return one
+        shown = [f"{record.get(key)!s:.100}" for key in ("name", "path")]
+        return RequestedModel(shown[0], shown[1], why=_DAMAGED)
+    return RequestedModel(
+        name,
+        path,
+        tags=one.tags,
+        properties=one.properties,
+        description=one.description,
+        framework=one.framework,
+        framework_version=one.framework_version,
+    )
 
 
-def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    if old["why"] or new["why"]:
-        return old if old["why"] else new
-    return {
-        **new,
-        "tags": {**old["tags"], **new["tags"]},
-        "properties": {**old["properties"], **new["properties"]},
-        "description": old["description"] if new["description"] is None else new["description"],
-        **{key: new[key] or old[key] for key in _TEXTS},
-    }
+def _merged(old: RequestedModel, new: RequestedModel) -> RequestedModel:
+    if old.why or new.why:
+        return old if old.why else new
+    return replace(
+        new,
+        tags={**old.tags, **new.tags},
+        properties={**old.properties, **new.properties},
+        description=old.description if new.description is None else new.description,
+        framework=new.framework or old.framework,
+        framework_version=new.framework_version or old.framework_version,
+    )
 
 
-def fold(requests: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def fold(requests: Iterable[RequestedModel]) -> list[RequestedModel]:
     """Return the requests of all nodes by rank; of the same name and path the lowest rank's."""
-    kept: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for one in sorted(requests, key=lambda one: int(one["rank"])):
-        kept.setdefault((one["name"], one["path"]), one)
+    kept: dict[tuple[str, str], RequestedModel] = {}
+    for one in sorted(requests, key=lambda one: one.rank):
+        kept.setdefault((one.name, one.path), one)
     return list(kept.values())
 
 
 def prepare(
-    store: Store, blobs: BlobStore, run: str, requests: Iterable[Mapping[str, Any]]
+    store: Store, blobs: BlobStore, run: str, requests: Iterable[RequestedModel]
 ) -> list[ModelDraft | ModelRefusal]:
     """Return what `Store.finish` is to register for a run that is about to complete.
 
@@ -124,7 +125,7 @@ def prepare(
     job = store.job(run)
     ready: list[ModelDraft | ModelRefusal] = []
     for number, one in enumerate(requests):
-        why = one["why"]
+        why = one.why
         if not why and number >= MOST_MODELS:
             why = f"a run may register {MOST_MODELS} models by itself, and this is one more"
         if not why:
@@ -135,26 +136,26 @@ def prepare(
                 raise
             except RayjobsError as error:
                 why = str(error)
-        ready.append(ModelRefusal(name=one["name"], path=one["path"], why=why))
+        ready.append(ModelRefusal(name=one.name, path=one.path, why=why))
     return ready
 
 
-def _draft(store: Store, blobs: BlobStore, job: Job, one: Mapping[str, Any]) -> ModelDraft:
+def _draft(store: Store, blobs: BlobStore, job: Job, one: RequestedModel) -> ModelDraft:
     lineage.refuse_without(job, at_its_end=True)
     points = store.metrics(job.id)
     primary = lineage.primary_of(store, job, points, None)
-    chosen = modelfiles.choose(store, blobs, job, one["file"])
+    chosen = modelfiles.choose(store, blobs, job, one.file)
     return ModelDraft(
-        name=one["name"],
+        name=one.name,
         path=chosen.path,
         digest=chosen.digest,
         files=chosen.files,
         sources=chosen.sources,
         lineage=lineage.lineage_of(store, job, chosen, points, primary=primary),
         user=job.user,
-        framework=one["framework"],
-        framework_version=one["framework_version"],
-        description=one["description"],
-        tags=one["tags"],
-        properties=one["properties"],
+        framework=one.framework,
+        framework_version=one.framework_version,
+        description=one.description,
+        tags=one.tags,
+        properties=one.properties,
     )

@@ -8,7 +8,6 @@ import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.core.paths import AttemptPaths
@@ -19,7 +18,7 @@ from rayjobs.node.data import NodeData
 from rayjobs.node.hosts import record_of
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode
-from rayjobs.protocol.collected import Collected
+from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.results.collect import MetricFollower, Publisher, deliver, log_tails, missing_records
 
 log = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ class Collecting:
             else:
                 problems += self._data.flush_outputs(root, note=note)
         watch("the models that the script registers", 0)
-        requests: list[dict[str, Any]] = []
+        requests: list[RequestedModel] = []
         try:
             requests = requested.read(root, on.node, left_out)
         except OSError as error:

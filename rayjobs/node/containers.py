@@ -31,7 +31,6 @@ from rayjobs.core.text import duration_text
 from rayjobs.environments.building import Control
 from rayjobs.injob import container as injob_container
 from rayjobs.injob import recordfiles
-from rayjobs.injob.extras import MPI
 from rayjobs.injob.plan import Bind, ContainerPlan, LaunchPlan, Limit, MemoryFolder
 from rayjobs.launch import openmpi
 from rayjobs.node.build_logs import store_build_log
@@ -77,11 +76,11 @@ def capability_of(folder: Path) -> Capability:
             timeout=PROBE_S,
             check=False,
         )
-        answer = json.loads(asked.stdout)
-        return Capability(str(answer["why"]), str(answer["why_no_overlay"]))
+        answer = injob_container.ContainerProbe.from_json(json.loads(asked.stdout))
+        return Capability(answer.why, answer.why_no_overlay)
     except subprocess.TimeoutExpired:
         return Capability(f"the trial did not end within {duration_text(PROBE_S)}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         return Capability(f"it could not be tried: {error!r}")
 
 
@@ -181,15 +180,14 @@ class NodeContainers:
         )
 
     async def _check(self, plan: LaunchPlan, found: ReadyImage, work: ImageWork) -> None:
-        kind = (plan.beside or {}).get("kind")
-        if found.answer.python is None and (plan.kind == "script" or kind == MPI):
+        if found.answer.python is None and (plan.kind == "script" or plan.is_mpi):
             raise PrepareError(
                 f"the image has no Python that the script can run with: {found.answer.why}. Use an "
                 f"image with Python 3.8 or newer, or run another program as the job's command",
                 failure_class="environment",
                 is_permanent=True,
             )
-        if kind != MPI:
+        if not plan.is_mpi:
             return
         program = asking.find(found.root, found.variables, "mpirun")
         said = ""
@@ -304,11 +302,9 @@ def _injob_binds(plan: LaunchPlan) -> tuple[Bind, ...]:
 
 
 def _mpi_binds(plan: LaunchPlan) -> tuple[Bind, ...]:
-    beside = plan.beside or {}
-    if beside.get("kind") != MPI:
+    if plan.beside is None or not plan.is_mpi:
         return ()
-    socket = str(beside["socket"])
-    return (Bind(socket, socket),)
+    return (Bind(plan.beside.socket, plan.beside.socket),)
 
 
 def _python_of(named: str) -> str:

@@ -31,6 +31,7 @@ from rayjobs.injob import recordfiles
 from rayjobs.injob.datafile import AttemptInput
 from rayjobs.injob.identity import Identity, boot_id, own_identity
 from rayjobs.injob.plan import Bind
+from rayjobs.injob.views import Views
 from rayjobs.jobs.data_facts import DataFacts, Trouble
 from rayjobs.launch.plan import input_variables, output_variables
 from rayjobs.node import data_record
@@ -227,24 +228,24 @@ class NodeData:
                 self._changes.sweep(self.folder.parent / "attempts")
             self._is_started = True
 
-    def views(self, on: AttemptOnNode) -> dict[str, Any] | None:
-        """Return what the host of a prepared attempt has to mount; see `injob.views.Views`."""
+    def views(self, on: AttemptOnNode) -> Views | None:
+        """Return what the host of a prepared attempt has to mount; None: nothing."""
         held = self._held(Path(on.root))
         read_only = sorted({path for one in held for path in one.read_only})
-        overlays = [overlay for one in held for overlay in one.overlays]
-        shown = [one for each in held for one in each.shown]
+        overlays = tuple(overlay for one in held for overlay in one.overlays)
+        shown = tuple(one for each in held for one in each.shown)
         if not read_only and not overlays and not shown:
             return None
         # The attempt's own files, its socket's folder, what a script may tell the workspace, and
         # outputs that are written in place.
         shared = self._outputs.shared_folders(Path(on.root))
         writable = [on.root, str(Path(on.socket).parent), on.workspace, *shared]
-        return {
-            "read_only": read_only,
-            "overlays": overlays,
-            "shown": shown,
-            "writable": [path for path in writable if path and Path(path).is_dir()],
-        }
+        return Views(
+            read_only=tuple(read_only),
+            writable=tuple(path for path in writable if path and Path(path).is_dir()),
+            overlays=overlays,
+            shown=shown,
+        )
 
     # -- a cancel meanwhile ----------------------------------------------------------------------
     def stop(self, on: AttemptOnNode) -> None:

@@ -49,9 +49,8 @@ def why_no_namespace() -> str:
             timeout=PROBE_S,
             check=False,
         )
-        answer = json.loads(asked.stdout)
-        return "" if answer["works"] else str(answer["why"])
+        return namespace.NamespaceProbe.from_json(json.loads(asked.stdout)).why
     except subprocess.TimeoutExpired:
         return f"the trial did not end within {duration_text(PROBE_S)}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         return f"it could not be tried: {error!r}"

@@ -55,15 +55,10 @@ class InputViews:
                 timeout=PROBE_S,
                 check=False,
             )
-            answer = json.loads(asked.stdout)
-            return Protection(
-                read_only=bool(answer["read_only"]),
-                overlay=bool(answer["overlay"]),
-                why=str(answer["why"]),
-                why_no_overlay=str(answer["why_no_overlay"]),
-            )
+            answer = views.ViewsProbe.from_json(json.loads(asked.stdout))
+            return Protection(answer.read_only, answer.overlay, answer.why, answer.why_no_overlay)
         except subprocess.TimeoutExpired:
             why = f"the trial of mount namespaces did not end within {duration_text(PROBE_S)}"
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             why = f"mount namespaces could not be tried: {error!r}"
         return Protection(why=why, why_no_overlay=why)

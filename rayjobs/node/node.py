@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rayjobs import snapshots
 from rayjobs.core.errors import PrepareError
@@ -23,6 +22,7 @@ from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import EndCause, Outcome
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.runcalls import TOKEN_VARIABLE
+from rayjobs.injob.views import Views
 from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
 from rayjobs.node import run_server, watch
@@ -157,9 +157,7 @@ class Node:
                 return Launched(found.identity)
             raise PrepareError(str(error), failure_class="system") from error
 
-    def _with_environment(
-        self, on: AttemptOnNode, views: dict[str, Any] | None
-    ) -> dict[str, Any] | None:
+    def _with_environment(self, on: AttemptOnNode, views: Views | None) -> Views | None:
         """Return an attempt's views with all environments of the node read-only, if it uses one.
 
         Their files may be hard links to those of other environments, and of what installs them.
@@ -168,8 +166,8 @@ class Node:
             return views
         if not self._views.protection().read_only:
             return views
-        made = views or {"read_only": [], "writable": [on.root, str(Path(on.socket).parent)]}
-        return {**made, "read_only": [*made["read_only"], str(self.paths.environments)]}
+        made = views or Views(writable=(on.root, str(Path(on.socket).parent)))
+        return replace(made, read_only=(*made.read_only, str(self.paths.environments)))
 
     async def _node_plan(self, request: LaunchRequest) -> LaunchPlan:
         """Return the plan with what is known only on the node."""

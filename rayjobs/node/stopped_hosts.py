@@ -107,13 +107,13 @@ class StoppedHosts:
         if limit_s is None:
             return
         try:
-            left_s = (await host.status(timeout_s=ANSWER_S))["deadline_in_s"]
+            left_s = (await host.status(timeout_s=ANSWER_S)).deadline_in_s
         except (hostclient.HostUnreachable, hostclient.HostGone):
             # Stopped before it could be asked: its own record tells since when it runs.
             left_s = limit_s - await asyncio.to_thread(_age_s, on.root)
         if left_s is None:
             return
-        await asyncio.sleep(max(0.0, float(left_s)) + LOOK_S)
+        await asyncio.sleep(max(0.0, left_s) + LOOK_S)
         while await self._is_heard(host):
             await asyncio.sleep(LOOK_S)
         reason = (

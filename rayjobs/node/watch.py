@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 from rayjobs.injob.exitrecord import RankStack
-from rayjobs.injob.hostmessages import HostRequest
+from rayjobs.injob.hostmessages import Answer, HostRequest, HostState, LeaseAnswer, StacksAnswer
 from rayjobs.injob.identity import Identity, identity_of, stat_of
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch import hostclient
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 # Dumping many ranks one after another takes its time on a busy machine.
 STACKS_S = 120.0
+
+One = TypeVar("One", bound=Answer)
 
 
 def raylet_of_worker() -> Identity | None:
@@ -38,40 +40,37 @@ def with_raylet(plan: LaunchPlan) -> LaunchPlan:
 
 async def renew(on: AttemptOnNode, stamp: float | None) -> float | None:
     """Renew the lease of an attempt's host; return the stamp for the next renewal."""
-    answer = await _ask(on, HostRequest("lease", stamp=stamp))
-    return None if answer is None else float(answer["stamp"])
+    answer = await _ask(on, HostRequest("lease", stamp=stamp), LeaseAnswer)
+    return None if answer is None else answer.stamp
 
 
 async def silent_s(on: AttemptOnNode) -> float | None:
     """Return for how many seconds no rank of the node was heard; None: not measured."""
-    answer = await _ask(on, HostRequest("lease"))
-    found = None if answer is None else answer.get("silent_s")
-    return None if found is None else float(found)
+    answer = await _ask(on, HostRequest("lease"), LeaseAnswer)
+    return None if answer is None else answer.silent_s
 
 
 async def stalled(on: AttemptOnNode, *, reason: str) -> None:
     """Let the host dump its ranks' stacks and end the attempt as stalled. Idempotent."""
-    await _ask(on, HostRequest("stalled", reason=reason), timeout_s=STACKS_S)
+    await _ask(on, HostRequest("stalled", reason=reason), HostState, timeout_s=STACKS_S)
 
 
 async def stacks(on: AttemptOnNode) -> tuple[RankStack, ...] | None:
     """Return where each rank is; None: no host answers."""
-    answer = await _ask(on, HostRequest("stacks"), timeout_s=STACKS_S)
-    if answer is None:
-        return None
-    return tuple(RankStack.from_json(one) for one in answer["ranks"])
+    answer = await _ask(on, HostRequest("stacks"), StacksAnswer, timeout_s=STACKS_S)
+    return None if answer is None else answer.ranks
 
 
 async def _ask(
-    on: AttemptOnNode, request: HostRequest, *, timeout_s: float = 10.0
-) -> dict[str, Any] | None:
+    on: AttemptOnNode, request: HostRequest, kind: type[One], *, timeout_s: float = 10.0
+) -> One | None:
     """Return the host's answer; None where it has ended, does not answer, or does not know."""
     connection = host_on(on)
     if connection is None:
         return None
     try:
-        answer = await connection.ask(request, timeout_s=timeout_s)
+        answer = await connection.ask(request, kind, timeout_s=timeout_s)
     except (hostclient.HostGone, hostclient.HostUnreachable) as error:
         log.info("%s: %s", on.job, error)
         return None
-    return answer if answer.get("ok") else None
+    return answer if answer.ok else None

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from rayjobs.injob import usage
+from rayjobs.injob.exitrecord import UsageRecord
 from rayjobs.jobs.records import Attempt, MetricPoint
 
 
-def records_of(attempt: Attempt) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def records_of(attempt: Attempt) -> Iterator[tuple[int, UsageRecord]]:
     """Yield (node, record) for each node of an attempt that has one.
 
     A node that has not ended is read where it runs, which another machine cannot.
     """
     ended = set()
     for one in attempt.exits:
-        if one.usage:
+        if one.usage is not None:
             ended.add(one.node)
             yield one.node, one.usage
     for host in attempt.hosts:
@@ -32,7 +32,7 @@ def peak_bytes(attempt: Attempt) -> int | None:
 
     Where its memory was limited by a cgroup, the kernel's own figure counts.
     """
-    peaks = [int(found.get("peak_bytes") or 0) for _, found in records_of(attempt)]
+    peaks = [found.peak_bytes or 0 for _, found in records_of(attempt)]
     for one in attempt.exits:
         peaks.append(one.memory.peak_bytes or 0)
         peaks += [rank.max_rss_bytes or 0 for rank in one.ranks]
@@ -48,15 +48,15 @@ def system_points(attempts: Sequence[Attempt], *, all_attempts: bool = False) ->
     for attempt in attempts if all_attempts else attempts[-1:]:
         for node, record in records_of(attempt):
             prefix = f"node{node}/" if len(attempt.hosts) > 1 else ""
-            columns: dict[str, tuple[list[Any], float]] = {
-                "cpu_cores": (record["cpu"], 1.0),
-                "memory_gib": (record["memory"], 2.0**30),
+            columns: dict[str, tuple[Sequence[float | None], float]] = {
+                "cpu_cores": (record.cpu, 1.0),
+                "memory_gib": (record.memory, 2.0**30),
             }
-            for name, gpu in sorted((record.get("gpus") or {}).items()):
-                columns[f"gpu{name}_percent"] = (gpu["use"], 1.0)
-                columns[f"gpu{name}_memory_gib"] = (gpu["memory"], 2.0**30)
+            for name, gpu in sorted(record.gpus.items()):
+                columns[f"gpu{name}_percent"] = (gpu.use, 1.0)
+                columns[f"gpu{name}_memory_gib"] = (gpu.memory, 2.0**30)
             for name, (values, unit) in columns.items():
-                for number, (second, value) in enumerate(zip(record["t"], values, strict=False)):
+                for number, (second, value) in enumerate(zip(record.t, values, strict=False)):
                     if value is None:
                         continue
                     found.append(
@@ -65,9 +65,9 @@ def system_points(attempts: Sequence[Attempt], *, all_attempts: bool = False) ->
                             rank=0,
                             sequence=number,
                             name=prefix + name,
-                            value=float(value) / unit,
+                            value=value / unit,
                             step=int(second),
-                            at=datetime.fromtimestamp(record["began_at"] + second, UTC),
+                            at=datetime.fromtimestamp(record.began_at + second, UTC),
                         )
                     )
     return found

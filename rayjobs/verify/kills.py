@@ -202,7 +202,7 @@ class Hunter:
                 return None
             except hostclient.HostUnreachable as error:
                 raise RayjobsError(f"no rank of {self._job} can be killed: {error}") from error
-            ranks += [(int(one["rank"]), int(one["pid"])) for one in status["ranks"]]
+            ranks += [(one.rank, one.pid) for one in status.ranks]
         rank, pid = self._generator.choice(sorted(ranks))
         identity = identity_of(pid)
         if identity is None or self._is_over(attempt.number):

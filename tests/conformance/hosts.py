@@ -150,7 +150,7 @@ class Attempt:
 
     def status(self) -> dict[str, Any]:
         """What the host says."""
-        return asyncio.run(self.host.status(timeout_s=DEADLINE_S))
+        return asyncio.run(self.host.status(timeout_s=DEADLINE_S)).to_json()
 
     def cancel(self, grace_s: float | None = None) -> bool:
         """Cancel the attempt."""

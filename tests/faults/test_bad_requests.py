@@ -9,6 +9,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from rayjobs.engine.wake_server import WakeServer
 from rayjobs.injob import control, warmloop
+from rayjobs.injob.hostmessages import Answer
 from rayjobs.injob.lines import Asker, LineServer
 from rayjobs.target import wake_client
 
@@ -30,10 +32,15 @@ BAD = {
 }
 
 
-def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Value(Answer):
+    value: object = None
+
+
+def answer(request: Mapping[str, Any]) -> Value:
     if request["op"] == "number":
-        return {"ok": True, "value": float(request["value"])}
-    return {"ok": True, "value": str(request.get("value"))}
+        return Value(value=float(request["value"]))
+    return Value(value=str(request.get("value")))
 
 
 def ask(path: Path, line: bytes) -> dict[str, Any]:
@@ -79,7 +86,7 @@ def test_the_hosts_socket_refuses_it_and_goes_on(short_path: Path, bad: str) -> 
     with turning(selector):
         refused = ask(path, BAD[bad])
         assert bad == "deep value" or refused["ok"] is False
-        assert ask(path, b'{"op": "number", "value": 1}') == {"ok": True, "value": 1.0}
+        assert ask(path, b'{"op": "number", "value": 1}') == {"ok": True, "error": "", "value": 1.0}
     server.close()
 
 
@@ -112,7 +119,7 @@ def test_the_warm_interpreter_takes_it_for_a_bad_request(bad: str) -> None:
 @pytest.mark.parametrize("bad", BAD)
 def test_the_targets_socket_refuses_it_and_goes_on(short_path: Path, bad: str) -> None:
     async def reply(request: dict[str, Any]) -> dict[str, Any]:
-        return answer(request)
+        return answer(request).to_json()
 
     async def scene() -> None:
         server = WakeServer(short_path / "s", reply)
@@ -122,7 +129,7 @@ def test_the_targets_socket_refuses_it_and_goes_on(short_path: Path, bad: str) -
         again = await asyncio.to_thread(
             wake_client.ask, short_path / "s", {"op": "number", "value": 1}
         )
-        assert again == {"ok": True, "value": 1.0}
+        assert again == {"ok": True, "error": "", "value": 1.0}
         await server.stop()
 
     asyncio.run(scene())

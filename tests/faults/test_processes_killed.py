@@ -184,4 +184,4 @@ def rank_pid(root: Path) -> int:
     connection = hostclient.HostConnection.of(str(root))
     assert connection is not None
     status = asyncio.run(connection.status(timeout_s=DEADLINE_S))
-    return int(status["ranks"][0]["pid"])
+    return status.ranks[0].pid

@@ -13,7 +13,7 @@ import pytest
 from rayjobs.core.failures import FailureClass
 from rayjobs.injob import lease, stacks, stall
 from rayjobs.injob.exitrecord import ExitRecord, RankStack
-from rayjobs.injob.hostmessages import HostRequest
+from rayjobs.injob.hostmessages import HostRequest, StacksAnswer
 from rayjobs.injob.identity import identity_of, own_identity
 from rayjobs.injob.lease import Lease
 from rayjobs.jobs.rootcause import diagnose
@@ -110,9 +110,9 @@ def test_a_rank_tells_its_stacks_itself_where_nobody_may_look(
 def test_stacks_of_a_living_attempt_on_demand(short_path: Path, warm: str) -> None:
     hangs = Attempt.make(short_path, HANGS, ranks=2).start(warm)
     hangs.printed("up", rank=1)
-    answer = asyncio.run(hangs.host.ask(HostRequest("stacks")))
-    assert [one["rank"] for one in answer["ranks"]] == [0, 1]
-    assert all(one["text"] for one in answer["ranks"])
+    answer = asyncio.run(hangs.host.ask(HostRequest("stacks"), StacksAnswer))
+    assert [one.rank for one in answer.ranks] == [0, 1]
+    assert all(one.text for one in answer.ranks)
     assert hangs.status()["state"] == "running"
     hangs.cancel(0.1)
     hangs.wait()

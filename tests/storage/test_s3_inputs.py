@@ -286,7 +286,7 @@ import json, sys
 from pathlib import Path
 from rayjobs.injob.views import Views
 folder, views = sys.argv[1:]
-Views.of(json.loads(views)).enter()
+Views.from_json(json.loads(views)).enter()
 for name in ("labels.csv", "train/cats/1.png", "new"):
     (Path(folder) / name).write_bytes(b"x")
 (Path(folder) / "train" / "dogs" / "1.png").unlink()

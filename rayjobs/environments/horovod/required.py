@@ -11,8 +11,7 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.environments import mpi_checks
 from rayjobs.environments.horovod import builds
-from rayjobs.injob.extras import HOROVOD_GLOO, MPI
-from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.plan import HOROVOD_GLOO, MPI, LaunchPlan
 
 # Finds it without importing it, wherever the interpreter looks for its packages.
 _ASK = """
@@ -36,12 +35,14 @@ def require(plan: LaunchPlan) -> None:
     Raises:
         PrepareError: class ``environment``: it cannot.
     """
-    beside, env = plan.beside or {}, plan.env
-    kind = beside.get("kind")
-    if kind not in (MPI, HOROVOD_GLOO) or not env.get("CUDA_VISIBLE_DEVICES"):
+    extras, env = plan.beside, plan.env
+    if extras is None or not env.get("CUDA_VISIBLE_DEVICES"):
+        return
+    kind = extras.kind
+    if kind not in (MPI, HOROVOD_GLOO):
         return
     # Of horovod-gloo the variable is the launcher's.
-    if beside.get("on_cpu") if kind == HOROVOD_GLOO else env.get(mpi_checks.ON_CPU):
+    if extras.on_cpu if kind == HOROVOD_GLOO else env.get(mpi_checks.ON_CPU):
         return
     script = plan.argv[0] if plan.argv else None
     work = AttemptPaths(Path(plan.root)).work

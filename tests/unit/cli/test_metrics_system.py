@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.injob.exitrecord import ExitRecord, MemoryUse, RankExit
+from rayjobs.injob.exitrecord import ExitRecord, MemoryUse, RankExit, UsageRecord
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import Attempt
@@ -17,7 +17,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.results.usage import peak_bytes, records_of, system_points
 from tests.unit.cli.conftest import Queue, Terminal
 
-USED = {
+USED: dict[str, object] = {
     "began_at": 1_000.0,
     "every_s": 1.0,
     "peak_bytes": 3 * 2**30,
@@ -36,7 +36,9 @@ def attempt(**values: object) -> Attempt:
 
 def exit_of(node: int, **values: Any) -> ExitRecord:
     """Return the exit record of a node, with samples of its use."""
-    return ExitRecord("j", 1, node, "m", Outcome.COMPLETED, **{"usage": USED, **values})
+    return ExitRecord(
+        "j", 1, node, "m", Outcome.COMPLETED, **{"usage": UsageRecord.from_json(USED), **values}
+    )
 
 
 def test_samples_are_metrics_by_name_with_seconds_as_steps() -> None:
@@ -63,7 +65,7 @@ def test_nodes_are_told_apart() -> None:
 def test_what_runs_is_read_from_its_hosts_file(tmp_path: Path) -> None:
     (tmp_path / "usage.json").write_text(json.dumps(USED))
     hosts = (HostRecord(root=str(tmp_path)),)
-    assert [found for _, found in records_of(attempt(hosts=hosts))] == [USED]
+    assert [found for _, found in records_of(attempt(hosts=hosts))] == [UsageRecord.from_json(USED)]
     assert list(records_of(attempt(hosts=hosts, ended_at=NOW))) == []
 
 
@@ -83,7 +85,7 @@ def test_show_has_one_figure_of_memory(
     queue: Queue, terminal: Terminal, cold: bool, text: str
 ) -> None:
     job = queue.start(queue.submit(cold=cold), until=JobState.FINALIZING)
-    used = {**USED, "peak_bytes": 2**29}
+    used = UsageRecord.from_json({**USED, "peak_bytes": 2**29})
     exits = [exit_of(0, usage=used, ranks=(RankExit(0, max_rss_bytes=9),))]
     assert queue.workspace.store.record_exit(job.id, attempt=1, exits=exits)
     queue.finish(job)

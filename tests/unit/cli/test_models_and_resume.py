@@ -14,6 +14,7 @@ from rayjobs.core.users import user_name
 from rayjobs.jobs.records import Job, ModelRefusal
 from rayjobs.jobs.states import JobState
 from rayjobs.models import requested
+from rayjobs.protocol.collected import RequestedModel
 from rayjobs.submit import submitting
 from tests import registering as models
 from tests.unit.cli.conftest import Terminal
@@ -145,9 +146,8 @@ def test_a_run_shows_its_models_and_those_that_its_script_asked_for_in_vain(
     runs.publish(job)
     store, blobs = runs.workspace.store, runs.workspace.opened.blobs
     store.move(job.id, attempt=1, old=JobState.RUNNING, new=JobState.FINALIZING)
-    texts = {"framework": "", "framework_version": "", "description": None}
     asked = [
-        {"name": name, "path": path, "file": path, "why": "", "tags": {}, "properties": {}, **texts}
+        RequestedModel(name, path, file=path)
         for name, path in (("net", "outputs/model.pt"), ("gone", "outputs/g.pt"))
     ]
     ready = requested.prepare(store, blobs, job.id, asked)

@@ -240,8 +240,8 @@ def test_the_attempts_own_folders_stay_writable(
     node.bring("dataset:digits:1", "mount")
     views = node.data.views(node.on)
     assert views is not None
-    assert views["read_only"] == [str(stored)]
-    assert str(node.root) in views["writable"] and str(workspace.opened.path) in views["writable"]
+    assert views.read_only == (str(stored),)
+    assert {str(node.root), str(workspace.opened.path)} <= set(views.writable)
 
 
 def test_a_script_that_ends_by_writing_to_an_input_is_told_what_to_do() -> None:

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from rayjobs.injob.exitrecord import ExitRecord, Leftovers, RankExit, RankStack, Remaining
+from rayjobs.injob.exitrecord import (
+    ExitRecord,
+    GpuUse,
+    Leftovers,
+    RankExit,
+    RankStack,
+    Remaining,
+    UsageRecord,
+)
 from rayjobs.injob.hostmessages import HostFile, HostRequest, WarmRequest
 from rayjobs.injob.identity import Identity, own_identity
 from rayjobs.injob.messages import Message, MessageError
@@ -30,7 +38,7 @@ from rayjobs.protocol.attempts import (
     Resume,
     SecretSource,
 )
-from rayjobs.protocol.collected import Collected
+from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.protocol.nodes import Hello, Prepared
 from rayjobs.protocol.settled import Found, Settled
 from tests.attempts import on_node
@@ -45,7 +53,7 @@ RECORD = ExitRecord(
     end_reason=EndReason.PREEMPTED,
     ranks=(RankExit(rank=0, pid=7, signal=15, ended_at=3.5),),
     leftovers=Leftovers(killed=1, proven_dead=False, remaining=(Remaining(8, 99, "sh"),)),
-    usage={"t": [1.0], "gpus": {}},
+    usage=UsageRecord(t=(1.0,), cpu=(0.5,), memory=(7.0,), gpus={"0": GpuUse((None,), (1.0,))}),
 )
 # As version 0.1.0 wrote it.
 OLD = {
@@ -232,7 +240,7 @@ def test_a_node_gets_a_new_agent_where_one_of_an_earlier_version_is_left() -> No
             tails={0: b"\xff"},
             problems=("p.",),
             data=DataFacts(read_only={"x": ("/in",)}, troubles=(Trouble("x", "gone"),)),
-            models=({"name": "m", "path": "m.pt"},),
+            models=(RequestedModel("m", "m.pt", rank=1, tags={"a": "b"}),),
         ),
         calls.Stop(on_node(), EndCause(EndReason.PREEMPTED, "job b"), 2.0),
         calls.Stacks((RankStack(0, "S", "proc", "a.py:1", waits=False, text="dump"),)),

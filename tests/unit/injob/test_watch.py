@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayjobs.injob import stacks, watch
-from rayjobs.injob.hostmessages import HostRequest
+from rayjobs.injob.hostmessages import HostRequest, StacksAnswer
 from rayjobs.injob.lease import Lease, boot_clock_s
 
 
@@ -40,5 +40,5 @@ def test_dumps_of_many_ranks_end_with_the_lease(
 
     monkeypatch.setattr(stacks, "dump", dump)
     answer = looking.answer(HostRequest("stacks"))
-    assert answer is not None
-    assert dumped == [0, 1, 2] == [one["rank"] for one in answer["ranks"]]
+    assert isinstance(answer, StacksAnswer)
+    assert dumped == [0, 1, 2] == [one.rank for one in answer.ranks]

@@ -32,7 +32,7 @@ def test_mpirun_runs_on_the_first_node_and_is_told_of_all() -> None:
     first, second = written(MpiLauncher().plans(context(2, 3)))
     command = first["beside"]["command"]
     assert command[:5] == ["mpirun", "-np", "6", "-H", "localhost:3,127.1.0.1:3"]
-    assert "command" not in second["beside"]
+    assert second["beside"]["command"] is None
     assert [peer["node_id"] for peer in first["beside"]["peers"]] == ["id1"]
     assert first["beside"]["peers"][0]["socket"] == second["beside"]["socket"]
     assert [plan["master_port"] for plan in (first, second)] == [29_511, None]

@@ -1,0 +1,60 @@
+"""What mpirun, orted and the agents ask a host on its MPI socket, and its answers.
+
+The stubs (`mpistub`) write and read the same JSON by themselves: they start once per rank, in the
+image's own Python, and import nothing of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping, Optional
+
+from rayjobs.injob.hostmessages import Answer
+from rayjobs.injob.messages import Message
+
+
+@dataclass(frozen=True)
+class MpiRequest(Message):
+    """A request on a host's MPI socket; each operation reads its own fields.
+
+    Attributes:
+        op: "rank" (a stub: fork this rank), "remote" (a stub: start a command on another node),
+            "relay" (an agent: which commands do other nodes need?), "relayed" (an agent: they
+            were started) or "daemon" (an agent, on another node: start this command).
+        env: Variables by which MPI tells a rank who it is.
+        node: Name of the node of a "remote".
+        command: Command line of a "remote" or "daemon".
+        errors: Why nodes could not start theirs, by the number of the node.
+    """
+
+    op: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    node: str = ""
+    command: str = ""
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RankEnd(Answer):
+    """The answer to "rank", once the rank has ended.
+
+    Attributes:
+        exit_code: None where a signal ended it.
+        signal: The signal that ended it.
+    """
+
+    exit_code: Optional[int] = None
+    signal: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Relayed(Answer):
+    """The answer to "relay", once mpirun has asked for all other nodes.
+
+    Attributes:
+        commands: The command line for each node, by its number.
+        over: They were started already.
+    """
+
+    commands: Mapping[int, str] = field(default_factory=dict)
+    over: bool = False
