@@ -7,8 +7,10 @@ import fcntl
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 from rayjobs.injob import container as injob_container
 from rayjobs.node.containers import Capability, capability_of
 from tests.conformance.hosts import PACKAGE_HOME, Attempt
+from tests.debian_python import debian_python
 from tests.images import DEFAULT_ENV, python_root
 
 PYTHON = "/usr/local/bin/python"
@@ -42,6 +45,20 @@ def image(session_root: Path) -> Path:
     with _alone(session_root / "image.lock"):
         if not (folder / "made").exists():
             python_root(folder)
+            (folder / "made").touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def newer_python(session_root: Path) -> Path:
+    """A root file system with Python 3.13, made once for all workers of the run."""
+    folder = session_root / "python313"
+    with _alone(session_root / "python313.lock"):
+        if not (folder / "made").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            work = Path(tempfile.mkdtemp(prefix="debian-", dir=session_root))
+            debian_python(folder, work)
+            shutil.rmtree(work)
             (folder / "made").touch()
     return folder
 

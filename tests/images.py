@@ -18,7 +18,8 @@ from pathlib import Path
 
 _LEFT_OUT = {"test", "tests", "idlelib", "ensurepip", "lib2to3", "tkinter", "site-packages",
              "turtledemo", "pydoc_data"}  # fmt: skip
-_PROGRAMS = ("/bin/sh", "/usr/bin/cat", "/usr/bin/sleep", "/usr/bin/env", "/usr/bin/id")
+_PROGRAMS = ("/bin/sh", *(f"/usr/bin/{name}" for name in (
+    "cat", "sleep", "env", "id", "dirname", "realpath")))  # fmt: skip
 _LIBRARY = re.compile(r"(?:=> )?(/\S+) \(0x")
 DEFAULT_ENV = ("PATH=/usr/local/bin:/usr/bin:/bin", "FROM_THE_IMAGE=yes")
 

@@ -174,7 +174,7 @@ class Estimator:
         arguments = checks.arguments(script_params or {}, problems)
         environment = environment_definition
         if environment is None and not problems:
-            # Packages cannot be added to an image: one without any named has its own framework.
+            # An image to which no packages are added has its own framework.
             is_complete = image.is_own and not any(packages.values())
             environment = self._environment(
                 packages, source, problems, user_managed=user_managed or is_complete

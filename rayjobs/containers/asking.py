@@ -19,7 +19,7 @@ from rayjobs.environments.building import POLL_S, Control
 from rayjobs.environments.packages_probe import PROBE
 from rayjobs.injob import container
 from rayjobs.injob.messages import Message
-from rayjobs.injob.plan import ContainerPlan
+from rayjobs.injob.plan import Bind, ContainerPlan
 from rayjobs.spec.requirements import LEAST_PYTHON
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -56,13 +56,22 @@ def variables_of(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, separator, value in pairs if separator}
 
 
-def find(root: Path, variables: Mapping[str, str], name: str) -> str | None:
-    """Return the path in an image of a program that its PATH leads to."""
+def find(
+    root: Path, variables: Mapping[str, str], name: str, binds: Sequence[Bind] = ()
+) -> str | None:
+    """Return the path in an image of a program that its PATH leads to.
+
+    Args:
+        binds: What of the node the image shows: a program may be there.
+    """
     for folder in variables.get("PATH", DEFAULT_PATH).split(":"):
         path = f"{folder.rstrip('/')}/{name}"
         if not path.startswith("/"):
             continue
         at = Path(container.inside(str(root), path))
+        for bind in binds:
+            if path.startswith(f"{bind.target}/"):
+                at = Path(bind.source + path.removeprefix(bind.target))
         if at.is_file() and os.access(at, os.X_OK):
             return path
     return None
@@ -76,6 +85,7 @@ async def ask(
     *,
     named: str | None = None,
     overlay: bool = True,
+    binds: Sequence[Bind] = (),
 ) -> Answer:
     """Return what an image's Python says; see `run_in`, also for the other arguments and errors.
 
@@ -88,7 +98,7 @@ async def ask(
         if path is None:
             continue
         said = await run_in(root, variables, [path, "-I", "-c", _ASK + PROBE], paths,
-                            control, overlay=overlay)  # fmt: skip
+                            control, overlay=overlay, binds=binds)  # fmt: skip
         lines = said.splitlines()
         try:
             version, implementation = json.loads(lines[0])
@@ -121,12 +131,14 @@ async def run_in(
     control: Control,
     *,
     overlay: bool = True,
+    binds: Sequence[Bind] = (),
 ) -> str:
     """Run a program in an image, without anything of the attempt; return what it printed.
 
     Args:
         root: The image; without `overlay` the attempt's own copy of it.
         control: What may end it before its time.
+        binds: What of the node it sees.
         overlay: Whether this node can put a layer over the image; else `root` is written to.
 
     Raises:
@@ -136,7 +148,11 @@ async def run_in(
     folder = Path(tempfile.mkdtemp(prefix="ask-", dir=paths.tmp))
     try:
         plan = ContainerPlan(
-            str(root), str(folder / "scratch"), is_private=not overlay, shm_bytes=2**26
+            str(root),
+            str(folder / "scratch"),
+            is_private=not overlay,
+            shm_bytes=2**26,
+            binds=tuple(binds),
         )
         own = {"PATH": DEFAULT_PATH, "HOME": "/root"}
         env = {**own, **variables, "PYTHONDONTWRITEBYTECODE": "1"}

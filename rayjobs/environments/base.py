@@ -1,6 +1,6 @@
-"""The packages of the target's own Python, to which an environment may add others.
+"""The packages of the target's own Python or of an image, to which an environment may add others.
 
-An environment on this base sees what the target has, through a ``.pth`` file, and holds only what
+An environment on this base sees what it has, through a ``.pth`` file, and holds only what
 it adds or replaces. The resolver learns what is there from stand-ins: wheels with the metadata of
 what is installed, so that it keeps these versions and asks no index for them. The build of a source
 archive may take one into its own environment, where its ``.pth`` file leads to the package.
@@ -16,30 +16,46 @@ import shutil
 import sysconfig
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from rayjobs.injob import container
 from rayjobs.spec.requirements import name_of
 
 FORMAT = 3  # raised when stand-ins are written in another way
 PATH_FILE = "rayjobs_target.pth"
 _PINNED = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)")
+_PLAIN_VERSION = re.compile(r"[0-9][0-9A-Za-z.!]*(\+[0-9A-Za-z.]+)?")
 _WHEEL = "Wheel-Version: 1.0\nGenerator: rayjobs\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 @dataclass(frozen=True)
 class Base:
-    """What the target's own Python has installed.
+    """What the target's own Python, or that of an image, has installed.
 
     Attributes:
-        folders: Its folders of packages.
+        folders: Its folders of packages, as the Python itself sees them.
         versions: Version by name.
+        root: The image's root file system on the node; "" for the target's own.
     """
 
     folders: tuple[str, ...]
     versions: Mapping[str, str]
+    root: str = ""
+
+    @property
+    def places(self) -> list[str]:
+        """Where the folders are on the node."""
+        if not self.root:
+            return list(self.folders)
+        return [container.inside(self.root, folder) for folder in self.folders]
+
+    @property
+    def owner(self) -> str:
+        """Whose packages these are, for the comments of a lock."""
+        return "image" if self.root else "target"
 
     def digest(self) -> str:
         """Return what changes with each package and folder."""
@@ -48,7 +64,11 @@ class Base:
 
     def preferences(self) -> str:
         """Return the installed versions as the lines of a lock, which the resolver prefers."""
-        return "".join(f"{name}=={version}\n" for name, version in sorted(self.versions.items()))
+        return "".join(
+            f"{name}=={version}\n"
+            for name, version in sorted(self.versions.items())
+            if _PLAIN_VERSION.fullmatch(version)  # a distribution's own scheme is no version of pip
+        )
 
     def without_own(self, lock: str) -> tuple[str, list[str]]:
         """Return a lock without the packages that are installed in this version, and those."""
@@ -92,9 +112,10 @@ def _installed(folders: tuple[str, ...], stamps: tuple[int, ...]) -> Base:
     return of(folders)
 
 
-def of(folders: Sequence[str]) -> Base:
-    """Return what folders of packages have installed."""
-    return Base(tuple(folders), {name: one.version for name, one in _found(list(folders))})
+def of(folders: Sequence[str], root: str = "") -> Base:
+    """Return what folders of packages have installed, those of an image below its `root`."""
+    bare = Base(tuple(folders), {}, root)
+    return replace(bare, versions={name: one.version for name, one in _found(bare.places)})
 
 
 def wheels(base: Base, root: Path) -> Path:
@@ -106,7 +127,7 @@ def wheels(base: Base, root: Path) -> Path:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     path_lines = base.path_lines()
-    for name, one in _found(list(base.folders)):
+    for name, one in _found(base.places):
         text = one.read_text("METADATA") or one.read_text("PKG-INFO")
         if text:
             # Build backends are found by their entry points.

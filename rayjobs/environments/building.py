@@ -113,6 +113,7 @@ async def run(
     said: BuildLog,
     control: Control,
     doing: str,
+    shown: str | None = None,
 ) -> None:
     """Run one program to its end, its output in the log.
 
@@ -121,6 +122,7 @@ async def run(
 
     Args:
         doing: What it is for, as in "packages cannot be resolved".
+        shown: How the log names it; None: by its words; "" not at all.
 
     Raises:
         StoppedError, PrepareError: see `Control.check`.
@@ -128,7 +130,10 @@ async def run(
             disk; ``system`` when it was killed.
     """
     control.check()
-    said.write(f"$ {' '.join(arguments)}")
+    if shown is None:
+        shown = f"$ {' '.join(arguments)}"
+    if shown:
+        said.write(shown)
     last = _Tail()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", tied.__file__, str(os.getpid()), *arguments),

@@ -60,6 +60,11 @@ class Cache:
         return self.root / "base"
 
     @property
+    def programs(self) -> Path:
+        """Libraries of the node's programs that install packages in images."""
+        return self.root / "programs"
+
+    @property
     def sources(self) -> Path:
         """Packages that travel with jobs, unpacked by digest."""
         return self.root / "sources"
@@ -80,9 +85,15 @@ class Cache:
         """Return the lock file of an environment or a request."""
         return self.root / f"{name}.lock"
 
-    def is_whole(self, key: str) -> bool:
-        """Whether an environment is there, and so is the interpreter that it was made for."""
-        return (self.folder(key) / RECORD).exists() and os.access(self.python(key), os.X_OK)
+    def is_whole(self, key: str, *, in_image: bool = False) -> bool:
+        """Whether an environment is there, and so is the interpreter that it was made for.
+
+        Args:
+            in_image: The interpreter is that of an image, in which the environment is used.
+        """
+        python = self.python(key)
+        has_python = os.path.lexists(python) if in_image else os.access(python, os.X_OK)
+        return has_python and (self.folder(key) / RECORD).exists()
 
     def resolved(self, digest: str) -> str | None:
         """Return what a request was resolved to; None when it was not."""

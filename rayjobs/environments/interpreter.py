@@ -78,6 +78,37 @@ def variables(path: str, environment: Mapping[str, str]) -> dict[str, str]:
 _known: dict[tuple[str, int, int], Interpreter] = {}
 
 
+# In an image the answer goes to a file; where packages are is asked as well, with all of `site`.
+_ASK_IN_IMAGE = """
+import json, platform, sys
+found = [one for one in sys.path if one.rstrip("/").endswith(("site-packages", "dist-packages"))]
+values = [list(sys.version_info[:3]), platform.python_implementation(), platform.machine(),
+          sys.platform, platform.libc_ver(), found]
+with open(sys.argv[1], "w") as file:
+    json.dump(values, file)
+"""
+
+
+def asking(file: Path) -> list[str]:
+    """Return the arguments with which an interpreter in an image writes to a file what it is."""
+    return ["-E", "-s", "-c", _ASK_IN_IMAGE, str(file)]
+
+
+def answered(path: str, said: bytes) -> tuple[Interpreter, tuple[str, ...]]:
+    """Return what an interpreter wrote that was asked by `asking`: itself, and its folders.
+
+    Raises:
+        PrepareError: class ``environment``: it is no Python that jobs can use.
+    """
+    try:
+        values = json.loads(said)
+        major, minor, micro = (int(part) for part in values[0])
+        folders = tuple(str(one) for one in values[5])
+    except (ValueError, TypeError, IndexError) as error:
+        raise _no_answer(path) from error
+    return _checked(path, (major, minor, micro), values[1:5]), folders
+
+
 async def ask(path: str) -> Interpreter:
     """Return what the interpreter at `path` says of itself; asked once while its file is the same.
 
@@ -124,15 +155,23 @@ async def _ask(path: str) -> Interpreter:
         values = json.loads(said)
         major, minor, micro = (int(part) for part in values[0])
     except (OSError, ValueError, TypeError, IndexError) as error:
-        raise PrepareError(
-            f"{path} is not a Python interpreter that answers; name another one as environment",
-            failure_class="environment",
-        ) from error
-    version = (major, minor, micro)
+        raise _no_answer(path) from error
+    return _checked(path, (major, minor, micro), values[1:])
+
+
+def _no_answer(path: str) -> PrepareError:
+    return PrepareError(
+        f"{path} is not a Python interpreter that answers; name another one as environment",
+        failure_class="environment",
+    )
+
+
+def _checked(path: str, version: tuple[int, int, int], platform: object) -> Interpreter:
+    major, minor, micro = version
     if version < LEAST_PYTHON:
         raise PrepareError(
             f"{path} is Python {major}.{minor}.{micro}; jobs need 3.8 or newer. Name another "
             f"interpreter as environment",
             failure_class="environment",
         )
-    return Interpreter(path, version, json.dumps(values[1:]))
+    return Interpreter(path, version, json.dumps(platform))

@@ -11,7 +11,7 @@ from rayjobs.environments import condas
 from rayjobs.spec.requirements import name_of
 
 _PIP = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;\\]+)|@\s*(\S+))")
-_OF_TARGET = "# of the target: "
+_OF_BASE = re.compile(r"# of the (target|image): ")
 _FILE = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)-(?P<build>[^-]+)\.(?:conda|tar\.bz2)")
 
 
@@ -21,7 +21,7 @@ class Package:
 
     Attributes:
         version: Its version, or the address or path that it comes from.
-        source: "pip", "conda", or "target" for what the target's own Python has.
+        source: "pip", "conda", or "target" or "image" for what its Python has already.
     """
 
     name: str
@@ -34,8 +34,9 @@ def packages(lock: str) -> list[Package]:
     conda_lock, rest = condas.split(lock)
     found = [*_of_conda(conda_lock)]
     for line in rest.splitlines():
-        source = "target" if line.startswith(_OF_TARGET) else "pip"
-        match = _PIP.match(line.removeprefix(_OF_TARGET))
+        base = _OF_BASE.match(line)
+        source = "pip" if base is None else base[1]
+        match = _PIP.match(_OF_BASE.sub("", line))
         if match is not None and not line.startswith("--"):
             found.append(Package(name_of(match[1]), match[2] or match[3], source))
     return sorted(set(found), key=lambda one: (one.name, one.source))
@@ -43,7 +44,7 @@ def packages(lock: str) -> list[Package]:
 
 def count(lock: str) -> int:
     """Return how many packages a lock installs."""
-    return sum(one.source != "target" for one in packages(lock))
+    return sum(one.source not in ("target", "image") for one in packages(lock))
 
 
 def _of_conda(text: str) -> list[Package]:

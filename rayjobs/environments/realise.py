@@ -27,6 +27,7 @@ from rayjobs.environments import interpreter as interpreters
 from rayjobs.environments.base import Base
 from rayjobs.environments.building import BuildLog, Control, run
 from rayjobs.environments.cache import Cache
+from rayjobs.environments.inside import Image, portable
 from rayjobs.environments.interpreter import Interpreter
 from rayjobs.environments.request import Request
 from rayjobs.spec import requirements
@@ -74,6 +75,7 @@ class Work:
             there. All nodes of a job use one.
         publish: On the first of several nodes: called with the lock.
         name: What people call the environment.
+        image: What it is built in, and whose packages it is added to; None: the node itself.
     """
 
     paths: AttemptPaths
@@ -83,6 +85,7 @@ class Work:
     first_lock: Callable[[], str | None] | None = None
     publish: Callable[[str], None] = lambda _lock: None
     name: str | None = None
+    image: Image | None = None
     env: dict[str, str] = field(default_factory=dict)
     has_waited: bool = False
     said: BuildLog | None = None
@@ -102,6 +105,8 @@ class Environments:
         """Keep environments below `root`; `own_python` is used where none is asked for."""
         self._cache = Cache(root)
         self._own_python = own_python
+        # What Pythons of images have said, by image and path.
+        self._pythons: dict[tuple[str, str], tuple[Interpreter, tuple[str, ...]]] = {}
 
     async def realise(self, asked: Mapping[str, Any], work: Work) -> Realised:
         """Return an environment with the packages that a spec asks for, built if it must be.
@@ -138,7 +143,7 @@ class Environments:
         lock = await self._resolved(request, base, work)
         key = request.key(lock)
         async with self._alone(key, work):
-            built = not self._cache.is_whole(key)
+            built = not self._cache.is_whole(key, in_image=work.image is not None)
             if built:
                 await self._build(key, lock, request, base, work)
             self._cache.touch(key)
@@ -184,16 +189,57 @@ class Environments:
         )
         work.env[_SOURCES] = str(self._cache.sources)
         constraints = tuple(str(line) for line in asked.get("constraints") or ())
+        image = None if work.image is None else work.image.key
         if asked.get("conda"):
             own = await interpreters.ask(self._own_python)
             of_conda = condas.asked_of(asked, own.version)
-            return Request(lines, own, constraints, conda=of_conda.key()), None, of_conda
-        base = None
+            key = of_conda.key()
+            return Request(lines, own, constraints, conda=key, image=image), None, of_conda
+        if work.image is not None:
+            python, base = await self._in_image(asked.get("python"), work.image, work)
+            return Request(lines, python, constraints, base.digest(), image=image), base, None
+        target: Base | None = None
         if asked.get("base") is not None:
-            base = await asyncio.to_thread(bases.installed)
+            target = await asyncio.to_thread(bases.installed)
         python = await self._interpreter(asked.get("python"), work)
-        digest = None if base is None else base.digest()
-        return Request(lines, python, constraints, digest), base, None
+        digest = None if target is None else target.digest()
+        return Request(lines, python, constraints, digest), target, None
+
+    async def _in_image(
+        self, named: str | None, image: Image, work: Work
+    ) -> tuple[Interpreter, Base]:
+        """Return the Python of an image, and the packages that it has."""
+        path = image.python  # the one that the job names, if it names one
+        if path is None:
+            raise PrepareError(
+                f"packages cannot be added to {image.name}: {image.why_no_python}. Use an image "
+                f"with Python 3.8 or newer, or name packages of conda, which bring their own",
+                failure_class="environment",
+                is_permanent=True,
+            )
+        known = (image.key, path)
+        if known not in self._pythons:
+            self._pythons[known] = await self._ask_in_image(path, image, work)
+        python, folders = self._pythons[known]
+        if named is not None and "/" not in named and not _is_version(python, named):
+            raise PrepareError(
+                f"the job asks for Python {named}, and {image.name} has {python.version_text}: "
+                f"name another image, or leave the version out",
+                failure_class="environment",
+                is_permanent=True,
+            )
+        return python, await asyncio.to_thread(bases.of, folders, str(image.root))
+
+    async def _ask_in_image(
+        self, path: str, image: Image, work: Work
+    ) -> tuple[Interpreter, tuple[str, ...]]:
+        file = work.paths.tmp / "python.json"
+        words = [path, *interpreters.asking(file)]
+        try:
+            await self._run(words, work, f"{path} in {image.name} does not answer", quietly=True)
+            return interpreters.answered(path, file.read_bytes())
+        finally:
+            file.unlink(missing_ok=True)
 
     def _with_sources(self, lines: Sequence[str], sources: Mapping[str, str]) -> tuple[str, ...]:
         """Return requirements in which packages that travel with the job have their place here.
@@ -217,7 +263,7 @@ class Environments:
         lock = await self._solved(wanted, conda, request, work)
         key = _key_of_conda(request, wanted, lock)
         async with self._alone(key, work):
-            built = not self._cache.is_whole(key)
+            built = not self._cache.is_whole(key, in_image=work.image is not None)
             if built:
                 lock = await self._build_conda(key, lock, wanted, conda, request, work)
             else:
@@ -231,7 +277,8 @@ class Environments:
 
     def _conda(self, work: Work) -> condas.Conda:
         path = settings.search_path(work.env)
-        return condas.Conda(self._cache.conda, work.paths.tmp, partial(self._step, work), path)
+        run = partial(self._step, work)
+        return condas.Conda(self._cache.conda, work.paths.tmp, run, path)
 
     async def _solved(
         self, wanted: condas.Asked, conda: condas.Conda, request: Request, work: Work
@@ -266,7 +313,10 @@ class Environments:
             installed = await conda.install(wanted, solved, prefix)
             version, path = _version_of(prefix), str(prefix / "bin" / "python")
             if request.packages:
-                python = await interpreters.ask(path)
+                if work.image is None:
+                    python = await interpreters.ask(path)
+                else:
+                    python, _ = await self._ask_in_image(path, work.image, work)
                 base = await asyncio.to_thread(_packages_of, prefix)
                 inside = Request(request.lines, python, request.constraints)
                 if not is_resolved:
@@ -274,7 +324,7 @@ class Environments:
                 await self._install_into(prefix, of_pip, base, work)
             # A job sees it read-only: no script of a job writes bytecode there.
             compiling = [path, "-I", "-S", "-c", _COMPILE]
-            await self._step(work, compiling, "the packages cannot be compiled")
+            await self._run(compiling, work, "the packages cannot be compiled", writes=(prefix,))
             of_pip = of_pip if is_resolved else f"{of_pip}{_RESOLVED}\n"
             head, body = request.head(), of_pip.removeprefix(request.head())
             whole = head + condas.joined(installed) + body
@@ -302,12 +352,14 @@ class Environments:
             *("--requirements", str(file)),
         ]
         try:
-            await self._step(work, command, "the pip packages cannot be installed")
+            doing = "the pip packages cannot be installed"
+            await self._run(command, work, doing, writes=(prefix,), reads=(stand_ins,))
         finally:
             file.unlink(missing_ok=True)
 
     async def _step(self, work: Work, arguments: list[str], doing: str) -> None:
-        await self._run(arguments, work, doing)
+        """Run a program of the node itself."""
+        await self._run(arguments, work, doing, on_node=True)
 
     async def _interpreter(self, named: str | None, work: Work) -> Interpreter:
         if named is None:
@@ -351,14 +403,15 @@ class Environments:
             made.write_text(base.preferences())
             arguments += ["--find-links", str(stand_ins)]
         try:
-            await self._run(arguments, work, "the packages cannot be resolved")
+            shown = [self._cache.base, *_local_paths(request)]
+            await self._run(arguments, work, "the packages cannot be resolved", reads=shown)
             text = made.read_text()
         finally:
             for file in (wanted, made, limits):
                 file.unlink(missing_ok=True)
         if base is not None:
             text, own = base.without_own(text)
-            text += "".join(f"# of the target: {line}\n" for line in own)
+            text += "".join(f"# of the {base.owner}: {line}\n" for line in own)
         for name in requirements.secrets_of(request.lines):
             if work.env.get(name):
                 text = text.replace(work.env[name], f"${{{name}}}")
@@ -379,6 +432,7 @@ class Environments:
                 [uv, "venv", "--relocatable", "--no-project", *python, str(venv)],
                 work,
                 "the virtual environment cannot be created",
+                writes=(folder,),
             )
             if packages:
                 (folder / "lock.txt").write_text(lock)
@@ -390,12 +444,15 @@ class Environments:
                     [*sync, "--python", str(venv / "bin" / "python"), str(folder / "lock.txt")],
                     work,
                     "the packages cannot be installed",
+                    writes=(folder,),
+                    reads=(self._cache.base, *_local_paths(request)),
                 )
             if base is not None:
                 base.open_to(venv)
             took_s = round(time.monotonic() - began_s, 3)
             version = request.interpreter.version_text
-            record = _record(key, "pip", version, work, took_s, lock)
+            kind = "pip" if work.image is None else "image"
+            record = _record(key, kind, version, work, took_s, lock)
             await asyncio.to_thread(self._cache.finish, key, venv, lock, record)
         work.log().write(f"built in {duration_text(took_s)}: {self._cache.folder(key)}")
         work.tell(
@@ -404,16 +461,48 @@ class Environments:
             {"step": "built", "key": key, "took_s": took_s, "packages": len(packages)},
         )
 
-    async def _run(self, arguments: list[str], work: Work, doing: str) -> None:
-        env = {**work.env, "TMPDIR": str(work.paths.tmp)}
-        await run(
-            arguments,
-            env=env,
-            cwd=work.paths.tmp,
-            said=work.log(),
-            control=work.control,
-            doing=doing,
-        )
+    async def _run(
+        self,
+        arguments: list[str],
+        work: Work,
+        doing: str,
+        *,
+        reads: Sequence[Path] = (),
+        writes: Sequence[Path] = (),
+        on_node: bool = False,
+        quietly: bool = False,
+    ) -> None:
+        """Run a program, inside the image if the environment is one for an image.
+
+        Args:
+            reads: What of the node it needs in the image.
+            writes: And what it writes to.
+            quietly: Where it ends well, what it does is nothing for the log.
+        """
+        tmp = work.paths.tmp
+        env = {**work.env, "TMPDIR": str(tmp)}
+        with ExitStack() as stack:
+            words, shown = arguments, None
+            if work.image is not None and not on_node:
+                uv = settings.find_uv()
+                reads = [*reads, Path(uv), self._cache.sources, self._cache.programs]
+                words = arguments
+                if arguments[0] == uv:
+                    words = await asyncio.to_thread(portable, Path(uv), self._cache.programs)
+                    words = [*words, *arguments[1:]]
+                words = stack.enter_context(
+                    work.image.command(words, env, tmp, read_only=reads, writable=writes)
+                )
+                shown = f"(in {work.image.name}) $ {' '.join(arguments)}"
+            await run(
+                words,
+                env=env,
+                cwd=tmp,
+                said=work.log(),
+                control=work.control,
+                doing=doing,
+                shown="" if quietly else shown,
+            )
 
     @asynccontextmanager
     async def _alone(self, name: str, work: Work) -> AsyncIterator[None]:
@@ -428,6 +517,23 @@ class Environments:
                 work.has_waited = True
                 work.tell("waiting for another attempt that builds it", {"step": "wait"})
             await work.control.pause()
+
+
+def _local_paths(request: Request) -> list[Path]:
+    """Return the files and folders of the node that a request names."""
+    return [path for path in request.local_paths() if path.is_absolute()]
+
+
+def _is_version(python: Interpreter, wanted: str) -> bool:
+    """Whether an interpreter is of a version such as 3.11 or >=3.9."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    if wanted[0].isdigit():
+        wanted = f"=={wanted}" + (".*" if wanted.count(".") < 2 else "")
+    try:
+        return python.version_text in SpecifierSet(wanted)
+    except InvalidSpecifier:
+        return False
 
 
 async def _given(request: Request, work: Work) -> str | None:

@@ -25,6 +25,7 @@ class Request:
         constraints: Requirements that limit versions alone.
         base: Digest of the packages that these are added to; None: of none.
         conda: What is asked of conda, as `condas.Asked.key`; None: nothing.
+        image: Key of the image in which it is built; None: it is built on the node itself.
     """
 
     lines: tuple[str, ...]
@@ -32,6 +33,7 @@ class Request:
     constraints: tuple[str, ...] = ()
     base: str | None = None
     conda: str | None = None
+    image: str | None = None
 
     @property
     def options(self) -> list[str]:
@@ -59,8 +61,13 @@ class Request:
                 list(self.constraints),
                 self.base,
                 self.conda,
+                *([self.image] if self.image else []),
             ]
         )
+
+    def local_paths(self) -> list[Path]:
+        """Return the files that are asked for, and the folders in which packages are looked for."""
+        return _local(self.lines)
 
     def head(self) -> str:
         """Return the first lines of a lock that answers this request."""
@@ -75,10 +82,11 @@ class Request:
 
     def key(self, lock: str) -> str:
         """Return the name of the environment that has what a lock says, for this interpreter."""
-        real = os.path.realpath(self.interpreter.path)
+        path = self.interpreter.path
+        real = path if self.image else os.path.realpath(path)
         body = lock.partition(_REQUEST)[2].partition("\n")[2]
         values = [FORMAT, body, real, self.interpreter.version_text, self.base]
-        return _digest(values)[:32]
+        return _digest([*values, *([self.image] if self.image else [])])[:32]
 
     def key_of_conda(self, conda_lock: str) -> str:
         """Return the name of the environment of conda that has what a lock says."""

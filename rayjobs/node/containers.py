@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,9 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
+from rayjobs.environments import interpreter
 from rayjobs.environments.building import Control
+from rayjobs.environments.inside import Image
 from rayjobs.injob import container as injob_container
 from rayjobs.injob import recordfiles
 from rayjobs.injob.plan import Bind, ContainerPlan, LaunchPlan, Limit, MemoryFolder
@@ -94,6 +96,7 @@ class NodeContainers:
         self._workspaces = workspaces
         self._controls: dict[str, Control] = {}
         self._lock = threading.Lock()
+        self._answers: dict[tuple[str, str], asking.Answer] = {}
         self._capability: Capability | None = None
 
     def capability(self) -> Capability:
@@ -151,9 +154,10 @@ class NodeContainers:
                     control,
                     named=_python_of(asked.interpreter),
                     overlay=work.overlay,
+                    binds=_volumes(asked),
                 )
                 found = replace(found, answer=answer)
-            await self._check(request.plan, found, work)
+            await self._check(request, found, work)
         except BaseException:
             await asyncio.to_thread(store_build_log, self._workspaces, on, paths)
             raise
@@ -162,6 +166,64 @@ class NodeContainers:
         self._note(on, asked, found)
         await asyncio.to_thread(_write_file, paths, found, is_private=bool(able.why_no_overlay))
         return found
+
+    def building_in(self, request: LaunchRequest, found: ReadyImage) -> Image:
+        """Return the image of an attempt as one in which packages are installed."""
+        key = found.key
+        if key is None:  # a folder that is used where it is
+            info = Path(found.root).stat()
+            key = f"{found.root} {info.st_ino} {info.st_mtime_ns}"
+        return Image(
+            name=self._name_of(request),
+            key=key,
+            root=found.root,
+            variables={"PATH": asking.DEFAULT_PATH, **found.variables},
+            python=found.answer.python,
+            why_no_python=found.answer.why,
+            overlay=not self.capability().why_no_overlay,
+        )
+
+    async def asked_again(
+        self, request: LaunchRequest, found: ReadyImage, python: str
+    ) -> ReadyImage:
+        """Return an image of which the interpreter of an environment was asked what it has.
+
+        Raises:
+            PrepareError: it does not answer.
+        """
+        paths, folder = AttemptPaths(Path(request.on.root)), str(_environment_of(python))
+        known = (str(found.root), python)
+        answer = self._answers.get(known)
+        if answer is None:
+            control = Control(marker=request.on.marker)
+            self._controls[control.marker] = control
+            try:
+                answer = await asking.ask(
+                    found.root,
+                    found.variables,
+                    paths,
+                    control,
+                    named=python,
+                    overlay=not self.capability().why_no_overlay,
+                    binds=[Bind(folder, folder, read_only=True)],
+                )
+            finally:
+                self._controls.pop(control.marker, None)
+            if answer.python is None:
+                raise PrepareError(
+                    f"the environment that was built for {self._name_of(request)} does not work "
+                    f"there: {answer.why}",
+                    failure_class="environment",
+                    is_permanent=True,
+                )
+            self._answers[known] = answer
+        return replace(found, answer=answer)
+
+    @staticmethod
+    def _name_of(request: LaunchRequest) -> str:
+        asked = request.container
+        image = None if asked is None else asked.image
+        return f"the image {image!r}" if image else "the Dockerfile's image"
 
     def _note(self, on: AttemptOnNode, asked: ContainerRequest, found: ReadyImage) -> None:
         what = asked.image or "the Dockerfile's image"
@@ -179,8 +241,11 @@ class NodeContainers:
             },
         )
 
-    async def _check(self, plan: LaunchPlan, found: ReadyImage, work: ImageWork) -> None:
-        if found.answer.python is None and (plan.kind == "script" or plan.is_mpi):
+    async def _check(self, request: LaunchRequest, found: ReadyImage, work: ImageWork) -> None:
+        plan = request.plan
+        # An environment of conda brings its own; one of pip says better that there is none.
+        needs_python = request.environment is None and (plan.kind == "script" or plan.is_mpi)
+        if found.answer.python is None and needs_python:
             raise PrepareError(
                 f"the image has no Python that the script can run with: {found.answer.why}. Use an "
                 f"image with Python 3.8 or newer, or run another program as the job's command",
@@ -189,9 +254,12 @@ class NodeContainers:
             )
         if not plan.is_mpi:
             return
-        program = asking.find(found.root, found.variables, "mpirun")
+        assert request.container is not None
+        binds = _volumes(request.container)
+        program = asking.find(found.root, found.variables, "mpirun", binds)
+        orted = asking.find(found.root, found.variables, "orted", binds)
         said = ""
-        if program is not None and asking.find(found.root, found.variables, "orted") is not None:
+        if program is not None and orted is not None:
             said = await asking.run_in(
                 found.root,
                 found.variables,
@@ -199,6 +267,7 @@ class NodeContainers:
                 work.paths,
                 work.control,
                 overlay=work.overlay,
+                binds=binds,
             )
         problem = (
             openmpi.version_problem(program or "mpirun", said)
@@ -247,22 +316,24 @@ class NodeContainers:
             is_private = bool(file["is_private"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PrepareError(f"the attempt's image is not known any more: {error}") from error
+        environment = _environment_of_attempt(paths)
         arguments = parse_arguments(asked.arguments)
         gpus = devices.find() if plan.env.get("CUDA_VISIBLE_DEVICES") else devices.Devices()
         binds = (
             *(Bind(path, path, read_only=True, replaces=True)
               for path in _NODE_FILES if Path(path).exists()),
             *gpus.binds,
-            *(Bind(one.source, one.target, one.read_only) for one in arguments.volumes),
+            *_volumes(asked),
             *shown,
             *_injob_binds(plan),
             *_mpi_binds(plan),
+            *(Bind(str(one), str(one), read_only=True) for one in environment),
             Bind(plan.root, plan.root),
         )  # fmt: skip
         return replace(
             plan,
             hold=("namespace",),
-            env=_variables(plan, variables, gpus),
+            env=_variables(plan, variables, gpus, environment),
             container=ContainerPlan(
                 image=root,
                 scratch=str(paths.container),
@@ -277,11 +348,21 @@ class NodeContainers:
         )
 
 
+def _volumes(asked: ContainerRequest) -> tuple[Bind, ...]:
+    volumes = parse_arguments(asked.arguments).volumes
+    return tuple(Bind(one.source, one.target, one.read_only) for one in volumes)
+
+
 def _shm_bytes(asked: ContainerRequest) -> int:
     return Container(image="any", shm_mib=asked.shm_mib, arguments=asked.arguments).shm_bytes
 
 
-def _variables(plan: LaunchPlan, image: Mapping[str, str], gpus: devices.Devices) -> dict[str, str]:
+def _variables(
+    plan: LaunchPlan,
+    image: Mapping[str, str],
+    gpus: devices.Devices,
+    environment: Sequence[Path] = (),
+) -> dict[str, str]:
     """Return the variables of the ranks: those of the image, of the node's driver, of the job."""
     is_root = os.getuid() == 0
     found = {"PATH": asking.DEFAULT_PATH, "HOME": "/root" if is_root else f"{plan.root}/tmp"}
@@ -291,7 +372,25 @@ def _variables(plan: LaunchPlan, image: Mapping[str, str], gpus: devices.Devices
     if gpus.library_folders:
         before = found.get("LD_LIBRARY_PATH")
         found["LD_LIBRARY_PATH"] = ":".join([*gpus.library_folders, *([before] if before else [])])
+    for folder in environment:
+        found = interpreter.variables(str(folder / "bin" / "python"), found)
     return found
+
+
+def _environment_of(python: str) -> Path:
+    """Return the folder of an environment by its interpreter."""
+    return Path(python).parents[1]
+
+
+def _environment_of_attempt(paths: AttemptPaths) -> tuple[Path, ...]:
+    """Return the folder of the environment that is added to an attempt's image, if one is."""
+    try:
+        values = recordfiles.read_json(str(paths.root), paths.environment.name)
+        return (_environment_of(str(values["python"])),)
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PrepareError(f"the attempt's environment is not known any more: {error}") from error
 
 
 def _injob_binds(plan: LaunchPlan) -> tuple[Bind, ...]:

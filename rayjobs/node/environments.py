@@ -17,6 +17,7 @@ from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, Stor
 from rayjobs.core.paths import ENVIRONMENT_LOCK, AttemptPaths
 from rayjobs.environments.building import Control
 from rayjobs.environments.cache import Cache
+from rayjobs.environments.inside import Image
 from rayjobs.environments.realise import Environments, Work
 from rayjobs.node.build_logs import store_build_log, store_file, stream_build_log
 from rayjobs.node.workspaces import Workspaces
@@ -42,8 +43,11 @@ class NodeEnvironments:
         self._workspaces = workspaces
         self._controls: dict[str, Control] = {}
 
-    async def bring(self, request: LaunchRequest) -> str | None:
+    async def bring(self, request: LaunchRequest, image: Image | None = None) -> str | None:
         """Return the interpreter of an attempt's environment; None where it asks for no packages.
+
+        Args:
+            image: What the attempt runs in, and its packages are added to.
 
         Raises:
             PrepareError: see `Environments.realise`. What building said is stored with the run.
@@ -64,6 +68,7 @@ class NodeEnvironments:
             control=control,
             tell=partial(self._tell, on),
             known_lock=await asyncio.to_thread(self._known_lock, on),
+            image=image,
         )
         if on.node_count > 1:
             if on.node == 0:

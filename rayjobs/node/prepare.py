@@ -69,6 +69,10 @@ class Preparing:
             if image is None:
                 python = await self._environments.bring(request)
             else:
+                added = self._containers.building_in(request, image)
+                python = await self._environments.bring(request, added)
+                if python is not None:
+                    image = await self._containers.asked_again(request, image, python)
                 python = image.answer.python
             loop = asyncio.get_running_loop()
             finding = loop.run_in_executor(None, self._find_facts, request, python, image)

@@ -133,6 +133,8 @@ def substitute(
     asked = spec.environment
     if not isinstance(asked, Packages):
         return spec
+    if spec.container is not None:
+        return _in_image(spec, asked, target, mentions)
     made = _Made(base=asked.base)
     python, own = _python(asked, target, made)
     version = target.python[:2] if own else _minor(python or "")
@@ -157,6 +159,51 @@ def substitute(
             "substitutes": (*spec.substitutes, *made.substitutes),
         }
     )
+
+
+def _in_image(
+    spec: JobSpec, asked: Packages, target: Target, mentions: Callable[[str], bool]
+) -> JobSpec:
+    """Return a spec whose packages are added to an image: what the image has is not known here."""
+    made = _Made()
+    found, kept = _conda(asked, target, made)
+    python = asked.python
+    is_version = python is not None and "/" not in python
+    if kept:
+        too_old = is_version and _is_too_old(python or "")
+        if too_old:
+            made.use(f"Python {python}", "the newest of conda", "jobs need 3.8 or newer")
+        python = None if too_old else python
+    elif is_version and not spec.strict:  # else the node compares it with the image's
+        made.use(f"Python {python}", "the image's own Python", "packages are added to it")
+        python = None
+    of_framework = asked.base is not None
+    if_used = [line for line in asked.if_used if mentions(requirements.name_of(line))]
+    for line in [*found, *asked.pip, *if_used]:
+        name = requirements.name_of(line)
+        plain = not (line.startswith("-") or requirements.is_file(line) or "://" in line)
+        if plain and _AZUREML.fullmatch(name):
+            made.use(line, "the target's rayjobs", _WITH_AZUREML)
+        elif plain and name == "horovod":
+            made.use(line, "the image's own Horovod", "it is built for one release of torch")
+        elif plain and of_framework and name in _FROM_TARGET and _PINNED.fullmatch(line.strip()):
+            made.use(line, f"the image's {name}, or the newest", "packages are added to the image")
+            made.pip.append(name)
+        else:
+            made.pip.append(line)
+    environment: Packages | str | None = None if is_version else python
+    if kept or any(not line.startswith("-") for line in made.pip):
+        channels = asked.channels if kept else ()
+        changes = {"python": python, "pip": tuple(made.pip), "base": None, "if_used": ()}
+        changes |= {"conda": kept, "channels": channels}
+        environment = asked.model_copy(update=changes)
+    found_ones = (*spec.substitutes, *made.substitutes)
+    return spec.model_copy(update={"environment": environment, "substitutes": found_ones})
+
+
+def _is_too_old(python: str) -> bool:
+    numbers = tuple(int(part) for part in python.split(".")) if python[0].isdigit() else ()
+    return bool(numbers) and numbers < requirements.LEAST_PYTHON[: len(numbers)]
 
 
 def _without_base_image(spec: JobSpec) -> JobSpec:

@@ -398,12 +398,6 @@ def _conda(asked: Packages) -> Iterator[Problem]:
 def _container(spec: JobSpec) -> Iterator[Problem]:
     if spec.container is None:
         return
-    if isinstance(spec.environment, Packages):
-        yield Problem(
-            "environment",
-            "packages cannot be added to an image.",
-            "Install them in the image, such as in a Dockerfile with `RUN pip install …`.",
-        )
     if spec.distribution.backend == "horovod-gloo":
         yield Problem(
             "distribution.backend",

@@ -84,6 +84,8 @@ def launch_requests(
     named = spec.environment if isinstance(spec.environment, str) else None
     # Of an image, the node finds it.
     own_python = None if spec.container is not None else named
+    if isinstance(spec.environment, Packages) and "/" in (spec.environment.python or ""):
+        named = spec.environment.python  # packages are added to it, in an image
     context = AttemptContext(
         job=job,
         attempt=record.number,

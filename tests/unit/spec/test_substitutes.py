@@ -169,3 +169,48 @@ def test_base_images_of_azure_ml() -> None:
     assert is_base_image("mcr.microsoft.com/azureml/openmpi3.1.2-cuda10.1-cudnn7-ubuntu18.04")
     assert is_base_image("azureml/openmpi4.1.0-ubuntu20.04")
     assert not is_base_image("pytorch/pytorch:2.0")
+
+
+def in_image(asked: Packages, *, strict: bool = False) -> tuple[Any, list[str]]:
+    target = Target(python=(3, 11, 7), version_of=INSTALLED.get, has_python=lambda _: False)
+    spec = JobSpec(
+        script="a.py", environment=asked, container=Container(image="own:1"), strict=strict
+    )
+    made = substitute(spec, target)
+    return made.environment, list(sentences(made.substitutes))
+
+
+def test_packages_are_added_to_those_of_an_image() -> None:
+    used, told = in_image(
+        Packages(python="3.6.2", pip=("azureml-defaults", "torch==1.6.0", "horovod==0.19.5"))
+    )
+    # The image's Python may well have this release of torch: the target's is of no meaning.
+    assert used == Packages(pip=("torch==1.6.0",))
+    assert told == [
+        "instead of Python 3.6.2: the image's own Python (packages are added to it)",
+        "instead of azureml-defaults: the target's rayjobs (rayjobs provides Run and the names of "
+        "azureml)",
+        "instead of horovod==0.19.5: the image's own Horovod (it is built for one release of "
+        "torch)",
+    ]
+    of_estimator, told = in_image(Packages(base="target", pip=("torch==1.6.0", "tqdm")))
+    assert of_estimator == Packages(pip=("torch", "tqdm"))
+    assert told == [
+        "instead of torch==1.6.0: the image's torch, or the newest (packages are added to the "
+        "image)"
+    ]
+    # Nothing left to install: the image as it is, with the Python that was named.
+    assert in_image(Packages(pip=("azureml-sdk",)))[0] is None
+    assert in_image(Packages(python="/opt/conda/bin/python"))[0] == "/opt/conda/bin/python"
+
+
+def test_the_version_of_an_images_python_is_compared_on_the_node_if_strict() -> None:
+    asked = Packages(python="3.9", pip=("tqdm",))
+    assert in_image(asked, strict=True) == (asked, [])
+
+
+def test_packages_of_conda_bring_their_own_python_to_an_image() -> None:
+    asked = Packages(python="3.6", conda=("zlib",), channels=("own",), pip=("tqdm",))
+    used, told = in_image(asked)
+    assert used == Packages(conda=("zlib",), channels=("own",), pip=("tqdm",))
+    assert told == ["instead of Python 3.6: the newest of conda (jobs need 3.8 or newer)"]
