@@ -16,7 +16,10 @@ from files import ROOT, project_files, read_text
 
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 FOLDERS = "|".join(
-    path.name for path in sorted(ROOT.iterdir()) if path.is_dir() and not path.name.startswith(".")
+    path.name
+    for path in sorted(ROOT.iterdir())
+    # What `make` itself writes may be there or not.
+    if path.is_dir() and not path.name.startswith(".") and path.name != "build"
 )
 PATH = re.compile(rf"(?:{FOLDERS})/[\w./*-]*(?:::[\w*:]+)?")
 MODULE = re.compile(r"(?:rayjobs|datastore|tuning)(?:\.\w+)+(?:\(\))?")
