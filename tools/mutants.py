@@ -8,6 +8,7 @@ describes the fields of an entry.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import textwrap
 import tomllib
@@ -60,13 +61,21 @@ class Mutation:
 
     Attributes:
         file: The file, below the root of the tree.
-        before: Its code, formatted as `after` is, so that the change is all that differs.
-        after: Its code with the handler switched off.
+        module: Its syntax tree with the handler switched off.
     """
 
     file: Path
-    before: str
-    after: str
+    module: ast.Module
+
+    @property
+    def before(self) -> str:
+        """The file's code, formatted as `after` is, so that the change is all that differs."""
+        return ast.unparse(_tree(self.file.read_text(encoding="utf-8"))) + "\n"
+
+    @property
+    def after(self) -> str:
+        """The file's code with the handler switched off."""
+        return ast.unparse(self.module) + "\n"
 
 
 def load(folder: Path) -> list[Mutant]:
@@ -112,23 +121,24 @@ def mutation(root: Path, mutant: Mutant) -> Mutation:
     file = _file(root, mutant.place)
     source = file.read_text(encoding="utf-8")
     module = ast.parse(source)
-    before = ast.unparse(module)
     scope = _scope(module, mutant.place)
     assert scope is not None  # `_file` has looked
+    before = ast.unparse(scope)
     if mutant.change == "body":
         _slot_of_body(scope, mutant).put(_parsed_as(ast.stmt, mutant.code))
     else:
         marker = f"fault {mutant.fault}: {mutant.at}" if mutant.at else ""
         slot = _slot(scope, mutant, _marked(scope, source, marker) if marker else None)
         slot.put(_new(slot, mutant))
-    after = ast.unparse(ast.fix_missing_locations(module))
+    ast.fix_missing_locations(scope)
+    after = ast.unparse(scope)
     if after == before:
         raise MutantError(f"{mutant.place}: the change changes nothing")
     try:
         ast.parse(after)
     except SyntaxError as error:
         raise MutantError(f"{mutant.place}: the changed code is not valid Python") from error
-    return Mutation(file, before + "\n", after + "\n")
+    return Mutation(file, module)
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -138,12 +148,12 @@ def _file(root: Path, place: str) -> Path:
     """Return the file that has a place; a module may have moved inside its package."""
     path = root.joinpath(*place.partition(":")[0].split("."))
     for file in (path.with_suffix(".py"), path / "__init__.py"):
-        if file.is_file() and _scope(_tree(file), place) is not None:
+        if file.is_file() and _scope(_tree(file.read_text(encoding="utf-8")), place) is not None:
             return file
     if ":" not in place:
         raise MutantError(f"{place}: there is no such module")
     files = sorted(path.parent.rglob("*.py"))
-    holders = [file for file in files if _scope(_tree(file), place) is not None]
+    holders = [file for file in files if _scope(_tree(file.read_text(encoding="utf-8")), place) is not None]
     if len(holders) != 1:
         raise MutantError(
             f"{place}: the module has no such name, and {len(holders)} others near it have it"
@@ -151,8 +161,10 @@ def _file(root: Path, place: str) -> Path:
     return holders[0]
 
 
-def _tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+@functools.lru_cache(maxsize=256)
+def _tree(source: str) -> ast.Module:
+    """Return the syntax tree of some code; it is shared, so nothing may change it."""
+    return ast.parse(source)
 
 
 def _scope(module: ast.Module, place: str) -> ast.AST | None:
