@@ -70,7 +70,7 @@ class Mutation:
     @property
     def before(self) -> str:
         """The file's code, formatted as `after` is, so that the change is all that differs."""
-        return ast.unparse(_tree(self.file.read_text(encoding="utf-8"))) + "\n"
+        return ast.unparse(_tree(_text(self.file))) + "\n"
 
     @property
     def after(self) -> str:
@@ -119,7 +119,7 @@ def mutation(root: Path, mutant: Mutant) -> Mutation:
         MutantError: The mutant does not fit the code.
     """
     file = _file(root, mutant.place)
-    source = file.read_text(encoding="utf-8")
+    source = _text(file)
     module = ast.parse(source)
     scope = _scope(module, mutant.place)
     assert scope is not None  # `_file` has looked
@@ -148,17 +148,21 @@ def _file(root: Path, place: str) -> Path:
     """Return the file that has a place; a module may have moved inside its package."""
     path = root.joinpath(*place.partition(":")[0].split("."))
     for file in (path.with_suffix(".py"), path / "__init__.py"):
-        if file.is_file() and _scope(_tree(file.read_text(encoding="utf-8")), place) is not None:
+        if file.is_file() and _scope(_tree(_text(file)), place) is not None:
             return file
     if ":" not in place:
         raise MutantError(f"{place}: there is no such module")
     files = sorted(path.parent.rglob("*.py"))
-    holders = [file for file in files if _scope(_tree(file.read_text(encoding="utf-8")), place) is not None]
+    holders = [file for file in files if _scope(_tree(_text(file)), place) is not None]
     if len(holders) != 1:
         raise MutantError(
             f"{place}: the module has no such name, and {len(holders)} others near it have it"
         )
     return holders[0]
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 @functools.lru_cache(maxsize=256)
