@@ -18,7 +18,7 @@ from typing import Any
 from rayjobs.containers import asking, engines, reference, sources, unpacking
 from rayjobs.containers.cache import LOGIN, ImageCache, Known, key_of
 from rayjobs.containers.engines import Login, Step
-from rayjobs.containers.layers import BadImageError
+from rayjobs.containers.layers import MOST_BYTES, BadImageError
 from rayjobs.containers.reference import Kind, Reference
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.files import locked_if_free, write_atomic
@@ -115,9 +115,10 @@ class ImageWork:
 class Images:
     """The images of one node. Its methods run on one event loop."""
 
-    def __init__(self, root: Path) -> None:
-        """Keep images below `root`."""
+    def __init__(self, root: Path, most_bytes: int = MOST_BYTES) -> None:
+        """Keep images below `root`, none of which has more than `most_bytes` unpacked."""
         self._cache = ImageCache(root)
+        self._most_bytes = most_bytes
 
     async def realise(self, asked: AskedImage, work: ImageWork) -> ReadyImage:
         """Return the image that a job asks for, fetched and unpacked if it must be.
@@ -126,9 +127,9 @@ class Images:
         others that ask for the same wait for it.
 
         Raises:
-            PrepareError: class ``environment``: it cannot be fetched, is damaged, or must not be
-                unpacked; ``storage``: the disk is full; ``time_limit``; ``system``: the program
-                that fetched or unpacked it was killed.
+            PrepareError: class ``environment``: it cannot be fetched, is damaged, too large, or
+                must not be unpacked; ``storage``: the disk is full; ``time_limit``; ``system``: the
+                program that fetched or unpacked it was killed.
         """
         try:
             self._cache.make()
@@ -274,7 +275,7 @@ class Images:
     ) -> str:
         """Unpack what was fetched, unless another name of it was unpacked before."""
         try:
-            digest = await asyncio.to_thread(_digest, path, tag)
+            digest = await asyncio.to_thread(_digest, path, tag, self._most_bytes)
         except BadImageError as error:
             raise _bad(asked, error) from error
         key = key_of(digest)
@@ -284,19 +285,31 @@ class Images:
             work.tell(f"unpacking {asked.text}", {"step": "unpack", "digest": digest})
             folder = await asyncio.to_thread(self._cache.begin, key)
             try:
-                words = [sys.executable, str(unpacking.__file__), str(path), str(folder)]
-                await run(
-                    [*words, *([tag] if tag else [])],
-                    env={**engines.variables(), "PYTHONPATH": _module_path()},
-                    cwd=work.paths.tmp,
-                    said=work.log(),
-                    control=work.control,
-                    doing=f"the image {asked.text!r} cannot be unpacked",
-                )
+                await self._unpack(path, tag, folder, asked, work)
                 await asyncio.to_thread(self._cache.finish, key, folder)
             finally:
                 await asyncio.to_thread(self._discard, folder)
         return key
+
+    async def _unpack(
+        self, path: Path, tag: str | None, folder: Path, asked: AskedImage, work: ImageWork
+    ) -> None:
+        words = [sys.executable, str(unpacking.__file__), str(path), str(folder)]
+        try:
+            await run(
+                [*words, str(self._most_bytes), *([tag] if tag else [])],
+                env={**engines.variables(), "PYTHONPATH": _module_path()},
+                cwd=work.paths.tmp,
+                said=work.log(),
+                control=work.control,
+                doing=f"the image {asked.text!r} cannot be unpacked",
+            )
+        except PrepareError as error:
+            said = error.lines[-1] if error.lines else ""
+            if not said.startswith(unpacking.REFUSED):
+                raise
+            refusal = BadImageError(said.removeprefix(unpacking.REFUSED))
+            raise _bad(asked, refusal, error.lines) from error
 
     def _discard(self, folder: Path) -> None:
         with OwnFolder(self._cache.building) as building:
@@ -350,8 +363,8 @@ async def writable_root(root: Path, work: ImageWork) -> Path:
     return target
 
 
-def _digest(path: Path, tag: str | None) -> str:
-    with sources.opened(path, tag) as image:
+def _digest(path: Path, tag: str | None, most_bytes: int) -> str:
+    with sources.opened(path, tag, most_bytes=most_bytes) as image:
         return image.digest
 
 
@@ -386,9 +399,10 @@ def _note_use(paths: AttemptPaths, key: str) -> None:
     write_atomic(paths.image, json.dumps({"key": key}))
 
 
-def _bad(asked: AskedImage, error: BadImageError) -> PrepareError:
+def _bad(asked: AskedImage, error: BadImageError, lines: Sequence[str] = ()) -> PrepareError:
     return PrepareError(
         f"the image {asked.text!r} cannot be used: {error}",
         failure_class="environment",
+        lines=tuple(lines),
         is_permanent=True,
     )

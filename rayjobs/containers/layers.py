@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from rayjobs.core.text import counted
+from rayjobs.core.text import GIB, counted, size_text
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 MOST_ENTRIES = 5_000_000
+MOST_BYTES = 100 * GIB  # of all layers together
+_MOST_HEADER = 2**20  # bytes of a long name or of the extra fields of one member
 _MOST_LINKS = 40
 _CHUNK = 1024 * 1024
 # Device files are the node's own, below /dev; a set-user-ID program would be one on the node too.
@@ -26,6 +28,24 @@ _DROPPED_BITS = stat.S_ISUID | stat.S_ISGID
 
 class BadImageError(Exception):
     """An image that must not be unpacked, or is not whole; the text says what is wrong."""
+
+
+def too_large(most_bytes: int) -> BadImageError:
+    """Return the refusal of an image that would fill the node's disk."""
+    return BadImageError(
+        f"it unpacks to more than {size_text(most_bytes)}. If it may be that large, set "
+        f"RAYJOBS_IMAGE_MOST_GIB where the target starts"
+    )
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose own headers, which are kept in memory, have a limited size."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        has_text = self.type in (*tarfile.GNU_TYPES, tarfile.XHDTYPE, tarfile.XGLTYPE)
+        if has_text and self.type != tarfile.GNUTYPE_SPARSE and self.size > _MOST_HEADER:
+            raise BadImageError(f"one of its members has a header of {size_text(self.size)}")
+        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
 
 
 class _Written:
@@ -62,12 +82,14 @@ class Counts:
         set_user_id: Files that lost their set-user-ID or set-group-ID bit.
         devices: Device files that were left out.
         removed: Paths that whiteouts took away.
+        bytes: Of the files of all layers, whether a later layer removes them or not.
     """
 
     entries: int = 0
     set_user_id: int = 0
     devices: int = 0
     removed: int = 0
+    bytes: int = 0
 
     def sentence(self) -> str:
         """Return what a reader should know of it; empty if nothing."""
@@ -86,9 +108,10 @@ class Root:
     them whose root it is.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Begin at an empty folder."""
+    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
+        """Begin at an empty folder; the files of all layers may have `most_bytes` together."""
         self.path = path
+        self._most_bytes = most_bytes
         self.counts = Counts()
         self._as_owner = os.geteuid() == 0
         self._folders: dict[str, str] = {}  # folder of an archive → where it is, as far as known
@@ -98,12 +121,13 @@ class Root:
         """Apply the layer that `stream`, an uncompressed tar, holds.
 
         Raises:
-            BadImageError: a member leaves the root, or the archive is damaged.
+            BadImageError: a member leaves the root, the archive is damaged, or the image too
+                large.
             OSError: a file cannot be written.
         """
         written = _Written()
         try:
-            with tarfile.open(fileobj=stream, mode="r|") as archive:
+            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
                 for member in archive:
                     archive.members = []  # type: ignore[attr-defined]  # it would keep them all
                     self.counts.entries += 1
@@ -194,6 +218,10 @@ class Root:
         self._modes[at] = (self._mode(member) | 0o700, member.mtime)
 
     def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, at: str, layer: str) -> None:
+        # A file with holes is larger than what the archive has of it.
+        self.counts.bytes += member.size
+        if self.counts.bytes > self._most_bytes:
+            raise too_large(self._most_bytes)
         source = archive.extractfile(member)
         assert source is not None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rayjobs.containers.layers import BadImageError
+from rayjobs.containers.layers import MOST_BYTES, BadImageError, too_large
 
 JSON_LIMIT = 8 * 2**20  # bytes of a manifest or a configuration
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
@@ -49,11 +49,14 @@ class Image(ABC):
         digest: What it is known by: the digest of its configuration, else of its bytes.
         config: ``Env``, ``WorkingDir``, … of its configuration.
         layers: In the order in which they are applied.
+        most_bytes: Of all layers together, uncompressed; more is refused while it is read.
     """
 
     digest: str
     config: Mapping[str, Any]
     layers: Sequence[Layer]
+    most_bytes: int = MOST_BYTES
+    _read_bytes: int = 0
 
     @abstractmethod
     def _blob(self, layer: Layer) -> IO[bytes]:
@@ -64,11 +67,11 @@ class Image(ABC):
         """Give the uncompressed bytes of a layer; at the end they have been compared.
 
         Raises:
-            BadImageError: they are not those that the image names.
+            BadImageError: they are not those that the image names, or too many.
         """
         with self._blob(layer) as raw:
             stored = _Hashed(raw, layer.digest)
-            plain = _Hashed(_uncompressed(stored), layer.diff_id)
+            plain = _Hashed(_uncompressed(stored), layer.diff_id, self._count)
             try:
                 yield plain  # type: ignore[misc]
                 plain.finish(f"layer {layer.blob}")
@@ -76,12 +79,19 @@ class Image(ABC):
             except (gzip.BadGzipFile, zlib.error, EOFError) as error:
                 raise BadImageError(f"layer {layer.blob} is damaged: {error}") from error
 
+    def _count(self, size: int) -> None:
+        self._read_bytes += size
+        if self._read_bytes > self.most_bytes:
+            raise too_large(self.most_bytes)
+
 
 class _Hashed:
     """A stream that remembers the digest of what was read."""
 
-    def __init__(self, stream: Any, expected: str | None) -> None:
-        self._stream = stream
+    def __init__(
+        self, stream: Any, expected: str | None, count: Callable[[int], None] | None = None
+    ) -> None:
+        self._stream, self._count = stream, count
         algorithm, _, self._expected = (expected or "").partition(":")
         if expected is not None and algorithm not in ("sha256", "sha512"):
             raise BadImageError(f"the digest {expected[:80]!r} is of no known kind")
@@ -89,6 +99,8 @@ class _Hashed:
 
     def read(self, size: int = -1) -> bytes:
         data: bytes = self._stream.read(size)
+        if self._count is not None:
+            self._count(len(data))
         if self._hash is not None:
             self._hash.update(data)
         return data
@@ -266,11 +278,16 @@ class _Folder(_Files):
 
 
 class _Archive(_Files):
-    def __init__(self, path: Path, stack: ExitStack) -> None:
+    def __init__(self, path: Path, stack: ExitStack, most_bytes: int) -> None:
         file = stack.enter_context(path.open("rb"))
+        self._members: dict[str, tarfile.TarInfo] = {}
         try:
             self._archive = stack.enter_context(tarfile.open(fileobj=file))  # noqa: SIM115 - the stack does
-            self._members = {one.name.removeprefix("./"): one for one in self._archive}
+            for one in self._archive:
+                # What is compressed has to be read to get to the next member.
+                if one.offset_data + one.size > most_bytes:
+                    raise too_large(most_bytes)
+                self._members[one.name.removeprefix("./")] = one
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise BadImageError(f"it is no readable archive: {error}") from error
 
@@ -377,24 +394,27 @@ def _architecture() -> str:
 
 
 @contextmanager
-def opened(path: Path, name: str | None = None) -> Iterator[Image]:
+def opened(path: Path, name: str | None = None, *, most_bytes: int = MOST_BYTES) -> Iterator[Image]:
     """Give the image of an OCI folder or an archive, whatever its kind.
 
     Args:
         name: Which of several images it is.
+        most_bytes: Of all its layers, uncompressed.
 
     Raises:
-        BadImageError: it is none, or it is damaged.
+        BadImageError: it is none, too large, or damaged.
         OSError: it cannot be read.
     """
     with ExitStack() as stack:
-        yield _complete(lambda: _image_of(path, name, stack))
+        image = _complete(lambda: _image_of(path, name, stack, most_bytes))
+        image.most_bytes = most_bytes
+        yield image
 
 
-def _image_of(path: Path, name: str | None, stack: ExitStack) -> Image:
+def _image_of(path: Path, name: str | None, stack: ExitStack, most_bytes: int) -> Image:
     if path.is_dir():
         return OciImage(_Folder(path), name)
-    files = _Archive(path, stack)
+    files = _Archive(path, stack, most_bytes)
     if "index.json" in files and "oci-layout" in files:
         return OciImage(files, name)
     if "manifest.json" in files:

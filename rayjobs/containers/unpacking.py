@@ -1,8 +1,8 @@
 """Unpacks one image into a folder; a program of its own, so that it can be ended at any moment.
 
-``python unpacking.py SOURCE FOLDER [NAME]`` writes ``FOLDER/rootfs`` and ``FOLDER/image.json``
-(digest, configuration, what was left out), and prints how it goes. What it could not finish is
-never used: the folder gets its place only when the program has ended well.
+``python unpacking.py SOURCE FOLDER MOST_BYTES [NAME]`` writes ``FOLDER/rootfs`` and
+``FOLDER/image.json`` (digest, configuration, what was left out), and prints how it goes. What it
+could not finish is never used: the folder gets its place only when the program has ended well.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rayjobs.core.text import counted, duration_text
 
 ROOTFS = "rootfs"
 RECORD = "image.json"
+REFUSED = "error: refused: "
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -27,12 +28,12 @@ def unpack(image: sources.Image, folder: Path) -> dict[str, object]:
     """Unpack an image below `folder`; return its record.
 
     Raises:
-        BadImageError: it must not be unpacked, or is damaged.
+        BadImageError: it must not be unpacked, is damaged, or too large.
         OSError: a file cannot be written.
     """
     path = folder / ROOTFS
     path.mkdir(mode=0o755)
-    root = Root(path)
+    root = Root(path, image.most_bytes)
     for number, layer in enumerate(image.layers, 1):
         began_s = time.monotonic()
         name = f"layer {number} of {len(image.layers)}"
@@ -57,12 +58,14 @@ def unpack(image: sources.Image, folder: Path) -> dict[str, object]:
 
 def main(arguments: list[str]) -> int:
     """Run the program; the last line of what it prints says why it failed."""
-    source, folder, *rest = arguments
+    source, folder, most_bytes, *name = arguments
     try:
-        with sources.opened(Path(source), rest[0] if rest else None) as image:
+        with sources.opened(
+            Path(source), name[0] if name else None, most_bytes=int(most_bytes)
+        ) as image:
             unpack(image, Path(folder))
     except BadImageError as error:
-        print(f"error: {error}")
+        print(f"{REFUSED}{error}")
         return 1
     except OSError as error:
         print(f"error: {os.strerror(error.errno or 0)}: {error.filename or folder}")

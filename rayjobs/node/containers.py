@@ -22,6 +22,7 @@ from rayjobs.containers import asking, devices
 from rayjobs.containers.cache import ImageCache
 from rayjobs.containers.engines import Login
 from rayjobs.containers.images import AskedImage, Images, ImageWork, ReadyImage, writable_root
+from rayjobs.containers.layers import MOST_BYTES
 from rayjobs.containers.reference import DEFAULT_REGISTRY
 from rayjobs.containers.reference import parse as parse_reference
 from rayjobs.core.errors import PrepareError
@@ -89,10 +90,14 @@ def capability_of(folder: Path) -> Capability:
 class NodeContainers:
     """The containers of the attempts of one node. Its methods run on one event loop."""
 
-    def __init__(self, root: Path, workspaces: Workspaces) -> None:
-        """Keep images below `root`; tell of them in the workspaces of their jobs."""
+    def __init__(self, root: Path, workspaces: Workspaces, most_bytes: int = MOST_BYTES) -> None:
+        """Keep images below `root`; tell of them in the workspaces of their jobs.
+
+        Args:
+            most_bytes: Of one image, unpacked.
+        """
         self._root = root
-        self._images = Images(root)
+        self._images = Images(root, most_bytes)
         self._workspaces = workspaces
         self._controls: dict[str, Control] = {}
         self._lock = threading.Lock()

@@ -14,6 +14,7 @@ from pathlib import Path
 from rayjobs import snapshots
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths, NodePaths, TargetPaths, runtime_dir
+from rayjobs.core.text import GIB
 from rayjobs.environments import interpreter
 from rayjobs.environments.horovod import required
 from rayjobs.injob import openfiles
@@ -78,7 +79,9 @@ class Node:
         self._data = NodeData(self.paths.data_cache, self._views.protection)
         shared = snapshots.NodeSnapshots(self.paths.snapshots)
         self._environments = NodeEnvironments(self.paths.environments, workspaces, shared)
-        self._containers = NodeContainers(self.paths.images, workspaces)
+        self._containers = NodeContainers(
+            self.paths.images, workspaces, int(settings.image_most_gib * GIB)
+        )
         self._preparing = Preparing(
             scratch,
             shared,

@@ -16,6 +16,7 @@ LINGER = "RAYJOBS_AGENT_LINGER_S"
 SCRATCH = "RAYJOBS_SCRATCH"
 SHARES_DISK = "RAYJOBS_SHARES_DISK"
 INPUT_VIEWS = "RAYJOBS_INPUT_VIEWS"
+IMAGE_MOST_GIB = "RAYJOBS_IMAGE_MOST_GIB"
 AUTO = "auto"
 # An agent costs half a second to start, and 100 MB. Where nodes come and go it keeps one from
 # going; the one local node does not go, so there it stays until people have most likely left.
@@ -37,6 +38,7 @@ class NodeSettings:
             other machine than the target's, all goes to the target by Ray.
         input_views: Whether attempts may get a mount namespace, in which what their inputs come
             from is read-only; if not, they get copies.
+        image_most_gib: The size of a container image, unpacked, above which it is refused.
     """
 
     hold: str = AUTO
@@ -44,6 +46,7 @@ class NodeSettings:
     scratch: Path | None = None
     shares_disk: bool = True
     input_views: bool = True
+    image_most_gib: float = 100.0
 
     @classmethod
     def read(cls, target: str, environment: Mapping[str, str] = os.environ) -> NodeSettings:
@@ -58,16 +61,12 @@ class NodeSettings:
                 f"{HOLD} is {hold!r}; it must be {AUTO}, {', '.join(LEVELS)}. Correct or unset it."
             )
         default_s = LOCAL_LINGER_S if target == LOCAL else CLUSTER_LINGER_S
-        text = environment.get(LINGER, "").strip()
-        try:
-            linger_s = float(text) if text else default_s
-        except ValueError:
-            linger_s = float("nan")
+        linger_s = _number(environment, LINGER, default_s)
         if not 0 <= linger_s < 1e9:
-            raise UsageError(
-                f"{LINGER} is {text!r}; it must be a number of seconds from 0 on. Correct or "
-                f"unset it."
-            )
+            raise _wrong(environment, LINGER, "a number of seconds from 0 on")
+        most_gib = _number(environment, IMAGE_MOST_GIB, cls.image_most_gib)
+        if not 0 < most_gib < 1e9:
+            raise _wrong(environment, IMAGE_MOST_GIB, "a number of GiB above 0")
         scratch = environment.get(SCRATCH, "").strip()
         shares_disk = environment.get(SHARES_DISK, "").strip() or "1"
         if shares_disk not in ("0", "1"):
@@ -76,4 +75,18 @@ class NodeSettings:
         if input_views not in ("0", "1"):
             raise UsageError(f"{INPUT_VIEWS} is {input_views!r}; it must be 0 or 1.")
         folder = Path(scratch).absolute() if scratch else None
-        return cls(hold, linger_s, folder, shares_disk == "1", input_views == "1")
+        return cls(hold, linger_s, folder, shares_disk == "1", input_views == "1", most_gib)
+
+
+def _number(environment: Mapping[str, str], name: str, default: float) -> float:
+    """Return the number that a variable has; NaN if it has none."""
+    text = environment.get(name, "").strip()
+    try:
+        return float(text) if text else default
+    except ValueError:
+        return float("nan")
+
+
+def _wrong(environment: Mapping[str, str], name: str, must_be: str) -> UsageError:
+    text = environment[name].strip()
+    return UsageError(f"{name} is {text!r}; it must be {must_be}. Correct or unset it.")

@@ -13,6 +13,7 @@ import pytest
 
 from rayjobs.containers.cache import ImageCache
 from rayjobs.containers.images import AskedImage, Images, ImageWork, ReadyImage
+from rayjobs.containers.layers import MOST_BYTES
 from rayjobs.core.paths import AttemptPaths, NodePaths
 from rayjobs.environments.building import Control
 
@@ -42,6 +43,7 @@ class ImageNode:
     def __init__(self, root: Path) -> None:
         self.paths = NodePaths(root)
         self.cache = ImageCache(self.paths.images)
+        self.most_bytes = MOST_BYTES
         self._numbers = itertools.count(1)
 
     def wish(self, **settings: Any) -> Wish:
@@ -57,7 +59,8 @@ class ImageNode:
     def realise(self, image: str | AskedImage, wish: Wish | None = None) -> ReadyImage:
         """Make an image ready, as a new agent of the node does."""
         asked = image if isinstance(image, AskedImage) else AskedImage(image=image)
-        return asyncio.run(Images(self.paths.images).realise(asked, (wish or self.wish()).work))
+        images = Images(self.paths.images, self.most_bytes)
+        return asyncio.run(images.realise(asked, (wish or self.wish()).work))
 
     @property
     def left_in_building(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.node.containers import NodeContainers
 from rayjobs.node.workspaces import Workspaces
+from rayjobs.target.node_settings import NodeSettings
 from tests.containers import image, needs_containers
 from tests.images import docker_archive, file, layer, oci_folder, tar_of
 from tests.jobs import until
@@ -117,6 +119,33 @@ def test_a_file_that_was_replaced_under_its_name_is_another_image(
     two = image_node.realise(str(tar))
     assert two.key != one.key
     assert (two.root / "etc/os-release").read_text() == "other\n"
+
+
+@pytest.mark.parametrize("form", ["oci", "archive", "tar", "packed tar"])
+def test_an_image_that_unpacks_to_more_than_the_node_allows_is_refused_and_leaves_nothing(
+    image_node: ImageNode, tmp_path: Path, form: str
+) -> None:
+    bomb = layer([file("etc/os-release", b"small\n"), file("zeros", bytes(3 * 2**20))])
+    asked = tmp_path / "bomb"
+    if form == "oci":
+        oci_folder(asked, [SMALL, bomb])
+        assert sum(path.stat().st_size for path in asked.rglob("*")) < 2**16
+    elif form == "archive":
+        docker_archive(asked, [SMALL, bomb])
+    else:
+        asked.write_bytes(gzip.compress(bomb) if form == "packed tar" else bomb)
+    settings = NodeSettings.read("lab", {"RAYJOBS_IMAGE_MOST_GIB": str(2 / 1024)})
+    image_node.most_bytes = int(settings.image_most_gib * 2**30)
+    with pytest.raises(PrepareError) as caught:
+        image_node.realise(str(asked))
+    assert caught.value.failure_class == "environment"
+    assert caught.value.is_permanent
+    said = "it unpacks to more than 2 MiB. If it may be that large, set RAYJOBS_IMAGE_MOST_GIB "
+    assert said in str(caught.value)
+    assert image_node.left_in_building == []
+    assert not list(image_node.cache.root.glob("*/image.json"))
+    image_node.most_bytes = 2**30
+    assert (image_node.realise(str(asked)).root / "zeros").stat().st_size == 3 * 2**20
 
 
 def test_a_folder_is_used_where_it_is_and_stays_unchanged(
@@ -443,7 +472,7 @@ def test_the_program_that_unpacks_says_what_it_left_out(tmp_path: Path, image: P
     target = tmp_path / "out"
     target.mkdir()
     done = subprocess.run(
-        [sys.executable, unpacking.__file__, str(folder), str(target)],
+        [sys.executable, unpacking.__file__, str(folder), str(target), str(2**30)],
         capture_output=True,
         text=True,
         check=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import stat
@@ -14,6 +15,7 @@ from rayjobs.containers import sources, unpacking
 from rayjobs.containers.layers import BadImageError, Root
 from tests.images import docker_archive, file, layer, oci_folder, other
 
+SMALL_LAYER = layer([file("a", b"x" * 5000)])
 DIR, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 
 
@@ -33,8 +35,8 @@ def digest(path: Path, name: str | None = None) -> str:
         return found.digest
 
 
-def unpacked(path: Path, target: Path) -> None:
-    with sources.opened(path) as found:
+def unpacked(path: Path, target: Path, **limits: int) -> None:
+    with sources.opened(path, **limits) as found:
         unpacking.unpack(found, target)
 
 
@@ -255,6 +257,39 @@ def test_a_layer_whose_bytes_were_changed_is_refused(tmp_path: Path, compress: b
     with pytest.raises(BadImageError, match="damaged"):
         unpacked(folder, target)
     assert not (target / unpacking.RECORD).exists()
+
+
+def test_holes_of_a_file_and_what_follows_the_archive_count_as_bytes(tmp_path: Path) -> None:
+    sparse = tarfile.TarInfo("holes")
+    sparse.pax_headers = {
+        "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": "holes",
+        "GNU.sparse.realsize": str(10 * 2**20), "GNU.sparse.map": "0,1",
+    }  # fmt: skip
+    for number, one in enumerate([layer([(sparse, b"x")]), SMALL_LAYER + bytes(10 * 2**20)]):
+        folder = oci_folder(tmp_path / f"oci-{number}", [one])
+        target = tmp_path / f"out-{number}"
+        target.mkdir()
+        with pytest.raises(BadImageError, match="unpacks to more than 1 MiB"):
+            unpacked(folder, target, most_bytes=2**20)
+        assert sum(path.stat().st_size for path in target.rglob("*") if path.is_file()) < 2**20
+
+
+def test_a_packed_archive_is_not_read_further_than_an_image_may_be_large(tmp_path: Path) -> None:
+    """The agent itself reads all that is compressed, to find the members."""
+    packed = tmp_path / "root.tar.gz"
+    packed.write_bytes(gzip.compress(layer([file("zeros", bytes(3 * 2**20)), file("last")])))
+    with (
+        pytest.raises(BadImageError, match="unpacks to more than 2 MiB"),
+        sources.opened(packed, most_bytes=2 * 2**20),
+    ):
+        pass
+
+
+def test_a_member_whose_header_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("a")
+    member.pax_headers = {"comment": "x" * 2 * 2**20}
+    with pytest.raises(BadImageError, match="a header of 2"):
+        applied(tmp_path, layer([member]))
 
 
 def test_a_layer_that_is_cut_short_is_refused(tmp_path: Path) -> None:

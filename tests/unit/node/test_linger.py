@@ -178,6 +178,11 @@ def test_settings_have_defaults_by_kind_of_target_and_are_checked() -> None:
     assert NodeSettings.read("lab", {}) == NodeSettings("auto", CLUSTER_LINGER_S)
     given = {"RAYJOBS_HOLD": "scan", "RAYJOBS_AGENT_LINGER_S": "1.5"}
     assert NodeSettings.read("lab", given) == NodeSettings("scan", 1.5)
-    for name, value in (("RAYJOBS_HOLD", "rope"), ("RAYJOBS_AGENT_LINGER_S", "soon")):
+    wrong = {
+        "RAYJOBS_HOLD": "rope",
+        "RAYJOBS_AGENT_LINGER_S": "soon",
+        "RAYJOBS_IMAGE_MOST_GIB": "0",
+    }
+    for name, value in wrong.items():
         with pytest.raises(UsageError, match=f"{name} is '{value}'"):
             NodeSettings.read("lab", {name: value})
