@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from rayjobs.core.refusing import REFUSED
 from rayjobs.datastore.errors import NotSupported
 
 _Class = TypeVar("_Class")
 
-_FRAME = "use to_pandas_dataframe() and select the rows of the frame"
 _S3 = (
     "use Datastore.register_fsspec with its URL, or Datastore.register_folder for a file system "
     "that every node mounts"
 )
 _FETCHED = "export the rows to CSV or Parquet files, and use those"
+_PROFILE = "use to_pandas_dataframe().describe()"
+_SPARK = "rayjobs does not run Spark: use as_mount or as_download"
+_STREAMS = (
+    "no column of a table holds files here: make a file dataset of the same path, and use its "
+    "download or mount"
+)
 _READ_LATER = "use Dataset.Tabular.{} on the destination once the job has ended"
 
 # By the name that programs use for the class: its absent methods, and what to do instead.
@@ -35,23 +41,25 @@ _ABSENT = {
         "create_new_version=True, or use add_tags",
     },
     "FileDataset": {
-        "filter": "choose files by a glob in from_files, or by take and skip",
         "as_cache": "use as_mount or as_download: the node keeps files that it fetched",
         "hydrate": "use as_mount or as_download: the node keeps files that it fetched",
-        "file_metadata": "use to_path, and stat on the files of download",
+        "as_hdfs": _SPARK,
     },
     "TabularDataset": {
-        "filter": _FRAME,
-        "with_timestamp_columns": _FRAME,
-        "time_before": _FRAME,
-        "time_after": _FRAME,
-        "time_between": _FRAME,
-        "time_recent": _FRAME,
-        "partition_by": "use to_pandas_dataframe().groupby and write parts",
+        "download": _STREAMS,
+        "mount": _STREAMS,
+        "get_profile": _PROFILE,
+        "get_profile_runs": _PROFILE,
+        "submit_profile_run": _PROFILE,
         "to_dask_dataframe": "use to_parquet_files and dask.read_parquet",
         "to_spark_dataframe": "use to_parquet_files and spark.read.parquet",
     },
-    "Dataset.Tabular": {"from_sql_query": _FETCHED},
+    "DatasetConsumptionConfig": {"as_hdfs": _SPARK},
+    "Dataset.Tabular": {
+        "from_sql_query": _FETCHED,
+        "register_dask_dataframe": "write it by to_parquet, and use from_parquet_files",
+        "register_spark_dataframe": "write it as Parquet, and use from_parquet_files",
+    },
     "OutputFileDatasetConfig": {
         "as_input": "register_on_complete(NAME) and let the next job, submitted to run after this "
         "one, read dataset:NAME, or give it the destination's path as an input",
@@ -82,5 +90,6 @@ def _refusal(name: str, instead: str) -> Callable[..., NoReturn]:
         raise NotSupported(f"{name} is not supported; {instead}.")
 
     refuse.__name__ = name.rpartition(".")[2]
+    setattr(refuse, REFUSED, instead)
     refuse.__doc__ = f"Not supported; {instead}."
     return refuse

@@ -6,15 +6,15 @@ Source: Azure ML SDK v1, `azureml.core.Dataset` and `azureml.data.dataset_factor
 from __future__ import annotations
 
 from rayjobs.core.refusing import refuses
-from rayjobs.datastore.catalogue import Catalogue
-from rayjobs.datastore.datasets import (
+from rayjobs.datastore.abstract_dataset import (
+    AbstractDataset,
     DatasetConsumptionConfig,
-    FileDataset,
-    FileDatasetFactory,
     dataset_of,
     rebuild,
     registered_dataset,
 )
+from rayjobs.datastore.catalogue import Catalogue
+from rayjobs.datastore.datasets import FileDataset, FileDatasetFactory
 from rayjobs.datastore.stores import HasCatalogue, catalogue_of
 from rayjobs.datastore.tabular import TabularDataset, TabularDatasetFactory
 
@@ -100,6 +100,9 @@ class Dataset:
         """Return the latest version of every registered dataset, by name."""
         catalogue = catalogue_of(workspace)
         return {one.name: _known(dataset_of(one, catalogue)) for one in catalogue.datasets()}
+
+
+AbstractDataset.factory = Dataset
 
 
 def _known(dataset: object) -> FileDataset | TabularDataset:

@@ -1,4 +1,4 @@
-"""Datasets of files, what all kinds share, and how jobs use them; a version is a manifest.
+"""`FileDataset`: files of any format, and where datasets of them are made.
 
 Source: Azure ML SDK v1, `azureml.data.FileDataset`, `MountContext`, `dataset_factory` and
 `dataset_consumption_config`.
@@ -6,42 +6,39 @@ Source: Azure ML SDK v1, `azureml.data.FileDataset`, `MountContext`, `dataset_fa
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
-import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, Self
 
 from rayjobs.datastore.absent import with_absent
+from rayjobs.datastore.abstract_dataset import AbstractDataset, DatasetConsumptionConfig
 from rayjobs.datastore.backends import StoredFile, open_backend
-from rayjobs.datastore.cache_root import default_cache_root
 from rayjobs.datastore.catalogue import (
-    Catalogue,
     DatasetRecord,
     DatastoreRecord,
-    parse_version,
 )
-from rayjobs.datastore.data_input import DataInput
 from rayjobs.datastore.errors import (
     DataNotFound,
-    DatastoreNotFound,
     InvalidReference,
 )
+from rayjobs.datastore.expressions import (
+    Expression,
+    checked_condition,
+    column,
+    columns_of,
+    rows_where,
+)
 from rayjobs.datastore.kept import Tally
+from rayjobs.datastore.local_mount import LocalMount
 from rayjobs.datastore.manifest import FileEntry, Manifest
+from rayjobs.datastore.partitions import PartitionFormat
 from rayjobs.datastore.progress import ProgressCallback, callback_for
-from rayjobs.datastore.reading import Version, check_local, with_digests
+from rayjobs.datastore.reading import Version, check_local
 from rayjobs.datastore.refs import (
     DataPath,
     DataReference,
-    check_dataset_name,
-    check_mode,
-    check_name,
 )
 from rayjobs.datastore.sources import (
     Source,
@@ -49,33 +46,19 @@ from rayjobs.datastore.sources import (
     is_url_root,
     parse_sources,
     record_for,
-    resolve,
 )
-from rayjobs.datastore.stores import Datastore, HasCatalogue, addresses_of, catalogue_of
+from rayjobs.datastore.stores import Datastore
 from rayjobs.datastore.transfer import Download, download, files_below
 
-if TYPE_CHECKING:
-    from rayjobs.datastore.materialise import Materialised
-
-_MODES = ("direct", "mount", "download")
-FIRST_INPUT = "input_1"
-"""What a job calls its first input without a name."""
+_FACT = "file metadata: "  # before the facts of files, beside the columns of `partition_format`
+FILE_FACTS = ("Size", "Path", "CanonicalPath")
 
 
-@with_absent("Dataset")
-class AbstractDataset(ABC):
-    """Files of one version, where they are, and (once registered) a name and a number.
+@with_absent("FileDataset")
+class FileDataset(AbstractDataset):
+    """A set of files, of any format."""
 
-    A dataset never changes: what narrows it returns a new one.
-    """
-
-    kind: str
-    # By `kind`; `rayjobs.datastore.dataset_factory` imports all of them.
-    kinds: ClassVar[dict[str, type[AbstractDataset]]] = {}
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        AbstractDataset.kinds[cls.kind] = cls
+    kind = "file"
 
     def __init__(
         self,
@@ -83,77 +66,11 @@ class AbstractDataset(ABC):
         records: Mapping[str, DatastoreRecord],
         manifest: Manifest | None,
         registered: DatasetRecord | None = None,
+        *,
+        partition_format: str | None = None,
     ) -> None:
-        self._sources = tuple(sources)
-        self._records = dict(records)
-        self._manifest = manifest
-        self._registered = registered
-
-    # --- what it is ---
-
-    @property
-    def id(self) -> str:
-        """The id of the registered version; "" before."""
-        return self._registered.id if self._registered else ""
-
-    @property
-    def name(self) -> str:
-        """The registered name; "" before."""
-        return self._registered.name if self._registered else ""
-
-    @property
-    def version(self) -> int | None:
-        """The registered version; None before."""
-        return self._registered.version if self._registered else None
-
-    @property
-    def description(self) -> str:
-        """What was said at registration."""
-        return self._registered.description if self._registered else ""
-
-    @property
-    def registered_at(self) -> str:
-        """When the version was registered, as people read it; "" before."""
-        if self._registered is None:
-            return ""
-        return self._registered.created_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-    @property
-    def tags(self) -> Mapping[str, str]:
-        """The tags of the registered version."""
-        return dict(self._registered.tags) if self._registered else {}
-
-    @property
-    def partition_keys(self) -> list[str]:
-        """Azure ML's name: the columns that `partition_format` makes of paths; none are made."""
-        return []
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """What the dataset was made from."""
-        return self._sources
-
-    @property
-    def records(self) -> Mapping[str, DatastoreRecord]:
-        """The records of the datastores its files are in."""
-        return dict(self._records)
-
-    @property
-    def manifest(self) -> Manifest:
-        """The exact files; listed now, and kept, for a dataset made without validation."""
-        if self._manifest is None:
-            self._manifest = resolve(self._sources, self._record)
-        return self._manifest
-
-    def _record(self, name: str) -> DatastoreRecord:
-        if name not in self._records:
-            raise DatastoreNotFound(
-                f"this dataset was made without the datastore {name!r}; give the Datastore itself, "
-                "not its name, where the dataset is made."
-            )
-        return self._records[name]
-
-    # --- how it is rebuilt ---
+        super().__init__(sources, records, manifest, registered)
+        self._partitions = PartitionFormat.parse(partition_format) if partition_format else None
 
     @classmethod
     def rebuilt(
@@ -163,129 +80,25 @@ class AbstractDataset(ABC):
         manifest: Manifest | None,
         registered: DatasetRecord | None,
         options: Mapping[str, Any],
-    ) -> AbstractDataset:
-        """Return the dataset that `definition` described; `options` as `options()` gave them."""
-        return cls(sources, records, manifest, registered)
+    ) -> FileDataset:
+        """See `AbstractDataset`."""
+        given = options.get("partition_format")
+        return cls(sources, records, manifest, registered, partition_format=given)
 
-    @abstractmethod
-    def options(self) -> dict[str, Any]:
-        """Return, as JSON, what besides the files makes this dataset."""
-
-    def definition(self) -> str:
-        """Return the JSON text from which, with the manifest, the dataset can be made again."""
-        return json.dumps(
-            {
-                "kind": self.kind,
-                "sources": [source.to_json() for source in self._sources],
-                "records": [record.to_json() for _, record in sorted(self._records.items())],
-                "options": self.options(),
-            },
-            sort_keys=True,
-        )
-
-    # --- registration ---
-
-    def register(
-        self,
-        workspace: Catalogue | HasCatalogue,
-        name: str,
-        description: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        create_new_version: bool = False,
-        *,
-        progress: ProgressCallback | None = None,
-    ) -> Self:
-        """Register the files as they were listed, under `name`; return the registered dataset.
-
-        Local files are read once for their digests, which `progress` follows. If the newest
-        version of the name is of these very files, it is returned: with `create_new_version` too,
-        and then `tags` are added to it.
-
-        Raises:
-            DatasetExists: the name is taken by other files, and `create_new_version` is False.
-            DataNotFound: there are no files.
-            InvalidReference: a dataset cannot have this name.
-        """
-        check_dataset_name(name)
-        catalogue = catalogue_of(workspace)
-        with addresses_of(workspace):
-            listed = self.manifest
-        manifest = with_digests(listed, self._record, progress)
-        draft = DatasetRecord(
-            id=str(uuid.uuid4()),
-            name=name,
-            kind=self.kind,
-            definition=self.definition(),
-            manifest=catalogue.put_manifest(manifest.to_bytes()),
-            description=description or "",
-            tags=dict(tags or {}),
-        )
-        newest = next(iter(catalogue.dataset_versions(name)[-1:]), None)
-        is_same = newest is not None and (newest.manifest, newest.definition) == (
-            draft.manifest,
-            draft.definition,
-        )
-        if newest is not None and is_same:
-            # It is registered, which is what was asked for.
-            if create_new_version and not dict(tags or {}).items() <= newest.tags.items():
-                newest = catalogue.set_dataset_tags(newest.id, {**newest.tags, **(tags or {})})
-            return self._again(manifest, registered=newest)
-        kept = catalogue.add_dataset(draft, create_new_version=create_new_version)
-        return self._again(manifest, registered=kept)
-
-    def unregister_all_versions(self, workspace: Catalogue | HasCatalogue) -> None:
-        """Forget every version of this dataset's name; the data stays.
-
-        Raises:
-            DatasetInUse: an unfinished job reads one of them.
-        """
-        catalogue_of(workspace).remove_dataset(self.name, force=True)
-
-    def add_tags(self, workspace: Catalogue | HasCatalogue, tags: Mapping[str, str]) -> Self:
-        """Return the dataset with `tags` added to those of the registered version."""
-        kept = catalogue_of(workspace).set_dataset_tags(self.id, {**self.tags, **tags})
-        return self._again(self.manifest, registered=kept)
-
-    def remove_tags(self, workspace: Catalogue | HasCatalogue, names: Sequence[str]) -> Self:
-        """Return the dataset with these tags of the registered version removed."""
-        left = {name: value for name, value in self.tags.items() if name not in names}
-        kept = catalogue_of(workspace).set_dataset_tags(self.id, left)
-        return self._again(self.manifest, registered=kept)
-
-    # --- for jobs ---
-
-    def as_named_input(self, name: str | None) -> DatasetConsumptionConfig:
-        """Return the dataset as input `name` of a job: `run.input_datasets[name]` in the script.
-
-        Without a name (None) the job names it.
-
-        Raises:
-            InvalidReference: the name holds anything but letters, digits and underscores.
-        """
-        return DatasetConsumptionConfig(name, self)
-
-    @abstractmethod
-    def _again(self, manifest: Manifest | None, *, registered: DatasetRecord | None = None) -> Self:
-        """Return the same dataset with another manifest."""
-
-    def __repr__(self) -> str:
-        title = f"{self.name}:{self.version}" if self._registered else "not registered"
-        where = ", ".join(f"({source.datastore}, {source.path or '/'})" for source in self._sources)
-        return f"{type(self).__name__}({title}; {where})"
-
-
-@with_absent("FileDataset")
-class FileDataset(AbstractDataset):
-    """A set of files, of any format."""
-
-    kind = "file"
+    @property
+    def partition_format(self) -> PartitionFormat | None:
+        """How the files' paths give columns; None: they give none."""
+        return self._partitions
 
     def options(self) -> dict[str, Any]:
-        """See `AbstractDataset`: the files say it all."""
-        return {}
+        """See `AbstractDataset`."""
+        return {} if self._partitions is None else {"partition_format": self._partitions.text}
 
     def _again(self, manifest: Manifest | None, *, registered: DatasetRecord | None = None) -> Self:
-        return type(self)(self._sources, self._records, manifest, registered)
+        given = None if self._partitions is None else self._partitions.text
+        return type(self)(
+            self._sources, self._records, manifest, registered, partition_format=given
+        )
 
     def to_path(self) -> list[str]:
         """Return every file's path below the input's folder, with a leading `/`."""
@@ -295,6 +108,7 @@ class FileDataset(AbstractDataset):
         self,
         target_path: str | Path | None = None,
         overwrite: bool = False,
+        ignore_not_found: bool = False,
         *,
         show_progress: bool = True,
         progress: ProgressCallback | None = None,
@@ -302,7 +116,8 @@ class FileDataset(AbstractDataset):
         """Fetch every file below `target_path` and return the local paths.
 
         The default of `target_path` is a new temporary folder. Files that exist are kept unless
-        `overwrite`, with a warning if one differs.
+        `overwrite`, with a warning if one differs. With `ignore_not_found`, files that are no
+        longer there are left out.
 
         Raises:
             DatastoreError: a file could not be fetched.
@@ -311,8 +126,20 @@ class FileDataset(AbstractDataset):
             target_path = tempfile.mkdtemp(prefix="dataset-")
         target = Path(target_path).expanduser()
         callback = callback_for(progress, show_progress=show_progress)
-        self.fetch(target, overwrite=overwrite, progress=callback).warn("fetched")
-        return [str(target / entry.path) for entry in self.manifest]
+        wanted = self._part(self._existing()) if ignore_not_found else self
+        wanted.fetch(target, overwrite=overwrite, progress=callback).warn("fetched")
+        return [str(target / entry.path) for entry in wanted.manifest]
+
+    def _existing(self) -> list[FileEntry]:
+        found: list[FileEntry] = []
+        for name in self.manifest.datastores:
+            backend = open_backend(record_for(name, self._record))
+            found += [
+                entry
+                for entry in self.manifest
+                if entry.datastore == name and backend.stat(entry.key) is not None
+            ]
+        return found
 
     def fetch(self, target: Path, *, overwrite: bool, progress: ProgressCallback | None) -> Tally:
         """Do what `download` does, and return the counts.
@@ -382,6 +209,55 @@ class FileDataset(AbstractDataset):
             (first if chance.random() < percentage else second).append(entry)
         return self._part(first), self._part(second)
 
+    def __getitem__(self, key: str) -> Expression:
+        """Return a column of `partition_format`, for `filter`: `files["country"] == "de"`."""
+        return column(key)
+
+    @staticmethod
+    def file_metadata(col: str) -> Expression:
+        """Return a fact of each file, for `filter`: `files.file_metadata("Size") > 1000`.
+
+        Args:
+            col: `Size` in bytes, `Path` below the input's folder, or `CanonicalPath` in its
+                datastore.
+
+        Raises:
+            InvalidReference: other facts are not kept.
+        """
+        if col not in FILE_FACTS:
+            raise InvalidReference(
+                f"file_metadata({col!r}) is not known; a dataset knows {', '.join(FILE_FACTS)}."
+            )
+        return column(f"{_FACT}{col}")
+
+    def filter(self, expression: Any) -> Self:
+        """Return the dataset of the files of which a condition is true.
+
+        Raises:
+            InvalidReference: it is no condition over `file_metadata` and partition columns.
+        """
+        import pyarrow as pa
+
+        files = self.manifest.files
+        columns: dict[str, list[Any]] = {
+            "": [*range(len(files))],
+            f"{_FACT}Size": [entry.size for entry in files],
+            f"{_FACT}Path": [f"/{entry.path}" for entry in files],
+            f"{_FACT}CanonicalPath": [entry.key for entry in files],
+        }
+        if self._partitions is not None:
+            given = [self._partitions.values(entry) for entry in files]
+            columns.update({key: [row[key] for row in given] for key in self._partitions.keys})
+        tree = checked_condition(expression)
+        for name in columns_of(tree):
+            if name not in columns:
+                raise InvalidReference(
+                    f"the files have no column {name!r}; their partition columns are "
+                    f"{', '.join(self.partition_keys) or 'none'}."
+                )
+        kept = rows_where(pa.table(columns), tree)
+        return self._part([files[at] for at in kept.column("").to_pylist()])
+
     def _part(self, files: Sequence[FileEntry]) -> Self:
         return self._again(Manifest(tuple(files), self.manifest.single_file and len(files) == 1))
 
@@ -414,15 +290,6 @@ def collect_sources(path: Any) -> tuple[tuple[Source, ...], dict[str, DatastoreR
     return sources, records
 
 
-def refuse_partition_format(partition_format: str | None) -> None:
-    """Refuse what is not supported, rather than ignore it."""
-    if partition_format is not None:
-        raise InvalidReference(
-            "partition_format is not supported; the files' paths are in to_path(), and a table's "
-            "with include_path=True."
-        )
-
-
 def target_of(target: Any) -> tuple[Datastore, str]:
     """Return the datastore and path of a place to write to.
 
@@ -448,132 +315,6 @@ def _check_share(share: float, what: str) -> None:
         raise InvalidReference(f"{what} must be between 0 and 1, not {share}.")
 
 
-class LocalMount:
-    """Mounted, linked or (without FUSE) downloaded between `start` and `stop`."""
-
-    def __init__(self, dataset: FileDataset, mount_point: str | Path | None) -> None:
-        self._dataset = dataset
-        self._mount_point = Path(mount_point).expanduser() if mount_point is not None else None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._held: Materialised | None = None
-
-    @property
-    def mount_point(self) -> str:
-        """Where the files are; "" before `start`."""
-        if self._held is None:
-            return str(self._mount_point or "")
-        return self._held.path
-
-    def start(self) -> None:
-        """Bring the files.
-
-        Raises:
-            DatastoreError: what keeps them from being brought.
-        """
-        from rayjobs.datastore.materialise import materialise
-
-        if self._held is not None:
-            return
-        source = DataInput(
-            name="files",
-            mode="mount",
-            records=tuple(self._dataset.records.values()),
-            manifest=self._dataset.manifest,
-            path_on_compute=str(self._mount_point.absolute()) if self._mount_point else None,
-        )
-        self._folder = tempfile.TemporaryDirectory(prefix="dataset-")
-        try:
-            self._held = materialise(
-                source, None, default_cache_root(), into=Path(self._folder.name)
-            )
-        except BaseException:
-            self._folder.cleanup()
-            raise
-
-    def stop(self) -> None:
-        """Take the files away again."""
-        from rayjobs.datastore.materialise import release
-
-        if self._held is not None:
-            release(self._held)
-        if self._folder is not None:
-            self._folder.cleanup()
-        self._held = self._folder = None
-
-    def __enter__(self) -> str:
-        self.start()
-        return self.mount_point
-
-    def __exit__(self, *_error: object) -> None:
-        self.stop()
-
-
-@dataclass(frozen=True, eq=False)
-class DatasetConsumptionConfig:
-    """A dataset as a job's input. `dataset` may also be `(workspace, name[, version])`.
-
-    Without a name, the job that it is given to calls it `input_1`, the next one `input_2`, and so
-    on. `str(config)` is `$AZUREML_DATAREFERENCE_<name>`, which a job's arguments expand to the path
-    (in direct mode, to the dataset's id).
-    """
-
-    name: str | None
-    dataset: Any
-    mode: str = "direct"
-    path_on_compute: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.name is not None:
-            check_name(self.name, "input name")
-        check_mode(self.mode, allowed=_MODES)
-        if isinstance(self.dataset, tuple):
-            object.__setattr__(self, "dataset", registered_dataset(*self.dataset))
-        if not hasattr(self.dataset, "manifest"):
-            raise InvalidReference(
-                f"{self.dataset!r} is not a dataset; give one, or (workspace, name)."
-            )
-        if self.mode != "direct" and self.dataset.kind != "file":
-            raise InvalidReference(
-                f"a {self.dataset.kind} dataset cannot be used in {self.mode} mode: it is a table, "
-                "not files. Use it as a named input and read run.input_datasets[name], or make a "
-                "file dataset of the same path."
-            )
-
-    @property
-    def definition(self) -> AbstractDataset:
-        """The dataset itself."""
-        dataset: AbstractDataset = self.dataset
-        return dataset
-
-    @property
-    def environment_variable(self) -> str:
-        """The variable that holds the local path in the job."""
-        return f"AZUREML_DATAREFERENCE_{self.name or FIRST_INPUT}"
-
-    def __str__(self) -> str:
-        return f"${self.environment_variable}"
-
-    def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
-        """Return this input mounted.
-
-        Raises:
-            InvalidReference: the dataset is a table.
-        """
-        return replace(self, mode="mount", path_on_compute=path_on_compute)
-
-    def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
-        """Return this input downloaded.
-
-        Raises:
-            InvalidReference: the dataset is a table.
-        """
-        return replace(self, mode="download", path_on_compute=path_on_compute)
-
-    def as_direct(self) -> DatasetConsumptionConfig:
-        """Return this input as the dataset object itself."""
-        return replace(self, mode="direct", path_on_compute=None)
-
-
 class FileDatasetFactory:
     """Makes file datasets; reached as `Dataset.File`."""
 
@@ -588,17 +329,19 @@ class FileDatasetFactory:
 
         `path` is a URL, a local path or glob, a DataPath, a DataReference, a tuple (datastore,
         path), or a list of these. With `validate` the files are listed now, else when they are
-        first needed.
+        first needed. `partition_format`, such as `{country}/{day:yyyy/MM/dd}/*.png`, describes
+        the end of every file's path, and gives columns to `filter` by.
 
         Raises:
             DataNotFound: there is nothing at one of the paths (with `validate`).
             InvalidReference: a path cannot be understood, or `is_file` and it is a folder.
         """
-        refuse_partition_format(partition_format)
         sources, records = collect_sources(path)
-        dataset = FileDataset(sources, records, None)
+        dataset = FileDataset(sources, records, None, partition_format=partition_format)
         if validate and not dataset.manifest.files:
             raise DataNotFound("there are no files at this path.")
+        if validate and partition_format is not None:
+            dataset.get_partition_key_values()  # every path fits
         if is_file and not dataset.manifest.single_file:
             raise InvalidReference("is_file=True was given, but the path is not one file.")
         return dataset
@@ -628,44 +371,3 @@ class FileDatasetFactory:
             files, folder, path, overwrite, show_progress=show_progress, progress=progress
         )
         return FileDatasetFactory.from_files((store, path))
-
-
-def registered_dataset(
-    workspace: Catalogue | HasCatalogue, name: str, version: int | str = "latest"
-) -> AbstractDataset:
-    """Return a registered dataset, with the very files it had when it was registered.
-
-    Raises:
-        DatasetNotFound: no such dataset or version.
-    """
-    catalogue = catalogue_of(workspace)
-    return dataset_of(catalogue.dataset(name, parse_version(version)), catalogue)
-
-
-def dataset_of(record: DatasetRecord, catalogue: Catalogue) -> AbstractDataset:
-    """Return the dataset that `record` describes."""
-    manifest = Manifest.from_bytes(catalogue.manifest(record.manifest))
-    return rebuild(record.definition, manifest, record)
-
-
-def rebuild(
-    definition: str, manifest: Manifest | None, registered: DatasetRecord | None = None
-) -> AbstractDataset:
-    """Return the dataset whose `definition()` and manifest these are.
-
-    Raises:
-        InvalidReference: the definition is of a kind this release does not know.
-    """
-    values = json.loads(definition)
-    kind = AbstractDataset.kinds.get(values["kind"])
-    if kind is None:
-        raise InvalidReference(
-            f"a dataset is of kind {values['kind']!r}; this release knows "
-            f"{' and '.join(sorted(AbstractDataset.kinds))}."
-        )
-    sources = [Source(*pair) for pair in values["sources"]]
-    records = {
-        record.name: record
-        for record in (DatastoreRecord.from_json(item) for item in values["records"])
-    }
-    return kind.rebuilt(sources, records, manifest, registered, values["options"])

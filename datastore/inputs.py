@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 
+from rayjobs.datastore.abstract_dataset import (
+    FIRST_INPUT,
+    AbstractDataset,
+    DatasetConsumptionConfig,
+)
 from rayjobs.datastore.backends import open_backend
 from rayjobs.datastore.catalogue import Catalogue, DatasetRecord, parse_version
 from rayjobs.datastore.data_input import DataInput
 from rayjobs.datastore.dataset_factory import dataset_of, rebuild
-from rayjobs.datastore.datasets import FIRST_INPUT, AbstractDataset, DatasetConsumptionConfig
 from rayjobs.datastore.errors import DataNotFound, InvalidReference
 from rayjobs.datastore.refs import DataPath, DataReference, check_mode, check_name, parse_reference
 from rayjobs.datastore.sources import Source, resolve

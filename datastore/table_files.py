@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,22 @@ import pyarrow as pa
 from pyarrow import compute, csv, json, parquet
 
 from rayjobs.datastore.errors import InvalidReference
+from rayjobs.datastore.expressions import rows_where
 from rayjobs.datastore.table_options import TableUnreadable, TabularOptions
 
 PATH_COLUMN = "Path"
 _NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
-def read_table(files: Sequence[tuple[str, Path]], options: TabularOptions) -> Any:
+def read_table(
+    files: Sequence[tuple[str, Path]],
+    options: TabularOptions,
+    partitions: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Any:
     """Return the table in `files` after all steps.
+
+    Args:
+        partitions: Of each file's shown path, the columns that the path gives.
 
     Raises:
         TableUnreadable: a file is not such a table, or the files' columns do not go together.
@@ -29,6 +38,15 @@ def read_table(files: Sequence[tuple[str, Path]], options: TabularOptions) -> An
     rows = 0
     for shown, path in files:
         table = _read(shown, path, options)
+        given = (partitions or {}).get(shown, {})
+        for at, (name, value) in enumerate(given.items()):
+            if name in table.column_names:
+                raise InvalidReference(
+                    f"{shown!r} has a column {name!r}, as partition_format has; name one of them "
+                    "otherwise."
+                )
+            kind = pa.timestamp("ns") if isinstance(value, datetime) else pa.string()
+            table = table.add_column(at, name, pa.array([value] * table.num_rows, kind))
         if options.include_path:
             column = pa.array([f"/{shown}"] * table.num_rows, pa.string())
             table = table.add_column(0, PATH_COLUMN, column)
@@ -139,7 +157,7 @@ def _rows_needed(steps: Sequence[tuple[str, Any]]) -> int | None:
             return skipped + int(value)
         if step == "skip":
             skipped += int(value)
-        elif step == "sample":
+        elif step in ("sample", "filter"):
             return None
     return None
 
@@ -159,6 +177,8 @@ def _do(table: Any, step: str, value: Any) -> Any:
         chance = random.Random(seed)  # noqa: S311 - sampling, not secrecy
         picks = [(chance.random() < share) != rest for _ in range(table.num_rows)]
         return table.filter(pa.array(picks, pa.bool_()))
+    if step == "filter":
+        return rows_where(table, value)
     raise InvalidReference(f"step {step!r} of a table is not known to this release.")
 
 

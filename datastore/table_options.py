@@ -27,10 +27,18 @@ class TabularOptions:
     multi_line: bool = False
     types: tuple[tuple[str, str], ...] = ()
     steps: tuple[tuple[str, Any], ...] = ()
+    partition_format: str | None = None
+    timestamp: str | None = None
+    partition_timestamp: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options as a JSON object."""
-        return asdict(self)
+        """Return the options as a JSON object.
+
+        Those that came later are there only if they are set: two definitions of one table are
+        equal, whatever release wrote them.
+        """
+        later = ("partition_format", "timestamp", "partition_timestamp")
+        return {key: one for key, one in asdict(self).items() if key not in later or one}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TabularOptions:

@@ -6,26 +6,26 @@ Source: Azure ML SDK v1, `azureml.data.TabularDataset` and `azureml.data.dataset
 from __future__ import annotations
 
 import random
+import tempfile
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rayjobs.datastore.absent import with_absent
+from rayjobs.datastore.abstract_dataset import AbstractDataset
 from rayjobs.datastore.catalogue import DatasetRecord, DatastoreRecord
-from rayjobs.datastore.datasets import (
-    AbstractDataset,
-    FileDataset,
-    FileDatasetFactory,
-    collect_sources,
-    refuse_partition_format,
-    target_of,
-)
+from rayjobs.datastore.datasets import FileDataset, FileDatasetFactory, collect_sources, target_of
 from rayjobs.datastore.errors import InvalidReference
+from rayjobs.datastore.expressions import Expression, checked_condition, column
 from rayjobs.datastore.manifest import Manifest
+from rayjobs.datastore.partitions import TIMES, PartitionFormat, folder_for
 from rayjobs.datastore.reading import local_files
 from rayjobs.datastore.sources import Source
 from rayjobs.datastore.table_options import TabularOptions
+from rayjobs.injob.azureml.exceptions import DatasetTimestampMissingError
 
 if TYPE_CHECKING:
     import pandas
@@ -60,6 +60,17 @@ class TabularDataset(AbstractDataset):
     ) -> None:
         super().__init__(sources, records, manifest, registered)
         self._options = options
+        given = options.partition_format
+        self._partitions = PartitionFormat.parse(given) if given else None
+
+    @property
+    def partition_format(self) -> PartitionFormat | None:
+        """How the files' paths give columns; None: they give none."""
+        return self._partitions
+
+    def __getitem__(self, key: str) -> Expression:
+        """Return a column, for `filter`: `table["age"] > 30`."""
+        return column(key)
 
     @classmethod
     def rebuilt(
@@ -117,9 +128,129 @@ class TabularDataset(AbstractDataset):
     def _columns(self, step: str, columns: str | Sequence[str], validate: bool) -> Self:
         names = [columns] if isinstance(columns, str) else list(columns)
         narrowed = self._step(step, names)
+        timed = [
+            one if one and (one in names) == (step == "keep") else None
+            for one in self.timestamp_columns
+        ]
+        if (*timed,) != self.timestamp_columns:
+            narrowed = narrowed.with_timestamp_columns(timed[0], timed[1])
         if validate:
             narrowed.take(1).to_arrow_table()
         return narrowed
+
+    def filter(self, expression: Any) -> Self:
+        """Return the table of the rows of which a condition is true.
+
+        `table.filter((table["age"] > 30) & (table["town"] == "Ulm"))`. Rows in which a compared
+        value is empty are left out; `table["town"].is_null()` finds them.
+
+        Raises:
+            InvalidReference: it is no condition over columns; when rows are asked for: a column is
+                not there, or is of another type.
+        """
+        return self._step("filter", checked_condition(expression))
+
+    # --- times ---
+
+    @property
+    def timestamp_columns(self) -> tuple[str | None, str | None]:
+        """The columns that say when a row was measured, and of what time its partition is."""
+        return self._options.timestamp, self._options.partition_timestamp
+
+    def with_timestamp_columns(
+        self,
+        timestamp: str | None = None,
+        partition_timestamp: str | None = None,
+        validate: bool = False,
+    ) -> Self:
+        """Return the table with columns for `time_before` and its kin; None takes one back.
+
+        Args:
+            timestamp: The column of each row's time.
+            partition_timestamp: The coarser one that `partition_format` makes; `time_before` and
+                its kin look at it if there is no `timestamp`.
+            validate: Check now that they are columns of times.
+
+        Raises:
+            InvalidReference: one is no column of times (with `validate`).
+        """
+        options = replace(
+            self._options, timestamp=timestamp, partition_timestamp=partition_timestamp
+        )
+        timed = type(self)(
+            self._sources, self._records, self._manifest, self._registered, options=options
+        )
+        if validate:
+            timed._check_times(*(one for one in (timestamp, partition_timestamp) if one))
+        return timed
+
+    def time_before(
+        self, end_time: datetime, include_boundary: bool = True, validate: bool = True
+    ) -> Self:
+        """Return the table of the rows up to a time; one without a zone is in UTC.
+
+        Args:
+            include_boundary: Keep rows of that very time.
+            validate: Check now that the table has a column of times.
+
+        Raises:
+            DatasetTimestampMissingError: `with_timestamp_columns` named no column.
+            InvalidReference: the column holds no times (with `validate`).
+        """
+        at = self._time_column(validate)
+        return self.filter(at <= end_time if include_boundary else at < end_time)
+
+    def time_after(
+        self, start_time: datetime, include_boundary: bool = True, validate: bool = True
+    ) -> Self:
+        """Return the table of the rows from a time on. Args and raises: as `time_before`."""
+        at = self._time_column(validate)
+        return self.filter(at >= start_time if include_boundary else at > start_time)
+
+    def time_between(
+        self,
+        start_time: datetime,
+        end_time: datetime,
+        include_boundary: bool = True,
+        validate: bool = True,
+    ) -> Self:
+        """Return the table of the rows between two times. Args and raises: as `time_before`."""
+        later = self.time_after(start_time, include_boundary, validate)
+        return later.time_before(end_time, include_boundary, validate=False)
+
+    def time_recent(
+        self, time_delta: timedelta, include_boundary: bool = True, validate: bool = True
+    ) -> Self:
+        """Return the table of the rows of the last `time_delta`, counted back from this call.
+
+        Args and raises: as `time_before`.
+        """
+        start = datetime.now(UTC).replace(tzinfo=None) - time_delta
+        return self.time_after(start, include_boundary, validate)
+
+    def _time_column(self, validate: bool) -> Expression:
+        name = next((one for one in self.timestamp_columns if one), None)
+        if name is None:
+            raise DatasetTimestampMissingError(
+                "this table has no column of times; name it first: "
+                "table.with_timestamp_columns('COLUMN')."
+            )
+        if validate:
+            self._check_times(name)
+        return column(name)
+
+    def _check_times(self, *names: str) -> None:
+        import pyarrow as pa
+
+        schema = self.take(1).to_arrow_table().schema
+        for name in names:
+            at = schema.get_field_index(name)
+            if at < 0 or not pa.types.is_temporal(schema.field(at).type):
+                kind = "none" if at < 0 else schema.field(at).type
+                raise InvalidReference(
+                    f"column {name!r} holds no times (its type: {kind}); set it with "
+                    f"set_column_types={{{name!r}: 'datetime'}}."
+                )
 
     # --- rows ---
 
@@ -134,7 +265,9 @@ class TabularDataset(AbstractDataset):
         """
         from rayjobs.datastore.table_files import read_table
 
-        return read_table(local_files(self, cache_root), self._options)
+        parsed = self._partitions
+        given = {} if parsed is None else {one.path: parsed.values(one) for one in self.manifest}
+        return read_table(local_files(self, cache_root), self._options, given)
 
     def to_pandas_dataframe(
         self, on_error: str = "null", out_of_range_datetime: str = "null"
@@ -156,23 +289,99 @@ class TabularDataset(AbstractDataset):
         table = with_nanoseconds(self.to_arrow_table(), fail=out_of_range_datetime == "fail")
         return table.to_pandas(date_as_object=False)
 
-    def to_csv_files(self, folder: str | Path) -> FileDataset:
-        """Write the table as one CSV file to a local folder; return the dataset of it."""
+    def to_csv_files(
+        self, separator: str = ",", *, folder: str | Path | None = None
+    ) -> FileDataset:
+        """Write the table as one CSV file to a local folder; return the dataset of it.
+
+        Args:
+            separator: One character between columns.
+            folder: The default is a new temporary folder.
+
+        Raises:
+            InvalidReference: the separator is not one character.
+        """
         import pyarrow.csv
 
-        return self._written(folder, "part-0.csv", pyarrow.csv.write_csv)
+        if not isinstance(separator, str) or len(separator) != 1:
+            raise InvalidReference(
+                f"the separator is one character, not {separator!r}; name a folder by folder=…."
+            )
+        options = pyarrow.csv.WriteOptions(delimiter=separator)
 
-    def to_parquet_files(self, folder: str | Path) -> FileDataset:
-        """Write the table as one Parquet file to a local folder; return the dataset of it."""
+        def write(table: pyarrow.Table, target: Path) -> None:
+            pyarrow.csv.write_csv(table, target, options)
+
+        return self._written(folder, "part-0.csv", write)
+
+    def to_parquet_files(self, folder: str | Path | None = None) -> FileDataset:
+        """Write the table as one Parquet file to a local folder; return the dataset of it.
+
+        Args:
+            folder: The default is a new temporary folder.
+        """
         import pyarrow.parquet
 
         return self._written(folder, "part-0.parquet", pyarrow.parquet.write_table)
 
-    def _written(self, folder: str | Path, name: str, write: Any) -> FileDataset:
-        target = Path(folder).expanduser()
+    def _written(self, folder: str | Path | None, name: str, write: Any) -> FileDataset:
+        target = Path(tempfile.mkdtemp(prefix="dataset-") if folder is None else folder)
+        target = target.expanduser()
         target.mkdir(parents=True, exist_ok=True)
         write(self.to_arrow_table(), target / name)
         return FileDatasetFactory.from_files(target / name)
+
+    def partition_by(
+        self,
+        partition_keys: Sequence[str],
+        target: Any,
+        name: str | None = None,
+        show_progress: bool = True,
+        partition_as_file_dataset: bool = False,
+    ) -> AbstractDataset:
+        """Store the table as Parquet, a folder for each value of the keys; return that dataset.
+
+        Args:
+            partition_keys: Columns, the outermost folder first; texts, or times. Other values
+                become texts.
+            target: (datastore, path), or a DataPath; the files lie in a new folder below it.
+            name: Register the dataset in the datastore's workspace.
+            partition_as_file_dataset: Return a dataset of files.
+
+        Raises:
+            InvalidReference: a column is not there, or a value cannot name a folder.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        store, path = target_of(target)
+        keys, table = [*partition_keys], self.to_arrow_table()
+        missing = [key for key in keys if key not in table.column_names]
+        if missing or not keys:
+            raise InvalidReference(
+                f"partition_by needs columns of the table, not {missing or keys}; it has "
+                f"{', '.join(table.column_names)}."
+            )
+        times = {key: pa.types.is_timestamp(table.schema.field(key).type) for key in keys}
+        text = "/".join(f"{{{key}:{TIMES}}}" if times[key] else f"{{{key}}}" for key in keys)
+        root = f"{path}/{uuid.uuid4().hex}".lstrip("/")
+        numbered = table.append_column("\0row", pa.array(range(table.num_rows)))
+        groups = numbered.group_by(keys, use_threads=False).aggregate([("\0row", "list")])
+        with tempfile.TemporaryDirectory() as local:
+            for group in groups.to_pylist():
+                folder = folder_for({key: group[key] for key in keys})
+                part = table.take(pa.array(group["\0row_list"])).drop_columns(keys)
+                (Path(local) / folder).mkdir(parents=True, exist_ok=True)
+                pyarrow.parquet.write_table(part, Path(local) / folder / "part-0.parquet")
+            store.upload(local, root, show_progress=show_progress)
+        made: AbstractDataset
+        if partition_as_file_dataset:
+            made = FileDatasetFactory.from_files((store, root), partition_format=f"{text}/*")
+        else:
+            made = TabularDatasetFactory.from_parquet_files(
+                (store, root), partition_format=f"{text}/*"
+            )
+        return made if name is None else made.register(store.catalogue, name)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self.to_arrow_table().to_batches():
@@ -206,7 +415,6 @@ class TabularDatasetFactory:
             InvalidReference: `path` or an option cannot be understood.
             DataNotFound, TableUnreadable: found now with `validate`.
         """
-        refuse_partition_format(partition_format)
         options = TabularOptions(
             "csv",
             separator=separator,
@@ -217,6 +425,7 @@ class TabularDatasetFactory:
             empty_as_string=empty_as_string,
             multi_line=support_multi_line,
             types=_types(set_column_types),
+            partition_format=partition_format,
         )
         return _made(path, options, validate)
 
@@ -229,9 +438,11 @@ class TabularDatasetFactory:
         partition_format: str | None = None,
     ) -> TabularDataset:
         """Return the table in the Parquet files at `path`. Raises: as `from_delimited_files`."""
-        refuse_partition_format(partition_format)
         options = TabularOptions(
-            "parquet", include_path=include_path, types=_types(set_column_types)
+            "parquet",
+            include_path=include_path,
+            types=_types(set_column_types),
+            partition_format=partition_format,
         )
         return _made(path, options, validate)
 
@@ -246,7 +457,6 @@ class TabularDatasetFactory:
         encoding: str = "utf8",
     ) -> TabularDataset:
         """Return the table in the JSON lines files at `path`. Raises: as `from_delimited_files`."""
-        refuse_partition_format(partition_format)
         if invalid_lines != "error":
             raise InvalidReference("invalid_lines other than 'error' is not supported.")
         options = TabularOptions(
@@ -254,6 +464,7 @@ class TabularDatasetFactory:
             include_path=include_path,
             encoding=encoding,
             types=_types(set_column_types),
+            partition_format=partition_format,
         )
         return _made(path, options, validate)
 
@@ -265,20 +476,24 @@ class TabularDatasetFactory:
         description: str | None = None,
         tags: Mapping[str, str] | None = None,
         show_progress: bool = True,
+        row_group_size: int | None = None,
+        make_target_path_unique: bool = True,
         *,
         create_new_version: bool = True,
     ) -> TabularDataset:
         """Store a data frame as Parquet at `target` and register it in the datastore's workspace.
 
-        `target` is a tuple (datastore, path).
+        Args:
+            target: A tuple (datastore, path), or a DataPath.
+            row_group_size: Rows of a group within the file; None: pyarrow's choice.
+            make_target_path_unique: Give the file a name of its own; else it is `part-0.parquet`,
+                and an existing one is an error.
         """
-        import tempfile
-        import uuid
-
         store, path = target_of(target)
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / f"{uuid.uuid4().hex}.parquet"
-            dataframe.to_parquet(file)
+            stem = uuid.uuid4().hex if make_target_path_unique else "part-0"
+            file = Path(folder) / f"{stem}.parquet"
+            dataframe.to_parquet(file, row_group_size=row_group_size)
             store.upload_files([file], folder, path, show_progress=show_progress)
             stored = f"{path}/{file.name}".lstrip("/")
         dataset = TabularDatasetFactory.from_parquet_files((store, stored))
@@ -298,13 +513,13 @@ def _made(path: Any, options: TabularOptions, validate: bool) -> TabularDataset:
 
 def _types(given: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...]:
     known = []
-    for column, kind in (given or {}).items():
+    for name, kind in (given or {}).items():
         text = kind.__name__ if isinstance(kind, type) else str(kind).lower()
         if text not in TYPES:
             raise InvalidReference(
-                f"column {column!r} cannot have type {kind!r}; use one of {', '.join(TYPES)}."
+                f"column {name!r} cannot have type {kind!r}; use one of {', '.join(TYPES)}."
             )
-        known.append((column, TYPES[text]))
+        known.append((name, TYPES[text]))
     return tuple(known)
 
 

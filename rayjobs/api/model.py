@@ -6,6 +6,7 @@ Source: ``azureml.core.Model``.
 from __future__ import annotations
 
 import builtins
+import mimetypes
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from rayjobs.workspace.folder import OpenWorkspace
 if TYPE_CHECKING:
     from rayjobs.api.run import JobRun
     from rayjobs.api.workspace import Workspace
+    from rayjobs.datastore import FileDataset, TabularDataset
 
 MODELS_FOLDER = "azureml-models"  # Source: where Azure ML v1 looks for downloaded models
 
@@ -188,6 +190,43 @@ class Model:
         if isinstance(workspace, OpenWorkspace):
             workspace = Workspace(path=workspace.path)
         return workspace.get_run(self.run_id)
+
+    @property
+    def experiment_name(self) -> str | None:
+        """The experiment of the run that produced it; None for one that a user uploaded."""
+        run = self.run
+        return None if run is None else str(run.experiment.name)
+
+    @property
+    def mime_type(self) -> str:
+        """What its name says of the file's format; of a folder `inode/directory`."""
+        if [one.name for one in self._kept.files] != [self._kept.path.rpartition("/")[2]]:
+            return "inode/directory"
+        guessed = mimetypes.guess_type(self._kept.path)[0]
+        return guessed or "application/octet-stream"
+
+    @property
+    def unpack(self) -> bool:
+        """False: a download gives the files themselves, never an archive of them."""
+        return False
+
+    @property
+    def sample_input_dataset(self) -> FileDataset | TabularDataset | None:
+        """The registered dataset that was given as a sample of its inputs; None: none was."""
+        return self._sample("sample_input")
+
+    @property
+    def sample_output_dataset(self) -> FileDataset | TabularDataset | None:
+        """The registered dataset that was given as a sample of its outputs; None: none was."""
+        return self._sample("sample_output")
+
+    def _sample(self, purpose: str) -> FileDataset | TabularDataset | None:
+        from rayjobs.datastore import Dataset
+
+        for row in reversed(self.datasets):
+            if row.get("name") == purpose and row.get("dataset_id"):
+                return Dataset.get_by_id(opened_of(self.workspace), str(row["dataset_id"]))
+        return None
 
     @property
     def aliases(self) -> list[str]:

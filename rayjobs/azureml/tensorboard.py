@@ -22,18 +22,24 @@ _EVENTS = "events.out.tfevents"
 class Tensorboard:
     """A TensorBoard server over the event files that runs have stored."""
 
+    LOGS_ARTIFACT_PREFIX = "logs/"
+    """Where Azure ML looks for event files; here every stored file counts."""
+
     def __init__(
         self,
         runs: Any,
         local_root: str | Path | None = None,
         port: int = 6006,
+        use_display_name: bool = False,
     ) -> None:
         """Take the runs; their event files are fetched by `start`.
 
         Args:
             runs: A run, or several.
             local_root: Where their files go; a temporary folder, which `stop` removes.
+            use_display_name: Call runs by their display names, with the id where two have one.
         """
+        self._use_display_name = use_display_name
         self._runs = list(runs) if isinstance(runs, (list, tuple)) else [runs]
         self._root = None if local_root is None else Path(local_root)
         self._temporary: str | None = None
@@ -51,10 +57,10 @@ class Tensorboard:
         if root is None:
             self._temporary = tempfile.mkdtemp(prefix="rayjobs-tensorboard-")
             root = Path(self._temporary)
-        for run in self._runs:
+        for run, folder in zip(self._runs, self._folders(), strict=True):
             for name in run.get_file_names():
                 if _EVENTS in name.rpartition("/")[2]:
-                    target = root / run.id / name
+                    target = root / folder / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     run.download_file(name, str(target))
         command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(root)]
@@ -66,6 +72,16 @@ class Tensorboard:
         address = f"http://localhost:{self._port}/"
         print(address)  # noqa: T201 - as the original does
         return address
+
+    def _folders(self) -> list[str]:
+        """Return by which name TensorBoard shows each run."""
+        if not self._use_display_name:
+            return [run.id for run in self._runs]
+        shown = [(run.display_name or run.id).replace("/", "_") for run in self._runs]
+        return [
+            name if shown.count(name) == 1 else f"{name}_{run.id}"
+            for name, run in zip(shown, self._runs, strict=True)
+        ]
 
     def stop(self) -> None:
         """End the server, and remove what it fetched into a temporary folder."""

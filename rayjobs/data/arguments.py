@@ -29,7 +29,7 @@ def is_data(item: Any) -> bool:
     """Return whether an object stands for data, so that it becomes an input or output."""
     if isinstance(item, (str, bool, int, float, Path)) or item is None:
         return False
-    from rayjobs.datastore.datasets import AbstractDataset, DatasetConsumptionConfig
+    from rayjobs.datastore.abstract_dataset import AbstractDataset, DatasetConsumptionConfig
     from rayjobs.datastore.outputs import OutputFileDatasetConfig
     from rayjobs.datastore.refs import (
         DataPath,
@@ -80,11 +80,8 @@ class DataArguments:
         Raises:
             UsageError: another object has the name, or the data cannot be named.
         """
-        from rayjobs.datastore.datasets import (
-            AbstractDataset,
-            DatasetConsumptionConfig,
-            FileDataset,
-        )
+        from rayjobs.datastore.abstract_dataset import AbstractDataset, DatasetConsumptionConfig
+        from rayjobs.datastore.datasets import FileDataset
         from rayjobs.datastore.errors import DatastoreError
         from rayjobs.datastore.outputs import OutputFileDatasetConfig
         from rayjobs.datastore.refs import DataPath, DataReference, DataReferenceConfiguration
@@ -147,8 +144,8 @@ class DataArguments:
         return self._unnamed[same]
 
     def _save(self, config: DatasetConsumptionConfig) -> str:
+        from rayjobs.datastore.abstract_dataset import FIRST_INPUT
         from rayjobs.datastore.data_input import DataInput
-        from rayjobs.datastore.datasets import FIRST_INPUT
 
         if self._keep is None:
             raise UsageError(

@@ -368,6 +368,6 @@ class PipelineParameter:
 
 def is_data_value(value: Any) -> bool:
     """Return whether a value of a parameter names data."""
-    from rayjobs.datastore.datasets import AbstractDataset
+    from rayjobs.datastore.abstract_dataset import AbstractDataset
 
     return isinstance(value, DataPath | DataReference | AbstractDataset)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import UsageError
 from rayjobs.data.arguments import DataArguments, Keep, is_data
-from rayjobs.datastore.datasets import AbstractDataset
+from rayjobs.datastore.abstract_dataset import AbstractDataset
 from rayjobs.datastore.outputs import OutputFileDatasetConfig
 from rayjobs.datastore.refs import DataPathComputeBinding, DataReference
 from rayjobs.pipelines.data import (

@@ -153,8 +153,8 @@ def test_versions(pets: FileDataset, catalogue: MemoryCatalogue, store: Datastor
         Dataset.get_by_name(catalogue, "pets", 3)
     with pytest.raises(InvalidReference):
         Dataset.get_by_name(catalogue, "pets", "newest")
-    assert first.add_tags(catalogue, {"more": "1"}).tags == {"kind": "toy", "more": "1"}
-    fewer.unregister_all_versions(catalogue)
+    assert first.add_tags({"more": "1"}).tags == {"kind": "toy", "more": "1"}
+    fewer.unregister_all_versions()
     with pytest.raises(DatasetNotFound):
         Dataset.get_by_name(catalogue, "pets")
 

@@ -107,7 +107,7 @@ def test_parquet_round_trip(table: TabularDataset, tmp_path: Path) -> None:
     again = Dataset.Tabular.from_parquet_files(tmp_path / "out")
     assert again.to_arrow_table().equals(table.to_arrow_table())
     assert files.to_path() == ["/part-0.parquet"]
-    table.to_csv_files(tmp_path / "csv")
+    table.to_csv_files(folder=tmp_path / "csv")
     csv = Dataset.Tabular.from_delimited_files(tmp_path / "csv")
     assert [row["id"] for row in csv] == [1, 2, 3, 4]
 
@@ -199,16 +199,12 @@ def test_dates_and_times_are_datetime64_in_nanoseconds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "instead"),
     [
-        (TabularDataset, "filter", "to_pandas_dataframe"),
-        (TabularDataset, "with_timestamp_columns", "to_pandas_dataframe"),
-        (TabularDataset, "time_before", "to_pandas_dataframe"),
-        (TabularDataset, "time_after", "to_pandas_dataframe"),
-        (TabularDataset, "time_between", "to_pandas_dataframe"),
-        (TabularDataset, "time_recent", "to_pandas_dataframe"),
-        (TabularDataset, "partition_by", "to_pandas_dataframe"),
+        (TabularDataset, "get_profile", "describe"),
+        (TabularDataset, "mount", "file dataset"),
         (TabularDataset, "to_dask_dataframe", "to_parquet_files"),
         (TabularDataset, "update", "create_new_version"),
-        (FileDataset, "filter", "glob"),
+        (FileDataset, "as_cache", "as_mount"),
+        (FileDataset, "hydrate", "as_mount"),
         (FileDataset, "update", "create_new_version"),
         (Dataset.Tabular, "from_sql_query", "CSV or Parquet"),
         (Datastore, "register_azure_sql_database", "CSV or Parquet"),
@@ -224,9 +220,3 @@ def test_what_only_azure_ml_has_is_refused_in_one_sentence(
     with pytest.raises(NotSupported, match=rf"\.{name} is not supported; .*{instead}") as refused:
         getattr(owner, name)("anything", at=1)
     assert isinstance(refused.value, NotImplementedError)
-
-
-def test_a_table_refuses_a_filter_and_has_no_partitions(table: TabularDataset) -> None:
-    with pytest.raises(NotSupported, match=r"TabularDataset\.filter"):
-        table.filter(1)
-    assert table.partition_keys == []

@@ -53,7 +53,7 @@ def test_a_dataset_that_an_unfinished_job_reads_stays(runs: Runs, digits: Path) 
     with pytest.raises(DatasetInUse, match=job.id):
         runs.workspace.catalogue.remove_dataset("digits", 1, force=True)
     with pytest.raises(DatasetInUse, match=job.id):
-        Dataset.get_by_name(runs.workspace, "digits").unregister_all_versions(runs.workspace)
+        Dataset.get_by_name(runs.workspace, "digits").unregister_all_versions()
     runs.workspace.catalogue.remove_dataset("digits", 2)
     assert [one.version for one in runs.workspace.catalogue.dataset_versions("digits")] == [1]
 

@@ -96,6 +96,20 @@ def test_datasets_are_kept_in_the_lineage_and_found_by_their_id(runs: Runs, fold
         other.add_dataset_references([words])
 
 
+def test_a_model_says_what_it_is_and_finds_its_sample_datasets(runs: Runs, folder: Path) -> None:
+    store = runs.workspace.get_default_datastore()
+    store.upload(folder, "words", show_progress=False)
+    words = Dataset.File.from_files((store, "words")).register(runs.workspace, "words")
+    model = Model.register(
+        runs.workspace, folder / "weights.bin", "one", sample_input_dataset=words
+    )
+    assert model.sample_input_dataset.id == words.id
+    assert model.sample_output_dataset is None
+    assert (model.mime_type, model.unpack) == ("application/octet-stream", False)
+    assert model.experiment_name is None
+    assert Model.register(runs.workspace, folder, "all").mime_type == "inode/directory"
+
+
 def test_frameworks_filter_and_a_model_survives_writing(runs: Runs, folder: Path) -> None:
     Model.register(runs.workspace, folder, "bert", model_framework="PyTorch")
     Model.register(runs.workspace, folder / "weights.bin", "bert", model_framework="Onnx")

@@ -1,0 +1,77 @@
+"""A file dataset's files below a folder of this machine, for as long as a context lasts.
+
+Source: Azure ML SDK v1, `azureml.data.FileDataset.mount` and `MountContext`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayjobs.datastore.cache_root import default_cache_root
+from rayjobs.datastore.data_input import DataInput
+
+if TYPE_CHECKING:
+    from rayjobs.datastore.materialise import Materialised
+    from rayjobs.datastore.reading import HasFiles
+
+
+class LocalMount:
+    """Mounted, linked or (without FUSE) downloaded between `start` and `stop`."""
+
+    def __init__(self, dataset: HasFiles, mount_point: str | Path | None) -> None:
+        self._dataset = dataset
+        self._mount_point = Path(mount_point).expanduser() if mount_point is not None else None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._held: Materialised | None = None
+
+    @property
+    def mount_point(self) -> str:
+        """Where the files are; "" before `start`."""
+        if self._held is None:
+            return str(self._mount_point or "")
+        return self._held.path
+
+    def start(self) -> None:
+        """Bring the files.
+
+        Raises:
+            DatastoreError: what keeps them from being brought.
+        """
+        from rayjobs.datastore.materialise import materialise
+
+        if self._held is not None:
+            return
+        source = DataInput(
+            name="files",
+            mode="mount",
+            records=tuple(self._dataset.records.values()),
+            manifest=self._dataset.manifest,
+            path_on_compute=str(self._mount_point.absolute()) if self._mount_point else None,
+        )
+        self._folder = tempfile.TemporaryDirectory(prefix="dataset-")
+        try:
+            self._held = materialise(
+                source, None, default_cache_root(), into=Path(self._folder.name)
+            )
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def stop(self) -> None:
+        """Take the files away again."""
+        from rayjobs.datastore.materialise import release
+
+        if self._held is not None:
+            release(self._held)
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._held = self._folder = None
+
+    def __enter__(self) -> str:
+        self.start()
+        return self.mount_point
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
