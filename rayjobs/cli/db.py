@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
-from rayjobs.core.text import size_text
+from rayjobs.core.terminal import one_line
+from rayjobs.core.text import counted, size_text, verb
 
 if TYPE_CHECKING:
     from rayjobs.store.care import Report
+    from rayjobs.store.dropped import Dropped
+
+NAMED_AT_MOST = 10
 
 EPILOG = """\b
 Examples:
@@ -93,15 +100,18 @@ def upgrade(settings: Settings, no_backup: bool) -> None:
 )
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
 @click.option("--as-is", is_flag=True, help="Accept the existing store, or create an empty one.")
+@click.option(
+    "-y", "--yes", is_flag=True, help="Do not ask; needed off a terminal to drop records."
+)
 @json_option
 @common_options
 @click.pass_obj
-def restore(settings: Settings, file: Path | None, as_is: bool) -> None:
+def restore(settings: Settings, file: Path | None, as_is: bool, yes: bool) -> None:
     """Restore a backup in place of a store that is missing, damaged or incomplete.
 
     The old store is kept next to it. Stop its targets first (`rayjobs target stop`): while a target
-    or another process uses the store, nothing is replaced. What was submitted after the backup was
-    made is not in it.
+    or another process uses the store, nothing is replaced. What was recorded after the backup was
+    made is not in it: this is listed, and confirmed, first.
     """
     from rayjobs.core.paths import home
     from rayjobs.store import care
@@ -112,14 +122,88 @@ def restore(settings: Settings, file: Path | None, as_is: bool) -> None:
         raise click.UsageError("give either a backup's FILE or --as-is.")
     store = WorkspaceFiles(locate(settings.workspace)).store
     check_not_served(store.parent, home=home())
-    source = None if file is None else file.expanduser().absolute()
-    old = care.restore(store, source)
+    source = None if file is None else Path(os.path.abspath(file.expanduser()))  # noqa: PTH100
+    if source is not None and not yes:
+        _confirm(store, source, care.would_drop(store, source))
+    done = care.restore(store, source)
     if settings.as_json:
-        print_json({"file": str(store), "from": source and str(source), "old": old and str(old)})
+        print_json(
+            {
+                "file": str(store),
+                "from": source and str(source),
+                "old": done.old and str(done.old),
+                "dropped": _dropped_json(done.dropped) if source else None,
+            }
+        )
         return
     click.echo(f"{store} is accepted as it is" if source is None else f"restored {store}")
-    if old is not None:
-        click.echo(f"the old one is kept in {old}")
+    for line in _dropped_lines(done.dropped, "was dropped", "were dropped"):
+        click.echo(line)
+    if done.old is not None:
+        click.echo(f"the old one is kept in {done.old}")
+        if done.dropped:
+            settings.note(
+                f"to go back: rayjobs db restore {done.old}. `rayjobs prune` removes files that "
+                "only the old one names"
+            )
+
+
+def _confirm(store: Path, source: Path, found: Dropped) -> None:
+    """Show what a restore drops, and ask. Raises click.UsageError, click.Abort."""
+    lines = _dropped_lines(found, "is dropped", "are dropped")
+    if not lines:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        listed = "\n".join(lines)
+        raise click.UsageError(
+            f"{source} is older than {store}. With it:\n{listed}\n"
+            f"Nothing was replaced. To go on: rayjobs db restore --yes {source}"
+        )
+    click.echo("\n".join([f"{source} is older than {store}. With it:", *lines]), err=True)
+    click.confirm("Restore it? The old store is kept.", abort=True, err=True)
+
+
+def _dropped_lines(found: Dropped, one: str, many: str) -> list[str]:
+    """Return what a restore takes away, a line for each kind of record."""
+    lines = []
+    for what, some in found.records.items():
+        number = len(some)
+        name = _MEMBERS if what == "member or trial" and number != 1 else None
+        shown = f"{number:,} {name}" if name else counted(number, what)
+        lines.append(f"  {shown} {verb(number, one, many)}: {_named(some)}")
+    if found.again:
+        number = len(found.again)
+        each = [(job.id, f"{job.name}, {job.state}") for job in found.again]
+        lines.append(
+            f"  {counted(number, 'job')} {verb(number, 'is', 'are')} unfinished again and "
+            f"{verb(number, 'runs', 'run')} again: {_named(each)}"
+        )
+    return lines
+
+
+_MEMBERS = "members or trials"
+
+
+def _named(some: Sequence[tuple[str, str]]) -> str:
+    """Return the names of records, and the short ids of jobs."""
+    names = [
+        one_line(name if key == name else f"{name} ({key.rpartition('_')[2]})")
+        for key, name in some[:NAMED_AT_MOST]
+    ]
+    more = len(some) - NAMED_AT_MOST
+    return ", ".join(names) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _dropped_json(found: Dropped) -> dict[str, Any] | None:
+    if not found.is_known:
+        return None
+    return {
+        "records": {
+            what: [{"id": key, "name": name} for key, name in some]
+            for what, some in found.records.items()
+        },
+        "again": [{"id": one.id, "name": one.name, "state": one.state} for one in found.again],
+    }
 
 
 def _store(settings: Settings) -> Path:

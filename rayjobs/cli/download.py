@@ -14,6 +14,7 @@ from rayjobs.cli.settings import Settings, common_options, json_option, quiet_op
 from rayjobs.cli.unknown_names import require_single_job
 from rayjobs.core.terminal import one_line
 from rayjobs.core.text import counted, size_text
+from rayjobs.results.gone import why_gone
 
 EPILOG = """\b
 Examples:
@@ -46,7 +47,8 @@ def download(
         all_files = workspace.store.files(found.id)
         if not all_files:
             require_single_job(workspace.store, found, "download", what="files")
-        stored = chosen_files(found.id, all_files, names)
+        gone = "" if all_files else why_gone(workspace.store, found)
+        stored = chosen_files(found.id, all_files, names, gone=gone)
         if output == "-":
             if len(stored) != 1:
                 raise click.UsageError(f"-o - writes one file; {len(stored)} are chosen.")
@@ -63,7 +65,8 @@ def download(
         click.echo(one_line(str(path)))
     size = size_text(sum(one.size for one in stored))
     if not stored:
-        settings.note(f"{found.id} has no files{'' if found.state.is_final else ' yet'}")
+        why = f": {gone}" if gone else "" if found.state.is_final else " yet"
+        settings.note(f"{found.id} has no files{why}")
     elif written:
         settings.note(f"fetched {counted(written, 'file')}, {size} in all")
     if present:

@@ -17,9 +17,12 @@ from rayjobs.workspace.blobs import BlobStore
 
 
 def chosen_files(
-    job_id: str, stored: Sequence[StoredFile], names: Sequence[str]
+    job_id: str, stored: Sequence[StoredFile], names: Sequence[str], *, gone: str = ""
 ) -> list[StoredFile]:
     """Return the files that the names choose: a file, a folder, or a pattern; all without names.
+
+    Args:
+        gone: What took the job's files away, if anything did.
 
     Raises:
         NotFoundError: a name chooses nothing; lists what there is.
@@ -42,7 +45,7 @@ def chosen_files(
             more = f" and {len(stored) - 10} more" if len(stored) > 10 else ""
             raise NotFoundError(
                 f"job {job_id} has no stored file {name!r}; "
-                + (f"it has: {known}{more}" if stored else "it has none so far")
+                + (f"it has: {known}{more}" if stored else gone or "it has none so far")
             )
         chosen.update({one.name: one for one in hits})
     return sorted(chosen.values(), key=lambda one: one.name)

@@ -12,6 +12,7 @@ from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.unknown_names import require_single_job
 from rayjobs.core.terminal import one_line
 from rayjobs.core.text import size_text
+from rayjobs.results.gone import why_gone
 
 EPILOG = """\b
 Examples:
@@ -34,7 +35,8 @@ def files(settings: Settings, job: str, names: tuple[str, ...]) -> None:
         all_files = workspace.store.files(found.id)
         if not all_files:
             require_single_job(workspace.store, found, "files", what="files")
-        stored = chosen_files(found.id, all_files, names)
+        gone = "" if all_files else why_gone(workspace.store, found)
+        stored = chosen_files(found.id, all_files, names, gone=gone)
     if settings.as_json:
         print_json(
             [
@@ -54,4 +56,5 @@ def files(settings: Settings, job: str, names: tuple[str, ...]) -> None:
         ]
         click.echo(table(rows, ("SIZE", "STORED", "NAME"), right=(0,), columns=10_000))
     else:
-        settings.note(f"{found.id} has no files{'' if found.state.is_final else ' yet'}")
+        why = f": {gone}" if gone else "" if found.state.is_final else " yet"
+        settings.note(f"{found.id} has no files{why}")

@@ -13,7 +13,8 @@ from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import ago_text, print_json, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import Settings, common_options, json_option
-from rayjobs.core.text import counted, size_text, verb
+from rayjobs.core.text import counted, duration_text, size_text, verb
+from rayjobs.core.users import user_name
 
 if TYPE_CHECKING:
     from rayjobs.core.safe_delete import Removed
@@ -111,10 +112,26 @@ def prune(
         if not dry_run and _is_wanted(made, leftovers, yes):
             removed = Removed()
             if workspace is not None and made is not None:
-                removed.add(stored.apply(workspace, made))
+                removed.add(
+                    stored.apply(workspace, made, how=_how(older_than_s, keep, max_size, records))
+                )
             if leftovers is not None:
                 removed.add(node.apply(leftovers))
     return _report(settings, made, leftovers, removed)
+
+
+def _how(older_than_s: float | None, keep: int | None, max_size: str | None, records: bool) -> str:
+    """Return who prunes with which command, for the histories of the jobs."""
+    given = []
+    if older_than_s is not None:
+        given.append(f"--older-than {duration_text(older_than_s, exact=True)}")
+    if keep is not None:
+        given.append(f"--keep {keep}")
+    if max_size is not None:
+        given.append(f"--max-size {max_size}")
+    if records:
+        given.append("--records")
+    return f"by {user_name()} with `{' '.join(['rayjobs prune', *given])}`"
 
 
 def _rules(

@@ -33,6 +33,7 @@ from rayjobs.data.pins import inputs_read
 from rayjobs.jobs.records import INTERACTIVE, Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.node.facts import described
+from rayjobs.results.gone import why_gone
 from rayjobs.results.merged_logs import rank_set
 from rayjobs.results.metrics import number_text, summaries
 from rayjobs.results.usage import peak_bytes, records_of
@@ -78,8 +79,11 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
             return
         inputs = inputs_read(workspace.store, found)
         lost = left_out(workspace.store, found)
+        gone = why_gone(workspace.store, found)
         revision = _revision(workspace.store.revision(found.id))
         head = _head(found, outlook, attempts, inputs, earlier_s, at_most, lost)
+        if gone:
+            head.append(("Gone", plain_text(gone)))
         colour = state_colour(outlook.state) if settings.colours() else None
         click.echo(facts([*head, *revision], colours={"State": colour}))
         sections = [

@@ -176,16 +176,20 @@ def apply(
     *,
     clock: Clock | None = None,
     grace_s: float = GRACE_S,
+    how: str = "",
 ) -> Removed:
     """Do what a plan says, as far as it still may be done; return what was removed.
 
     What came into use since the plan was made stays.
 
+    Args:
+        how: Who does it with which command, for the histories of the jobs.
+
     Raises:
         StoreError: the store cannot be written.
     """
     cutoff = time.time() - grace_s
-    pruned = made.pruned = workspace.store.prune_files(made.jobs)
+    pruned = made.pruned = workspace.store.prune_files(made.jobs, how=how)
     # Asked again now that the rows are gone: what is referred to from here on is in this view,
     # and who refers to bytes that are there already has touched them.
     view = workspace.store.prune_view()
@@ -203,7 +207,7 @@ def apply(
     if made.rules.records:
         models = {run for run, _ in view.models}
         gone = [unit for unit in made.units if set(unit.jobs) <= pruned - models]
-        workspace.store.prune_records([job for unit in gone for job in unit.jobs])
+        workspace.store.prune_records([job for unit in gone for job in unit.jobs], how=how)
     return removed
 
 

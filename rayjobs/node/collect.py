@@ -20,6 +20,7 @@ from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.results.collect import MetricFollower, Publisher, deliver, log_tails, missing_records
+from rayjobs.store.dropped import RESTORED_EVENT
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Collecting:
         root = Path(on.root)
         watch = self._progress_of(on).watch
         record = record_of(str(root))
-        left_out = missing_records(on, record)
+        left_out = missing_records(on, record, restored=self._restored(on))
         problems: list[str] = []
         try:
             self._bring_metrics(on)
@@ -144,6 +145,17 @@ class Collecting:
             data=facts,
             models=tuple(requests),
         )
+
+    def _restored(self, on: AttemptOnNode) -> str:
+        """Return what is noted of a restore of the store since the attempt began; else empty."""
+        if os.path.lexists(on.root):
+            return ""
+        try:
+            events = self._workspaces.of(on).store.events(on.job)
+        except StoreError:
+            return ""
+        found = [one for one in events if one.kind == RESTORED_EVENT and one.attempt == on.attempt]
+        return found[-1].message if found else ""
 
     def _compare_inputs(self, on: AttemptOnNode) -> list[str]:
         """Note which files of the inputs changed; return a sentence if they were not compared.

@@ -119,14 +119,19 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def missing_records(on: AttemptOnNode, record: ExitRecord | None) -> list[str]:
+def missing_records(
+    on: AttemptOnNode, record: ExitRecord | None, *, restored: str = ""
+) -> list[str]:
     """Return what an attempt's folder must hold at its end and does not, one sentence each.
 
     Args:
         record: The exit record: the log of a rank that was never started is not missed.
+        restored: What is noted of a restore of the store since the attempt began, if it was.
     """
     paths = AttemptPaths(Path(on.root))
     if not os.path.lexists(paths.root):
+        if restored:  # it had ended, and its folder was removed when its records were stored
+            return [f"the attempt's folder is gone, since the attempt had ended: {restored}"]
         return [
             "the attempt's folder was gone at its end, so its log, metrics and outputs are not "
             f"stored: something removed {paths.root}, which RAYJOBS_ATTEMPT_DIR names. Remove "

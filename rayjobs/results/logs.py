@@ -15,6 +15,7 @@ from rayjobs.core.paths import BUILD_LOG, LOG_TIMES, MPI_LOG, AttemptPaths, driv
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results import driver_log, log_times, merged_logs
+from rayjobs.results.gone import why_gone
 from rayjobs.results.log_times import RankTimes
 
 if TYPE_CHECKING:
@@ -308,7 +309,7 @@ class Logs:
             for one in left_out
             if one.message.startswith((f"{wanted}: ", "the attempt's folder "))
         ]
-        return told[-1] if told else ""
+        return told[-1] if told else why_gone(self._store, self._store.job(self.job_id))
 
     def _no_log(self, name: str | None, job: Job) -> str:
         names = self.names()

@@ -579,16 +579,23 @@ class PruneStore(Protocol):
     def prune_view(self) -> PruneView:
         """Return which records refer to which stored files, as one state of the store."""
 
-    def prune_files(self, jobs: Sequence[str]) -> frozenset[str]:
+    def prune_files(self, jobs: Sequence[str], *, how: str = "") -> frozenset[str]:
         """Remove the files of finished jobs from the store; return those jobs.
 
         A job that an unfinished job resumes from or waits for is left as it is.
+
+        Args:
+            how: Who removes them with which command, for the jobs' histories.
         """
 
-    def prune_records(self, jobs: Sequence[str]) -> frozenset[str]:
+    def prune_records(self, jobs: Sequence[str], *, how: str = "") -> frozenset[str]:
         """Remove finished jobs with all that belongs to them; return those jobs.
 
-        A job that an unfinished job or a model refers to is left as it is.
+        A job that an unfinished job or a model refers to is left as it is. One line of each stays,
+        so that who asks for it by name learns what became of it.
+
+        Args:
+            how: Who removes them with which command.
         """
 
 

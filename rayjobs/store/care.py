@@ -19,6 +19,8 @@ from rayjobs.core.errors import (
     UsageError,
 )
 from rayjobs.core.text import duration_text
+from rayjobs.store import dropped
+from rayjobs.store.dropped import Dropped
 from rayjobs.store.filesystem import SHARED, file_system_of
 from rayjobs.store.schema import OLDEST, UNRELEASED, VERSION, version_of
 from rayjobs.store.witness import Witness, events_of
@@ -56,6 +58,19 @@ class Upgrade:
     old: int
     new: int
     copy: Path | None = None
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a restore did.
+
+    Attributes:
+        old: Where the replaced store is kept; None where there was none, or it was accepted.
+        dropped: What the replaced store has, and the restored one has not.
+    """
+
+    old: Path | None
+    dropped: Dropped
 
 
 def check(path: Path) -> Report:
@@ -157,8 +172,21 @@ def backup(path: Path, to: Path) -> None:
             left.unlink(missing_ok=True)
 
 
-def restore(path: Path, source: Path | None) -> Path | None:
-    """Put a backup in the place of a store, or accept the store as it is; return the old one.
+def would_drop(path: Path, source: Path) -> Dropped:
+    """Return what a restore of `source` in the place of the store `path` would drop.
+
+    Raises:
+        UsageError: there is no such backup, or it is not a store.
+    """
+    _check_backup(source)
+    with contextlib.ExitStack() as stack:
+        backup = stack.enter_context(_opened(source, read_only=True))
+        old = stack.enter_context(_opened(path, read_only=True)) if path.exists() else None
+        return dropped.compare(old, backup)
+
+
+def restore(path: Path, source: Path | None) -> Restored:
+    """Put a backup in the place of a store, or accept the store as it is; say what was dropped.
 
     What was there is kept next to it under another name. A process that opens the store meanwhile
     is refused, also when this one is killed: a restore that is repeated finishes it.
@@ -174,21 +202,23 @@ def restore(path: Path, source: Path | None) -> Path | None:
     witness = Witness(path)
     if source is None:
         witness.path.unlink(missing_ok=True)
-        return None
-    if not source.is_file():
-        raise UsageError(f"{source} is not a file; name a backup made by `rayjobs db backup`")
-    report = check(source)
-    if report.problems:
-        raise UsageError(f"{source} cannot be restored: {report.problems[0]}")
+        return Restored(None, dropped.UNKNOWN)
+    _check_backup(source)
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     aside, was_there = _unused(path, f"{path.stem}-replaced"), path.exists()
     try:
         backup(source, draft)
-        with _opened(draft, read_only=True) as connection:
-            events = events_of(connection)
-        with _alone(path):
-            # An absent store of which there is a note is refused to all who open it.
-            witness.note(1, synced=True)
+        with _alone(path) as old:
+            with _opened(draft) as connection:
+                found = dropped.compare(old, connection)
+                connection.execute("BEGIN")
+                dropped.note(connection, found, source=source, kept_in=aside if was_there else None)
+                connection.execute("COMMIT")
+                events = events_of(connection)
+            _sync(draft)
+            # A store that has fewer events than its note is refused to all who open it, as is an
+            # absent one: nobody gets in before the last step.
+            witness.note(events + 1, synced=True)
             witness.close()
             note = witness.read()
             if note is None or not note.expected:
@@ -210,7 +240,15 @@ def restore(path: Path, source: Path | None) -> Path | None:
         raise StoreError(f"{path} cannot be written: {error.strerror}", path=str(path)) from error
     finally:
         draft.unlink(missing_ok=True)
-    return aside if was_there else None
+    return Restored(aside if was_there else None, found)
+
+
+def _check_backup(source: Path) -> None:
+    if not source.is_file():
+        raise UsageError(f"{source} is not a file; name a backup made by `rayjobs db backup`")
+    report = check(source)
+    if report.problems:
+        raise UsageError(f"{source} cannot be restored: {report.problems[0]}")
 
 
 def upgrade(path: Path, *, keep_copy: bool = True) -> Upgrade:
@@ -258,14 +296,16 @@ def _unused(path: Path, stem: str) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path) -> Iterator[sqlite3.Connection | None]:
     """Keep all others out of a store, and have all of it in its one file, as far as it is sound.
+
+    Yields the connection that holds it; None where there is no store.
 
     Raises:
         StoreBusyError: another process has it open.
     """
     if not path.exists():
-        yield
+        yield None
         return
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     with _opened(path) as connection:
@@ -289,7 +329,7 @@ def _alone(path: Path) -> Iterator[None]:
                         path=str(path),
                     ) from error
                 time.sleep(POLL_S)
-        yield
+        yield connection
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core import ids
+from rayjobs.core.clock import from_text
 from rayjobs.core.errors import NotFoundError, TakenOverError, UsageError
 from rayjobs.core.terminal import plain_text
 from rayjobs.jobs.records import Job, JobLine, kind_text
@@ -16,9 +17,11 @@ from rayjobs.jobs.states import JobState
 from rayjobs.spec.arrays import split_member
 from rayjobs.store.arrays import KIND as ARRAY
 from rayjobs.store.arrays import has_member, member_row
+from rayjobs.store.dropped import RESTORED_EVENT
 from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
 from rayjobs.store.pipelines import refuse_child
+from rayjobs.store.pruning import PRUNED_EVENT
 from rayjobs.store.references import refuse_removed
 from rayjobs.store.requests import EVERY_JOB, NO_CHANGES, JobChanges, JobFilter, NewJob
 from rayjobs.store.rows import job_of, line_of, same_submit, to_json
@@ -61,6 +64,14 @@ NAMES = """
 SELECT id, tail, name, display_name FROM jobs WHERE :kind IS NULL OR kind = :kind
 ORDER BY serial DESC LIMIT 2000
 """
+
+# Lines about jobs that a prune or a restore removed.
+GONE = f"""
+SELECT job, message, at, json_extract(data, '$.name') AS name FROM events
+WHERE kind IN ('{PRUNED_EVENT}', '{RESTORED_EVENT}')
+    AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.id = events.job)
+ORDER BY serial DESC
+"""  # noqa: S608 - constants
 
 LINE_COLUMNS = (
     "serial, id, experiment, name, display_name, kind, parent, target, submitted_by, state, "
@@ -190,6 +201,8 @@ class JobsPart(Part):
                     f"id:\n{shown}{more}",
                     matches=tuple(row["id"] for row in rows),
                 )
+            if gone := _gone(connection, text):
+                raise NotFoundError(f"no {kind or 'job'} {text!r} any more: {gone}", job=text)
             names = connection.execute(NAMES, values).fetchall()
         raise NotFoundError(_not_found(text, names, self._database.where, kind), job=text)
 
@@ -483,6 +496,16 @@ def _is_beginning(text: str, job: str) -> bool:
     The beginning of the name alone is another job's name: `exp1` never means `exp10_…`.
     """
     return not job.startswith(text) or len(text) >= len(job.rsplit("_", 2)[0])
+
+
+def _gone(connection: sqlite3.Connection, text: str) -> str:
+    """Return what took away the newest job of this id or name; empty where nothing did."""
+    for row in connection.execute(GONE):
+        job = str(row["job"])
+        is_start = job.startswith(text) and _is_beginning(text, job)
+        if is_start or text in (job.rpartition("_")[2], row["name"]):
+            return f"{row['message']} ({from_text(row['at']).astimezone():%Y-%m-%d %H:%M})"
+    return ""
 
 
 def _not_found(text: str, rows: Sequence[sqlite3.Row], where: str, kind: str | None) -> str:

@@ -32,6 +32,7 @@ SELECT sweeps.spec FROM sweeps JOIN jobs ON jobs.id = sweeps.job WHERE jobs.stat
 FILES = "SELECT job, blob, size FROM files"
 MODELS = "SELECT run, files FROM models WHERE deleted_at IS NULL"
 
+NAME = "SELECT COALESCE(display_name, name) FROM jobs WHERE id = :job"
 COUNT_FILES = "SELECT COUNT(*), COALESCE(SUM(size), 0) FROM files WHERE job = :job"
 DELETE_FILES = "DELETE FROM files WHERE job = :job"
 RECORDS = (
@@ -131,7 +132,7 @@ class PruningPart(Part):
             ),
         )
 
-    def prune_files(self, jobs: Sequence[str]) -> frozenset[str]:
+    def prune_files(self, jobs: Sequence[str], *, how: str = "") -> frozenset[str]:
         """See `Store.prune_files`."""
         now = self._now()
         with self._database.write(durable=True) as connection:
@@ -145,21 +146,32 @@ class PruningPart(Part):
                         job,
                         PRUNED_EVENT,
                         f"its {counted(number, 'stored file')} ({counted(size, 'byte')}) "
-                        f"{verb(number, 'was', 'were')} pruned",
+                        f"{verb(number, 'was', 'were')} pruned{f' {how}' if how else ''}",
                         now=now,
                         attempt=0,
                         data={"files": number, "bytes": size},
                     )
         return frozenset(pruned)
 
-    def prune_records(self, jobs: Sequence[str]) -> frozenset[str]:
+    def prune_records(self, jobs: Sequence[str], *, how: str = "") -> frozenset[str]:
         """See `Store.prune_records`."""
+        now = self._now()
         with self._database.write(durable=True) as connection:
             models = {row["run"] for row in connection.execute(MODELS)}
             pruned = [job for job in self._may_go(connection, jobs) if job not in models]
             for job in pruned:
+                name = connection.execute(NAME, {"job": job}).fetchone()[0]
                 for statement in RECORDS:
                     connection.execute(statement, {"job": job})
+                self._event(
+                    connection,
+                    job,
+                    PRUNED_EVENT,
+                    f"it was pruned with its records{f' {how}' if how else ''}",
+                    now=now,
+                    attempt=0,
+                    data={"name": name},
+                )
         return frozenset(pruned)
 
     @staticmethod

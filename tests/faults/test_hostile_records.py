@@ -42,6 +42,7 @@ from rayjobs.protocol.settled import Found
 from rayjobs.results.collect import MetricFollower
 from rayjobs.results.logs import Logs
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.dropped import RESTORED_EVENT
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace import blobs
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
@@ -244,6 +245,18 @@ def test_a_removed_attempt_folder_is_told(attempt: Attempt) -> None:
     assert "the attempt's folder was gone at its end" in told
     attempt.end()
     with pytest.raises(NotFoundError, match="the attempt's folder was gone at its end"):
+        Logs(attempt.workspace, attempt.job.id).read()
+
+
+def test_a_folder_that_went_before_a_restore_is_not_called_removed(attempt: Attempt) -> None:
+    shutil.rmtree(attempt.paths.root)
+    restored = "the store was restored from b.db; in the replaced store it is Completed"
+    attempt.workspace.store.add_event(attempt.job.id, RESTORED_EVENT, restored, attempt=1)
+    attempt.collect()
+    (told,) = attempt.left_out()
+    assert told == f"the attempt's folder is gone, since the attempt had ended: {restored}"
+    attempt.end()
+    with pytest.raises(NotFoundError, match="in the replaced store it is Completed"):
         Logs(attempt.workspace, attempt.job.id).read()
 
 

@@ -66,7 +66,7 @@ def test_a_removed_wal_is_told_and_a_restore_puts_it_right(path: Path, saved: Pa
     with pytest.raises(StoreLostError, match=r"lacks its newest.*`rayjobs db restore FILE`"):
         SqlStore(path)
     assert any("lacks its newest" in problem for problem in care.check(path).problems)
-    old = care.restore(path, saved)
+    old = care.restore(path, saved).old
     assert old is not None
     assert sorted(one.name for one in path.parent.glob("store*")) == [
         "store-replaced.db",
@@ -90,7 +90,7 @@ def test_a_store_without_its_wal_can_be_accepted(path: Path) -> None:
     path.with_name("store.db-wal").unlink()
     with pytest.raises(StoreLostError):
         SqlStore(path)
-    assert care.restore(path, None) is None
+    assert care.restore(path, None).old is None
     store = SqlStore(path)
     assert store.jobs()
     store.close()
@@ -270,7 +270,7 @@ def test_no_process_gets_in_while_a_store_is_restored(
 
     with monkeypatch.context() as patched:
         at_each_step(patched, path, intrude)
-        old = care.restore(path, saved)
+        old = care.restore(path, saved).old
     assert len(answers) >= 3
     assert "written" not in answers.values(), answers
     assert [len(jobs_of(one)) for one in (path, old)] == [1, 4]

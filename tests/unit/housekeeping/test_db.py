@@ -196,3 +196,76 @@ def test_a_deleted_store_comes_back_from_its_backup(
     store.unlink()
     assert terminal.type("db", "restore", "--as-is").code == 0
     assert terminal.type("ls", "-a").code == 0
+
+
+def test_a_restore_names_what_it_drops_and_is_confirmed_first(
+    queue: Queue, terminal: Terminal, tmp_path: Path
+) -> None:
+    copy, store = tmp_path / "copy.db", queue.workspace.path / "store.db"
+    kept = queue.completed("kept")
+    during = queue.start(queue.submit("during"))
+    assert terminal.type("db", "backup", str(copy)).code == 0
+    queue.store_file(during, "azureml-logs/70_driver_log.txt", b"hello")
+    queue.finish(during)
+    later = queue.completed("later")
+    (tmp_path / "weights").write_bytes(b"weights")
+    register = ("model", "register", "m", "--from", str(tmp_path / "weights"))
+    assert terminal.type(*register).code == 0
+
+    done = terminal.type("db", "restore", str(copy))
+    assert done.code == Exit.USAGE
+    assert f"1 job is dropped: later ({later.id.rpartition('_')[2]})" in done.err
+    assert "Nothing was replaced" in done.err
+    assert terminal.type("show", later.id).code == 0
+
+    queue.workspace.close()
+    done = terminal.type("db", "restore", "--yes", str(copy))
+    assert done.code == 0
+    replaced = store.with_name("store-replaced.db")
+    assert "1 job was dropped: later" in done.out
+    assert "1 model version was dropped: m:1" in done.out
+    assert "1 job is unfinished again and runs again: during, Completed" in done.out
+    assert f"the old one is kept in {replaced}" in done.out
+    assert terminal.type("show", kept.id).code == 0
+    for command in ("logs", "files", "show", "download"):
+        done = terminal.type(command, "later")
+        assert done.code == 3
+        assert f"a restore from {copy} dropped it; {replaced}, the replaced store" in done.err
+    for command in ("logs", "files", "show"):
+        done = terminal.type(command, during.id)
+        said = " ".join(f"{done.out} {done.err}".split())
+        assert f"in the replaced store, {replaced}, it is Completed" in said
+
+    back = terminal.type("db", "restore", "--yes", "--json", str(replaced))
+    assert back.code == 0
+    assert json.loads(back.out)["dropped"] == {"records": {}, "again": []}
+    assert terminal.type("show", "later").code == 0
+    assert terminal.type("logs", during.id).out == "hello"
+
+
+def test_a_restore_that_drops_nothing_asks_nothing(
+    queue: Queue, terminal: Terminal, tmp_path: Path
+) -> None:
+    queue.completed()
+    assert terminal.type("db", "backup", str(tmp_path / "copy.db")).code == 0
+    queue.workspace.close()
+    done = terminal.type("db", "restore", str(tmp_path / "copy.db"))
+    assert done.code == 0
+    assert "dropped" not in done.out
+
+
+def test_a_store_that_cannot_be_read_is_replaced_without_a_question(
+    queue: Queue, terminal: Terminal, tmp_path: Path
+) -> None:
+    copy, store = tmp_path / "copy.db", queue.workspace.path / "store.db"
+    job = queue.start(queue.submit("during"))
+    assert terminal.type("db", "backup", str(copy)).code == 0
+    queue.workspace.close()
+    for end in ("-wal", "-shm"):
+        store.with_name(store.name + end).unlink(missing_ok=True)
+    store.write_bytes(b"SQLite format 3\0" + b"\xff" * 200_000)
+    done = terminal.type("db", "restore", "--json", str(copy))
+    assert done.code == 0
+    assert json.loads(done.out)["dropped"] is None
+    done = terminal.type("logs", job.id)
+    assert f"restored from {copy}; what this job did after that backup is not" in done.err

@@ -419,3 +419,30 @@ def test_without_a_workspace_there_is_nothing_to_prune(terminal: Terminal) -> No
 def _write(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
+
+
+def test_a_pruned_job_says_when_and_by_what_its_files_went(runs: Runs, terminal: Terminal) -> None:
+    job, other = runs.finished("a", b"one"), runs.finished("b", b"two")
+    assert terminal.type("prune", "--keep", "1", "--yes").code == 0
+    for command in ("logs", "files", "show", "download"):
+        done = terminal.type(command, job.id)
+        said = " ".join(f"{done.out} {done.err}".split())
+        assert "pruned by " in said, command
+        assert "with `rayjobs prune --keep 1` (20" in said
+        assert done.code == (3 if command == "logs" else 0)
+    assert "pruned" not in terminal.type("show", other.id).out
+    done = terminal.type("files", job.id, "outputs/model.pt")
+    assert done.code == 3
+    assert "has no stored file 'outputs/model.pt'; its " in done.err
+
+
+def test_a_job_that_was_pruned_with_its_records_is_not_just_unknown(
+    runs: Runs, terminal: Terminal
+) -> None:
+    job = runs.finished("a", b"one")
+    assert terminal.type("prune", "--keep", "0", "--records", "--yes").code == 0
+    for text in (job.id, job.id.rpartition("_")[2], job.name):
+        done = terminal.type("logs", text)
+        assert done.code == 3
+        assert "any more: it was pruned with its records by " in done.err
+        assert "with `rayjobs prune --keep 0 --records`" in done.err
