@@ -155,9 +155,10 @@ def short_path(session_root: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """RAYJOBS_HOME and RAYJOBS_WORKSPACE of this test alone; the folder that holds both."""
+    """RAYJOBS_HOME, RAYJOBS_WORKSPACE, DATASTORE_CACHE of this test alone; what holds them."""
     monkeypatch.setenv("RAYJOBS_HOME", str(short_path / "h"))
     monkeypatch.setenv("RAYJOBS_WORKSPACE", str(short_path / "w"))
+    monkeypatch.setenv("DATASTORE_CACHE", str(short_path / "d"))
     yield short_path
     remove_runtime_folder(short_path / "h")
 

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import http.client
 import json
+import os
 import shutil
 import ssl
 import time
@@ -111,8 +112,20 @@ class WebBackend:
 
     def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
         """See `Backend`; nothing is fetched if a file with the digest is kept."""
-        kept = self._object(file.digest) if file.digest else None
-        if kept is None or not kept.is_file() or digest_of_file(kept) != file.digest:
+        kept = self._ready(file, count)
+        try:
+            shutil.copyfile(kept, to)
+        except OSError as error:
+            to.unlink(missing_ok=True)
+            if not kept.exists():  # it was pruned at this moment
+                return self.fetch(file, to, count)
+            raise TransferFailed(f"cannot write {to}: {error.strerror or error}.") from error
+        return "sha256:" + kept.name
+
+    def _ready(self, file: StoredFile, count: CountBytes) -> Path:
+        """Return the kept bytes of a file, fetched unless they are here."""
+        kept = self._kept(file.digest) if file.digest else None
+        if kept is None or digest_of_file(kept) != file.digest:
             known = self._bring(file.path, count, refetch=True)
             if known.digest != (file.digest or known.digest):
                 raise DataChanged(
@@ -120,15 +133,9 @@ class WebBackend:
                     f"({file.size} bytes with {file.digest}; now {known.size} bytes with "
                     f"{known.digest}). Register a new version, or use a copy of the old file."
                 )
-            kept = self._object(known.digest)
-        else:
-            count(file.size)
-        try:
-            shutil.copyfile(kept, to)
-        except OSError as error:
-            to.unlink(missing_ok=True)
-            raise TransferFailed(f"cannot write {to}: {error.strerror or error}.") from error
-        return "sha256:" + kept.name
+            return self._object(known.digest)
+        count(file.size)
+        return kept
 
     def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
         """Refuse: nothing is written to the web."""
@@ -181,7 +188,22 @@ class WebBackend:
             known = _Known(**json.loads(index.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None  # not fetched yet, or written by another version
-        return known if self._object(known.digest).is_file() else None
+        if self._kept(known.digest) is None:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(index)
+        return known
+
+    def _kept(self, digest: str) -> Path | None:
+        """Return a file that is kept, which is thereby used now: it is not pruned soon."""
+        path = self._object(digest)
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError:  # another user's
+            return path if path.is_file() else None
+        return path
 
     def _get(
         self,

@@ -27,6 +27,9 @@ _KINDS = {
     "snapshot": "unpacked snapshots",
     "data": "cached inputs",
     "environment": "environments",
+    "cache": "what builds of environments keep: packages of conda, projects of jobs",
+    "image": "container images",
+    "web": "files of the web",
 }
 
 EPILOG = """\b
@@ -61,7 +64,7 @@ keep their rows: state, history and metrics.
 @click.option(
     "--scratch",
     is_flag=True,
-    help="Also this machine's leftovers: attempt folders, snapshots, cached inputs, environments.",
+    help="Also this machine's leftovers: attempt folders, snapshots, environments, images, caches.",
 )
 @click.option("--records", is_flag=True, help="Jobs lose their rows, too: ls forgets them.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; needed off a terminal.")

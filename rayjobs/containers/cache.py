@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,11 @@ from rayjobs.containers.unpacking import RECORD, ROOTFS
 from rayjobs.core.files import locked_if_free, write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.safe_delete import OwnFolder
-from rayjobs.environments.cache import sync_file_system
+from rayjobs.environments.cache import key_of_build, sync_file_system
 from rayjobs.injob import recordfiles
 
 LOGIN = "login"  # of a fetch, in its folder
 FORMAT = 1  # raised when the same image must be unpacked in another way
-KEY = re.compile(r"[0-9a-f]{32}")
-_BUILD = re.compile(r"([0-9a-f]{32})-.*")
 
 
 @dataclass(frozen=True)
@@ -151,9 +148,3 @@ class ImageCache:
 def key_of(digest: str) -> str:
     """Return the name under which the cache has the image of a digest."""
     return hashlib.sha256(f"{FORMAT}:{digest}".encode()).hexdigest()[:32]
-
-
-def key_of_build(name: str) -> str | None:
-    """Return the image for which a folder below ``building`` was made."""
-    found = _BUILD.fullmatch(name)
-    return found[1] if found else None

@@ -122,6 +122,7 @@ def wheels(base: Base, root: Path) -> Path:
     """Return a folder with a stand-in for each package of the base; made once. Blocks."""
     folder = root / base.digest()[:32]
     if folder.is_dir():
+        os.utime(folder)  # it is used
         return folder
     fresh = root / f".{folder.name}.{os.getpid()}"
     shutil.rmtree(fresh, ignore_errors=True)

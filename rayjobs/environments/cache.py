@@ -69,6 +69,16 @@ class Cache:
         """Packages that travel with jobs, unpacked by digest."""
         return self.root / "sources"
 
+    @property
+    def kept_for_builds(self) -> tuple[str, ...]:
+        """The folders of what builds bring and may bring again; each of their entries may go."""
+        return tuple(one.name for one in (self.conda, self.base, self.programs, self.sources))
+
+    @property
+    def builds(self) -> Path:
+        """The lock that each build shares: who holds it alone may remove what builds keep."""
+        return self.root / "builds.lock"
+
     def source(self, digest: str) -> Path:
         """Return where a package that travels with jobs is unpacked."""
         return self.sources / digest.rpartition(":")[2][:32]
@@ -163,7 +173,7 @@ class Cache:
 
 
 def key_of_build(name: str) -> str | None:
-    """Return the environment for which a folder below ``building`` was made."""
+    """Return the environment, or image, for which a folder below ``building`` was made."""
     found = _BUILD.fullmatch(name)
     return found[1] if found else None
 

@@ -7,8 +7,11 @@ there. The lock is what py-rattler or the program writes, in comments of the loc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import os
+import re
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,6 +25,7 @@ from rayjobs.spec.text import write_yaml
 
 _MARK = "# conda | "
 _EXPLICIT = "@EXPLICIT"
+_PACKAGE = re.compile(r"/([^/\s]+)\.(?:conda|tar\.bz2)\b")
 COMMANDS = ("micromamba", "mamba", "conda")
 
 Run = Callable[[list[str], str], Awaitable[None]]
@@ -127,6 +131,7 @@ class Conda:
             await self._work({**task, "link_scripts": asked.link_scripts}, doing)
         finally:
             kept.unlink(missing_ok=True)
+        await asyncio.to_thread(self._note_use, lock)
         return lock
 
     async def _work(self, task: dict[str, Any], doing: str) -> None:
@@ -150,6 +155,12 @@ class Conda:
             file.unlink(missing_ok=True)
         if not answer.exists():
             raise PrepareError(f"{doing}: the program gave no answer", failure_class="system")
+
+    def _note_use(self, lock: str) -> None:
+        """Note which packages of the cache were used, so that they are not pruned."""
+        for name in _PACKAGE.findall(lock):
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self._cache / name)
 
     async def _by_command(self, asked: Asked, lock: str, prefix: Path, doing: str) -> str:
         name = str(asked.command)

@@ -136,6 +136,8 @@ def portable(program: Path, folder: Path) -> list[str]:
             fresh.rename(place)
         except OSError:  # another agent of the node was faster
             shutil.rmtree(fresh, ignore_errors=True)
+    else:
+        os.utime(place)  # it is used
     loader = next((one for one in place.iterdir() if one.name.startswith("ld-")), None)
     if loader is None:  # it needs none
         return [str(program)]

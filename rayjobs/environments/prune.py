@@ -1,18 +1,23 @@
-"""Which environments of a machine may be removed, and their removal while they are unused."""
+"""Which environments and caches of a machine may be removed, and their removal while unused.
+
+Images are removed by the same rules (`Prunable`): both are folders by key that attempts use.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from rayjobs.core.files import locked_if_free
 from rayjobs.core.safe_delete import OwnFolder, Removed
 from rayjobs.environments.cache import KEY, RECORD, Cache, key_of_build
 
 FOLDER = "environments"
-_REQUEST = re.compile(r"[0-9a-f]{64}\.txt")
+CACHE = "cache"
+_LOCK_ENDING = ".lock"
 
 
 @dataclass(frozen=True)
@@ -22,58 +27,133 @@ class Unused:
     Attributes:
         name: Below the node's scratch folder.
         stays: Why it stays; empty when it may go.
+        kind: What `Leftover` calls it; empty: as its folder is called.
     """
 
     name: str
     why: str
     stays: str = ""
+    kind: str = ""
+
+
+class UsedByKey(Protocol):
+    """A cache of folders by key."""
+
+    def used_by(self) -> Mapping[str, Sequence[str]]:
+        """Return the attempts that use a key's folder."""
+        ...
+
+    def lock_of(self, key: str, /) -> Path:
+        """Return the lock of a process that makes or removes a key's folder."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prunable:
+    """Things of a node by key: made aside under a lock, whole with a record, used by attempts.
+
+    Attributes:
+        folder: Where they are, below the node's scratch.
+        cache: Returns the cache of such a folder.
+        record: The file of a whole one; its time is the last use.
+        notes: The folder of notes that lead to them, and what the notes' names look like.
+        making: Their making, and what it is called while it goes on.
+    """
+
+    folder: str
+    cache: Callable[[Path], UsedByKey]
+    record: str
+    notes: tuple[str, re.Pattern[str]]
+    making: tuple[str, str]
+
+    def unused(self, root: Path, folder: OwnFolder, cutoff: float) -> Iterator[Unused]:
+        """Yield what was not used since `cutoff`, and what stays though it is that old.
+
+        Args:
+            root: The node's scratch, open as `folder`.
+            cutoff: Seconds since the epoch.
+        """
+        cache = self.cache(root / self.folder)
+        used = cache.used_by()
+        for name, info in folder.entries(self.folder):
+            if KEY.fullmatch(name) is None:
+                continue
+            inside = dict(folder.entries(f"{self.folder}/{name}"))
+            last_use = inside[self.record].st_mtime if self.record in inside else info.st_mtime
+            if last_use < cutoff:
+                stays = f"{used[name][0]} uses it" if used.get(name) else ""
+                yield Unused(f"{self.folder}/{name}", "unused for long", stays)
+        what, doing = self.making
+        for name, info in folder.entries(f"{self.folder}/building"):
+            key = key_of_build(name)
+            if key is not None and info.st_mtime < cutoff:
+                with locked_if_free(cache.lock_of(key)) as alone:
+                    stays = "" if alone else f"it is being {doing}"
+                yield Unused(f"{self.folder}/building/{name}", f"its {what} has died", stays)
+        place, pattern = self.notes
+        for name, info in folder.entries(f"{self.folder}/{place}"):
+            if pattern.fullmatch(name) and info.st_mtime < cutoff:
+                yield Unused(f"{self.folder}/{place}/{name}", "unused for long")
+
+    def remove(self, folder: OwnFolder, name: str, cutoff: float) -> Removed:
+        """Remove one thing that `unused` named, unless it is used by now."""
+        removed = Removed()
+        last = name.rpartition("/")[2]
+        cache = self.cache(folder.root / self.folder)
+        key = last if KEY.fullmatch(last) else key_of_build(last)
+        if key is None:
+            return folder.remove(name, only_if=lambda info: info.st_mtime < cutoff)
+        with locked_if_free(cache.lock_of(key)) as alone:
+            if not alone or (last == key and cache.used_by().get(key)):
+                removed.spared += 1
+                return removed
+            if last == key:
+                # Without its record the rest is not whole.
+                record = f"{name}/{self.record}"
+                removed.add(folder.remove(record, only_if=lambda info: info.st_mtime < cutoff))
+            if not removed.spared:
+                removed.add(folder.remove(name))
+        return removed
+
+
+ENVIRONMENTS = Prunable(
+    folder=FOLDER,
+    cache=Cache,
+    record=RECORD,
+    notes=("requests", re.compile(r"[0-9a-f]{64}\.txt")),
+    making=("build", "built"),
+)
 
 
 def unused(root: Path, folder: OwnFolder, cutoff: float) -> Iterator[Unused]:
-    """Yield what was not used since `cutoff`, and what stays though it is that old.
-
-    Args:
-        root: The node's scratch, open as `folder`.
-        cutoff: Seconds since the epoch.
-    """
+    """See `Prunable.unused`; also of what builds keep: packages of conda, projects of jobs."""
+    yield from ENVIRONMENTS.unused(root, folder, cutoff)
     cache = Cache(root / FOLDER)
-    used = cache.used_by()
-    for name, info in folder.entries(FOLDER):
-        if KEY.fullmatch(name) is None:
-            continue
-        inside = dict(folder.entries(f"{FOLDER}/{name}"))
-        last_use = inside[RECORD].st_mtime if RECORD in inside else info.st_mtime
-        if last_use >= cutoff:
-            continue
-        stays = f"{used[name][0]} uses it" if used.get(name) else ""
-        yield Unused(f"{FOLDER}/{name}", "unused for long", stays)
-    for name, info in folder.entries(f"{FOLDER}/building"):
-        key = key_of_build(name)
-        if key is not None and info.st_mtime < cutoff:
-            with locked_if_free(cache.lock_of(key)) as alone:
-                stays = "" if alone else "it is being built"
-            yield Unused(f"{FOLDER}/building/{name}", "its build has died", stays)
-    for name, info in folder.entries(f"{FOLDER}/requests"):
-        if _REQUEST.fullmatch(name) and info.st_mtime < cutoff:
-            yield Unused(f"{FOLDER}/requests/{name}", "unused for long")
+    old = [
+        f"{FOLDER}/{place}/{name}"
+        for place in cache.kept_for_builds
+        for name, info in folder.entries(f"{FOLDER}/{place}")
+        if not name.endswith(_LOCK_ENDING) and info.st_mtime < cutoff
+    ]
+    if old:
+        with locked_if_free(cache.builds) as alone:
+            stays = "" if alone else "an environment is being built"
+        yield from (Unused(name, "unused for long", stays, CACHE) for name in old)
 
 
 def remove(folder: OwnFolder, name: str, cutoff: float) -> Removed:
     """Remove one thing that `unused` named, unless it is used by now."""
+    return ENVIRONMENTS.remove(folder, name, cutoff)
+
+
+def remove_kept(folder: OwnFolder, name: str, cutoff: float) -> Removed:
+    """Remove what `unused` named as kept for builds, unless there is a build or it was used."""
     removed = Removed()
-    last = name.rpartition("/")[2]
-    cache = Cache(folder.root / FOLDER)
-    key = last if KEY.fullmatch(last) else key_of_build(last)
-    if key is None:
-        return folder.remove(name, only_if=lambda info: info.st_mtime < cutoff)
-    with locked_if_free(cache.lock_of(key)) as alone:
-        if not alone or (last == key and cache.used_by().get(key)):
+    with locked_if_free(Cache(folder.root / FOLDER).builds) as alone:
+        if not alone:
             removed.spared += 1
             return removed
-        if last == key:
-            # Without its record the rest is not a whole environment.
-            record = f"{name}/{RECORD}"
-            removed.add(folder.remove(record, only_if=lambda info: info.st_mtime < cutoff))
+        removed.add(folder.remove(name, only_if=lambda info: info.st_mtime < cutoff))
         if not removed.spared:
-            removed.add(folder.remove(name))
+            removed.add(folder.remove(f"{name}{_LOCK_ENDING}"))
     return removed

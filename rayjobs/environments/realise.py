@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.core.files import locked_if_free, write_atomic
+from rayjobs.core.files import locked, locked_if_free, write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
@@ -124,7 +124,8 @@ class Environments:
         """
         try:
             self._cache.make()
-            return await self._realise(asked, work)
+            async with self._building():
+                return await self._realise(asked, work)
         except OSError as error:
             is_full = error.errno in _DISK_FULL
             raise PrepareError(
@@ -159,10 +160,11 @@ class Environments:
         """
         try:
             self._cache.make()
-            request, base, of_conda = await self._request(asked, work)
-            if of_conda is None:
-                return await self._resolved(request, base, work)
-            return await self._solved(of_conda, self._conda(work), request, work)
+            async with self._building():
+                request, base, of_conda = await self._request(asked, work)
+                if of_conda is None:
+                    return await self._resolved(request, base, work)
+                return await self._solved(of_conda, self._conda(work), request, work)
         finally:
             if work.said is not None:
                 work.said.close()
@@ -503,6 +505,14 @@ class Environments:
                 doing=doing,
                 shown="" if quietly else shown,
             )
+
+    @asynccontextmanager
+    async def _building(self) -> AsyncIterator[None]:
+        """Keep what builds use from being pruned; a prune holds it for the moment of a removal."""
+        with ExitStack() as stack:
+            lock = locked(self._cache.builds, shared=True)
+            await asyncio.to_thread(stack.enter_context, lock)
+            yield
 
     @asynccontextmanager
     async def _alone(self, name: str, work: Work) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""What jobs left on this machine: attempts, snapshots, cached inputs, environments, images."""
+"""What jobs left on this machine: attempts, snapshots, inputs, environments, images, web files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from rayjobs.containers import prune as images
 from rayjobs.core.errors import NotFoundError, RayjobsError
 from rayjobs.core.files import locked, locked_if_free
 from rayjobs.core.safe_delete import OwnFolder, Removed
+from rayjobs.datastore.cache_root import default_cache_root
 from rayjobs.environments import prune as environments
 from rayjobs.injob import cgroups, recordfiles
 from rayjobs.injob.identity import Identity, is_alive, stat_of
@@ -33,8 +34,9 @@ class Leftover:
     """One thing that may go.
 
     Attributes:
-        kind: "attempt", "snapshot", "data" or "environment".
-        name: Below the node's scratch folder.
+        kind: "attempt", "snapshot", "data", "environment", "cache" (what builds of environments
+            keep), "image" or "web".
+        name: Below the node's scratch folder; of "web" below the user's folder of web files.
         why: For people.
     """
 
@@ -88,10 +90,11 @@ def plan(
             _plan_attempts(made, folder, home, workspace)
             _plan_snapshots(made, folder)
             _plan_data(made, folder)
-            _plan_environments(made, folder)
-            _plan_images(made, folder)
+            _plan_unused(made, folder, "environment", environments.unused)
+            _plan_unused(made, folder, "image", images.unused)
     except FileNotFoundError:
         pass  # no job ever ran here
+    _plan_web(made)
     return made
 
 
@@ -100,9 +103,13 @@ def apply(made: ScratchPlan) -> Removed:
     removed = Removed()
     if not made.items:
         return removed
+    _remove_web(made, removed)
+    items = [item for item in made.items if item.kind != "web"]
+    if not items:
+        return removed
     with OwnFolder(made.root) as folder:
         running = living_markers()
-        for item in made.items:
+        for item in items:
             if item.kind == "attempt":
                 if not is_running(made.root / item.name, running):
                     removed.add(folder.remove(item.name))
@@ -110,6 +117,8 @@ def apply(made: ScratchPlan) -> Removed:
                 removed.add(_remove_snapshot(folder, item.name, made.cutoff))
             elif item.kind == "environment":
                 removed.add(environments.remove(folder, item.name, made.cutoff))
+            elif item.kind == "cache":
+                removed.add(environments.remove_kept(folder, item.name, made.cutoff))
             elif item.kind == "image":
                 removed.add(images.remove(folder, item.name, made.cutoff))
         _remove_data(made, folder, removed)
@@ -291,25 +300,48 @@ def _remove_snapshot(folder: OwnFolder, name: str, cutoff: float) -> Removed:
     return removed
 
 
-# -- environments ----------------------------------------------------------------------------------
+# -- environments and images -----------------------------------------------------------------------
 
 
-def _plan_environments(made: ScratchPlan, folder: OwnFolder) -> None:
-    for one in environments.unused(made.root, folder, made.cutoff):
+def _plan_unused(
+    made: ScratchPlan,
+    folder: OwnFolder,
+    kind: str,
+    unused: Callable[[Path, OwnFolder, float], Iterator[environments.Unused]],
+) -> None:
+    for one in unused(made.root, folder, made.cutoff):
         if one.stays:
             made.kept.append(f"{one.name}: {one.stays}")
         else:
             size = folder.measure(one.name).bytes
-            made.items.append(Leftover("environment", one.name, one.why, size))
+            made.items.append(Leftover(one.kind or kind, one.name, one.why, size))
 
 
-def _plan_images(made: ScratchPlan, folder: OwnFolder) -> None:
-    for one in images.unused(made.root, folder, made.cutoff):
-        if one.stays:
-            made.kept.append(f"{one.name}: {one.stays}")
-        else:
-            size = folder.measure(one.name).bytes
-            made.items.append(Leftover("image", one.name, one.why, size))
+# -- files of the web ------------------------------------------------------------------------------
+
+
+def web_root() -> Path:
+    """Return where this user's files of the web are kept."""
+    return default_cache_root() / "web"
+
+
+def _plan_web(made: ScratchPlan) -> None:
+    with contextlib.suppress(FileNotFoundError), OwnFolder(web_root()) as folder:
+        for place in ("objects", "partial", "index"):
+            for name, info in folder.entries(place):
+                if info.st_mtime < made.cutoff:
+                    where = f"{place}/{name}"
+                    made.items.append(Leftover("web", where, "unused for long", info.st_size))
+
+
+def _remove_web(made: ScratchPlan, removed: Removed) -> None:
+    """Remove files of the web; who reads one at this moment gets it again from its server."""
+    items = [item for item in made.items if item.kind == "web"]
+    if items:
+        with OwnFolder(web_root()) as folder:
+            for item in items:
+                gone = folder.remove(item.name, only_if=lambda info: info.st_mtime < made.cutoff)
+                removed.add(gone)
 
 
 # -- cached inputs ---------------------------------------------------------------------------------

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rayjobs import snapshots
 from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
+from rayjobs.core.files import locked
 from rayjobs.core.paths import ENVIRONMENT_LOCK, AttemptPaths
 from rayjobs.environments.building import Control
 from rayjobs.environments.cache import Cache
@@ -78,8 +80,13 @@ class NodeEnvironments:
         done = asyncio.Event()
         streaming = asyncio.ensure_future(stream_build_log(self._workspaces, on, paths, done))
         try:
-            await asyncio.to_thread(self._bring_sources, on, request.environment.sources)
-            found = await self._environments.realise(request.environment.to_json(), work)
+            with ExitStack() as stack:
+                if sources := request.environment.sources:
+                    # Not pruned before the build begins.
+                    lock = locked(Cache(self._root).builds, shared=True)
+                    await asyncio.to_thread(stack.enter_context, lock)
+                    await asyncio.to_thread(self._bring_sources, on, sources)
+                found = await self._environments.realise(request.environment.to_json(), work)
         except BaseException:
             done.set()
             await streaming  # an older state of the log must not come after the last one
@@ -109,6 +116,7 @@ class NodeEnvironments:
             assert workspace is not None
             place = Cache(self._root).source(digest)
             if place.is_dir():
+                os.utime(place)  # it is used
                 continue
             key = snapshots.blob_key(digest)
             try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,8 +24,11 @@ from rayjobs.datastore.errors import (
 )
 from rayjobs.datastore.inputs import resolve_input
 from rayjobs.datastore.materialise import materialise, release
+from rayjobs.housekeeping import scratch
 from rayjobs.injob import urlmap
 from tests.unit.datastore.web_server import WebServer
+
+DAY_S = 86_400.0
 
 
 @pytest.fixture
@@ -158,3 +164,46 @@ def test_the_longest_mapping_of_the_newest_source_counts(
     finally:
         urlmap.remove_source(newer)
     assert urlmap.map_url("https://h/a/b") == "/a/b"
+
+
+def test_kept_files_go_when_nobody_has_used_them_for_long(
+    server: WebServer, cache: Path, tmp_path: Path
+) -> None:
+    backend = backend_of(server, cache)
+    for name in ("/used", "/unused"):
+        server.files[name] = name.encode()
+        assert backend.stat(name[1:]) is not None
+    plan = partial(scratch.plan, tmp_path / "home", older_than_s=DAY_S)
+    assert plan().items == []
+    for path in (cache / "web").rglob("*"):
+        os.utime(path, (0, 0))
+    used = backend.stat("used")  # the server says that it is unchanged
+    assert used is not None
+    made = plan()
+    assert {(item.kind, item.name.split("/")[0]) for item in made.items} == {
+        ("web", "objects"), ("web", "index"),
+    }  # fmt: skip
+    assert scratch.apply(made).files == 2
+    assert [path.read_bytes() for path in (cache / "web" / "objects").iterdir()] == [b"/used"]
+    del server.files["/used"]
+    backend.fetch(used, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"/used"
+
+
+def test_a_file_that_is_pruned_while_it_is_copied_is_fetched_again(
+    server: WebServer, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["/a"] = b"one"
+    backend = backend_of(server, cache)
+    file = backend.stat("a")
+    assert file is not None
+    copy, pruned = shutil.copyfile, []
+
+    def prune_before(source: Path, target: Path) -> None:
+        if not pruned:
+            pruned.append(source.unlink())
+        copy(source, target)
+
+    monkeypatch.setattr("rayjobs.datastore.backends.web.shutil.copyfile", prune_before)
+    assert backend.fetch(file, tmp_path / "copy") == digest_of(b"one")
+    assert (tmp_path / "copy").read_bytes() == b"one" and pruned
