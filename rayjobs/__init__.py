@@ -18,12 +18,23 @@ _LAZY = {
     "Experiment": "rayjobs.api.experiment",
     "ScriptRunConfig": "rayjobs.api.configs",
     "RunConfiguration": "rayjobs.api.configs",
+    "DockerConfiguration": "rayjobs.api.configs",
     "MpiConfiguration": "rayjobs.api.configs",
     "PyTorchConfiguration": "rayjobs.api.configs",
+    "TensorflowConfiguration": "rayjobs.api.configs",
+    "AmlCompute": "rayjobs.api.compute",
+    "ComputeTarget": "rayjobs.api.compute",
+    "InteractiveLoginAuthentication": "rayjobs.azureml.authentication",
+    "MsiAuthentication": "rayjobs.azureml.authentication",
+    "ServicePrincipalAuthentication": "rayjobs.azureml.authentication",
     "CondaDependencies": "rayjobs.api.environment",
+    "ContainerRegistry": "rayjobs.api.environment",
     "Environment": "rayjobs.api.environment",
     "PyTorch": "rayjobs.api.estimators",
+    "Chainer": "rayjobs.api.estimators",
     "Estimator": "rayjobs.api.estimators",
+    "SKLearn": "rayjobs.api.estimators",
+    "TensorFlow": "rayjobs.api.estimators",
     "Gloo": "rayjobs.api.estimators",
     "Mpi": "rayjobs.api.estimators",
     "Nccl": "rayjobs.api.estimators",
@@ -85,47 +96,45 @@ _LAZY = {
 # For `from rayjobs import *`, which must not change a script's own version.
 __all__ = [name for name in _LAZY if name != "__version__"]
 
-_TARGETS = "a compute target is a name, such as compute_target='local'; `rayjobs target` makes them"
+_CLUSTERS = "rayjobs runs on Ray clusters; use AmlCompute, or attach one by `rayjobs target create`"
 _SERVING = "rayjobs trains and registers models; download one with Model.download and serve it"
-_LOGIN = "a workspace is a folder, which needs no login; leave `auth` out"
 # Names of azureml.core and azureml.train that have no class here → what to use, in one sentence.
+# They can be imported, as with `import azureml`; who uses one is told this.
 _INSTEAD = {
     "AciWebservice": _SERVING,
     "AksWebservice": _SERVING,
-    "AmlCompute": _TARGETS,
     "AutoMLConfig": "write the script, and sweep its parameters with HyperDriveConfig",
-    "ComputeInstance": _TARGETS,
-    "ComputeTarget": _TARGETS,
-    "ContainerRegistry": "jobs run without containers; name packages in an Environment",
-    "DockerConfiguration": "jobs run without containers; leave it out",
+    "ComputeInstance": _CLUSTERS,
     "Image": _SERVING,
     "InferenceConfig": _SERVING,
-    "InteractiveLoginAuthentication": _LOGIN,
     "Keyvault": "use `rayjobs target secret set`, and name the secret in JobSpec(secrets=...)",
     "LocalWebservice": _SERVING,
-    "MsiAuthentication": _LOGIN,
     "ParallelRunStep": "submit a job array: `rayjobs submit --array 0-15`, or JobSpec(array=...)",
-    "RemoteCompute": _TARGETS,
-    "SKLearn": "use Estimator or ScriptRunConfig, with scikit-learn in the Environment",
-    "ScriptRun": "Experiment.submit returns a Run",
-    "ServicePrincipalAuthentication": _LOGIN,
-    "TensorFlow": "use Estimator or ScriptRunConfig, with tensorflow in the Environment",
-    "TensorflowConfiguration": "use ScriptRunConfig with MpiConfiguration",
+    "RemoteCompute": _CLUSTERS,
+    "ScriptRun": "Experiment.submit returns a Run; use Run",
     "Webservice": _SERVING,
 }
 
 if TYPE_CHECKING:
+    from rayjobs.api.compute import AmlCompute as AmlCompute
+    from rayjobs.api.compute import ComputeTarget as ComputeTarget
+    from rayjobs.api.configs import DockerConfiguration as DockerConfiguration
     from rayjobs.api.configs import MpiConfiguration as MpiConfiguration
     from rayjobs.api.configs import PyTorchConfiguration as PyTorchConfiguration
     from rayjobs.api.configs import RunConfiguration as RunConfiguration
     from rayjobs.api.configs import ScriptRunConfig as ScriptRunConfig
+    from rayjobs.api.configs import TensorflowConfiguration as TensorflowConfiguration
     from rayjobs.api.environment import CondaDependencies as CondaDependencies
+    from rayjobs.api.environment import ContainerRegistry as ContainerRegistry
     from rayjobs.api.environment import Environment as Environment
+    from rayjobs.api.estimators import Chainer as Chainer
     from rayjobs.api.estimators import Estimator as Estimator
     from rayjobs.api.estimators import Gloo as Gloo
     from rayjobs.api.estimators import Mpi as Mpi
     from rayjobs.api.estimators import Nccl as Nccl
     from rayjobs.api.estimators import PyTorch as PyTorch
+    from rayjobs.api.estimators import SKLearn as SKLearn
+    from rayjobs.api.estimators import TensorFlow as TensorFlow
     from rayjobs.api.experiment import Experiment as Experiment
     from rayjobs.api.model import Model as Model
     from rayjobs.api.run_context import Run as Run
@@ -147,6 +156,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     where = _LAZY.get(name)
     if where is None:
+        if name in _INSTEAD:
+            from rayjobs.injob.azureml.finder import refused
+
+            return refused("rayjobs", name, _INSTEAD[name])
         raise AttributeError(_why_absent(name))
     if name == "checkpoint":
         return importlib.import_module("rayjobs.injob.checkpoint")
@@ -156,9 +169,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _why_absent(name: str) -> str:
-    instead = _INSTEAD.get(name)
-    if instead is not None:
-        return f"rayjobs has no {name}: {instead}."
     text = f"module 'rayjobs' has no attribute {name!r}"
     if name.startswith("_"):
         return text

@@ -366,6 +366,8 @@ def _finite(value: Any) -> Any:
 
 
 def _reason(job: JobLine, outlook: Outlook) -> str:
+    if outlook.trial:
+        return " ".join(outlook.trial.split())
     if job.state is JobState.COMPLETED and job.kind == "job":
         return ""
     text = " ".join(outlook.reason.split())

@@ -41,6 +41,7 @@ class Outlook:
         position: Place in the queue from 1, as the target's policy sees it; None if unknown.
         is_scaling: Its place waits for nodes of the cluster to start.
         members: Of an array or a sweep, how many of its members or trials are in each state.
+        trial: Of a trial's job, what the sweep made of it where that is not how the job ended.
     """
 
     state: str
@@ -48,6 +49,7 @@ class Outlook:
     position: int | None = None
     is_scaling: bool = False
     members: Mapping[JobState, int] | None = None
+    trial: str = ""
 
 
 def outlooks(
@@ -72,6 +74,7 @@ def outlooks(
     answers = {target: _Answer(target, keys, workspace) for target, keys in waiting.items()}
     parents = [job.id for job in listed if job.kind in ("array", "sweep")]
     counts = store.member_counts(parents) if store is not None and parents else {}
+    trials = _trials(listed, store)
     found = {}
     original = original_of(workspace) if waiting else None
     for job in listed:
@@ -84,8 +87,20 @@ def outlooks(
         if members is not None:
             of_kind = _of_array if job.kind == "array" else _of_sweep
             outlook = of_kind(job, outlook, members)
-        found[job.id] = outlook
+        found[job.id] = replace(outlook, trial=trials.get(job.id, ""))
     return found
+
+
+def _trials(jobs: Iterable[Job | JobLine], store: Store | None) -> dict[str, str]:
+    """Return, of the listed trials' jobs, what their sweeps made of them where that differs."""
+    if store is None:
+        return {}
+    ended = {job.parent for job in jobs if job.kind == "job" and job.parent and job.state.is_final}
+    return {
+        job: f"{_TRIAL_WORDS.get(state, str(state))} as a trial: {reason}"
+        for parent in ended
+        for job, (state, reason) in store.judged_trials(parent).items()
+    }
 
 
 def key_of(workspace: Path, job: Job | JobLine) -> str:
@@ -93,20 +108,35 @@ def key_of(workspace: Path, job: Job | JobLine) -> str:
     return f"{workspace}::{job.id}"
 
 
-def members_text(members: Mapping[JobState, int], *, what: str = "job") -> str:
-    """Return the states of an array's members in words, e.g. ``16 jobs: 3 Running, 13 Queued``.
-
-    Args:
-        what: What it has: ``job``, or a sweep's ``trial``.
-    """
+def members_text(members: Mapping[JobState, int]) -> str:
+    """Return the states of an array's members in words, e.g. ``16 jobs: 3 Running, 13 Queued``."""
     parts = [f"{members[state]} {state}" for state in JobState if members.get(state)]
-    return f"{counted(sum(members.values()), what)}: {', '.join(parts)}"
+    return f"{counted(sum(members.values()), 'job')}: {', '.join(parts)}"
+
+
+# As the sweep's own counts name them.
+_TRIAL_WORDS = {
+    JobState.COMPLETED: "completed",
+    JobState.CANCELED: "stopped early",
+    JobState.FAILED: "failed",
+}
+
+
+def trials_text(members: Mapping[JobState, int]) -> str:
+    """Return the states of a sweep's trials in words, e.g. ``4 trials: 3 completed, 1 failed``."""
+    order = [*_TRIAL_WORDS, *(state for state in JobState if state not in _TRIAL_WORDS)]
+    parts = [
+        f"{members[state]} {_TRIAL_WORDS.get(state, str(state).lower())}"
+        for state in order
+        if members.get(state)
+    ]
+    return f"{counted(sum(members.values()), 'trial')}: {', '.join(parts)}"
 
 
 def _of_sweep(job: Job | JobLine, outlook: Outlook, members: Mapping[JobState, int]) -> Outlook:
     if job.state.is_final or not members:
         return replace(outlook, members=members)  # its reason counts the trials at its end
-    text = members_text(members, what="trial")
+    text = trials_text(members)
     reason = f"{text}; {outlook.reason}" if outlook.reason else text
     return replace(outlook, members=members, reason=reason)
 

@@ -171,6 +171,7 @@ def _head(
         ("Script" if job.spec.script else "Command", _what(job)),
         ("State", f"{outlook.state}{place}"),
         ("Reason", _reason(job, outlook) if shows_reason else ""),
+        ("Trial", plain_text(outlook.trial)),
         ("Held", plain_text(job.held) if job.held else ""),
         (
             "Members",

@@ -311,8 +311,9 @@ def show(settings: Settings, sweep_id: str) -> None:
     if model_notice:
         click.echo(model_notice)
     click.echo("\n" + trials_table(settings, state, spec, shown=shown))
-    for line in failed:
-        click.echo(f"  {' '.join(line.split())}")
+    if not any(trial.reason for trial in state.trials):  # else the table has them
+        for line in failed:
+            click.echo(f"  {' '.join(line.split())}")
 
 
 @sweep.command(epilog="\b\nExample:\n  rayjobs sweep watch 1f3c\n")

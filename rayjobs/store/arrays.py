@@ -41,7 +41,20 @@ SELECT * FROM jobs WHERE parent = :parent AND state IN ({_UNFINISHED}) ORDER BY 
 ANY_UNFINISHED = f"""
 SELECT 1 FROM jobs WHERE parent = :parent AND state IN ({_UNFINISHED}) LIMIT 1
 """  # noqa: S608 - made of our own names
-COUNTS = "SELECT state, COUNT(*) AS n FROM jobs WHERE parent = :parent GROUP BY state"
+# A trial that has ended counts as its sweep judged it: one whose job completed without the sweep's
+# metric has failed.
+COUNTS = """
+SELECT COALESCE(trials.state, jobs.state) AS state, COUNT(*) AS n
+FROM jobs LEFT JOIN (
+    SELECT job, state FROM trials WHERE sweep = :parent AND ended_at IS NOT NULL
+) AS trials ON trials.job = jobs.id
+WHERE jobs.parent = :parent GROUP BY 1
+"""
+# Trials of which the sweep says something else than their jobs.
+JUDGED = """
+SELECT trials.job, trials.state, trials.reason FROM trials JOIN jobs ON jobs.id = trials.job
+WHERE trials.sweep = :parent AND trials.ended_at IS NOT NULL AND trials.state != jobs.state
+"""
 FAILED = """
 SELECT array_index, failure FROM jobs WHERE parent = :parent AND state = 'Failed'
 ORDER BY ended_at, serial
@@ -222,6 +235,14 @@ class ArraysPart(Part):
                     for row in connection.execute(COUNTS, {"parent": parent})
                 }
                 for parent in parents
+            }
+
+    def judged_trials(self, sweep_id: str) -> dict[str, tuple[JobState, str]]:
+        """See `Store.judged_trials`."""
+        with self._database.read() as connection:
+            return {
+                row["job"]: (JobState(row["state"]), str(row["reason"]))
+                for row in connection.execute(JUDGED, {"parent": sweep_id})
             }
 
 

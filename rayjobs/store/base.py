@@ -203,7 +203,14 @@ class ArrayStore(Protocol):
     def member_counts(self, parents: Iterable[str]) -> dict[str, Mapping[JobState, int]]:
         """Return how many children of each parent are in each state.
 
-        Parents without children are left out.
+        A trial that has ended counts as its sweep judged it, not as its job ended. Parents without
+        children are left out.
+        """
+
+    def judged_trials(self, sweep_id: str) -> Mapping[str, tuple[JobState, str]]:
+        """Return the trials' jobs that a sweep judged otherwise than they ended: as what, and why.
+
+        Such a job has completed, and its trial failed since it never reported the sweep's metric.
         """
 
 

@@ -13,6 +13,7 @@ from rayjobs import CondaDependencies, Environment, Estimator, PyTorch, ScriptRu
 from rayjobs.api.configs import MpiConfiguration, PyTorchConfiguration, RunConfiguration
 from rayjobs.api.estimators import Gloo, Mpi, Nccl, ParameterServer
 from rayjobs.core.errors import SpecError, UsageError
+from rayjobs.injob.azureml.exceptions import NotProvidedError
 
 
 def test_a_script_with_its_arguments() -> None:
@@ -267,13 +268,19 @@ def test_what_a_job_is_made_of_says_what_it_is() -> None:
 
 
 def test_a_name_of_azure_ml_that_is_not_here_names_what_to_use() -> None:
-    with pytest.raises(AttributeError, match="no ComputeTarget: a compute target is a name"):
-        rayjobs.ComputeTarget  # type: ignore[attr-defined]
+    from rayjobs import ComputeTarget, InteractiveLoginAuthentication, SKLearn  # they exist
+    from rayjobs import Keyvault, Webservice  # isort: skip # a program imports all names first
+
+    assert (ComputeTarget.__name__, SKLearn.__name__) == ("ComputeTarget", "SKLearn")
+    assert InteractiveLoginAuthentication is not None
+    with pytest.raises(NotProvidedError, match=r"rayjobs\.Webservice is not part .* serve it"):
+        Webservice("name")
+    with pytest.raises(NotProvidedError, match="use `rayjobs target secret set`"):
+        Keyvault.get_secret
     with pytest.raises(AttributeError, match="Did you mean 'Workspace'"):
         rayjobs.Workspaces  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no attribute '_wrapped'"):
         rayjobs._wrapped  # type: ignore[attr-defined]
-    assert not hasattr(rayjobs, "Keyvault")
     assert not set(rayjobs._INSTEAD) & set(rayjobs._LAZY)
 
 

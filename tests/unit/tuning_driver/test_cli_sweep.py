@@ -380,4 +380,36 @@ def test_ls_shows_a_sweep_as_one_line_and_its_trials_in_their_order(
     world.driver(running).turn()
     capsys.readouterr()
     assert run(["ls"]) == 0
-    assert "2 trials: 2 Queued" in capsys.readouterr().out
+    assert "2 trials: 2 queued" in capsys.readouterr().out
+
+
+def test_ls_counts_a_trial_without_the_metric_as_the_sweep_does(
+    world: World, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.script = lambda parameters: ([0.5], JobState.COMPLETED, "acuracy")
+    sweep = world.submit(limits={"total": 3, "concurrent": 2})
+    driver = world.driver(sweep)
+    while not all(job.state.is_final for job in world.jobs(sweep)) or not world.jobs(sweep):
+        driver.turn()
+        world.play()
+    driver.turn()
+    assert {job.state for job in world.jobs(sweep)[:2]} == {JobState.COMPLETED}
+    assert not world.store.job(sweep).state.is_final
+    _, text, _ = call("show", sweep)
+    assert "1 of 3 trials ended" not in text
+    assert "(0 completed, 0 stopped early, 2 failed)" in text
+    assert text.count("Correct the sweep's metric") == 2  # once for each trial
+    capsys.readouterr()
+    assert run(["ls"]) == 0
+    listed = capsys.readouterr().out
+    assert "3 trials: 2 failed, 1 queued" in listed
+    trial = world.jobs(sweep)[0].id
+    for command in (["ls", "--parent", sweep], ["show", trial]):
+        capsys.readouterr()
+        assert run(command) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "failed as a trial: trial 0 never reported the metric 'accuracy'" in said
+    world.finish(driver)
+    assert world.store.job(sweep).state is JobState.FAILED
+    _, text, _ = call("show", sweep)
+    assert text.count("Correct the sweep's metric") == 3
