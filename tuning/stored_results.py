@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import NotFoundError
+from rayjobs.core.text import counted
 from rayjobs.data import made
 from rayjobs.datastore.backends import open_backend
 from rayjobs.jobs.records import Job
@@ -58,7 +59,7 @@ def _pin(
 ) -> None:
     record = workspace.catalogue.datastore(datastore)
     pinned = made.pin(workspace.catalogue, name, record, path, files)
-    text = f"output {name}: {len(files)} files in {datastore}/{path}"
+    text = f"output {name}: {counted(len(files), 'file')} in {datastore}/{path}"
     workspace.store.add_event(
         sweep.id, made.OUTPUT_EVENT, text, attempt=sweep.attempt, data={**pinned, "node": 0}
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, Protocol
 
+from rayjobs.core.text import counted
 from rayjobs.results.metrics import number_text
 
 MOST_METRICS = 12
@@ -207,5 +208,5 @@ def _curve(name: str, values: Sequence[float]) -> str:
         f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" {frame}/>'
         f"<polyline {line}/></svg>"
         f'<div style="font-size:85%">{escape(number_text(low))} to {escape(number_text(high))}, '
-        f"{len(values)} values</div></div>"
+        f"{counted(len(values), 'value')}</div></div>"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.azureml.checking import Report, State
+from rayjobs.core.text import counted
 
 _COLUMNS = (
     State.SUPPORTED,
@@ -64,8 +65,8 @@ def table(reports: Sequence[Report], *, root: Path | None = None) -> str:
     answered = sum(report.is_answered for report in reports)
     ready = sum(runs(report) for report in reports)
     text.append(
-        f"{len(reports)} programs: in {answered} every name is supported, substituted or refused "
-        f"by name; {ready} use nothing that is refused"
+        f"{counted(len(reports), 'program')}: in {answered} every name is supported, substituted "
+        f"or refused by name; {ready} use nothing that is refused"
     )
     unread = [report for report in reports if report.problem is not None]
     text += [f"cannot be read: {report.path}: {report.problem}" for report in unread]

@@ -353,7 +353,7 @@ def best(settings: Settings, sweep_id: str, top: int) -> None:
     if not valued:
         raise NotFoundError(
             f"no trial of {found} has completed with a finite last value of {spec.metric!r} so "
-            f"far; `rayjobs sweep show {found}` lists its {len(state.trials)} trials"
+            f"far; `rayjobs sweep show {found}` lists its {counted(len(state.trials), 'trial')}"
         )
     chosen = valued[:top]
     if settings.as_json:

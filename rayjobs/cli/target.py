@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import facts, print_json, table
 from rayjobs.cli.params import Duration, ParamType
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
@@ -296,7 +297,7 @@ def show(settings: Settings, name: str) -> None:
 @json_option
 @common_options
 @click.pass_obj
-def start(settings: Settings, name: str) -> None:
+def start(settings: Settings, name: str) -> int:
     """Start a target and say each stage; one that runs is left as it is."""
     from rayjobs.core.paths import home
     from rayjobs.target import unfinished
@@ -304,7 +305,11 @@ def start(settings: Settings, name: str) -> None:
 
     began_s = time.monotonic()
     older = unfinished.older(name, home=home())
-    status = start_target(name, on_stage=settings.note)
+    try:
+        status = start_target(name, on_stage=settings.note)
+    except KeyboardInterrupt:
+        settings.note(_interrupted_start(name))
+        return Exit.INTERRUPTED
     took = duration_text(time.monotonic() - began_s)
     if settings.as_json:
         print_json({**asdict(target_status(name)), "was_started": status.was_started})
@@ -314,6 +319,23 @@ def start(settings: Settings, name: str) -> None:
             settings.note(f"note: {older}")
     else:
         click.echo(f"target {name} runs already")
+    return Exit.DONE
+
+
+def _interrupted_start(name: str) -> str:
+    """Return what goes on after Ctrl-C during a start, and what to type."""
+    from rayjobs.core.paths import TargetPaths, home
+    from rayjobs.target import keeping
+
+    if keeping.is_kept(TargetPaths.of(name, under=home())):
+        return (
+            f"interrupted: target {name} goes on starting in the background. `rayjobs target show "
+            f"{name}` shows how far it is, `rayjobs target stop {name}` ends it"
+        )
+    return (
+        f"interrupted: target {name} was not started; `rayjobs target start {name}` tries again, "
+        "and so does the next submit"
+    )
 
 
 STOP_EPILOG = """\b
@@ -356,7 +378,12 @@ def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
     if cancels and jobs:
         before = {job.id for _path, job in jobs.all}
         canceled = unfinished.cancel(
-            name, jobs, home=home(), say=settings.note, is_reached=not unreached
+            name,
+            jobs,
+            home=home(),
+            say=settings.note,
+            is_reached=not unreached,
+            is_stopped=not address and was_stopped(name, home=home()),
         )
         jobs = unfinished.of_target(name, home=home())
         asked = [job.id for _path, job in jobs.all if unreached and job.id in before]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rayjobs.cli.guesses import LIKELY, near
 from rayjobs.core.errors import UsageError
+from rayjobs.core.text import counted
 from rayjobs.store.requests import JobFilter
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def require_single_job(store: Store, job: Job, command: str, *, what: str) -> No
     indices = array.expand() if array is not None else ()
     first = indices[0] if indices else 0
     count = sum(store.member_counts([job.id]).get(job.id, {}).values())
-    of = f"{count} jobs" if count != 1 else "1 job"
+    of = counted(count, "job")
     raise UsageError(
         f"{job.id} is an array of {of}, with the indices {array.indices if array else ''}; its "
         f"members have the {what}. Name one: rayjobs {command} '{tail}[{first}]'. "

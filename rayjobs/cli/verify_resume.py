@@ -107,6 +107,12 @@ def verify_resume(
         )
         with settings.open(create=True) as workspace:
             verdict = verify(workspace, asked, say=settings.note)
+    except KeyboardInterrupt:
+        settings.note(
+            f"interrupted: nothing was verified, and its runs are canceled (`rayjobs ls -e "
+            f"{experiment or spec.name}` lists them). The same command begins again"
+        )
+        return Exit.INTERRUPTED
     except SpecError as error:
         raise named_by_option(error, options) from error.__cause__
     if settings.as_json:
@@ -144,8 +150,8 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     points = sum(curve.points for curve in verdict.curves)
     count = len(verdict.kills)
     how = (
-        f"{counted(count, 'kill')} (seed {verdict.seed}), {points} points of "
-        f"{len(verdict.curves)} metrics, checkpoint of step {verdict.checkpoint_step}, "
+        f"{counted(count, 'kill')} (seed {verdict.seed}), {counted(points, 'point')} of "
+        f"{counted(len(verdict.curves), 'metric')}, checkpoint of step {verdict.checkpoint_step}, "
         f"rtol {verdict.tolerance.rtol:g}, atol {verdict.tolerance.atol:g}"
     )
     lines.append(f"{'the same' if verdict.is_same else 'not the same'}: {how}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # Jobs' own processes need these two, and cannot import this package.
 from rayjobs.injob.text import duration_text as duration_text
@@ -23,6 +24,14 @@ def counted(number: float, what: str) -> str:
 def verb(number: float, one: str, many: str) -> str:
     """Return the form of a verb for a number of things: `stays` for 1, `stay` for others."""
     return one if number == 1 else many
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for a name that is not among the known ones; else empty."""
+    import difflib  # only on the way to an error
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def name_from(text: str, *, default: str) -> str:

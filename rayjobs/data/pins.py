@@ -9,7 +9,8 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.core.errors import NotFoundError, Problem
+from rayjobs.core.errors import NotFoundError, Problem, UsageError
+from rayjobs.core.text import did_you_mean
 from rayjobs.data.arguments import SAVED
 from rayjobs.datastore.errors import (
     AccessDenied,
@@ -119,11 +120,15 @@ def _unknown_outputs(
         try:
             job = workspace.store.job(job_id)
         except NotFoundError:
-            yield Problem(path, f"there is no job {job_id!r}.", "`rayjobs ls -a` lists the jobs.")
+            yield Problem(path, f"there is no job {job_id!r}.", _meant_job(workspace, job_id))
             continue
         if output not in job.spec.outputs:
             names = ", ".join(job.spec.outputs) or "none"
-            yield Problem(path, f"{job_id} has no output {output!r} (it has {names}).", "")
+            yield Problem(
+                path,
+                f"{job_id} has no output {output!r} (it has {names}).",
+                did_you_mean(output, job.spec.outputs).strip(),
+            )
         elif job.state is not JobState.COMPLETED and job_id not in waited_for:
             yield Problem(
                 path,
@@ -191,6 +196,14 @@ def _look_for(catalogue: Catalogue, store: str, path: str) -> None:
     )
 
 
+def _meant_job(workspace: OpenWorkspace, text: str) -> str:
+    """Return what to write in place of a text that is no job's id."""
+    try:
+        return f"Write its id: output:{workspace.store.find(text, newest=True).id}/NAME."
+    except (NotFoundError, UsageError):
+        return "Write output:ID/NAME; `rayjobs ls -a --json` lists the ids."
+
+
 def unknown_variables(spec: JobSpec) -> Iterator[Problem]:
     """Find arguments that name an input which the job does not have: no path would be there."""
     known = {*spec.inputs, *spec.outputs, *_OTHERS}
@@ -198,10 +211,11 @@ def unknown_variables(spec: JobSpec) -> Iterator[Problem]:
         for name in _VARIABLE.findall(argument):
             if name not in known:
                 names = ", ".join([*spec.inputs, *spec.outputs]) or "none"
+                meant = did_you_mean(name, [*spec.inputs, *spec.outputs])
                 yield Problem(
                     f"arguments[{index}]",
                     f"{argument!r:.200} names the input {name!r}, which the job does not have "
-                    f"(it has {names}).",
+                    f"(it has {names}).{meant}",
                     "Give the object itself, not its text, as an argument or in `inputs`; or "
                     "add --input.",
                 )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.files import write_atomic
-from rayjobs.core.text import size_text
+from rayjobs.core.text import counted, size_text
 from rayjobs.environments.packages_probe import PROBE
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ def described(facts: Mapping[str, Any]) -> tuple[str, str]:
         digest = facts.get("image_digest")
         runs.append(f"image {facts['image']}" + (f" ({digest[:19]}…)" if digest else ""))
     if facts.get("package_count"):
-        runs.append(f"{facts['package_count']} packages")
+        runs.append(counted(int(facts["package_count"]), "package"))
     if facts.get("why"):
         runs.append(str(facts["why"]))
     machine = [str(facts["machine"])] if facts.get("machine") else []

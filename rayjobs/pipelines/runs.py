@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.api.run import JobRun
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.paths import home as default_home
+from rayjobs.core.text import counted
 from rayjobs.data import made
 from rayjobs.jobs.records import Job, StepRow
 from rayjobs.jobs.states import JobState
@@ -578,7 +579,8 @@ class PipelineGraph:
 
     def __repr__(self) -> str:
         """Return how large it is."""
-        return f"PipelineGraph({len(self.nodes)} steps, {len(self.edges)} edges)"
+        steps, edges = counted(len(self.nodes), "step"), counted(len(self.edges), "edge")
+        return f"PipelineGraph({steps}, {edges})"
 
     def to_json(self) -> str:
         """Return nodes and edges as JSON text."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import RayjobsError, UsageError
+from rayjobs.core.text import counted
 from rayjobs.core.users import user_name
 from rayjobs.jobs.records import Pipeline
 from rayjobs.jobs.states import JobState
@@ -137,7 +138,7 @@ def _base(run: PlannedRun) -> JobSpec:
     first = run.steps[0].spec
     return JobSpec(
         name=run.spec.name,
-        command=f"pipeline of {len(run.steps)} steps",
+        command=f"pipeline of {counted(len(run.steps), 'step')}",
         target=first.target,
         priority=max(one.spec.priority for one in run.steps),
     )

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
 
+from rayjobs.core.text import counted
 from rayjobs.policy.decisions import Decisions
 from rayjobs.policy.durations import (
     ELAPSED,
@@ -167,5 +168,5 @@ def _named(sources: dict[str, None], basis: str) -> str:
     if len(sources) > NAMED_SOURCES and basis == OUTRUN:
         return f"{len(sources)} jobs have already outrun all earlier runs of their scripts"
     if len(sources) > NAMED_SOURCES:
-        return f"earlier runs of {len(sources)} scripts"
+        return f"earlier runs of {counted(len(sources), 'script')}"
     return " and ".join(sources)

@@ -26,6 +26,7 @@ from rayjobs.core.errors import (
     StoreError,
     UsageError,
 )
+from rayjobs.core.text import counted
 from rayjobs.injob import checkpoint as injob_checkpoint
 from rayjobs.resume import checkpoints
 from rayjobs.store.base import Store
@@ -359,4 +360,4 @@ def _bring_packed(blobs: BlobStore, reference: str, folder: Path) -> Brought:
     checkpoints.write_to(
         blobs, {one["name"]: (blob_key(one["digest"]), one["digest"]) for one in files}, folder
     )
-    return Brought(f"continues from {len(files)} files that were given at submit")
+    return Brought(f"continues from {counted(len(files), 'file')} given at submit")

@@ -99,6 +99,15 @@ def _read(settings: Sequence[str], arguments: Sequence[str]) -> tuple[dict[str, 
                     "Write --set resources.gpus=1, or --set --lr=0.1 for the script's own option.",
                 )
             )
+        elif not value and not key.startswith("-"):
+            problems.append(
+                Problem(
+                    "--set",
+                    f"{text!r} has no value.",
+                    f"Write --set {key}=VALUE, or --set --{key}=VALUE for the script's own option; "
+                    f"--set --{key}= makes that one empty.",
+                )
+            )
         elif key.startswith("-"):
             changed = with_argument(changed, key, value)
         elif f"--{key}" in {one.partition("=")[0] for one in arguments} and not _is_key(key):

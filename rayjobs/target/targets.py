@@ -192,7 +192,11 @@ def remove_target(
         raise UsageError("the local target cannot be removed; stop it: `rayjobs target stop`.")
     with starting.start_lock(place.paths):
         if not force:
-            unfinished.check_none(name, unfinished.of_target(name, home=at), command="rm")
+            why = reach.why_unreachable(record.address)
+            where = f"{record.address}: {why}" if why else ""
+            unfinished.check_none(
+                name, unfinished.of_target(name, home=at), command="rm", unreached=where
+            )
         reason = reach.why_unreachable(record.address)
         if not reason:
             try:

@@ -153,6 +153,7 @@ def cancel(
     say: Callable[[str], None],
     command: str = "stop",
     is_reached: bool = True,
+    is_stopped: bool = False,
 ) -> list[str]:
     """Cancel jobs and return their ids once all have ended; a target that died is started for it.
 
@@ -161,6 +162,8 @@ def cancel(
         is_reached: Whether the target's cluster answers. Of one that does not, the jobs that
             have a place are only asked to end, since they may still run: nothing is waited for,
             and those are not among the ids.
+        is_stopped: The target was stopped, so nothing of it runs: the jobs end in their stores,
+            and it is not started for that.
 
     Raises:
         TargetError: they did not end in time, or the target that has to end them does not start.
@@ -178,7 +181,9 @@ def cancel(
         left: list[tuple[Path, JobLine]] = []
         for path, job in jobs.all:
             by = f"{getpass.getuser()} with `rayjobs target {command} {name}`"
-            if not stores[path].request_cancel(job.id, by=by).is_final:
+            if is_stopped:
+                abandoned.end(stores[path], job.id, by=by, why="its target had been stopped")
+            elif not stores[path].request_cancel(job.id, by=by).is_final:
                 left.append((path, job))
         if not is_reached:
             asked = {job.id for _path, job in left}
@@ -264,6 +269,14 @@ def check_none(name: str, jobs: Unfinished, *, command: str, unreached: str = ""
     kept = "running jobs go back into the queue, and all of them start with the next start"
     if command == "rm":
         kept = "they stay in the store, and wait for a target of that name to be created"
+    if unreached and command == "rm":
+        raise TargetError(
+            f"target {name!r} has {jobs.text}, and its cluster cannot be reached at "
+            f"{unreached}\n{listed}\n"
+            f"Nothing was removed. `rayjobs target rm {name} --cancel` ends their records without "
+            f"the cluster; with --force {kept}.",
+            jobs=[job.id for _path, job in jobs.all],
+        )
     if unreached:
         raise TargetError(
             f"target {name!r} has {jobs.text}, and its cluster cannot be reached at "

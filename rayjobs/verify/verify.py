@@ -133,6 +133,7 @@ class _Verification:
                     starting.wake(
                         self._asked.spec.target, home=home(), workspace=self._workspace.path
                     )
+                    self._say(f"canceling {job}, which is not needed any more")
             except (RayjobsError, OSError, TimeoutError):
                 continue  # what interrupted us is told, not this
 

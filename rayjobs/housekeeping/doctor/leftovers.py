@@ -10,7 +10,7 @@ from pathlib import Path
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import TargetPaths, runtime_folder
 from rayjobs.core.safe_delete import OwnFolder
-from rayjobs.core.text import size_text, verb
+from rayjobs.core.text import counted, size_text, verb
 from rayjobs.environments import settings
 from rayjobs.environments.cache import KEY, Cache
 from rayjobs.housekeeping import scratch
@@ -43,7 +43,8 @@ def attempts(place: Place) -> Iterator[Finding]:
         yield Finding(
             "attempt folders",
             Level.WARN,
-            f"{len(dead)} folders of attempts that have ended were left: {_named(dead)}",
+            f"{counted(len(dead), 'folder')} of attempts that have ended "
+            f"{verb(len(dead), 'was', 'were')} left: {_named(dead)}",
             prune,
             data,
         )
@@ -172,7 +173,8 @@ def mounts(place: Place) -> Iterator[Finding]:
     yield Finding(
         "dead mounts",
         Level.WARN,
-        f"{len(dead)} mounts of inputs have lost their process: {_named(dead)}",
+        f"{counted(len(dead), 'mount')} of inputs {verb(len(dead), 'has', 'have')} lost "
+        f"{verb(len(dead), 'its', 'their')} process: {_named(dead)}",
         f"fusermount3 -uz {dead[0]} (or umount -l); a target's next start does it, too.",
         {"points": dead},
     )
@@ -208,7 +210,9 @@ def ray_folder(place: Place) -> Iterator[Finding]:
     running = [identity.pid for identity in local_head.processes_of(folder)]
     text = f"{folder} exists, but no head of the local target is known to run"
     if running:
-        text += f"; {len(running)} processes of Ray do ({_named([str(pid) for pid in running])})"
+        pids = _named([str(pid) for pid in running])
+        processes = verb(len(running), "process of Ray does", "processes of Ray do")
+        text += f"; {len(running)} {processes} ({pids})"
     yield Finding(
         "Ray's folder",
         Level.WARN,
@@ -234,7 +238,8 @@ def control_groups(_place: Place) -> Iterator[Finding]:
     yield Finding(
         "cgroups",
         Level.WARN,
-        f"{len(empty)} cgroups of attempts were left empty: {_named(empty)}",
+        f"{counted(len(empty), 'cgroup')} of attempts {verb(len(empty), 'was', 'were')} left "
+        f"empty: {_named(empty)}",
         f"They cost next to nothing. rmdir {empty[0]}",
         {"cgroups": empty},
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rayjobs.core.paths import TargetPaths, runtime_folder
+from rayjobs.core.text import counted
 from rayjobs.housekeeping.doctor.findings import Finding, Level, Place
 from rayjobs.target import local_head
 from rayjobs.target.record import all_targets
@@ -87,7 +88,7 @@ def ports(place: Place) -> Iterator[Finding]:
     yield Finding(
         "ports",
         Level.OK,
-        f"{len(inside)} ports on loopback; {len(outside)} on all interfaces"
+        f"{counted(len(inside), 'port')} on loopback; {len(outside)} on all interfaces"
         + (f" ({', '.join(map(str, outside))})" if outside else "")
         + ", which require the token or only serve metrics (docs/security.md)",
         "On a machine that others reach, let a firewall close its ports above 1024."

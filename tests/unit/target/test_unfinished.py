@@ -129,6 +129,39 @@ def test_a_stop_with_cancel_cancels_first(
     assert begun == []
 
 
+def test_a_stop_with_cancel_of_a_stopped_target_starts_nothing(
+    workspace: OpenWorkspace, terminal: Terminal, place: Place, begun: list[str]
+) -> None:
+    """A sweep and an array are unfinished without being among the jobs that wait."""
+    queue = Queue(workspace)
+    running = queue.start(queue.submit("ran"))
+    waiting = queue.submit("waits")
+    targets.stop_target("local", force=True, home=place.home)
+    done = terminal.type("target", "stop", "--cancel")
+    assert done.code == 0, done.err
+    assert "canceled: 2 jobs" in done.err
+    for job in (running, waiting):
+        assert workspace.store.job(job.id).state is JobState.CANCELED
+    assert "its target had been stopped" in workspace.store.job(running.id).reason
+    assert begun == []
+    assert stop_record.last(place.paths).is_in_force
+
+
+def test_ctrl_c_during_a_start_says_what_goes_on(
+    terminal: Terminal, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(targets, "start_target", interrupted)
+    done = terminal.type("target", "start")
+    assert done.code == 130
+    assert "was not started; `rayjobs target start local` tries again" in done.err
+    monkeypatch.setattr(keeping, "is_kept", lambda _paths: True)
+    done = terminal.type("target", "start")
+    assert "goes on starting in the background. `rayjobs target show local`" in done.err
+
+
 def _age(workspace: OpenWorkspace, monkeypatch: pytest.MonkeyPatch, days: float) -> None:
     """Let jobs be older than they are."""
 
