@@ -6,7 +6,7 @@ import random
 import time
 
 from benchmarks.figures import Figure, median
-from rayjobs.policy import Limits, NodeRoom, Running, Shape, Situation, Waiting, decide, explain
+from rayjobs.policy import Limits, NodeCapacity, Running, Shape, Situation, Waiting, decide, explain
 
 NODES = 16
 
@@ -56,7 +56,7 @@ def crowd(jobs: int, *, seed: int, limits: Limits) -> Situation:
         for node in range(NODES)
         for slot in range(8)
     ]
-    rooms = [NodeRoom(f"n{node}", 80, 8, 0, 16, 0, 0) for node in range(NODES)]
+    capacities = [NodeCapacity(f"n{node}", 80, 8, 0, 16, 0, 0) for node in range(NODES)]
     waiting = [
         Waiting(
             key=f"w{number}",
@@ -76,4 +76,6 @@ def crowd(jobs: int, *, seed: int, limits: Limits) -> Situation:
         )
         for number in range(jobs)
     ]
-    return Situation(waiting=waiting, running=running, rooms=rooms, limits=limits, now_s=9e4 + jobs)
+    return Situation(
+        waiting=waiting, running=running, capacities=capacities, limits=limits, now_s=9e4 + jobs
+    )

@@ -294,7 +294,7 @@ def target_of(target: Any) -> tuple[Datastore, str]:
     """Return the datastore and path of a place to write to.
 
     Raises:
-        InvalidReference: `target` is no place, or names its datastore by name only.
+        InvalidReference: `target` is not a path on a datastore, or gives only its datastore's name.
     """
     if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], Datastore):
         return target[0], str(target[1])

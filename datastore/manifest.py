@@ -77,7 +77,7 @@ class Manifest:
         """Return the manifest that `to_bytes` wrote.
 
         Raises:
-            DatasetNotFound: `content` is no manifest, or one of a newer format.
+            DatasetNotFound: `content` is not a manifest, or its format is newer.
         """
         try:
             lines = content.decode().splitlines()

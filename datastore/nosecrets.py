@@ -31,7 +31,7 @@ def check_url(url: str, *, wildcards: bool = True) -> None:
     if not mark:
         return
     authority = rest.partition("/")[0]
-    # A password may hold a '/': then what precedes it is USER:PART, and the part is no port.
+    # A password may hold a '/': then what precedes it is USER:PART, and the part is not a port.
     _, colon, port = authority.rpartition(":")
     is_part = bool(colon) and bool(port) and not port.isdigit() and not port.endswith("]")
     if "@" in authority or (is_part and "@" in rest):

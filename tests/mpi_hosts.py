@@ -69,17 +69,17 @@ class MpiAttempt:
             attempt.plan["ranks"] = [
                 {"rank": rank, "local_rank": local, "env": {}} for local, rank in enumerate(ranks)
             ]
-            attempt.plan["beside"] = {
+            attempt.plan["extras"] = {
                 "kind": "mpi",
                 "socket": str(Path(attempt.plan["socket"]).with_suffix(".mpi")),
                 "nodes": node_names(nodes),
                 "shares_machine": node > 0,
             }
             made.append(attempt)
-        made[0].plan["beside"] |= {
+        made[0].plan["extras"] |= {
             "command": command(spec),
             "peers": [
-                {"node": node, "node_id": str(node), "socket": one.plan["beside"]["socket"]}
+                {"node": node, "node_id": str(node), "socket": one.plan["extras"]["socket"]}
                 for node, one in enumerate(made)
                 if node
             ],

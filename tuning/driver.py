@@ -111,7 +111,7 @@ class Driver:
         self._start_tune()
 
     def _start_tune(self) -> None:
-        """Make sampler and scheduler anew: they know the trials of earlier sweeps, and no other."""
+        """Create sampler and scheduler again; they know only the trials of earlier sweeps."""
         self._sampler = self.spec.sampling.sampler(self.spec.goal)
         if self._warm:
             self._sampler = warm_start.WarmSampler(self.spec.sampling, self._sampler, self._warm)

@@ -272,7 +272,7 @@ def _continued(store: Store, spec: SweepSpec, space: SearchSpace) -> list[TrialR
 class WarmSampler:
     """A `Sampler` that knows the trials of earlier sweeps.
 
-    The first trials are those to continue. A sampling that learns is told the earlier results; of
+    The first trials are those to continue. A sampling that learns receives the earlier results; of
     one that does not, the points that an earlier trial completed are passed over.
     """
 

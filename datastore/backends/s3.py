@@ -289,7 +289,7 @@ def _kept_digest(answer: Any) -> str:
 
 
 def _etag_is_md5(answer: Any) -> bool:
-    # With a key of its own the server encrypts first, and the tag is no digest of what we read.
+    # With its own key the server encrypts first: the tag is not the digest of what we read.
     etag = _etag(answer)
     encrypted = answer.get("ServerSideEncryption") in ("aws:kms", "aws:kms:dsse")
     by_customer = answer.get("SSECustomerAlgorithm") is not None

@@ -42,7 +42,7 @@ def workspace_of(channel: Channel) -> Workspace:
     name = os.environ.get("RAYJOBS_WORKSPACE_NAME", "")
     made = Workspace._of(
         OpenWorkspace(
-            # What is kept beside a workspace, such as unpacked snapshots, is the attempt's own.
+            # What is kept next to a workspace, such as unpacked snapshots, is the attempt's own.
             path=Path(channel.root, "workspace"),
             id=name,
             name=name,

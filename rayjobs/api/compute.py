@@ -540,7 +540,7 @@ def unknown_sentence(name: str) -> str:
 def size_of(record: ComputeRecord) -> VmSize | None:
     """Return the machine of a compute; None: it has no size, or one that is not known.
 
-    An unknown size is told, once.
+    An unknown size is reported, once.
     """
     if not record.vm_size:
         return None

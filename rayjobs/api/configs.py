@@ -257,7 +257,7 @@ class RunConfiguration:
 
         Args:
             path: A folder (the working directory), or a file when `name` is None.
-            separate_environment_yaml: Write the environment to a file of its own beside it.
+            separate_environment_yaml: Write the environment to a file of its own next to it.
         """
         from rayjobs.api import run_config_file
 
@@ -416,7 +416,7 @@ class ScriptRunConfig:
         if placed.backend is not None:
             distribution["backend"] = placed.backend
         if _needs_no_backend(distribution, placed.gpus):
-            distribution["backend"] = "none"  # one process talks to nobody; nccl asks for GPUs
+            distribution["backend"] = "none"  # one process has no peers; nccl needs GPUs
         values: dict[str, Any] = {
             "name": name_from(PurePosixPath(self.script or "command").stem, default="job"),
             "source_directory": str(Path(self.source_directory).expanduser().absolute()),
@@ -510,7 +510,7 @@ def argument_text(item: Any) -> str:
     """Return an argument as the script gets it.
 
     Raises:
-        UsageError: it is no text, number or bool.
+        UsageError: it is not text, number or bool.
     """
     if isinstance(item, (str, bool, int, float, Path)):
         return str(item)

@@ -235,7 +235,7 @@ def _forget(run_id: str) -> None:
 
 
 def _end_written() -> None:
-    """At the end of this process: end its runs that nobody has ended."""
+    """At the end of this process: end its runs that are still open."""
     with _lock:
         left = {run: path for run, (pid, path) in _written.items() if pid == os.getpid()}
         _written.clear()

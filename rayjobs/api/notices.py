@@ -1,4 +1,4 @@
-"""What a program is told that it did not ask: one line on stderr, each once per process."""
+"""Notices to a program: one line on stderr, each once per process."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rayjobs.api.model import Model
     from rayjobs.api.workspace import Workspace
 
-# What is logged from outside is kept beside the ranks' points, after all of them.
+# What is logged from outside is kept next to the ranks' points, after all of them.
 OUTSIDE_RANK = 1_000_000
 MOST_CHILDREN = 100  # of one call. Source: azureml-core 1.61, `Run.create_children`
 
@@ -61,7 +61,7 @@ class JobRun(RunFiles, LoggingRun):
         self.id = run_id
         self.warnings: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
-        self._job()  # so that a wrong id is told now
+        self._job()  # so that a wrong id is reported now
 
     def _job(self) -> Job:
         job = self._store.job(self.id)

@@ -81,7 +81,7 @@ class RunDetails:
                 is_over = self.run.get_status() in ENDS
                 fresh = self.html()
             except RayjobsError as error:
-                # A store that is busy for a moment; a view is no reason to give up.
+                # A store that is busy for a moment; a view does not give up for that.
                 log.info("the view of %s is late: %s", self.run.id, error)
                 continue
             if fresh != shown:

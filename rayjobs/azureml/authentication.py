@@ -1,7 +1,7 @@
 """Names of ``azureml.core.authentication``: taken and not used, since a workspace needs no login.
 
 Signatures: ``azureml.core.authentication`` of azureml-core 1.61. No token is made up: who asks for
-one is told that there is none.
+it says that there is none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Azure ML's public classes beside ours: what is provided, refused by name, or missing.
+"""Azure ML's public classes compared with ours: what is provided, refused by name, or missing.
 
 The migration guide and the tests read this; the signatures are the wheels' (`signatures`).
 """
@@ -59,7 +59,7 @@ FOUND = frozenset({"Dataset"})
 
 @dataclass(frozen=True)
 class Comparison:
-    """A class of Azure ML beside ours.
+    """A class of Azure ML compared with ours.
 
     Attributes:
         azure: Name by which programs import it.
@@ -77,7 +77,7 @@ class Comparison:
 
 
 def compare(full_name: str) -> Comparison | None:
-    """Compare a class with ours; None: the wheels have no such class, or ours is no class."""
+    """Compare a class with ours; None: the wheels have no such class, or ours is not a class."""
     module, _, name = full_name.rpartition(".")
     how, target = names.provided(module, name)
     azure = azure_class(full_name)

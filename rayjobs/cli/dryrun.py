@@ -21,7 +21,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.launch.launchers import launcher_for
 from rayjobs.launch.plan import AttemptContext, PlannedNode
-from rayjobs.policy import NodeRoom, Shape, describe_free, take
+from rayjobs.policy import NodeCapacity, Shape, describe_free, take
 from rayjobs.policy.capacity import plan_shape
 from rayjobs.spec.model import JobSpec
 from rayjobs.submit.submitting import check
@@ -159,8 +159,8 @@ def _waits(view: TargetView, shape: Shape) -> list[str]:
     ahead = len((view.detail or {}).get("waiting", {}))
     if ahead:
         waits.append(f"{counted(ahead, 'job')} that {verb(ahead, 'waits', 'wait')} already")
-    rooms = [
-        NodeRoom(
+    capacities = [
+        NodeCapacity(
             str(node["node_id"]),
             float(node["cpus"]),
             float(node["gpus"]),
@@ -172,8 +172,8 @@ def _waits(view: TargetView, shape: Shape) -> list[str]:
         )
         for node in (view.detail or {}).get("nodes", ())
     ]
-    if rooms and take(rooms, shape) is None and not _is_idle(view, shape):
-        waits.append(f"room for {shape.describe()}: {describe_free(rooms)}")
+    if capacities and take(capacities, shape) is None and not _is_idle(view, shape):
+        waits.append(f"capacity for {shape.describe()}: {describe_free(capacities)}")
     return waits
 
 
@@ -218,7 +218,7 @@ def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
     for plan in plans:
         for key in UNKNOWN:
             plan.pop(key)
-        extras = plan.get("beside") or {}
+        extras = plan.get("extras") or {}
         for part in (extras, *extras.get("peers", ())):
             part.pop("socket", None)
     return plans

@@ -23,7 +23,7 @@ def start_lines(
         hosts: The plan of each node's host.
     """
     backend = spec["distribution"]["backend"]
-    mpirun = (hosts[0].get("beside") or {}).get("command")
+    mpirun = (hosts[0].get("extras") or {}).get("command")
     if mpirun is not None:
         yield "Started by", shlex.join(mpirun)
         return

@@ -35,8 +35,8 @@ Examples:
 The estimate is the policy's current one; `rayjobs report queue` says how good
 such estimates were.
 """
-# Rules that room would help with.
-ABOUT_ROOM = ("room", "line", "yielding", "never_fits")
+# Rules that capacity would help with.
+ABOUT_CAPACITY = ("capacity", "line", "yielding", "never_fits")
 # The basis of an estimate, in words.
 BASES = {
     "history": "from how long such jobs took",
@@ -184,7 +184,7 @@ def _details(
         lines.append(("  Ahead of it", ", ".join(names) + rest))
     for number, node in enumerate(decision.get("free") or ()):
         lines.append(("  Free" if number == 0 else "      ", _free_text(node)))
-    if decision.get("rule") in ABOUT_ROOM:
+    if decision.get("rule") in ABOUT_CAPACITY:
         lines.append(("  Nearest fit", _short_nodes(str(decision.get("nearest") or ""), decision)))
     lines.append(("  Starts", _estimate_text(decision)))
     lines.append(("  To start it now", str(decision.get("remedy") or "")))

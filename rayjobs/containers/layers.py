@@ -135,7 +135,7 @@ class Root:
                         raise BadImageError(f"the image has more than {MOST_ENTRIES} files")
                     self._member(archive, member, written, name)
         except tarfile.TarError as error:
-            raise BadImageError(f"{name} is no readable archive: {error}") from error
+            raise BadImageError(f"{name} is not a readable archive: {error}") from error
         except EOFError as error:
             raise BadImageError(f"{name} ends in the middle of a file") from error
 

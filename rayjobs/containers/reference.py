@@ -67,7 +67,7 @@ def parse(text: str) -> Reference:
     """Return what an image's text means on this node.
 
     Raises:
-        PrepareError: class ``environment``: it is no name, or there are no such files.
+        PrepareError: class ``environment``: it is not a valid name, or there are no such files.
     """
     transport, separator, rest = text.partition(":")
     if not separator or transport not in TRANSPORTS:
@@ -75,7 +75,7 @@ def parse(text: str) -> Reference:
     if transport == "docker":
         name = rest.removeprefix("//")
         if _NAME.fullmatch(name) is None:
-            raise _refused(f"{text!r} is no name of an image, and no absolute path")
+            raise _refused(f"{text!r} is neither the name of an image nor an absolute path")
         return Reference(text, Kind.NAME, name=name if "@" in name or _has_tag(name) else
                          f"{name}:latest")  # fmt: skip
     return _files(text, transport, rest)
@@ -101,7 +101,7 @@ def _files(text: str, transport: str, rest: str) -> Reference:
     if path.is_dir() != (transport == "oci") and transport != "path":
         raise _refused(f"{path} is {'a folder' if path.is_dir() else 'a file'}, not {transport}")
     if path.is_dir() and not is_layout:
-        raise _refused(f"{path} is no OCI folder: it has no oci-layout")
+        raise _refused(f"{path} is not an OCI folder: it has no oci-layout")
     return Reference(text, Kind.FILE, path=path, tag=tag)
 
 

@@ -289,7 +289,7 @@ class _Archive(_Files):
                     raise too_large(most_bytes)
                 self._members[one.name.removeprefix("./")] = one
         except (tarfile.TarError, EOFError, zlib.error) as error:
-            raise BadImageError(f"it is no readable archive: {error}") from error
+            raise BadImageError(f"it is not a readable archive: {error}") from error
 
     def __contains__(self, name: str) -> bool:
         return name in self._members
@@ -323,13 +323,13 @@ def _json(data: bytes, what: str) -> Any:
     try:
         return json.loads(data)
     except ValueError as error:
-        raise BadImageError(f"{what} is no JSON: {error}") from error
+        raise BadImageError(f"{what} is not JSON: {error}") from error
 
 
 def _blob_path(digest: str) -> str:
     algorithm, _, value = digest.partition(":")
     if algorithm not in ("sha256", "sha512") or not value.isalnum():
-        raise BadImageError(f"{digest[:80]!r} is no digest")
+        raise BadImageError(f"{digest[:80]!r} is not a digest")
     return f"blobs/{algorithm}/{value}"
 
 

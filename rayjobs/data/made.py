@@ -52,7 +52,7 @@ class MadeOutput:
 def manifest_of(record: DatastoreRecord, path: str, files: Iterable[StoredFile]) -> Manifest:
     """Return the manifest of the files that were stored at `path`, or below it.
 
-    Files beside the path are left out.
+    Other files than the path's are left out.
     """
     entries, single = [], False
     for file in files:

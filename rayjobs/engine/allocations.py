@@ -13,7 +13,7 @@ from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
-from rayjobs.policy import NodeRoom, Shape, take
+from rayjobs.policy import NodeCapacity, Shape, take
 from rayjobs.protocol.agent import Cluster, NodeInfo, NotPlacedError
 from rayjobs.target.record import START_TIMEOUT_S
 
@@ -60,7 +60,7 @@ class _Growing:
         types: The types of nodes that have to start: others are for other groups.
         avoid: The nodes that lived when the group was made: none of them takes a bundle that
             asks for no node.
-        is_needless: Set once there is room for it without any node that has to start.
+        is_needless: Set once there is capacity for it without any node that has to start.
     """
 
     asked: tuple[str | None, ...] = ()
@@ -68,18 +68,20 @@ class _Growing:
     avoid: Collection[str] = ()
     is_needless: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
 
-    def fits_without(self, rooms: Sequence[NodeRoom], shape: Shape) -> bool:
+    def fits_without(self, capacities: Sequence[NodeCapacity], shape: Shape) -> bool:
         """Return whether the shape fits on nodes that lived when the group was made.
 
         Args:
-            rooms: What is free, with nothing taken for this group on nodes of its own.
+            capacities: What is free, with nothing taken for this group on nodes of its own.
         """
         mine = {node for node in self.asked if node is not None}
         old = [
             # What is taken there is its own.
-            room.plus(shape.cpus, shape.gpus, shape.memory) if room.node_id in mine else room
-            for room in rooms
-            if room.node_id in self.avoid
+            capacity.plus(shape.cpus, shape.gpus, shape.memory)
+            if capacity.node_id in mine
+            else capacity
+            for capacity in capacities
+            if capacity.node_id in self.avoid
         ]
         return take(old, shape) is not None
 
@@ -130,7 +132,9 @@ class Allocations:
             del self._unreleased[name]
 
     # -- what the policy sees ------------------------------------------------------------------
-    def rooms(self, nodes: list[NodeInfo], may_start: Sequence[NodeRoom] = ()) -> list[NodeRoom]:
+    def capacities(
+        self, nodes: list[NodeInfo], may_start: Sequence[NodeCapacity] = ()
+    ) -> list[NodeCapacity]:
         """Return each node's free capacity: its total, less what is in use, ours or foreign.
 
         Of nodes that may start, those are taken for which a group waits already; a node that
@@ -148,14 +152,14 @@ class Allocations:
                 if held.job is not None or held.draining:
                     ours.setdefault(at, []).append(held.shape)
         quiet = self._clock.monotonic_s() - self._changed_s > SETTLE_S
-        rooms = []
+        capacities = []
         for node in nodes:
             if quiet:
                 self._foreign[node.node_id] = _foreign(node, every.get(node.node_id, []))
             cpus, gpus, memory = self._foreign.get(node.node_id, (0.0, 0.0, 0.0))
             used = ours.get(node.node_id, [])
-            rooms.append(
-                NodeRoom(
+            capacities.append(
+                NodeCapacity(
                     node.node_id,
                     node.cpus,
                     node.gpus,
@@ -166,20 +170,20 @@ class Allocations:
                     node.node_type,
                 )
             )
-        rooms += may_start
+        capacities += may_start
         for held in [one for one in self._held.values() if one.growing]:
-            rooms, places = _stand(rooms, held.shape, self._growing[held.name])
+            capacities, places = _stand(capacities, held.shape, self._growing[held.name])
             self._held[held.name] = replace(held, nodes=places)
-        return rooms
+        return capacities
 
-    def hasten(self, rooms: Sequence[NodeRoom]) -> None:
+    def hasten(self, capacities: Sequence[NodeCapacity]) -> None:
         """Stop waiting for new nodes for allocations that fit now.
 
         Call it only while no free capacity is reserved for another job.
         """
         for name, growing in self._growing.items():
             held = self._held.get(name)
-            if held is not None and growing.fits_without(rooms, held.shape):
+            if held is not None and growing.fits_without(capacities, held.shape):
                 growing.is_needless.set()
 
     # -- take and give back --------------------------------------------------------------------
@@ -280,7 +284,7 @@ class Allocations:
         try:
             await asyncio.wait({coming, needless}, return_when=asyncio.FIRST_COMPLETED)
             if not coming.done():
-                raise NotPlacedError("there is room for it by now: no node has to start")
+                raise NotPlacedError("there is capacity for it by now: no node has to start")
             return coming.result()
         finally:
             needless.cancel()
@@ -390,22 +394,26 @@ def _foreign(node: NodeInfo, ours: list[Shape]) -> tuple[float, float, float]:
 
 
 def _stand(
-    rooms: Sequence[NodeRoom], shape: Shape, growing: _Growing
-) -> tuple[list[NodeRoom], tuple[str, ...]]:
-    """Return the rooms with the group's bundles taken where Ray would put them, and where.
+    capacities: Sequence[NodeCapacity], shape: Shape, growing: _Growing
+) -> tuple[list[NodeCapacity], tuple[str, ...]]:
+    """Return the capacities with the group's bundles taken where Ray would put them, and where.
 
     Bundles for which no node is in sight (its type is gone) stand nowhere.
     """
     one = replace(shape, nodes=1, spread=False)
     fresh = replace(one, node_types=growing.types)
-    left = {room.node_id: room for room in rooms}
+    left = {capacity.node_id: capacity for capacity in capacities}
     chosen: list[str] = []
     for node in growing.asked:
         used = {*chosen, *growing.asked} if shape.spread else set()
         fitting = [
-            room
-            for room in left.values()
-            if (room.node_id == node if node else room.node_id not in {*growing.avoid, *used})
+            capacity
+            for capacity in left.values()
+            if (
+                capacity.node_id == node
+                if node
+                else capacity.node_id not in {*growing.avoid, *used}
+            )
         ]
         taken = take(fitting, one if node else fresh)
         if taken is not None:

@@ -125,7 +125,7 @@ class Engine:
         return until_s is not None and self.clock.monotonic_s() < until_s
 
     def retire(self) -> None:
-        """Start nothing for `RETIRED_S`, in which whoever stops the target ends it, or asks again.
+        """Start nothing for `RETIRED_S`: by then it has been ended, or is asked again.
 
         Attempts that run go on and are looked after.
         """
@@ -227,11 +227,13 @@ class Engine:
             self._tidied_s = now_s
             self.nodes = await self.cluster.nodes()
             if self._promise is None:  # else what has become free is reserved
-                self.allocations.hasten(self.pending_nodes.rooms_of(self.allocations, self.nodes))
+                self.allocations.hasten(
+                    self.pending_nodes.capacities_of(self.allocations, self.nodes)
+                )
             await self.allocations.release_old()
             if self._tidying is None or self._tidying.done():
                 self._tidying = asyncio.ensure_future(self.tidying.tidy(self.nodes))
-        # A sweep between two trials is no reason to stop the target either.
+        # A sweep between two trials keeps the target running, too.
         busy = len(self.attempts) + (self.drivers.count if self.drivers is not None else 0)
         self._note({"waiting": waiting, "live": busy, "nodes": self.nodes})
         if self._shown is not None:
@@ -252,7 +254,7 @@ class Engine:
         await self._refuse()
         situation = Situation(
             waiting=records,
-            rooms=self.pending_nodes.rooms_of(self.allocations, self.nodes),
+            capacities=self.pending_nodes.capacities_of(self.allocations, self.nodes),
             running=self.pending_nodes.running(
                 self.attempts.supervisors, self.candidates, views, usual
             ),
@@ -268,12 +270,12 @@ class Engine:
             return len(records)
         self.decisions, self._promise = decisions, decisions.promise
         self._decide_again(decisions)
-        rooms = list(decisions.rooms)
+        capacities = list(decisions.capacities)
         for start in decisions.starts:
             found = self.candidates.job(start.key)
             if found is not None:
                 shape = decisions.by_key[start.key].shape
-                rooms = self._start(*found, shape, start.nodes, rooms)
+                capacities = self._start(*found, shape, start.nodes, capacities)
         for one in decisions.preempts:
             supervisor = self.attempts.get(one.key)
             if supervisor is not None:  # else it has ended meanwhile
@@ -290,7 +292,7 @@ class Engine:
             and now.waiting is then.waiting
             and now.promise == then.promise
             and now.limits == then.limits
-            and list(now.rooms) == list(then.rooms)
+            and list(now.capacities) == list(then.capacities)
             and now.may_start == then.may_start
             and list(now.running) == list(then.running)
             and self.clock.monotonic_s() < self._again_s
@@ -327,9 +329,9 @@ class Engine:
         job: Job,
         shape: Shape,
         nodes: tuple[str, ...],
-        rooms: list[policy.NodeRoom],
-    ) -> list[policy.NodeRoom]:
-        """Start a job where the policy said; return the rooms that are left.
+        capacities: list[policy.NodeCapacity],
+    ) -> list[policy.NodeCapacity]:
+        """Start a job where the policy said; return the capacities that are left.
 
         An idle allocation elsewhere is as good where nothing is kept for somebody else.
         """
@@ -337,8 +339,8 @@ class Engine:
         idle = self.allocations.idle_like(served, shape, nodes)
         if idle is None and self._promise is None:
             idle = self.allocations.idle_like(served, shape)
-            moved = None if idle is None else policy.move(rooms, shape, nodes, idle.nodes)
-            rooms, idle = (rooms, None) if moved is None else (moved, idle)
+            moved = None if idle is None else policy.move(capacities, shape, nodes, idle.nodes)
+            capacities, idle = (capacities, None) if moved is None else (moved, idle)
         if idle is not None:
             held = self.allocations.reserve_idle(idle, key)
         else:
@@ -348,7 +350,7 @@ class Engine:
             )
         supervisor = AttemptSupervisor(self._parts, served, job, held)
         self.attempts.adopt(supervisor, supervisor.start(new=idle is None))
-        return rooms
+        return capacities
 
     # -- which attempts are this actor's -----------------------------------------------------------
     async def _stop_if_replaced(self) -> bool:

@@ -10,7 +10,7 @@ from rayjobs.engine.allocations import Allocations, KnownAllocation
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.board import QueueView
 from rayjobs.engine.candidates import Candidates, Usual
-from rayjobs.policy import NodeRoom, Running
+from rayjobs.policy import NodeCapacity, Running
 from rayjobs.policy.node_types import NodeTypes, how_many_more
 from rayjobs.protocol.agent import NodeInfo
 from rayjobs.target.record import START_TIMEOUT_S
@@ -26,15 +26,15 @@ class PendingNodes:
         self.types = types or NodeTypes()
         self.timeout_s = timeout_s
 
-    def rooms_of(self, allocations: Allocations, nodes: list[NodeInfo]) -> list[NodeRoom]:
+    def capacities_of(self, allocations: Allocations, nodes: list[NodeInfo]) -> list[NodeCapacity]:
         """Return the free capacity of living nodes, then of those that may start."""
-        return allocations.rooms(nodes, self.rooms(nodes))
+        return allocations.capacities(nodes, self.capacities(nodes))
 
-    def rooms(self, nodes: Sequence[NodeInfo]) -> list[NodeRoom]:
+    def capacities(self, nodes: Sequence[NodeInfo]) -> list[NodeCapacity]:
         """Return the free capacity of every node that may still start, type by type."""
         living = [node.node_type for node in nodes]
         return [
-            NodeRoom(
+            NodeCapacity(
                 f"new:{one.name}:{number}",
                 *(one.cpus, one.gpus, float(one.memory_bytes)) * 2,
                 node_type=one.name,

@@ -48,7 +48,7 @@ class LateError(TargetError):
 
 
 def without_client_server(parameters: Any, _is_head: bool) -> None:
-    """Leave out Ray's client server (`RAY_START_HOOK`): nobody here uses it, and it runs code.
+    """Leave out Ray's client server (`RAY_START_HOOK`): nothing here uses it, and it runs code.
 
     The command line of Ray cannot switch it off once gRPC is installed.
     """
@@ -236,7 +236,7 @@ def _clear_dashboard(name: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the starter; the exit code is 0 when the target answers (or ended, for `end`).
 
-    It is `EXIT_LATE` when a head did not come up in time, which only the keeper is told.
+    It is `EXIT_LATE` when a head did not come up in time, which only the keeper hears of.
     """
     parser = argparse.ArgumentParser(prog="rayjobs.engine.starter")
     parser.add_argument("home", type=Path)

@@ -67,7 +67,9 @@ class Base:
         return "".join(
             f"{name}=={version}\n"
             for name, version in sorted(self.versions.items())
-            if _PLAIN_VERSION.fullmatch(version)  # a distribution's own scheme is no version of pip
+            if _PLAIN_VERSION.fullmatch(
+                version
+            )  # a distribution's own scheme is not a version that pip knows
         )
 
     def without_own(self, lock: str) -> tuple[str, list[str]]:

@@ -98,7 +98,7 @@ def answered(path: str, said: bytes) -> tuple[Interpreter, tuple[str, ...]]:
     """Return what an interpreter wrote that was asked by `asking`: itself, and its folders.
 
     Raises:
-        PrepareError: class ``environment``: it is no Python that jobs can use.
+        PrepareError: class ``environment``: it is not a Python that jobs can use.
     """
     try:
         values = json.loads(said)
@@ -113,7 +113,7 @@ async def ask(path: str) -> Interpreter:
     """Return what the interpreter at `path` says of itself; asked once while its file is the same.
 
     Raises:
-        PrepareError: class ``environment``: it is no Python that jobs can use.
+        PrepareError: class ``environment``: it is not a Python that jobs can use.
     """
     stamp = _stamp(path)
     if stamp is not None and stamp in _known:

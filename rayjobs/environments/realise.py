@@ -34,7 +34,7 @@ from rayjobs.spec import requirements
 
 log = logging.getLogger(__name__)
 
-# A file that is no Python of this version is not an error.
+# A file that is not a Python of this version is not an error.
 _COMPILE = """
 import compileall, sysconfig
 compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2)

@@ -36,8 +36,8 @@ class Rules:
     """Which finished jobs are pruned.
 
     Attributes:
-        older_than_s: Those that ended longer ago; None: age is no reason.
-        max_bytes: The oldest, until all stored files take no more; None: size is no reason.
+        older_than_s: Those that ended longer ago; None: whatever their age.
+        max_bytes: The oldest, until all stored files take no more; None: whatever their size.
         keep: How many of the newest finished jobs stay, whatever the others say.
         records: Their rows go too.
     """

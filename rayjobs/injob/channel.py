@@ -26,7 +26,7 @@ PAUSE_S = 0.1
 
 
 class ChannelError(RuntimeError):
-    """A call was refused, or nobody answered it; the text says which.
+    """A call was refused or not answered; the text says which.
 
     Attributes:
         kind: The class of the error on the other side, such as ``NotFoundError``; empty where

@@ -358,7 +358,7 @@ def read(root: str) -> Optional[ExitRecord]:
     """The exit record below an attempt's directory, or None while there is none.
 
     Raises:
-        ValueError: the file is there but is no record; it is never written in part by us.
+        ValueError: the file exists but is not a record; rayjobs never writes it in part.
         OSError: a link, FIFO, folder or device is in its place, or it cannot be read.
     """
     try:

@@ -32,7 +32,7 @@ class HostExtras:
         return None
 
     def child_ended(self, pid: int, status: int, at: float) -> None:
-        """Take in the end of a child that is no rank; `at` in seconds of the wall clock."""
+        """Take in the end of a child that is not a rank; `at` in seconds of the wall clock."""
 
     def look_for_an_end(self) -> None:
         """Begin the attempt's end if something besides the ranks asks for it."""

@@ -55,7 +55,7 @@ class GlooHelper(HostExtras):
             listener.close()
 
     def child_ended(self, pid: int, status: int, at: float) -> None:
-        """Take in the end of a child that is no rank."""
+        """Take in the end of a child that is not a rank."""
         if self._server is not None and self._server.identity.pid == pid:
             self._server.status, self._server.ended_at = status, at
 

@@ -430,7 +430,7 @@ def _extras_of(plan: LaunchPlan, starter: Starter) -> HostExtras:
         OSError: a socket or a folder cannot be made.
         ValueError: it is of a kind that this version does not know.
     """
-    settings = plan.beside
+    settings = plan.extras
     if settings is None:
         return HostExtras()
     kind = settings.kind

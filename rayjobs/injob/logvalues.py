@@ -21,7 +21,7 @@ def name_of(name: Any) -> str:
     """Return `name` if it may be the name of a metric, tag or property.
 
     Raises:
-        TypeError: it is no text.
+        TypeError: it is not text.
         ValueError: it is empty, longer than 256 characters, or holds control characters.
     """
     if not isinstance(name, str):
@@ -39,7 +39,7 @@ def name_of(name: Any) -> str:
 
 
 def step_of(step: Any) -> Optional[int]:
-    """Return `step` as an int; None stays None. Raises TypeError when it is no whole number."""
+    """Return `step` as an int; None stays None. Raises TypeError when it is not a whole number."""
     if step is None or type(step) is int:
         number = step
     else:
@@ -67,7 +67,7 @@ def scalar_of(value: Any, what: str) -> Any:
     rows and tables (see `cell_of`).
 
     Raises:
-        TypeError: it is no scalar; says what to call instead.
+        TypeError: it is not a scalar; says what to call instead.
         ValueError: the text is too long.
     """
     kind = type(value)

@@ -405,7 +405,7 @@ def _ends_in_half_line(path: str) -> bool:
 def _change_of(line: str) -> Optional[Json]:
     """Return the change in a line; None for one that a full disk or a killed process has damaged.
 
-    A change is answered after its line is whole: no client was told that a damaged one is kept.
+    A change is answered after its line is whole: no client was promised that a damaged one is kept.
     """
     try:
         found = json.loads(line) if line.endswith("\n") else None

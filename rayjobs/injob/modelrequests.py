@@ -161,7 +161,7 @@ def find(path: Any, outputs: str, uploaded: Iterable[str]) -> str:
         uploaded: Names of what was uploaded so far.
 
     Raises:
-        TypeError: `path` is no path.
+        TypeError: `path` is not a path.
         ValueError: it leads out of the run, is an empty folder, or a checkpoint that is not whole.
         FileNotFoundError: there is no such file or folder.
     """

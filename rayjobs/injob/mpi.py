@@ -253,7 +253,7 @@ class MpiStarter(HostExtras):
     # ---- ends ---------------------------------------------------------------------------------
 
     def child_ended(self, pid: int, status: int, at: float) -> None:
-        """Take in the end of a child that is no rank."""
+        """Take in the end of a child that is not a rank."""
         launcher = self._launcher
         if launcher is not None and launcher.identity.pid == pid and not launcher.has_ended:
             launcher.status, launcher.ended_at = status, at

@@ -164,7 +164,7 @@ class OfflineRun(LoggingRun):
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        """Set Completed, or Failed after an error; ``SystemExit(0)`` is no error."""
+        """Set Completed, or Failed after an error; ``SystemExit(0)`` is not an error."""
         is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
         if error is None or is_exit:
             self.complete()

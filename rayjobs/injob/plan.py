@@ -144,7 +144,7 @@ class ContainerPlan(Message):
     Attributes:
         image: The unpacked root file system.
         scratch: A folder of the attempt, for what the processes write and for mount points.
-        is_private: Nobody else uses `image`: it is written to as it is.
+        is_private: No other attempt uses `image`, so it is written to directly.
         shm_bytes: Size of /dev/shm; None: the node's own, and its System V memory.
         binds: In this order, a later one above an earlier one.
         devices: Device files of the node.
@@ -191,7 +191,7 @@ class LaunchPlan(Message):
         lease_since_s: From when on it counts, on the node's boot clock; None: the host's start.
         raylet: Ray's process on the node, with a lease: the host ends its ranks after it.
         stall_timeout_s: Seconds without a word from any rank that end the attempt.
-        beside: What the host does besides forking ranks; None: nothing.
+        extras: What the host runs besides the ranks; None: nothing.
         umask: Of the ranks and of what they start.
         soft_files: The ranks' soft limit of open files; None: as their host has it.
         hold: What may hold the attempt's processes, see `tree.LEVELS`.
@@ -226,7 +226,7 @@ class LaunchPlan(Message):
     lease_since_s: Optional[float] = None
     raylet: Optional[Identity] = None
     stall_timeout_s: Optional[float] = None
-    beside: Optional[ExtrasPlan] = None
+    extras: Optional[ExtrasPlan] = None
     umask: int = 0o022
     soft_files: Optional[int] = None
     hold: Tuple[str, ...] = ("cgroup", "scan")
@@ -246,13 +246,13 @@ class LaunchPlan(Message):
     @property
     def relay(self) -> Optional[Relay]:
         """What mpirun needs of the agents, on the first of several nodes; None: nothing."""
-        found = self.beside
+        found = self.extras
         return Relay(found.socket, found.peers) if found and found.peers else None
 
     @property
     def is_mpi(self) -> bool:
         """Whether MPI starts the ranks."""
-        return self.beside is not None and self.beside.kind == MPI
+        return self.extras is not None and self.extras.kind == MPI
 
     @property
     def work(self) -> str:

@@ -154,7 +154,7 @@ def fork_rank(
         os.close(go_write)
         os.close(setup_read)
         tree.enter()
-        # A host that died is no parent any more; one outside of the namespace is shown as 0.
+        # A host that died is not a parent any more; one outside of the namespace is shown as 0.
         if os.getppid() not in (host, 0) or not os.read(go_read, 1):
             os._exit(1)  # the host died before it let this rank go
         return _set_up(plan, item, secrets, warm, setup_write)

@@ -54,7 +54,7 @@ class Run:
         process; with ``allow_offline=False`` an error.
 
         Raises:
-            RunNotSupportedError: this is no job, and `allow_offline` is False.
+            RunNotSupportedError: this process is not part of a job, and `allow_offline` is False.
         """
         environment = os.environ
         run_id = environment.get("RAYJOBS_RUN_ID")
@@ -341,7 +341,7 @@ class LoggingRun(Run):
         Raises:
             FileNotFoundError: there is no such file or folder yet.
             TypeError: an argument is of the wrong kind.
-            ValueError: this is no name of a model, or the path is not what the run will store.
+            ValueError: the model's name is not valid, or the run will not store that path.
             OSError: the request could not be written.
         """
         name = modelrequests.name_of(model_name)

@@ -14,7 +14,7 @@ def clean_name(name: Any) -> str:
     """Return a file's name within its run, with ``/`` between the parts.
 
     Raises:
-        TypeError: it is no text.
+        TypeError: it is not text.
         ValueError: it is empty, absolute, or leads out of the run.
     """
     if not isinstance(name, str):

@@ -166,7 +166,7 @@ class Warm:
 
 
 class Forked:
-    """Said in a fork: this process is no warm interpreter any more."""
+    """Said in a fork: this process is not a warm interpreter any more."""
 
     def __init__(self, program: Program | None) -> None:
         self.program = program

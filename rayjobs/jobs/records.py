@@ -164,7 +164,7 @@ class Attempt:
     Attributes:
         hosts: The attempt host of each node, once it is known where it will be.
         exits: The exit records, one per node that has ended.
-        outcome: An `Outcome`; of what is no execution (an array, a sweep), its final state.
+        outcome: An `Outcome`; of an array or a sweep, which has no execution, its final state.
         cold_reason: Why its ranks did not come from a warm interpreter; None when they did.
     """
 
@@ -235,7 +235,7 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A sweep: its row in the queue, and what is kept beside it.
+    """A sweep: its row in the queue, and what is kept with it.
 
     Attributes:
         job: Of kind "sweep". Its `spec` is the base job; its `attempt` is the number of the

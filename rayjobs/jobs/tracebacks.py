@@ -92,7 +92,7 @@ def find(tail: bytes) -> Said:
 
 
 def _lines(tail: bytes) -> tuple[list[str], set[int]]:
-    """Return the lines as they are told, and which of them torch printed as a rank's own."""
+    """Return the lines as they are shown, and which of them torch printed as a rank's own."""
     text = tail.decode("utf-8", "replace")
     lines: list[str] = []
     by_torch: set[int] = set()

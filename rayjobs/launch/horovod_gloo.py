@@ -15,7 +15,7 @@ from rayjobs.spec.model import JobSpec
 
 
 class HorovodGlooLauncher:
-    """Ranks that find each other at a small server beside the first node's ranks."""
+    """Ranks that find each other at a small server next to the first node's ranks."""
 
     def plans(self, context: AttemptContext) -> list[LaunchPlan]:
         """Return the plan of each node's host.
@@ -48,7 +48,7 @@ class HorovodGlooLauncher:
             env={**plan.env, **told},
             address=planned.address,
             master_port=port,
-            beside=ExtrasPlan(HOROVOD_GLOO, on_cpu=on_cpu, port=port),
+            extras=ExtrasPlan(HOROVOD_GLOO, on_cpu=on_cpu, port=port),
         )
 
 

@@ -2,7 +2,7 @@
 
 WarmError        a warm interpreter, or a host at its start, said no or died
 HostUnreachable  a host lives but does not answer: *not* a sign that its attempt failed
-HostGone         a host is dead; whoever asks must read its exit record, or prove its tree dead
+HostGone         a host is dead; the caller must read its exit record, or prove its tree dead
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read_exit_record(root: str) -> ExitRecord | None:
     """Return the exit record below an attempt's directory, or None while there is none.
 
     Raises:
-        ValueError: the file is there but is no record.
+        ValueError: the file exists but is not a record.
     """
     return exitrecord.read(root)
 

@@ -70,7 +70,7 @@ async def ask(socket: str, request: Message, kind: type[One], *, timeout_s: floa
     """Send one request and return the answer, which is of class `kind`.
 
     Raises:
-        OSError: nobody listens there, or the connection broke before the answer.
+        OSError: nothing listens there, or the connection broke before the answer.
         TimeoutError: no answer in time.
         ValueError: the answer is not of this protocol.
     """

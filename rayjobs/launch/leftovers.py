@@ -105,7 +105,7 @@ def kill_with_host(marker: str, host: Identity) -> None:
         return
     tree = Tree(marker, _cgroup_of(marker, None), holder=host.pid)
     for _ in range(_KILL_ROUNDS):
-        # The host last: an orphan with a wiped environment is nobody's that could be found.
+        # The host last: the job of an orphan with a wiped environment could not be found.
         held = [stat for stat in tree.members() if stat.pid != host.pid]
         if not held:
             break

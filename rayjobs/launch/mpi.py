@@ -42,7 +42,7 @@ class MpiLauncher:
         ]
         here = planned.node == 0
         others = context.nodes[1:] if here else ()
-        beside = ExtrasPlan(
+        extras = ExtrasPlan(
             MPI,
             socket=sockets[planned.node],
             nodes=tuple(names),
@@ -56,7 +56,7 @@ class MpiLauncher:
             env={**plan.env, **meeting_variables(context)},
             address=planned.address,
             master_port=context.master_port if here else None,
-            beside=beside,
+            extras=extras,
         )
 
 
@@ -76,7 +76,7 @@ def node_names(count: int) -> list[str]:
     """Return what mpirun calls the nodes.
 
     All but the first are loopback addresses that no interface has: mpirun looks up no name, takes
-    none for its own machine, and several nodes may share one. Nobody connects to them.
+    none for its own machine, and several nodes may share one. Nothing connects to them.
     """
     return [
         FIRST_NODE,

@@ -38,7 +38,7 @@ async def start_daemon(socket: str, command: str) -> str:
 async def relay(of: Relay, start: StartDaemon) -> None:
     """Wait until mpirun has asked for all other nodes, have them started, and tell it.
 
-    Returns early when the host ends. Errors of `start` are told to mpirun, which then ends.
+    Returns early when the host ends. Errors of `start` are passed to mpirun, which then ends.
     """
     peers = {peer.node: peer for peer in of.peers}
     while True:

@@ -32,9 +32,9 @@ class TorchLauncher:
             for local in range(spec.distribution.processes_per_node)
         ]
         here = planned.node == 0
-        beside: ExtrasPlan | None = None
+        extras: ExtrasPlan | None = None
         if context.master_port is not None and spec.distribution.world_size > 1:
-            beside = ExtrasPlan(
+            extras = ExtrasPlan(
                 HEAD_START,
                 port=context.master_port if here else None,
                 most_s=MOST_S if here else ELSEWHERE_S,
@@ -45,7 +45,7 @@ class TorchLauncher:
             env={**plan.env, **meeting_variables(context)},
             address=planned.address,
             master_port=context.master_port if here else None,
-            beside=beside,
+            extras=extras,
         )
 
 

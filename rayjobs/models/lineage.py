@@ -130,7 +130,7 @@ def primary_of(
 ) -> dict[str, Any] | None:
     """Return the metric that a model is chosen by, with its value; None where there is none.
 
-    A trial of a sweep is always held to the sweep's own metric too, whoever registers it.
+    A trial of a sweep is always held to the sweep's own metric too, however it is registered.
 
     Args:
         name: The metric that was named; None takes the sweep's, if the run logged it.

@@ -118,7 +118,7 @@ def _load(path: Path, torch: Any, code: str | None, *, allow_pickle: bool) -> An
     try:
         return torch.jit.load(str(path), map_location="cpu").eval()
     except RuntimeError:
-        pass  # it is no TorchScript
+        pass  # it is not TorchScript
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

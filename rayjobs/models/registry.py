@@ -52,7 +52,7 @@ def register(
 
     Raises:
         NotFoundError: there is no such run or file.
-        UsageError: a sentence that says why this is no model: the run has not completed, the
+        UsageError: a sentence that says why this cannot be a model: the run has not completed, the
             metric is not finite, a file is torn, or the lineage is not known.
     """
     check_name(name)

@@ -161,19 +161,19 @@ class NodeAgent:
 
     async def _follow(self, on: AttemptOnNode) -> ExitRecord:
         self.linger.expect(on)
-        beside = []
+        helpers = []
         if on.relay is not None:  # mpirun's requests for orted go to the other nodes' agents
             relaying = mpirelay.relay(on.relay, self._start_daemon_elsewhere)
-            beside.append(asyncio.ensure_future(relaying))
+            helpers.append(asyncio.ensure_future(relaying))
         if on.node == 0:  # what rank 0 prints is shown on Ray's dashboard
             serving = self._logs.serve(on.job, on.attempt, Path(on.root))
-            beside.append(asyncio.ensure_future(serving))
+            helpers.append(asyncio.ensure_future(serving))
         try:
             return await self._node.follow(on)
         finally:
-            for one in beside:
+            for one in helpers:
                 one.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _start_daemon_elsewhere(self, peer: Peer, command: str) -> str:
         if peer.node_id == self._node_id:

@@ -406,9 +406,9 @@ def _injob_binds(plan: LaunchPlan) -> tuple[Bind, ...]:
 
 
 def _mpi_binds(plan: LaunchPlan) -> tuple[Bind, ...]:
-    if plan.beside is None or not plan.is_mpi:
+    if plan.extras is None or not plan.is_mpi:
         return ()
-    return (Bind(plan.beside.socket, plan.beside.socket),)
+    return (Bind(plan.extras.socket, plan.extras.socket),)
 
 
 def _python_of(named: str) -> str:

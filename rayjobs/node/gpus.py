@@ -46,7 +46,7 @@ class Holder:
 
     @property
     def marker(self) -> str:
-        """The attempt that it is of; empty for a program that is no job's, or is another user's."""
+        """The attempt that it is of; empty for a program of another user, or of no job."""
         try:
             block = Path(f"/proc/{self.pid}/environ").read_bytes()
         except OSError:
@@ -84,7 +84,7 @@ class Look:
     """Who holds memory of some GPUs and has no part in them.
 
     Attributes:
-        unseen_mib: By GPU, what nobody holds that can be seen, where that is much.
+        unseen_mib: By GPU, memory that no visible process holds, where that is much.
     """
 
     others: tuple[Holder, ...]

@@ -12,7 +12,7 @@ from rayjobs.injob.identity import Identity, is_alive
 
 MOST = 6  # besides that of the target's own Python
 MEMORY_SHARE = 0.25  # of the machine's memory
-# A job that was just told of an interpreter is about to fork from it.
+# A job that just received an interpreter's address is about to fork from it.
 IN_USE_S = 15.0
 
 

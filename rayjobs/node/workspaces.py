@@ -81,7 +81,7 @@ class Workspaces:
     def is_far(self, on: AttemptOnNode) -> bool:
         """Whether the workspace's folder is another machine's.
 
-        A path that both have is no proof: over a network file system its store would break.
+        A path that both have proves nothing: over a network file system its store would break.
         """
         path = on.workspace
         if not self._shares_disk or on.boot_id not in (None, boot_id()):

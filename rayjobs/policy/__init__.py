@@ -20,13 +20,13 @@ from rayjobs.policy.records import (
     Start,
     Waiting,
 )
-from rayjobs.policy.shapes import NodeRoom, Shape, describe_free, move, take
+from rayjobs.policy.shapes import NodeCapacity, Shape, describe_free, move, take
 
 __all__ = [
     "Decision",
     "Decisions",
     "Limits",
-    "NodeRoom",
+    "NodeCapacity",
     "Preempt",
     "Promise",
     "Rule",

@@ -19,7 +19,7 @@ from rayjobs.policy.records import (
     Waiting,
 )
 from rayjobs.policy.reserving import Kept, keep, least
-from rayjobs.policy.shapes import NodeRoom, Shape, take
+from rayjobs.policy.shapes import NodeCapacity, Shape, take
 
 # So many different jobs are tried behind the first in line; the others wait for the next turn.
 BACKFILL_TRIES = 1000
@@ -28,21 +28,21 @@ BACKFILL_TRIES = 1000
 def decide(situation: Situation) -> Decisions:
     """Return which jobs start, which are stopped for them, and why the others wait.
 
-    Pure. Along the line each job starts that has room and is within the limits; the first
-    without room is the head: running jobs are preempted for it if they may, else capacity is
+    Pure. Along the line each job starts that has capacity and is within the limits; the first
+    without capacity is the head: running jobs are preempted for it if they may, else capacity is
     reserved for it, and only jobs that cannot delay it start before it.
     """
     return _Pass(situation).run()
 
 
 class _Tried:
-    """What is known of a shape in one decision: room only becomes less while it is made."""
+    """What is known of a shape in one decision: capacity only becomes less while it is made."""
 
-    __slots__ = ("fits_ever", "no_room", "no_spare")
+    __slots__ = ("fits_ever", "no_capacity", "no_spare")
 
     def __init__(self, fits_ever: bool) -> None:
         self.fits_ever = fits_ever
-        self.no_room = False
+        self.no_capacity = False
         self.no_spare = False
 
 
@@ -54,8 +54,8 @@ class _Pass:
         self.limits = situation.limits
         self.now_s = situation.now_s
         self.by_key = {job.key: job for job in situation.waiting}
-        self.rooms = list(situation.rooms)
-        self.index = {room.node_id: place for place, room in enumerate(self.rooms)}
+        self.capacities = list(situation.capacities)
+        self.index = {capacity.node_id: place for place, capacity in enumerate(self.capacities)}
         self.running = list(situation.running)
         self.jobs, gpus = used_by_users(situation.running)
         self.gpus = dict(gpus)
@@ -65,11 +65,11 @@ class _Pass:
         self.halted: set[str] = set()
         self.tried: dict[Shape, _Tried] = {}
         self.head: Waiting | None = None
-        self.head_rule = Rule.ROOM
+        self.head_rule = Rule.CAPACITY
         self.kept: Kept | None = None
         # Behind the head: what a job may have that ends in time, and one that may not.
-        self.spare: dict[str, NodeRoom] = {}
-        self.beside: list[NodeRoom] = []
+        self.spare: dict[str, NodeCapacity] = {}
+        self.backfill: list[NodeCapacity] = []
         self.until_s = -math.inf
         self.tries = BACKFILL_TRIES
         # Nodes that are not up and will be, for what this decision starts.
@@ -91,7 +91,7 @@ class _Pass:
                 elif not is_limited:
                     break
                 continue
-            taken = self._take(self.rooms, job) if self._slots() >= 1 else None
+            taken = self._take(self.capacities, job) if self._slots() >= 1 else None
             if taken is None:
                 self._stop_at(job)
                 continue
@@ -108,7 +108,7 @@ class _Pass:
             head=None if self.head is None else self.head.key,
             head_rule=self.head_rule,
             kept=self.kept,
-            rooms=tuple(self.rooms),
+            capacities=tuple(self.capacities),
         )
 
     # -- limits ----------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class _Pass:
 
     def _try_empty(self, shape: Shape) -> _Tried:
         """Find out whether empty nodes would hold the shape."""
-        empty = [room.emptied() for room in self.situation.rooms]
+        empty = [capacity.emptied() for capacity in self.situation.capacities]
         self.tried[shape] = tried = _Tried(take(empty, shape) is not None)
         return tried
 
@@ -152,18 +152,18 @@ class _Pass:
         self.gpus[job.user] = self.gpus.get(job.user, 0.0) + job.gpus
         for node in nodes:
             at = self.index[node]
-            self.rooms[at] = self.rooms[at].less(job.shape)
+            self.capacities[at] = self.capacities[at].less(job.shape)
         self.growing |= self._to_start(nodes)
 
     def _take(
-        self, rooms: Sequence[NodeRoom], job: Waiting
-    ) -> tuple[list[NodeRoom], tuple[str, ...]] | None:
-        """Take the job's room, unless it would wait for nodes beside a job of another size.
+        self, capacities: Sequence[NodeCapacity], job: Waiting
+    ) -> tuple[list[NodeCapacity], tuple[str, ...]] | None:
+        """Take the job's capacity, unless it would wait for nodes next to a job of another size.
 
-        Ray does not keep the order of groups that wait for room: a small one that came later
+        Ray does not keep the order of groups that wait for capacity: a small one that came later
         would take the node that a large one has been waiting for.
         """
-        taken = take(rooms, job.shape)
+        taken = take(capacities, job.shape)
         if taken is None:
             return None
         fresh = self._to_start(taken[1])
@@ -181,15 +181,17 @@ class _Pass:
     def _to_start(self, nodes: Sequence[str]) -> set[str]:
         """Return those of the nodes that are not up."""
         return {
-            node for node in nodes if node in self.index and not self.rooms[self.index[node]].is_up
+            node
+            for node in nodes
+            if node in self.index and not self.capacities[self.index[node]].is_up
         }
 
     def _types_of(self, nodes: Collection[str]) -> set[str]:
-        return {self.rooms[self.index[node]].node_type for node in nodes}
+        return {self.capacities[self.index[node]].node_type for node in nodes}
 
     # -- the head --------------------------------------------------------------------------------
     def _stop_at(self, job: Waiting) -> None:
-        """Let the first job without room wait, and keep its room."""
+        """Let the first job without capacity wait, and keep its capacity."""
         self.head = job
         old = self.situation.promise
         slots = self._slots()
@@ -202,14 +204,16 @@ class _Pass:
             self.tries = 0  # no other job may start either
         if not self.limits.backfill:
             self.tries = 0
-        self.kept = keep(job, self.running, self.rooms, now_s=self.now_s, old=old, slots=slots)
+        self.kept = keep(job, self.running, self.capacities, now_s=self.now_s, old=old, slots=slots)
         self.until_s = self.kept.until_s
         self.spare = dict(self.kept.spare)
-        self.beside = [least(room, self.spare.get(room.node_id)) for room in self.rooms]
+        self.backfill = [
+            least(capacity, self.spare.get(capacity.node_id)) for capacity in self.capacities
+        ]
 
     def _make_way(self, job: Waiting, rank: Rank, slots: float) -> Promise | None:
-        """Name the jobs to stop for the head; return the claim on their room."""
-        if is_enough_ending(job, self.running, self.rooms, slots=slots):
+        """Name the jobs to stop for the head; return the claim on their capacity."""
+        if is_enough_ending(job, self.running, self.capacities, slots=slots):
             self.head_rule = Rule.YIELDING
             return None
         if not self.limits.preemption:
@@ -219,7 +223,7 @@ class _Pass:
             rank,
             # What this very decision starts has not begun: it stands before the head.
             self.running[: len(self.situation.running)],
-            self.rooms,
+            self.capacities,
             limits=self.limits,
             now_s=self.now_s,
             slots=slots,
@@ -248,7 +252,7 @@ class _Pass:
         # Who may run as long as it likes leaves the head a slot as well.
         if slots >= 2 and not tried.no_spare:
             self.tries -= 1
-            taken = self._take(self.beside, job)
+            taken = self._take(self.backfill, job)
             if taken is not None:
                 for node in taken[1]:
                     if node in self.spare:
@@ -256,17 +260,17 @@ class _Pass:
                 self._backfill(job, taken[1])
                 return
             tried.no_spare = True
-        if tried.no_room or self.now_s + worst_duration_s(job) > self.until_s:
+        if tried.no_capacity or self.now_s + worst_duration_s(job) > self.until_s:
             return
         self.tries -= slots < 2  # else that was counted above
-        taken = self._take(self.rooms, job)
+        taken = self._take(self.capacities, job)
         if taken is None:
-            tried.no_room = True
+            tried.no_capacity = True
         else:
             self._backfill(job, taken[1])
 
     def _leaves_users_share(self, job: Waiting) -> bool:
-        """Whether the head's user may still run the head beside the job.
+        """Whether the head's user may still run the head next to the job.
 
         However soon the job ends: meanwhile the head would be refused, and nothing kept for it.
         """
@@ -285,4 +289,4 @@ class _Pass:
         self._start(job, nodes, backfilled=True)
         for node in nodes:
             at = self.index[node]
-            self.beside[at] = least(self.rooms[at], self.spare.get(node))
+            self.backfill[at] = least(self.capacities[at], self.spare.get(node))

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from rayjobs.policy.records import Preempt, Promise, Rule, Running, Situation, Start, Waiting
 from rayjobs.policy.reserving import Kept
-from rayjobs.policy.shapes import NodeRoom
+from rayjobs.policy.shapes import NodeCapacity
 
 # Who is refused by these takes none of the turns of its array.
 _NO_TURN = (Rule.ARRAY_LIMIT, Rule.DEPENDENCY, Rule.HELD, Rule.PAUSE)
@@ -22,14 +22,14 @@ class Decisions:
     Attributes:
         situation: What it was decided on.
         starts: Start these, in this order.
-        preempts: Stop these; hand `promise` on, so that their room is kept.
+        preempts: Stop these; hand `promise` on, so that their capacity is kept.
         promise: What is reserved for the first in line; None if no job waits for capacity.
         line: Keys of all who stand in the line, those that start among them.
         refused: Why the others are not in it.
         head: The job that waits first in line; None if none does.
         head_rule: Why it waits.
         kept: What is kept for it.
-        rooms: What is free once the starts hold their allocations.
+        capacities: What is free once the starts hold their allocations.
         by_key: Every waiting job.
     """
 
@@ -41,9 +41,9 @@ class Decisions:
     line: tuple[str, ...] = ()
     refused: Mapping[str, Rule] = field(default_factory=dict)
     head: str | None = None
-    head_rule: Rule = Rule.ROOM
+    head_rule: Rule = Rule.CAPACITY
     kept: Kept | None = None
-    rooms: Sequence[NodeRoom] = ()
+    capacities: Sequence[NodeCapacity] = ()
     # What `rayjobs.policy.estimating` has worked out for them, with the sources of `Decision`.
     estimated: dict[str, tuple[float, str]] | None = field(default=None, compare=False)
     sources: dict[str, str] = field(default_factory=dict, compare=False)
@@ -62,7 +62,7 @@ class Decisions:
     def groups(self) -> tuple[Counter[str | None], Counter[str | None]]:
         """How many jobs of each group hold an allocation, and how many have their turn first.
 
-        Those may wait for room, or for a limit of their user.
+        Those may wait for capacity, or for a limit of their user.
         """
         turns = Counter(
             job.group

@@ -59,7 +59,7 @@ def told_end_s(job: Running, now_s: float) -> tuple[float | None, str]:
     """Return when to tell people that a running job ends, and where that is from.
 
     As `likely_end_s`, but None where that is no more than a guess: the policy must assume
-    something of a job that has just begun, people are better told that it is not known.
+    something of a job that has just begun, it is better to say that it is not known.
     """
     at_s, basis = likely_end_s(job, now_s)
     if basis != ELAPSED:

@@ -21,8 +21,8 @@ from rayjobs.policy.durations import (
     told_end_s,
 )
 from rayjobs.policy.records import Rule, Running, Waiting
-from rayjobs.policy.reserving import with_room_of
-from rayjobs.policy.shapes import NodeRoom, take
+from rayjobs.policy.reserving import with_capacity_of
+from rayjobs.policy.shapes import NodeCapacity, take
 
 # So far down the line estimates are kept up to date; one further down is made when it is asked for.
 DEPTH = 1000
@@ -66,7 +66,7 @@ class _Play:
     def __init__(self, decisions: Decisions) -> None:
         self.decisions = decisions
         self.clock_s = self.now_s = decisions.situation.now_s
-        self.rooms = list(decisions.rooms)
+        self.capacities = list(decisions.capacities)
         limits = decisions.situation.limits
         held = len(decisions.situation.running) + len(decisions.starts)
         self.slots = math.inf if limits.jobs is None else limits.jobs - held
@@ -108,7 +108,7 @@ class _Play:
                 taken = self._take(job)
             if taken is None:
                 break
-            self.rooms = taken[0]
+            self.capacities = taken[0]
             self.slots -= 1
             basis = self.weakest
             if (
@@ -127,8 +127,8 @@ class _Play:
             self._begin(job, taken[1])
         return found
 
-    def _take(self, job: Waiting) -> tuple[list[NodeRoom], tuple[str, ...]] | None:
-        return take(self.rooms, job.shape) if self.slots >= 1 else None
+    def _take(self, job: Waiting) -> tuple[list[NodeCapacity], tuple[str, ...]] | None:
+        return take(self.capacities, job.shape) if self.slots >= 1 else None
 
     def _begin(self, job: Waiting, nodes: tuple[str, ...]) -> None:
         duration_s, basis = likely_duration_s(job)
@@ -153,7 +153,7 @@ class _Play:
         source = source_of(ended, basis)
         if source:
             self.sources.setdefault(basis, {})[source] = None
-        self.rooms = with_room_of([ended], self.rooms)
+        self.capacities = with_capacity_of([ended], self.capacities)
         self.slots += 1
         if ended.group is not None and self.held_back[ended.group]:
             self.line.append(self.held_back[ended.group].popleft())

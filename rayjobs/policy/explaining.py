@@ -15,11 +15,11 @@ from rayjobs.policy.durations import LIMITS, as_running, worst_duration_s
 from rayjobs.policy.estimating import estimate
 from rayjobs.policy.order import rank
 from rayjobs.policy.records import OVERHEAD_S, Decision, Rule, Waiting
-from rayjobs.policy.shapes import SLACK, NodeRoom, Shape, describe_free, take
+from rayjobs.policy.shapes import SLACK, NodeCapacity, Shape, describe_free, take
 
 # How many of those ahead are named.
 AHEAD = 10
-# A limit below this is no advice.
+# A limit below this is not advised.
 LEAST_LIMIT_S = 60.0
 # What a spec may have at most.
 MOST_PRIORITY = 1000
@@ -41,7 +41,7 @@ def reason_of(decisions: Decisions, key: str) -> str:
         case Rule.NEVER_FITS:
             return (
                 f"asks for {job.shape.describe()}; the target's nodes have in all: "
-                f"{describe_free([room.emptied() for room in decisions.situation.rooms])}"
+                f"{describe_free([one.emptied() for one in decisions.situation.capacities])}"
             )
         case Rule.ARRAY_LIMIT:
             assert job.group_limit is not None
@@ -69,12 +69,12 @@ def reason_of(decisions: Decisions, key: str) -> str:
             )
         case Rule.YIELDING:
             return "first in line; starts when the jobs that are ending have ended"
-        case Rule.ROOM if take(decisions.rooms, job.shape) is not None:
+        case Rule.CAPACITY if take(decisions.capacities, job.shape) is not None:
             if decisions.situation.may_start == 0:
                 return "first in line; no more nodes may start before others have stopped"
             return "first in line; waits until the nodes of an earlier job have started"
-        case Rule.ROOM:
-            free = describe_free(decisions.rooms)
+        case Rule.CAPACITY:
+            free = describe_free(decisions.capacities)
             return f"first in line; waits for {job.shape.describe()}: {free}"
     ahead = decisions.positions.get(key, 1) - 1
     return f"waits for {counted(ahead, 'job')} ahead of it"
@@ -111,8 +111,8 @@ def explain(decisions: Decisions, key: str) -> Decision:
         reason=reason_of(decisions, key),
         position=position,
         ahead=tuple(reversed(decisions.queue[first : position - 1])) if position else (),
-        free=tuple(_free(room) for room in decisions.rooms if room.is_up),
-        nearest="" if started else nearest_fit(decisions.rooms, job.shape),
+        free=tuple(_free(capacity) for capacity in decisions.capacities if capacity.is_up),
+        nearest="" if started else nearest_fit(decisions.capacities, job.shape),
         estimate_s=estimate_s,
         basis=basis,
         source=source,
@@ -123,27 +123,27 @@ def explain(decisions: Decisions, key: str) -> Decision:
     )
 
 
-def _free(room: NodeRoom) -> Mapping[str, Any]:
+def _free(capacity: NodeCapacity) -> Mapping[str, Any]:
     return {
-        "node_id": room.node_id,
-        "cpus": room.cpus,
-        "gpus": room.gpus,
-        "memory": room.memory,
-        "free_cpus": max(0.0, room.free_cpus),
-        "free_gpus": max(0.0, room.free_gpus),
-        "free_memory": max(0.0, room.free_memory),
+        "node_id": capacity.node_id,
+        "cpus": capacity.cpus,
+        "gpus": capacity.gpus,
+        "memory": capacity.memory,
+        "free_cpus": max(0.0, capacity.free_cpus),
+        "free_gpus": max(0.0, capacity.free_gpus),
+        "free_memory": max(0.0, capacity.free_memory),
     }
 
 
-def nearest_fit(rooms: Sequence[NodeRoom], shape: Shape) -> str:
+def nearest_fit(capacities: Sequence[NodeCapacity], shape: Shape) -> str:
     """Return which node comes nearest to holding a bundle, and what it lacks; empty: none."""
-    rooms = [room for room in rooms if room.is_up]
-    if not rooms:
+    capacities = [capacity for capacity in capacities if capacity.is_up]
+    if not capacities:
         return ""
-    best = min(rooms, key=lambda room: _lack(room, shape))
-    fitting = sum(1 for room in rooms if room.holds(shape))
+    best = min(capacities, key=lambda capacity: _lack(capacity, shape))
+    fitting = sum(1 for capacity in capacities if capacity.holds(shape))
     if fitting and shape.nodes > 1:
-        return f"{fitting} of {shape.nodes} nodes have room for their part"
+        return f"{fitting} of {shape.nodes} nodes have capacity for their part"
     if shape.node_types and best.node_type not in shape.node_types:
         return ""  # other nodes have to start
     parts = []
@@ -156,16 +156,16 @@ def nearest_fit(rooms: Sequence[NodeRoom], shape: Shape) -> str:
             lack = float(f"{(wanted - max(0.0, free)) / unit:.3g}")
             parts.append(f"{lack:g} {name}" if unit > 1 else counted(lack, name))
     if not parts:
-        return f"{best.node_id} has room for it"
+        return f"{best.node_id} has capacity for it"
     return f"{best.node_id} lacks {', '.join(parts)}"
 
 
-def _lack(room: NodeRoom, shape: Shape) -> tuple[bool, float, float, float]:
+def _lack(capacity: NodeCapacity, shape: Shape) -> tuple[bool, float, float, float]:
     return (
-        bool(shape.node_types) and room.node_type not in shape.node_types,
-        max(0.0, shape.gpus - room.free_gpus),
-        max(0.0, shape.cpus - room.free_cpus),
-        max(0.0, shape.memory - room.free_memory),
+        bool(shape.node_types) and capacity.node_type not in shape.node_types,
+        max(0.0, shape.gpus - capacity.free_gpus),
+        max(0.0, shape.cpus - capacity.free_cpus),
+        max(0.0, shape.memory - capacity.free_memory),
     )
 
 
@@ -212,7 +212,7 @@ def advice_for(decisions: Decisions, job: Waiting, rule: Rule) -> Advice:
             return Advice("raise the user's limit on the target")
         case Rule.TARGET_JOBS:
             return Advice("end a job, or raise the target's limit of running jobs")
-        case Rule.ROOM:
+        case Rule.CAPACITY:
             advice = _smaller(decisions, job)
         case Rule.LINE:
             advice = _sooner(decisions, job)
@@ -244,31 +244,31 @@ def _carried_out(decisions: Decisions, waiting: Sequence[Waiting]) -> dict[str, 
     ]
     running += [as_running(decisions.by_key[one.key], one.nodes) for one in decisions.starts]
     left = [one for one in waiting if one.key not in decisions.started]
-    return {"waiting": left, "running": running, "rooms": decisions.rooms}
+    return {"waiting": left, "running": running, "capacities": decisions.capacities}
 
 
 def _smaller(decisions: Decisions, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
-    """Find smaller shapes that have room now."""
+    """Find smaller shapes that have capacity now."""
     shape = job.shape
     for nodes in range(shape.nodes - 1, 0, -1):
         fewer = replace(shape, nodes=nodes)
-        if take(decisions.rooms, fewer) is not None:
+        if take(decisions.capacities, fewer) is not None:
             text = f"with {counted(nodes, 'node')} it would start now"
             yield replace(job, shape=fewer), Advice(text, {"nodes": float(nodes)})
-    gpus = math.floor(max((room.free_gpus for room in decisions.rooms), default=0.0))
-    cpus = math.floor(max((room.free_cpus for room in decisions.rooms), default=0.0))
+    gpus = math.floor(max((capacity.free_gpus for capacity in decisions.capacities), default=0.0))
+    cpus = math.floor(max((capacity.free_cpus for capacity in decisions.capacities), default=0.0))
     for asked, free, less, text in (
         (shape.gpus, gpus, replace(shape, nodes=1, gpus=float(gpus)), counted(gpus, "GPU")),
         (shape.cpus, cpus, replace(shape, nodes=1, cpus=float(cpus)), counted(cpus, "CPU")),
     ):
-        if asked > free >= 1 and take(decisions.rooms, less) is not None:
+        if asked > free >= 1 and take(decisions.capacities, less) is not None:
             advice = Advice(f"with {text} on one node it would start now")
             yield replace(job, shape=less), advice
 
 
 def _sooner(decisions: Decisions, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
     """Find what may let a job behind the head start now: a limit of time, or priority."""
-    if decisions.kept is None or take(decisions.rooms, job.shape) is None:
+    if decisions.kept is None or take(decisions.capacities, job.shape) is None:
         return
     until_s = decisions.kept.until_s
     spare_s = until_s - decisions.situation.now_s - job.grace_s - OVERHEAD_S

@@ -73,7 +73,7 @@ def _members(
     ranks: dict[str, Rank],
     refused: dict[str, Rule],
 ) -> Sequence[Waiting]:
-    """Rank those of a group that may run beside those that do; refuse the others."""
+    """Rank those of a group that may run next to those that do; refuse the others."""
     limits, now_s = situation.limits, situation.now_s
     members.sort(key=lambda job: rank(job, limits))
     allowed: list[Waiting] = []

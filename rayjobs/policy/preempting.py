@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 from rayjobs.policy.order import Rank, rank
 from rayjobs.policy.records import Limits, Running, Waiting
-from rayjobs.policy.reserving import with_room_of
-from rayjobs.policy.shapes import NodeRoom, take
+from rayjobs.policy.reserving import with_capacity_of
+from rayjobs.policy.shapes import NodeCapacity, take
 
 
 def is_enough_ending(
-    head: Waiting, running: Sequence[Running], rooms: Sequence[NodeRoom], *, slots: float
+    head: Waiting, running: Sequence[Running], capacities: Sequence[NodeCapacity], *, slots: float
 ) -> bool:
     """Return whether `head` fits once the jobs have ended that are ending already."""
     ending = [one for one in running if one.is_ending]
     return (
         bool(ending)
         and slots + len(ending) >= 1
-        and take(with_room_of(ending, rooms), head.shape) is not None
+        and take(with_capacity_of(ending, capacities), head.shape) is not None
     )
 
 
@@ -27,7 +27,7 @@ def victims(
     head: Waiting,
     head_rank: Rank,
     running: Sequence[Running],
-    rooms: Sequence[NodeRoom],
+    capacities: Sequence[NodeCapacity],
     *,
     limits: Limits,
     now_s: float,
@@ -54,7 +54,7 @@ def victims(
     if not candidates:
         return None
     ending = [one for one in running if one.is_ending]
-    base = with_room_of(ending, rooms)
+    base = with_capacity_of(ending, capacities)
     chosen = _clear(head, base, candidates, now_s)
     if chosen is None:
         return None
@@ -63,27 +63,29 @@ def victims(
     for one in sorted(chosen, key=lambda one: _cost(one, now_s), reverse=True):
         others = [other for other in chosen if other is not one]
         enough = slots + len(ending) + len(others) >= 1
-        if enough and take(with_room_of(others, base), head.shape) is not None:
+        if enough and take(with_capacity_of(others, base), head.shape) is not None:
             chosen = others
-    taken = take(with_room_of(chosen, base), head.shape)
+    taken = take(with_capacity_of(chosen, base), head.shape)
     assert taken is not None
     return chosen, taken[1]
 
 
 def _clear(
-    head: Waiting, rooms: Sequence[NodeRoom], candidates: Sequence[Running], now_s: float
+    head: Waiting, capacities: Sequence[NodeCapacity], candidates: Sequence[Running], now_s: float
 ) -> list[Running] | None:
-    """Return jobs whose room lets every bundle of `head` fit."""
-    left = list(rooms)
+    """Return jobs whose capacity lets every bundle of `head` fit."""
+    left = list(capacities)
     chosen: list[Running] = []
     used: set[str] = set()
     for _ in range(head.shape.nodes):
         best: tuple[tuple[int, float], int, list[Running]] | None = None
-        for index, room in enumerate(left):
-            if head.shape.spread and room.node_id in used:
+        for index, capacity in enumerate(left):
+            if head.shape.spread and capacity.node_id in used:
                 continue
-            here = [one for one in candidates if room.node_id in one.nodes and one not in chosen]
-            needed = _on_one_node(head, room, here, now_s)
+            here = [
+                one for one in candidates if capacity.node_id in one.nodes and one not in chosen
+            ]
+            needed = _on_one_node(head, capacity, here, now_s)
             if needed is None:
                 continue
             cost = (len(needed), sum(_loss_s(one, now_s) for one in needed))
@@ -92,7 +94,7 @@ def _clear(
         if best is None:
             return None
         _, index, needed = best
-        left = with_room_of(needed, left)
+        left = with_capacity_of(needed, left)
         used.add(left[index].node_id)
         left[index] = left[index].less(head.shape)
         chosen += needed
@@ -100,12 +102,12 @@ def _clear(
 
 
 def _on_one_node(
-    head: Waiting, room: NodeRoom, here: Sequence[Running], now_s: float
+    head: Waiting, capacity: NodeCapacity, here: Sequence[Running], now_s: float
 ) -> list[Running] | None:
-    """Return few jobs of one node whose room lets one bundle fit; None: all are not enough."""
+    """Return few jobs of one node whose capacity lets one bundle fit; None: all are not enough."""
 
     def fits(ended: Sequence[Running]) -> bool:
-        return with_room_of(ended, [room])[0].holds(head.shape)
+        return with_capacity_of(ended, [capacity])[0].holds(head.shape)
 
     if fits([]):
         return []

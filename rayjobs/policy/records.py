@@ -1,7 +1,7 @@
 """What the policy is asked, and what it answers: plain frozen records.
 
 All times are seconds of one clock (the engine uses seconds since 1970, UTC), so that a record of
-a waiting job stays true from one decision to the next and need not be made anew.
+a waiting job stays true from one decision to the next and need not be computed again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from rayjobs.policy.shapes import NodeRoom, Shape
+from rayjobs.policy.shapes import NodeCapacity, Shape
 
 # A level of priority is worth so much waiting; see `Limits.aging_s`.
 AGING_S = 86_400.0
@@ -34,7 +34,7 @@ class Rule(StrEnum):
     USER_GPUS = "user_gpus"  # as many GPUs are in use by its user as may be
     OWN_ORDER = "own_order"  # an earlier job of its user waits for that user's limit
     TARGET_JOBS = "target_jobs"  # as many jobs run on the target as may
-    ROOM = "room"  # first in line, and there is no room
+    CAPACITY = "capacity"  # first in line, and there is no capacity
     YIELDING = "yielding"  # first in line; the jobs preempted for it have not ended yet
     LINE = "line"  # stands behind the first in line, and may not pass it
 
@@ -59,7 +59,7 @@ class Waiting:
             or ``script`` (the same script in any experiment, which says less).
         expected_from: The same for people: "12 earlier runs of train.py in this workspace".
         not_before_s: When a retry's pause is over; None: it is.
-        blocked_by: Why it cannot start whatever the room; None when nothing does.
+        blocked_by: Why it cannot start whatever the capacity; None when nothing does.
         blocked_rule: The rule behind `blocked_by`.
         after: Keys of the jobs whose end it waits for.
     """
@@ -101,7 +101,8 @@ class Running:
             all 12 earlier runs of train.py in this workspace (longest 12 m)".
         saved_s: When its newest checkpoint was stored: what it did since would be lost if it were
             stopped; None: there is none.
-        is_ending: Its end was ordered or has begun: its room comes back, it is no victim again.
+        is_ending: Its end was ordered or has begun: its capacity comes back, and it is not chosen
+            as a victim again.
         is_scaling: It waits for nodes to start, and has none of its own yet: whoever stands
             before it in the line may have its place.
         The others are those of `Waiting`.
@@ -163,8 +164,8 @@ class Promise:
     Attributes:
         key: Of the job.
         nodes: Node id of each bundle that is kept for it.
-        at_s: No job that passes it holds any of its room after this time; None: no such time
-            is known, so none that passes it gets any of its room at all.
+        at_s: No job that passes it holds any of its capacity after this time; None: no such time
+            is known, so none that passes it gets any of its capacity at all.
         is_claim: Running jobs were preempted for it: it stays first until it starts.
     """
 
@@ -179,15 +180,15 @@ class Situation:
     """All that a decision depends on.
 
     Attributes:
-        rooms: Every living node, with what is free of everybody's use; then nodes that may be
-            started (`NodeRoom.is_up` is false).
+        capacities: Every living node, with what is free of everybody's use; then nodes that may be
+            started (`NodeCapacity.is_up` is false).
         may_start: How many of those may be started together; None: all.
         promise: What the last decision kept for the first in line.
     """
 
     waiting: Sequence[Waiting]
     running: Sequence[Running] = ()
-    rooms: Sequence[NodeRoom] = ()
+    capacities: Sequence[NodeCapacity] = ()
     limits: Limits = field(default_factory=Limits)
     now_s: float = 0.0
     promise: Promise | None = None

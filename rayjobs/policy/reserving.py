@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rayjobs.policy.durations import latest_end_s, likely_end_s, source_of
 from rayjobs.policy.records import Promise, Running, Waiting
-from rayjobs.policy.shapes import NodeRoom, Shape, take
+from rayjobs.policy.shapes import NodeCapacity, Shape, take
 
 
 @dataclass(frozen=True)
@@ -21,21 +21,21 @@ class Kept:
         likely_s: When it will probably start; None: not known.
         basis: Where `likely_s` is from.
         source: Which runs that means, for people.
-        spare: For each promised node, its room once the promised job is there: what a job
+        spare: For each promised node, its capacity once the promised job is there: what a job
             that may run for ever can have.
     """
 
     promise: Promise | None
     likely_s: float | None
     basis: str
-    spare: Mapping[str, NodeRoom]
+    spare: Mapping[str, NodeCapacity]
     source: str = ""
 
     @property
     def until_s(self) -> float:
         """Jobs that have released their allocation by then may use what is reserved.
 
-        Where a job without any limit holds that room there is no latest start, and the likely
+        Where a job without any limit holds that capacity there is no latest start, and the likely
         one decides alone.
         """
         if self.promise is None or self.likely_s is None:
@@ -46,16 +46,16 @@ class Kept:
 def keep(
     head: Waiting,
     running: Sequence[Running],
-    rooms: Sequence[NodeRoom],
+    capacities: Sequence[NodeCapacity],
     *,
     now_s: float,
     old: Promise | None,
     slots: float = math.inf,
 ) -> Kept:
-    """Return what is kept for `head`, which may not start in `rooms` now.
+    """Return what is kept for `head`, which may not start in `capacities` now.
 
     The nodes are those that are free first if every running job takes all its time; they are
-    kept until the job starts, so that nobody gets in between by a change of mind, and the
+    kept until the job starts, so that no other job takes it after a change of plan, and the
     promised time may only come nearer.
 
     Args:
@@ -68,19 +68,23 @@ def keep(
     nodes, index = None, 0
     if same is not None:
         index_on = _first_fit(
-            by_latest, rooms, lambda now: _holds_on(now, head.shape, same.nodes), slots
+            by_latest, capacities, lambda now: _holds_on(now, head.shape, same.nodes), slots
         )
         if index_on is not None:
             nodes, index = same.nodes, index_on
     if nodes is None:
-        found = _first_fit(by_latest, rooms, lambda now: take(now, head.shape) is not None, slots)
+        found = _first_fit(
+            by_latest, capacities, lambda now: take(now, head.shape) is not None, slots
+        )
         if found is not None:
-            taken = take(with_room_of(by_latest[:found], rooms), head.shape)
+            taken = take(with_capacity_of(by_latest[:found], capacities), head.shape)
             assert taken is not None
             nodes, index = taken[1], found
-    likely_s, basis, source = likely_start(head.shape, running, rooms, now_s=now_s, slots=slots)
+    likely_s, basis, source = likely_start(
+        head.shape, running, capacities, now_s=now_s, slots=slots
+    )
     if nodes is None:
-        return _keep_of_empty(head, rooms)
+        return _keep_of_empty(head, capacities)
     at_s = latest_end_s(by_latest[index - 1], now_s) if index else now_s
     promised = None if math.isinf(at_s) else at_s
     if same is not None and same.at_s is not None and same.nodes == nodes:
@@ -88,7 +92,9 @@ def keep(
     is_claim = same is not None and same.is_claim
     if is_claim:
         promised = now_s
-    later = {room.node_id: room for room in with_room_of(by_latest[:index], rooms)}
+    later = {
+        capacity.node_id: capacity for capacity in with_capacity_of(by_latest[:index], capacities)
+    }
     spare = {
         node: later[node].plus(*_negative(head.shape, count))
         for node, count in Counter(nodes).items()
@@ -100,15 +106,15 @@ def keep(
 def likely_start(
     shape: Shape,
     running: Sequence[Running],
-    rooms: Sequence[NodeRoom],
+    capacities: Sequence[NodeCapacity],
     *,
     now_s: float,
     slots: float = math.inf,
 ) -> tuple[float | None, str, str]:
-    """Return when there is probably room for the shape, the basis, and which runs it means."""
+    """Return when there is probably capacity for the shape, the basis, and which runs it means."""
     ends = {one.key: likely_end_s(one, now_s) for one in running}
     by_likely = sorted(running, key=lambda one: (ends[one.key][0], one.order))
-    index = _first_fit(by_likely, rooms, lambda now: take(now, shape) is not None, slots)
+    index = _first_fit(by_likely, capacities, lambda now: take(now, shape) is not None, slots)
     if index is None:
         return None, "", ""
     if not index:
@@ -118,12 +124,12 @@ def likely_start(
     return at_s, basis, source_of(last, basis)
 
 
-def _keep_of_empty(head: Waiting, rooms: Sequence[NodeRoom]) -> Kept:
+def _keep_of_empty(head: Waiting, capacities: Sequence[NodeCapacity]) -> Kept:
     """Keep nodes that others than our jobs hold: when they let go is not known."""
-    taken = take([room.emptied() for room in rooms], head.shape)
+    taken = take([capacity.emptied() for capacity in capacities], head.shape)
     if taken is None:
         return Kept(None, None, "", {})
-    totals = {room.node_id: room.emptied() for room in rooms}
+    totals = {capacity.node_id: capacity.emptied() for capacity in capacities}
     spare = {
         node: totals[node].plus(*_negative(head.shape, count))
         for node, count in Counter(taken[1]).items()
@@ -131,11 +137,11 @@ def _keep_of_empty(head: Waiting, rooms: Sequence[NodeRoom]) -> Kept:
     return Kept(Promise(key=head.key, nodes=taken[1], at_s=None), None, "", spare)
 
 
-def least(one: NodeRoom, other: NodeRoom | None) -> NodeRoom:
+def least(one: NodeCapacity, other: NodeCapacity | None) -> NodeCapacity:
     """Return the node with no more free than either says."""
     if other is None:
         return one
-    return NodeRoom(
+    return NodeCapacity(
         one.node_id,
         one.cpus,
         one.gpus,
@@ -150,29 +156,31 @@ def least(one: NodeRoom, other: NodeRoom | None) -> NodeRoom:
 
 def _first_fit(
     ending: Sequence[Running],
-    rooms: Sequence[NodeRoom],
-    fits: Callable[[list[NodeRoom]], bool],
+    capacities: Sequence[NodeCapacity],
+    fits: Callable[[list[NodeCapacity]], bool],
     slots: float,
 ) -> int | None:
     """Return how many of `ending`, in order, must end until it fits; None: all is not enough.
 
-    More room never makes a fit go away, so the number is found by halving. Each end gives a
+    More capacity never makes a fit go away, so the number is found by halving. Each end gives a
     slot back, too.
     """
     low, high = max(0, math.ceil(1 - slots)) if math.isfinite(slots) else 0, len(ending)
-    if low > high or not fits(with_room_of(ending, rooms)):
+    if low > high or not fits(with_capacity_of(ending, capacities)):
         return None
     while low < high:
         middle = (low + high) // 2
-        if fits(with_room_of(ending[:middle], rooms)):
+        if fits(with_capacity_of(ending[:middle], capacities)):
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def with_room_of(ended: Iterable[Running], rooms: Sequence[NodeRoom]) -> list[NodeRoom]:
-    """Return the rooms as they are once these jobs have ended."""
+def with_capacity_of(
+    ended: Iterable[Running], capacities: Sequence[NodeCapacity]
+) -> list[NodeCapacity]:
+    """Return the capacities as they are once these jobs have ended."""
     more: dict[str, list[float]] = {}
     for one in ended:
         for node in one.nodes:
@@ -180,15 +188,18 @@ def with_room_of(ended: Iterable[Running], rooms: Sequence[NodeRoom]) -> list[No
             back[0] += one.shape.cpus
             back[1] += one.shape.gpus
             back[2] += one.shape.memory
-    return [room.plus(*more[room.node_id]) if room.node_id in more else room for room in rooms]
+    return [
+        capacity.plus(*more[capacity.node_id]) if capacity.node_id in more else capacity
+        for capacity in capacities
+    ]
 
 
-def _holds_on(rooms: Sequence[NodeRoom], shape: Shape, nodes: Sequence[str]) -> bool:
+def _holds_on(capacities: Sequence[NodeCapacity], shape: Shape, nodes: Sequence[str]) -> bool:
     """Return whether each of the nodes holds as many bundles as it is named."""
-    by_id = {room.node_id: room for room in rooms}
+    by_id = {capacity.node_id: capacity for capacity in capacities}
     for node, count in Counter(nodes).items():
-        room = by_id.get(node)
-        if room is None or not room.plus(*_negative(shape, count - 1)).holds(shape):
+        capacity = by_id.get(node)
+        if capacity is None or not capacity.plus(*_negative(shape, count - 1)).holds(shape):
             return False
     return len(nodes) == shape.nodes
 

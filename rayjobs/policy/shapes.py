@@ -1,4 +1,4 @@
-"""Shapes of allocations, the room of nodes, and how the one is taken from the other."""
+"""Shapes of allocations, the capacity of nodes, and how the one is taken from the other."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class NodeRoom:
+class NodeCapacity:
     """What one node has: in all, and free of everybody's use.
 
     Attributes:
@@ -94,13 +94,13 @@ class NodeRoom:
             and self.free_memory + SLACK >= shape.memory
         )
 
-    def less(self, shape: Shape) -> NodeRoom:
+    def less(self, shape: Shape) -> NodeCapacity:
         """Return the node with one bundle of the shape taken."""
         return self.plus(-shape.cpus, -shape.gpus, -shape.memory)
 
-    def plus(self, cpus: float, gpus: float, memory: float) -> NodeRoom:
+    def plus(self, cpus: float, gpus: float, memory: float) -> NodeCapacity:
         """Return the node with that much more (or less) of it free."""
-        return NodeRoom(
+        return NodeCapacity(
             self.node_id,
             self.cpus,
             self.gpus,
@@ -112,13 +112,13 @@ class NodeRoom:
             self.is_up,
         )
 
-    def taken(self) -> NodeRoom:
+    def taken(self) -> NodeCapacity:
         """Return the node with nothing free."""
         return self.plus(-self.free_cpus, -self.free_gpus, -self.free_memory)
 
-    def emptied(self) -> NodeRoom:
+    def emptied(self) -> NodeCapacity:
         """Return the node with nothing on it."""
-        return NodeRoom(
+        return NodeCapacity(
             self.node_id,
             self.cpus,
             self.gpus,
@@ -135,19 +135,21 @@ class NodeRoom:
 SLACK = 1e-6
 
 
-def take(rooms: Sequence[NodeRoom], shape: Shape) -> tuple[list[NodeRoom], tuple[str, ...]] | None:
-    """Return the rooms with the shape taken and the node of each bundle; None: no room.
+def take(
+    capacities: Sequence[NodeCapacity], shape: Shape
+) -> tuple[list[NodeCapacity], tuple[str, ...]] | None:
+    """Return the capacities with the shape taken and the node of each bundle; None: no capacity.
 
     Nodes that are up come first, and of them the fullest that fits, so that large jobs find
     whole nodes.
     """
-    left = list(rooms)
+    left = list(capacities)
     chosen: list[str] = []
     for _ in range(shape.nodes):
         fitting = [
             index
-            for index, room in enumerate(left)
-            if room.holds(shape) and not (shape.spread and room.node_id in chosen)
+            for index, capacity in enumerate(left)
+            if capacity.holds(shape) and not (shape.spread and capacity.node_id in chosen)
         ]
         if not fitting:
             return None
@@ -157,37 +159,37 @@ def take(rooms: Sequence[NodeRoom], shape: Shape) -> tuple[list[NodeRoom], tuple
     return left, tuple(chosen)
 
 
-def _emptiness(room: NodeRoom) -> tuple[bool, float, float]:
-    return (not room.is_up, room.free_gpus, room.free_cpus)
+def _emptiness(capacity: NodeCapacity) -> tuple[bool, float, float]:
+    return (not capacity.is_up, capacity.free_gpus, capacity.free_cpus)
 
 
 def move(
-    rooms: Sequence[NodeRoom], shape: Shape, old: Sequence[str], new: Sequence[str]
-) -> list[NodeRoom] | None:
-    """Return the rooms with a shape on other nodes than those it was taken from; None: no room."""
-    left = {room.node_id: room for room in rooms}
+    capacities: Sequence[NodeCapacity], shape: Shape, old: Sequence[str], new: Sequence[str]
+) -> list[NodeCapacity] | None:
+    """Return the capacities with a shape moved to other nodes; None: they have no capacity."""
+    left = {capacity.node_id: capacity for capacity in capacities}
     for node in old:
         left[node] = left[node].plus(shape.cpus, shape.gpus, shape.memory)
     for node in new:
-        room = left.get(node)
-        if room is None or not room.holds(shape):
+        capacity = left.get(node)
+        if capacity is None or not capacity.holds(shape):
             return None
-        left[node] = room.less(shape)
+        left[node] = capacity.less(shape)
     return list(left.values())
 
 
-def describe_free(rooms: Sequence[NodeRoom]) -> str:
+def describe_free(capacities: Sequence[NodeCapacity]) -> str:
     """Return what is free in words, e.g. ``1 of 2 CPUs, 0 of 4 GPUs free``."""
-    startable = sum(not room.is_up for room in rooms)
+    startable = sum(not capacity.is_up for capacity in capacities)
     more = f"{counted(startable, 'node')} may start"
-    rooms = [room for room in rooms if room.is_up]
-    if not rooms:
+    capacities = [capacity for capacity in capacities if capacity.is_up]
+    if not capacities:
         return f"no node is up; {more}" if startable else "there are no nodes"
-    cpus = sum(max(0.0, room.free_cpus) for room in rooms)
-    gpus = sum(max(0.0, room.free_gpus) for room in rooms)
-    all_gpus = sum(room.gpus for room in rooms)
-    text = f"{cpus:g} of {sum(room.cpus for room in rooms):g} CPUs"
+    cpus = sum(max(0.0, capacity.free_cpus) for capacity in capacities)
+    gpus = sum(max(0.0, capacity.free_gpus) for capacity in capacities)
+    all_gpus = sum(capacity.gpus for capacity in capacities)
+    text = f"{cpus:g} of {sum(capacity.cpus for capacity in capacities):g} CPUs"
     if all_gpus:
         text += f", {gpus:g} of {all_gpus:g} GPUs"
-    text += " free" + (f" on {len(rooms)} nodes" if len(rooms) > 1 else "")
+    text += " free" + (f" on {len(capacities)} nodes" if len(capacities) > 1 else "")
     return f"{text}; {more}" if startable else text

@@ -15,7 +15,7 @@ from rayjobs.protocol.calls import Answer, Asked, Call
 
 
 class NotPlacedError(RayjobsError):
-    """A placement group found no room in its time."""
+    """A placement group found no capacity in its time."""
 
 
 class NotGrownError(NotPlacedError):
@@ -31,7 +31,7 @@ class AgentLeavingError(RayjobsError):
 
 
 class AgentFaultError(RayjobsError):
-    """The agent met an error that nobody foresaw; the agent itself goes on."""
+    """The agent met an unexpected error; the agent itself goes on."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Cluster(Protocol):
         One node for each bundle, as the policy chose them: Ray's own choice could take what is
         kept for another job.
 
-        Raises NotPlacedError when it found no room in time (it is removed before).
+        Raises NotPlacedError when it found no capacity in time (it is removed before).
         """
         ...
 
@@ -114,7 +114,7 @@ class Cluster(Protocol):
     async def raylet_is_gone(self, node_id: str) -> bool:
         """Whether a dead node's machine answers, and says that Ray's process there has ended.
 
-        False is no news: the machine may be cut off, or the process frozen.
+        False says nothing: the machine may be cut off, or the process frozen.
         """
         ...
 

@@ -27,7 +27,7 @@ class Nothing(Message):
 
 @dataclass(frozen=True, slots=True)
 class Port(Message):
-    """A port that nobody else has."""
+    """A port that no other process has."""
 
     number: int
 
@@ -66,7 +66,7 @@ class Renewed(Message):
 
 @dataclass(frozen=True, slots=True)
 class Silence(Message):
-    """For how many seconds no rank of a node was heard; None where nobody counts."""
+    """For how many seconds no rank of a node was heard; None where this is not measured."""
 
     silent_s: float | None
 

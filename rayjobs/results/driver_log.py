@@ -1,6 +1,6 @@
 """Reads what a rank printed, byte for byte, also while it is written and when its middle is gone.
 
-A log that grew beyond its cap has a hole (``driver_<rank>.holes.json`` beside it says where):
+A log that grew beyond its cap has a hole (``driver_<rank>.holes.json`` next to it says where):
 readers get one line instead that says how much is missing.
 """
 

@@ -45,7 +45,7 @@ class Series:
 
 
 def point_of(record: Mapping[str, Any], *, attempt: int, rank: int) -> MetricPoint | None:
-    """Return a record of a metric file as a point, or None when it is no metric.
+    """Return a record of a metric file as a point, or None when it is not a metric.
 
     The point's sequence is the byte position of its line: growing and unique within the
     rank's file. A value is a scalar, or ``{"kind": list|row|table|image|chart, "value": …}``;
@@ -186,9 +186,10 @@ def thin(one: Series, most: int) -> Series:
 
 
 def sparkline(values: Sequence[float], *, width: int = 40) -> str:
-    """Return one line of blocks for the values, at most `width` wide; ``·`` is no number.
+    """Return one line of blocks for the values, at most `width` wide.
 
-    Several values that share a block are shown by their mean; a constant is a low line.
+    Several values that share a block are shown by their mean; a constant is a low line. ``·``
+    stands for a value that is not a number.
     """
     if not values or width < 1:
         return ""
@@ -220,7 +221,7 @@ class Summary:
 
     Attributes:
         count: How many values were logged.
-        last: The newest value; text for what is no number.
+        last: The newest value; text for a value that is not a number.
         best_low: Lowest and highest finite value; None when there is none.
         line: A sparkline.
     """

@@ -116,7 +116,7 @@ def entries(source: Source) -> Iterator[tuple[Entry, Content]]:
     Names are as they stand in the archive, unchecked.
 
     Raises:
-        SnapshotError: the archive is no snapshot, or has a kind of entry that none has.
+        SnapshotError: it is not a snapshot, or has a kind of entry that snapshots never have.
     """
     name: str | None = None
     target: str | None = None

@@ -473,7 +473,7 @@ def _remote(config: Path, branch: str) -> str:
 def without_credentials(url: str) -> str:
     """Return a remote's URL without user name, password, query and fragment.
 
-    ``git@host:path`` stays: its user is no secret, and part of the address.
+    ``git@host:path`` stays: its user is part of the address, not a secret.
     """
     if "://" not in url:
         return url

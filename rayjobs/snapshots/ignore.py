@@ -200,7 +200,7 @@ class Rules:
     def _brings_back(self, line: int, why: Why, name: str) -> bool:
         """Return whether a ``!pattern`` of .rayjobsignore means this default.
 
-        ``!src/`` is no wish for src/.env: the pattern's last part must itself be of the kind
+        ``!src/`` does not ask for src/.env: the pattern's last part must itself be of the kind
         that is left out, or be the very name.
         """
         if line >= 0 or self.name != IGNORE_FILES[0]:

@@ -95,7 +95,7 @@ _BASE_IMAGES = re.compile(r"(?:https?://)?mcr\.microsoft\.com/azureml/.+|azureml
 
 
 def curated(name: str) -> Curated | None:
-    """Return what a curated environment has installed; None for a name of Azure ML's nobody knows.
+    """Return what a curated environment has installed; None for an unknown name.
 
     Upper and lower case mean the same, as do the names for CPUs and for GPUs.
     """

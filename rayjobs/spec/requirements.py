@@ -92,7 +92,7 @@ def _expanded(
     for line in lines:
         option, value = option_of(line)
         if option in _EDITABLE:
-            # A copy travels with the job: nobody edits it there.
+            # A copy travels with the job; it is not edited there.
             value = value if "://" in value or value.startswith((".", "/", "~")) else f"./{value}"
             yield from _expanded([value], folder, field, above)
         elif option in _INCLUDE:

@@ -123,7 +123,7 @@ class ArrayEnds(Part):
 def _cause(failed: Sequence[sqlite3.Row], total: int) -> Failure:
     """Return the array's failure: the first member's whose class is the worst of them."""
     known = [(row["array_index"], failure_of(row["failure"])) for row in failed]
-    # A time limit has an exit code of its own, which is told only when nothing else went wrong.
+    # A time limit has an exit code of its own, which is given only when nothing else went wrong.
     hard = [
         one
         for one in known
@@ -256,7 +256,7 @@ def member_row(connection: sqlite3.Connection, array: sqlite3.Row, index: int) -
     """Return the row of an array's member.
 
     Raises:
-        NotFoundError: it is no array, or has no such member.
+        NotFoundError: it is not an array, or has no such member.
     """
     found: sqlite3.Row | None = None
     if array["kind"] == KIND:

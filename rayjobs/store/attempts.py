@@ -262,7 +262,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
                 if known is not None and json.loads(known["hosts"]):
                     return False
             if connection.execute(transitions.REQUEUE, values).fetchone() is None:
-                # The request came first. Nobody would ever start it from the queue.
+                # The request came first: the queue would never start the job.
                 new = JobState.CANCELED
                 by = self._canceled_by(connection, job_id)
                 reason = values["reason"] = f"{by} instead of queued again ({reason})"

@@ -36,7 +36,7 @@ class Report:
     """What a check found.
 
     Attributes:
-        version: Of the schema; 0 for a file that is no store.
+        version: Of the schema; 0 for a file that is not a store.
         file_system: Its kind, e.g. "ext4"; empty if it is not known.
         problems: What makes it unusable, with what to do.
         warnings: What may become one.
@@ -255,7 +255,7 @@ def upgrade(path: Path, *, keep_copy: bool = True) -> Upgrade:
     """Bring a store to this code's version in one transaction.
 
     Args:
-        keep_copy: Write ``store-version-N.db`` beside it first.
+        keep_copy: Write ``store-version-N.db`` next to it first.
 
     Raises:
         StoreVersionError: it is newer.

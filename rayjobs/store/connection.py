@@ -322,7 +322,7 @@ class Database:
                 raise
 
     def _take_hold(self) -> None:
-        """Remember the folder: where it is after a move is told by it alone."""
+        """Remember the folder: it alone tells where it is after a move."""
         assert self.path is not None
         with contextlib.suppress(OSError):
             before, self._folder = self._folder, FolderHandle(self.path.parent)
@@ -363,7 +363,7 @@ class Database:
         self._guard.release()
 
     def after_fork_in_child(self) -> None:
-        """Start anew, unless a connection was in use and is here now, too."""
+        """Start again, unless a connection was in use and is here now, too."""
         self._broken_by_fork = self._broken_by_fork or bool(self._users)
         self._renew()
 

@@ -513,7 +513,7 @@ def _not_found(text: str, rows: Sequence[sqlite3.Row], where: str, kind: str | N
 
     known: dict[str, str] = {}
     for row in reversed(rows):
-        # A spec's name that several jobs share is no answer where they are shown under others.
+        # A spec's name that several jobs share does not identify any of them.
         shown = row["display_name"] or row["name"]
         known.update({name: row["id"] for name in (row["id"], row["tail"], shown) if name})
     near = difflib.get_close_matches(text, known, n=3, cutoff=0.6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-# The last number of a name, beside the store's own values. It only grows, so that a name which
+# The last number of a name, next to the store's own values. It only grows, so that a name which
 # was pruned never means another job.
 COUNT = """
 INSERT INTO meta (key, value) VALUES (:key, '1')

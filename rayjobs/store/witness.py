@@ -48,7 +48,7 @@ class Note:
 
 
 class Witness:
-    """The note beside one store. Safe from threads, processes and forks: it may only lag."""
+    """The note next to one store. Safe from threads, processes and forks: it may only lag."""
 
     def __init__(self, store: Path) -> None:
         """Find the note of the store in the file `store`; nothing is opened yet."""

@@ -118,7 +118,7 @@ def end_text(job: Job) -> str:
 def raise_for_end(job: Job) -> None:
     """Raise JobFailedError when a job Failed; its lines are in it.
 
-    Source: Azure ML v1, where a canceled run is no error of ``wait_for_completion``.
+    Source: Azure ML v1, where ``wait_for_completion`` does not raise for a canceled run.
     """
     if job.state is not JobState.FAILED:
         return

@@ -17,7 +17,7 @@ from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles
 
 
 def become_own(workspace: OpenWorkspace) -> list[str]:
-    """Give a copy an id of its own; return a sentence about it, or none if it is no copy.
+    """Give a copy an id of its own; return a sentence about it, or none if it is not a copy.
 
     What was unfinished when it was copied runs in the original, and in no other place: the
     copy's records of it are ended first. No target serves a copy, so nothing else changes them

@@ -28,7 +28,7 @@ def pack(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> Job
         stores: Whether they are stored; else only their digests are found.
 
     Raises:
-        SpecError: a folder is no package.
+        SpecError: a folder is not a package.
         SnapshotError: one cannot be packed.
     """
     asked = spec.environment

@@ -51,7 +51,7 @@ def revise(
 
 
 def notes_of(spec: JobSpec) -> tuple[str, ...]:
-    """Return what people are told of how a spec is placed on its target, as at submit."""
+    """Return the notices about how a spec is placed on its target, as at submit."""
     from rayjobs.policy.capacity import plan_shape
 
     capacity = _capacity(spec.target)

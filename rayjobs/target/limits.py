@@ -43,7 +43,7 @@ def save_limits(target: str, limits: Limits, *, home: Path) -> None:
 
     Raises:
         NotFoundError: no such target.
-        UsageError: a limit is no positive number.
+        UsageError: a limit is not a positive number.
     """
     load_target(target, home=home)
     values = asdict(limits)

@@ -107,7 +107,7 @@ def look_after(
     values = _read(place)
     failures, left_s = int(values.get("failures", 0)), _pause_left_s(values)
     fails = Condition(Standing.FAILING, str(values.get("error", starts.reason)))
-    if _is_at_work(values):  # a try after others have failed is no news yet
+    if _is_at_work(values):  # a try after others have failed is not reported yet
         return fails if failures else starts
     if not failures and record.address is not None:
         if reason := reach.why_unreachable(record.address, timeout_s=QUICK_LOOK_S):

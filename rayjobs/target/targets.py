@@ -59,7 +59,7 @@ class TargetView:
         state: "running", "starting", "stopped", "lost" (its Ray runs, nothing answers), "failing"
             (it does not come up, and is tried again later), "unreachable" (its cluster), or
             "ready" (its cluster answers, and the first job starts the target's own actor).
-        problem: Why it does not run, in one sentence, and what helps; empty where that is no fault.
+        problem: Why it does not run, in one sentence, and what helps; empty if that is in order.
         busy: Whether jobs are queued or running; None where nothing is known.
         detail: What the actor itself says (`status`), where it was asked.
         without_token: Anyone who reaches its cluster can run code on it.

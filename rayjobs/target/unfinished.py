@@ -234,7 +234,7 @@ def older(name: str, *, home: Path, than: str | None = None) -> str:
         than: The job that is being submitted; it is none of them.
     """
     # Of a burst of submits each would tell of the others. What waited at a stop that a user asked
-    # for is told of whatever its age: it was to stay where it is.
+    # for is reported whatever its age: it was to stay where it is.
     since = datetime.now(UTC) - timedelta(seconds=AGE_S)
     stopped_at = datetime.fromtimestamp(stop_record.last(Place(name, home).paths).at, UTC)
     jobs = [

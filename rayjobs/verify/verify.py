@@ -135,7 +135,7 @@ class _Verification:
                     )
                     self._say(f"canceling {job}, which is not needed any more")
             except (RayjobsError, OSError, TimeoutError):
-                continue  # what interrupted us is told, not this
+                continue  # the interrupt is reported, not this
 
     def _submit(self, role: str, retries: Retries) -> Job:
         spec = self._asked.spec

@@ -118,7 +118,7 @@ def blob_key(digest: str) -> str:
 
 
 class FolderBlobs:
-    """A `BlobStore` in a folder: each blob is a file, first written beside and then renamed."""
+    """A `BlobStore` in a folder: a file for each blob, first under another name, then renamed."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
@@ -286,7 +286,7 @@ class FolderBlobs:
         return Blob(key, size, found)
 
     def _is_whole(self, key: str, size: int, digest: str) -> bool:
-        """Return whether kept bytes are what their key says; damaged ones are written anew.
+        """Return whether kept bytes are what their key says; damaged ones are written again.
 
         Large ones are only measured: to read them costs as much as to write them.
         """

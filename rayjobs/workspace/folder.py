@@ -46,13 +46,13 @@ class WorkspaceFiles:
     def record(self) -> Path:
         """Which workspace it is (JSON): ``version``, ``id``, ``name``, ``path``, ``earlier``.
 
-        The path is where it was opened last: a copy is told by it.
+        The path is where it was opened last: that is how a copy is recognised.
         """
         return self.root / "workspace.json"
 
     @property
     def store(self) -> Path:
-        """The records (SQLite; with a -wal and a -shm file beside it while it is open)."""
+        """The records (SQLite; with a -wal and a -shm file next to it while it is open)."""
         return self.root / "store.db"
 
     @property
@@ -162,7 +162,7 @@ def locate(explicit: str | None = None) -> Path:
 def id_of(path: str | Path) -> str | None:
     """Return the id of the workspace in a folder; None where it cannot be read now.
 
-    A folder that was removed and made anew is another workspace under the same path.
+    A folder that was removed and created again is another workspace under the same path.
     """
     try:
         record = _read(WorkspaceFiles(Path(path)))

@@ -1,4 +1,4 @@
-"""End interactive runs whose process has died: whoever opens the workspace next does this."""
+"""End interactive runs whose process has died, when the workspace is opened next."""
 
 from __future__ import annotations
 

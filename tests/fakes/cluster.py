@@ -1,4 +1,4 @@
-"""A small working cluster in memory: groups take room, agents do what a test tells them."""
+"""A small working cluster in memory: groups take capacity, agents do what a test tells them."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def exit_record(
 
 
 class FakeCluster:
-    """Nodes with room; a group takes it until it is removed."""
+    """Nodes with capacity; a group takes it until it is removed."""
 
     def __init__(self, *, cpus: float = 2.0, gpus: float = 0.0, nodes: int = 1) -> None:
         self.id = "cluster-1"
@@ -271,7 +271,7 @@ class FakeCluster:
             fits = used_cpus + count * shape.cpus <= cpus and used_gpus + count * shape.gpus <= gpus
             if not fits or (shape.spread and count > 1):
                 self.over_capacity = True
-                raise NotPlacedError("no room")
+                raise NotPlacedError("no capacity")
         self.groups[name] = (shape, tuple(nodes))
         self.created.append(name)
         return tuple(nodes)

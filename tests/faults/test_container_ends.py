@@ -124,7 +124,7 @@ def test_an_image_that_lacks_python_or_mpirun_is_refused_before_its_ranks_start(
     empty.mkdir()
     said = bring(short_path, plan, ContainerRequest(image=str(empty)), None)
     assert "the image has no Python that the script can run with" in said
-    attempt.plan["beside"] = {"kind": "mpi", "socket": "x", "nodes": []}
+    attempt.plan["extras"] = {"kind": "mpi", "socket": "x", "nodes": []}
     plan = LaunchPlan.from_json(attempt.plan)
     said = bring(short_path, plan, ContainerRequest(image=str(image)), None)
     assert "there is no mpirun and no orted in its PATH" in said

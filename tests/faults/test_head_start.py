@@ -45,7 +45,7 @@ def attempt_at(folder: Path, port: int, script: str, most_s: float) -> Attempt:
         ranks=3,
         master_port=port,
         env={"MASTER_PORT": str(port)},
-        beside={"kind": "head-start", "port": port, "most_s": most_s},
+        extras={"kind": "head-start", "port": port, "most_s": most_s},
     )
 
 

@@ -148,7 +148,7 @@ def test_ranks_that_save_their_state_have_their_grace_though_another_has_ended(
 
 def test_an_mpirun_that_cannot_start_is_told_with_its_words(short_path: Path, warm: str) -> None:
     attempt = MpiAttempt.make(short_path, MEET, processes=1)
-    attempt.nodes[0].plan["beside"]["command"] = ["mpirun", "--no-such-option"]
+    attempt.nodes[0].plan["extras"]["command"] = ["mpirun", "--no-such-option"]
     failure = attempt.cause(attempt.start(warm).wait())
     assert "mpirun ended with code" in failure.message and "no-such-option" in failure.message
     assert failure.failure_class is FailureClass.SYSTEM

@@ -22,7 +22,7 @@ DEBIANS = "127.0.1.1"
 PORT = 29_577  # the machines have no other programs
 LIMIT_S = 90.0  # ranks that do not meet may wait for ever
 # What a launcher says of one node; the rest of a plan is of the attempt's folder.
-TAKEN = ("address", "ranks", "master_port", "beside")
+TAKEN = ("address", "ranks", "master_port", "extras")
 MEETING = ("MASTER_", "HOROVOD_", "WORLD_SIZE")
 
 TORCH = """

@@ -44,7 +44,7 @@ def why(job_id: str) -> str:
 def test_nodes_come_with_the_first_job_and_go_after_the_last(
     cloud: FakeCloud, tmp_path: Path
 ) -> None:
-    """Off switch: `PendingNodes.rooms` is always empty; or an agent never leaves."""
+    """Off switch: `PendingNodes.capacities` is always empty; or an agent never leaves."""
     go_on = tmp_path / "go-on"
     waits = f"""
         import os, pathlib, time

@@ -77,7 +77,7 @@ def test_two_mpi_ranks_reduce_by_horovod_and_nothing_is_left(
         short_path, HOROVOD, nodes=nodes, processes=processes, max_duration_s=120
     )
     for one in attempt.nodes:
-        socket = one.plan["beside"]["socket"]
+        socket = one.plan["extras"]["socket"]
         of_machine(one, bare)
         one.plan["container"]["binds"].append({"source": socket, "target": socket})
     with attempt.start(None).relayed():

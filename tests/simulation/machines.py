@@ -87,7 +87,7 @@ class Machines(Machine):
         box.change()
 
     def _delist(self, node: str) -> None:
-        """Let Ray declare a node dead, for ever; it moves its bundles where there is room."""
+        """Let Ray declare a node dead, for ever; it moves its bundles where there is capacity."""
         if self.sizes.pop(node, None) is None:
             return
         self._note(f"Ray gives up {node}")

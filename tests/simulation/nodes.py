@@ -225,7 +225,7 @@ class Machine:
         return sum(shape.cpus for shape in shapes), sum(shape.gpus for shape in shapes)
 
     def make_group(self, name: str, shape: Shape, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Take room for a group on the nodes that were chosen. Raises NotPlacedError."""
+        """Take capacity for a group on the nodes that were chosen. Raises NotPlacedError."""
         gpus: list[tuple[str, ...]] = []
         taken = {node: self._gpus_of(node) for node in self.sizes}
         for index, node in enumerate(nodes):
@@ -233,7 +233,7 @@ class Machine:
             used_cpus, used_gpus = self.used(node)
             mine = list(nodes[: index + 1]).count(node)
             if used_cpus + mine * shape.cpus > cpus or used_gpus + mine * shape.gpus > total:
-                raise NotPlacedError("no room in time")
+                raise NotPlacedError("no capacity in time")
             names = [self.gpu_name(node, one) for one in range(int(total))]
             ids = tuple([one for one in names if one not in taken[node]][: int(shape.gpus)])
             taken[node] |= set(ids)

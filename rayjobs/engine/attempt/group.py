@@ -51,7 +51,7 @@ class GroupEnd:
         self._ended_s: dict[int, float] = {}
 
     def note(self, record: ExitRecord) -> None:
-        """Take in a node's exit record: the first that is no success ends the other nodes."""
+        """Take in a node's exit record: the first that is not a success ends the other nodes."""
         self._ended_s.setdefault(record.node, asyncio.get_running_loop().time())
         if record.outcome is not Outcome.COMPLETED and not self._failed.is_set():
             why = record.reason or str(record.outcome)

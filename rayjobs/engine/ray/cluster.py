@@ -52,7 +52,7 @@ class RayCluster:
         self._agents: dict[str, RayAgent] = {}
         self._agent_locks: dict[str, asyncio.Lock] = {}
         self._doubted: set[str] = set()
-        # Ray's own calls block, and a group that finds no room for half a minute.
+        # Ray's own calls block, and a group that finds no capacity for half a minute.
         self._threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ray-calls")
 
     async def _call(self, function: Any, *arguments: Any) -> Any:
@@ -194,7 +194,7 @@ class RayCluster:
             get_if_exists=True,
             num_cpus=0,
             max_restarts=0,
-            # One long call per attempt beside short ones.
+            # One long call per attempt, and short ones.
             max_concurrency=1000,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         ).remote(self.target, str(self.home), node_id)

@@ -21,7 +21,7 @@ from rayjobs.protocol.agent import NotGrownError, NotPlacedError, bundles
 
 # Ray itself sets this label on every node.
 NODE_LABEL = "ray.io/node-id"
-PLACING_LOOK_S = 1.0  # while a group waits for its room, whether its nodes are still there
+PLACING_LOOK_S = 1.0  # while a group waits for its capacity, whether its nodes are still there
 LOOK_S = 0.3
 
 
@@ -52,7 +52,7 @@ def place(
         living: Returns the ids of the nodes that live.
 
     Raises:
-        NotPlacedError: there was no room in time, or a node is gone; the group is removed.
+        NotPlacedError: there was no capacity in time, or a node is gone; the group is removed.
     """
     group = _create(name, shape, selectors(shape, nodes, ()))
     end_s = time.monotonic() + timeout_s
@@ -65,7 +65,7 @@ def place(
         if gone:  # Ray would look for it until the end of time
             raise NotPlacedError(f"node {min(gone)[:12]} was lost before the job began")
         raise NotPlacedError(
-            f"Ray found no room for {shape.describe()} within {duration_text(timeout_s)} "
+            f"Ray found no capacity for {shape.describe()} within {duration_text(timeout_s)} "
             f"({state or 'pending'})"
         )
     known[name] = group

@@ -35,7 +35,7 @@ def require(plan: LaunchPlan) -> None:
     Raises:
         PrepareError: class ``environment``: it cannot.
     """
-    extras, env = plan.beside, plan.env
+    extras, env = plan.extras, plan.env
     if extras is None or not env.get("CUDA_VISIBLE_DEVICES"):
         return
     kind = extras.kind

@@ -12,7 +12,7 @@ from rayjobs.core.text import counted
 from rayjobs.policy import (
     Decisions,
     Limits,
-    NodeRoom,
+    NodeCapacity,
     Promise,
     Running,
     Shape,
@@ -41,10 +41,10 @@ class Pool:
     gpus: float = 8.0
     cpus: float = 64.0
 
-    def rooms(self) -> list[NodeRoom]:
+    def capacities(self) -> list[NodeCapacity]:
         """Return them, empty."""
         return [
-            NodeRoom(f"node{index}", self.cpus, self.gpus, 0.0, self.cpus, self.gpus, 0.0)
+            NodeCapacity(f"node{index}", self.cpus, self.gpus, 0.0, self.cpus, self.gpus, 0.0)
             for index in range(self.nodes)
         ]
 
@@ -114,7 +114,7 @@ def play(
     Raises:
         UsageError: a job that the pool can never hold, or that the limits never let start.
     """
-    empty = pool.rooms()
+    empty = pool.capacities()
     for job in trace:
         if take(empty, shape_of(job)) is None:
             raise UsageError(
@@ -172,14 +172,14 @@ class _World:
     def __init__(
         self,
         trace: Sequence[TraceJob],
-        empty: list[NodeRoom],
+        empty: list[NodeCapacity],
         limits: Limits,
         checkpoint_s: float,
         watch: Callable[[Decisions], None],
     ) -> None:
         self.outcomes = {job.job: Outcome(job) for job in trace}
         self.coming = sorted(trace, key=lambda job: (job.submit_s, job.job), reverse=True)
-        self.rooms = {room.node_id: room for room in empty}
+        self.capacities = {capacity.node_id: capacity for capacity in empty}
         self.limits = limits
         self.checkpoint_s = checkpoint_s
         self.watch = watch
@@ -236,7 +236,7 @@ class _World:
         del self.spell[key]
         for node in held.nodes:
             shape = held.shape
-            self.rooms[node] = self.rooms[node].plus(shape.cpus, shape.gpus, shape.memory)
+            self.capacities[node] = self.capacities[node].plus(shape.cpus, shape.gpus, shape.memory)
         started_s = held.started_s if held.started_s is not None else self.now_s
         outcome.spells.append((started_s, self.now_s, held.nodes))
         if not held.is_ending:
@@ -257,7 +257,7 @@ class _World:
             Situation(
                 waiting=list(self.waiting.values()),
                 running=list(self.running.values()),
-                rooms=list(self.rooms.values()),
+                capacities=list(self.capacities.values()),
                 limits=self.limits,
                 now_s=self.now_s,
                 promise=self.promise,
@@ -273,7 +273,7 @@ class _World:
 
     def _start(self, job: Waiting, nodes: tuple[str, ...]) -> None:
         for node in nodes:
-            self.rooms[node] = self.rooms[node].less(job.shape)
+            self.capacities[node] = self.capacities[node].less(job.shape)
         self.running[job.key] = Running(
             key=job.key,
             priority=job.priority,

@@ -65,7 +65,7 @@ def read_trace(path: Path | str) -> list[TraceJob]:
     """Return the jobs of a trace (a file, or the name of a shipped one) by time of submission.
 
     Raises:
-        UsageError: no such file, or a line that is no job; the line's number is named.
+        UsageError: no such file, or a line that is not a job; the line's number is named.
     """
     known = shipped()
     at = known.get(str(path), Path(path))

@@ -329,5 +329,5 @@ def test_a_blob_name_that_leads_outside_is_refused(tmp_path: Path) -> None:
     text = index.read_text()
     begin = text.index("sha256:")
     index.write_text(text.replace(text[begin : begin + 71], "sha256:../../../../etc/passwd"))
-    with pytest.raises(BadImageError, match="is no digest"):
+    with pytest.raises(BadImageError, match="is not a digest"):
         digest(folder)

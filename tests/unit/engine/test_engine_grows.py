@@ -46,7 +46,7 @@ async def runs_on(here: World, job: Job, *nodes: str) -> None:
 
 
 def test_a_job_makes_its_nodes_start_and_runs_on_them(tmp_path: Path) -> None:
-    """Off switch: `PendingNodes.rooms` is always empty."""
+    """Off switch: `PendingNodes.capacities` is always empty."""
 
     async def scene(here: World) -> None:
         job = here.submit(resources=Resources(cpus=2), distribution=TWO)
@@ -74,7 +74,7 @@ def test_another_size_waits_until_the_nodes_of_the_first_have_started(tmp_path: 
         await waits_for_nodes(here, large)
         key = f"{here.folder}::{small.id}"
         decision = await here.until(lambda: here.engine.explain(key))
-        assert decision.rule is Rule.ROOM
+        assert decision.rule is Rule.CAPACITY
         assert "an earlier job" in decision.reason
         here.cluster.grow("a", "cpu", 2.0)
         await waits_for_nodes(here, large, up=1)

@@ -44,7 +44,7 @@ def test_who_has_made_way_as_often_as_it_may_stays(tmp_path: Path) -> None:
         await here.until(lambda: here.engine.explain(key))
         decision = here.engine.explain(key)
         assert decision is not None
-        assert decision.rule is Rule.ROOM
+        assert decision.rule is Rule.CAPACITY
         here.agent.end(low.id, 1, exit_code=0)
         await here.launched(high)
         assert here.store.job(low.id).state is JobState.COMPLETED
@@ -82,7 +82,7 @@ def test_jobs_are_placed_where_the_policy_says(tmp_path: Path) -> None:
         head = here.submit(resources=Resources(cpus=1.5))
         same = here.submit(resources=Resources(cpus=2))
         await here.until(lambda: here.engine.explain(f"{here.folder}::{same.id}"))
-        # Its room is kept: the idle group of the same shape is not handed on behind its back.
+        # Its capacity is kept: the idle group of the same shape is not handed on behind its back.
         (_, (ended,)) = next(iter(here.cluster.groups.values()))
         (first,) = (
             job for job in jobs if ("follow", job.id, 1) in here.cluster.agents[ended].calls

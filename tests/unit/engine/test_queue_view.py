@@ -289,7 +289,7 @@ def test_the_order_never_depends_on_a_clients_clock(tmp_path: Path, wrong: timed
             waiting = candidates.records([view], usual={})
             assert all(abs(one.submitted_s - now.timestamp()) < 60.0 for one in waiting)
             singles = [replace(one, group=None) for one in waiting]
-            plan = decide(Situation(waiting=singles, rooms=[], now_s=now.timestamp()))
+            plan = decide(Situation(waiting=singles, capacities=[], now_s=now.timestamp()))
             return [key.rpartition("::")[2] for key in sorted(plan.by_key, key=_place(plan))]
 
         assert await line() == [job.id for job in jobs]

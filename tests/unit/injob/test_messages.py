@@ -179,7 +179,7 @@ OLD_PLAN: dict[str, Any] = {
     "ranks": [{"rank": 0, "local_rank": 0, "env": {"AZ_BATCHAI_TASK_INDEX": "0"}}],
     "grace_s": 10.0, "max_duration_s": None, "memory_bytes": None, "pids_max": 16384,
     "log_cap_bytes": None, "threads": 2, "injob_path": "/lib", "umask": 18, "address": "10.0.0.1",
-    "master_port": 29511, "beside": {"kind": "head-start", "port": 29511, "most_s": 0.1},
+    "master_port": 29511, "extras": {"kind": "head-start", "port": 29511, "most_s": 0.1},
     "lease_s": 90.0, "lease_since_s": 12.5, "stall_timeout_s": None,
     "raylet": {"pid": 7, "start_time": 9, "boot_id": "b"}, "watches_raylet": True,
     "soft_files": 1024, "hold": ["cgroup", "scan"], "views": None,

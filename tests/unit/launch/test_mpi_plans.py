@@ -30,11 +30,11 @@ def written(plans: list[LaunchPlan]) -> list[dict[str, Any]]:
 
 def test_mpirun_runs_on_the_first_node_and_is_told_of_all() -> None:
     first, second = written(MpiLauncher().plans(context(2, 3)))
-    command = first["beside"]["command"]
+    command = first["extras"]["command"]
     assert command[:5] == ["mpirun", "-np", "6", "-H", "localhost:3,127.1.0.1:3"]
-    assert second["beside"]["command"] is None
-    assert [peer["node_id"] for peer in first["beside"]["peers"]] == ["id1"]
-    assert first["beside"]["peers"][0]["socket"] == second["beside"]["socket"]
+    assert second["extras"]["command"] is None
+    assert [peer["node_id"] for peer in first["extras"]["peers"]] == ["id1"]
+    assert first["extras"]["peers"][0]["socket"] == second["extras"]["socket"]
     assert [plan["master_port"] for plan in (first, second)] == [29_511, None]
 
 
@@ -47,11 +47,11 @@ def test_mpirun_alone_sets_the_variables_of_open_mpi() -> None:
 
 def test_nodes_that_share_a_machine_are_told_so() -> None:
     apart = written(MpiLauncher().plans(context(2, 1)))
-    assert [plan["beside"]["shares_machine"] for plan in apart] == [False, False]
+    assert [plan["extras"]["shares_machine"] for plan in apart] == [False, False]
     together = written(MpiLauncher().plans(context(3, 1, address="127.0.0.1")))
-    assert [plan["beside"]["shares_machine"] for plan in together] == [False, True, True]
+    assert [plan["extras"]["shares_machine"] for plan in together] == [False, True, True]
     raylets = written(MpiLauncher().plans(context(2, 1, address="127.9.9.{}")))
-    assert [plan["beside"]["shares_machine"] for plan in raylets] == [False, True]
+    assert [plan["extras"]["shares_machine"] for plan in raylets] == [False, True]
 
 
 def test_names_of_nodes_are_addresses_that_mpirun_need_not_look_up() -> None:
@@ -64,7 +64,7 @@ def test_names_of_nodes_are_addresses_that_mpirun_need_not_look_up() -> None:
 
 def test_horovods_gloo_ranks_are_told_who_they_are_and_where_they_meet() -> None:
     plans = written(HorovodGlooLauncher().plans(context(2, 2)))
-    assert [plan["beside"].get("port") for plan in plans] == [29_511, None]
+    assert [plan["extras"].get("port") for plan in plans] == [29_511, None]
     for plan in plans:
         assert plan["env"]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.0"
         assert plan["env"]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "29511"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayjobs.policy import NodeRoom, Running, Shape, Waiting
+from rayjobs.policy import NodeCapacity, Running, Shape, Waiting
 
 
-def room(name: str = "n0", *, cpus: float = 4, gpus: float = 0) -> NodeRoom:
-    return NodeRoom(name, cpus, gpus, 8e9, cpus, gpus, 8e9)
+def capacity(name: str = "n0", *, cpus: float = 4, gpus: float = 0) -> NodeCapacity:
+    return NodeCapacity(name, cpus, gpus, 8e9, cpus, gpus, 8e9)
 
 
 def shape(given: dict[str, Any]) -> Shape:
@@ -44,7 +44,7 @@ def runs(
     )
 
 
-def less(one: NodeRoom, *running: Running) -> NodeRoom:
+def less(one: NodeCapacity, *running: Running) -> NodeCapacity:
     """Return the node with what runs on it taken."""
     for each in running:
         for node in each.nodes:

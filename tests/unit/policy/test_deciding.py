@@ -19,7 +19,7 @@ from rayjobs.policy import (
 )
 from rayjobs.policy.estimating import DEPTH, estimate, estimates
 from rayjobs.policy.order import LONGEST_PAUSE_S
-from tests.unit.policy.jobs import job, less, room, runs
+from tests.unit.policy.jobs import capacity, job, less, runs
 
 
 def started(plan: Decisions) -> list[str]:
@@ -28,16 +28,16 @@ def started(plan: Decisions) -> list[str]:
 
 def test_priority_comes_before_age() -> None:
     waiting = [job("old", at=1, cpus=4), job("new", priority=1, at=2, cpus=4)]
-    plan = decide(Situation(waiting=waiting, rooms=[room()], now_s=3))
+    plan = decide(Situation(waiting=waiting, capacities=[capacity()], now_s=3))
     assert started(plan) == ["new"]
-    assert plan.rule("old") is Rule.ROOM
+    assert plan.rule("old") is Rule.CAPACITY
     assert "first in line" in explain(plan, "old").reason
 
 
 def test_nobody_without_a_limit_overtakes_a_job_that_waits_for_room() -> None:
     busy = runs("busy", "n0", cpus=2)
     waiting = [job("big", at=1, cpus=4), job("small", at=2, cpus=1)]
-    plan = decide(Situation(waiting=waiting, running=[busy], rooms=[less(room(), busy)]))
+    plan = decide(Situation(waiting=waiting, running=[busy], capacities=[less(capacity(), busy)]))
     assert started(plan) == []
     decision = explain(plan, "big")
     assert "4 CPUs" in decision.reason
@@ -49,7 +49,7 @@ def test_nobody_without_a_limit_overtakes_a_job_that_waits_for_room() -> None:
 def test_a_blocked_job_is_not_in_the_line() -> None:
     blocked = Waiting(key="b", priority=9, order=("0", 0, "b"), shape=Shape(), blocked_by="waits")
     later = Waiting(key="l", priority=9, order=("0", 1, "l"), shape=Shape(), not_before_s=4.4)
-    plan = decide(Situation(waiting=[blocked, later, job("free")], rooms=[room()]))
+    plan = decide(Situation(waiting=[blocked, later, job("free")], capacities=[capacity()]))
     assert started(plan) == ["free"]
     assert summary(plan, "b") == (Rule.DEPENDENCY, "waits", 0)
     assert summary(plan, "l") == (Rule.PAUSE, "tries again in 4.4s", 0)
@@ -59,7 +59,7 @@ def test_a_pause_ends_though_the_clock_was_set_back() -> None:
     longest, more = LONGEST_PAUSE_S, LONGEST_PAUSE_S + 1
     waits = Waiting(key="w", priority=0, order=("0", 0, "w"), shape=Shape(), not_before_s=longest)
     set_back = Waiting(key="b", priority=0, order=("0", 1, "b"), shape=Shape(), not_before_s=more)
-    plan = decide(Situation(waiting=[waits, set_back], rooms=[room()]))
+    plan = decide(Situation(waiting=[waits, set_back], capacities=[capacity()]))
     assert started(plan) == ["b"]
     assert plan.rule("w") is Rule.PAUSE
 
@@ -69,18 +69,20 @@ def test_no_retry_pauses_longer_than_a_pause_is_believed() -> None:
 
 
 def test_what_can_never_fit_stops_nobody() -> None:
-    plan = decide(Situation(waiting=[job("big", cpus=8), job("small", at=1)], rooms=[room()]))
+    plan = decide(
+        Situation(waiting=[job("big", cpus=8), job("small", at=1)], capacities=[capacity()])
+    )
     assert started(plan) == ["small"]
     assert plan.rule("big") is Rule.NEVER_FITS
     assert "4 of 4 CPUs" in explain(plan, "big").reason
 
 
 def test_nodes_of_a_spread_job_are_different() -> None:
-    rooms = [room("a"), room("b")]
-    taken = take(rooms, Shape(nodes=2, cpus=1, spread=True))
+    capacities = [capacity("a"), capacity("b")]
+    taken = take(capacities, Shape(nodes=2, cpus=1, spread=True))
     assert taken is not None
     assert sorted(taken[1]) == ["a", "b"]
-    assert take(rooms, Shape(nodes=3, cpus=1, spread=True)) is None
+    assert take(capacities, Shape(nodes=3, cpus=1, spread=True)) is None
 
 
 def test_a_target_without_nodes_starts_nothing() -> None:
@@ -96,13 +98,13 @@ def test_a_level_of_priority_is_worth_so_much_waiting() -> None:
     limits = Limits(aging_s=100)
     for submitted, first in ((1, "new"), (99, "new"), (101, "old")):
         waiting = [job("old", cpus=4), job("new", priority=1, at=submitted, cpus=4)]
-        plan = decide(Situation(waiting=waiting, rooms=[room()], limits=limits, now_s=500))
+        plan = decide(Situation(waiting=waiting, capacities=[capacity()], limits=limits, now_s=500))
         assert started(plan) == [first], submitted
 
 
 def test_without_aging_priority_stays_priority() -> None:
     waiting = [job("old", cpus=4), job("new", priority=1, at=9e9, cpus=4)]
-    plan = decide(Situation(waiting=waiting, rooms=[room()], limits=Limits(aging_s=None)))
+    plan = decide(Situation(waiting=waiting, capacities=[capacity()], limits=Limits(aging_s=None)))
     assert started(plan) == ["new"]
 
 
@@ -110,27 +112,29 @@ def test_a_sweep_has_one_share_and_its_further_trials_take_turns() -> None:
     sweep = [job(f"s{number}", at=number, group="sweep") for number in range(4)]
     other = [job(f"o{number}", at=10 + number, group="other") for number in range(2)]
     single = job("single", at=99)
-    plan = decide(Situation(waiting=[*sweep, *other, single], rooms=[room(cpus=1)], now_s=100))
+    plan = decide(
+        Situation(waiting=[*sweep, *other, single], capacities=[capacity(cpus=1)], now_s=100)
+    )
     assert plan.line == ("s0", "o0", "single", "s1", "o1", "s2", "s3")
 
 
 def test_a_sweep_that_runs_has_its_share() -> None:
     running = runs("s0", "n0", group="sweep")
     waiting = [job("s1", at=1, group="sweep"), job("single", at=50)]
-    rooms = [less(room(cpus=2), running)]
-    plan = decide(Situation(waiting=waiting, running=[running], rooms=rooms, now_s=60))
+    capacities = [less(capacity(cpus=2), running)]
+    plan = decide(Situation(waiting=waiting, running=[running], capacities=capacities, now_s=60))
     assert started(plan) == ["single"]
 
 
 def test_a_sweep_alone_has_the_whole_target() -> None:
     waiting = [job(f"s{number}", at=number, group="sweep") for number in range(6)]
-    plan = decide(Situation(waiting=waiting, rooms=[room()], now_s=60))
+    plan = decide(Situation(waiting=waiting, capacities=[capacity()], now_s=60))
     assert started(plan) == ["s0", "s1", "s2", "s3"]
 
 
 def test_further_trials_of_higher_priority_go_before_jobs_of_lower() -> None:
     sweep = [job(f"s{number}", at=number, group="sweep", priority=5) for number in range(3)]
-    plan = decide(Situation(waiting=[*sweep, job("low")], rooms=[room(cpus=1)], now_s=60))
+    plan = decide(Situation(waiting=[*sweep, job("low")], capacities=[capacity(cpus=1)], now_s=60))
     assert plan.line == ("s0", "s1", "s2", "low")
 
 
@@ -140,9 +144,11 @@ def test_further_trials_of_higher_priority_go_before_jobs_of_lower() -> None:
 def test_an_array_runs_no_more_than_its_limit() -> None:
     running = runs("a0", "n0", group="a")
     waiting = [job(f"a{number}", at=number, group="a", group_limit=2) for number in (1, 2)]
-    rooms = [less(room(), running)]
+    capacities = [less(capacity(), running)]
     plan = decide(
-        Situation(waiting=[*waiting, job("free", at=9)], running=[running], rooms=rooms, now_s=9)
+        Situation(
+            waiting=[*waiting, job("free", at=9)], running=[running], capacities=capacities, now_s=9
+        )
     )
     assert started(plan) == ["free", "a1"]
     assert summary(plan, "a2") == (
@@ -160,8 +166,10 @@ def test_a_user_at_the_limit_lets_others_pass_and_keeps_the_own_order() -> None:
         job("ann-small", at=2, gpus=1, user="ann"),
         job("bob", at=3, gpus=2, user="bob"),
     ]
-    rooms = [less(room(cpus=8, gpus=8), running)]
-    plan = decide(Situation(waiting=waiting, running=[running], rooms=rooms, limits=limits))
+    capacities = [less(capacity(cpus=8, gpus=8), running)]
+    plan = decide(
+        Situation(waiting=waiting, running=[running], capacities=capacities, limits=limits)
+    )
     assert started(plan) == ["bob"]
     assert plan.rule("ann-big") is Rule.USER_GPUS
     assert plan.rule("ann-small") is Rule.OWN_ORDER
@@ -172,14 +180,14 @@ def test_a_user_at_the_limit_lets_others_pass_and_keeps_the_own_order() -> None:
 def test_what_exceeds_a_users_limit_by_itself_stops_none_of_the_users_others() -> None:
     waiting = [job("big", gpus=4, user="ann"), job("small", at=1, gpus=1, user="ann")]
     limits = Limits(gpus_per_user=2)
-    plan = decide(Situation(waiting=waiting, rooms=[room(cpus=8, gpus=8)], limits=limits))
+    plan = decide(Situation(waiting=waiting, capacities=[capacity(cpus=8, gpus=8)], limits=limits))
     assert started(plan) == ["small"]
     assert plan.rule("big") is Rule.USER_GPUS
 
 
 def test_a_target_runs_no_more_than_its_limit_of_jobs() -> None:
     waiting = [job("a"), job("b", at=1), job("c", at=2)]
-    plan = decide(Situation(waiting=waiting, rooms=[room()], limits=Limits(jobs=2)))
+    plan = decide(Situation(waiting=waiting, capacities=[capacity()], limits=Limits(jobs=2)))
     assert started(plan) == ["a", "b"]
     assert plan.rule("c") is Rule.TARGET_JOBS
     assert plan.positions["c"] == 1
@@ -198,8 +206,8 @@ def test_a_job_that_surely_ends_in_time_passes() -> None:
         job("long", at=3, max_duration_s=3000.0),
         job("short", at=4, max_duration_s=600.0),
     ]
-    rooms = [less(room(), busy)]
-    plan = decide(Situation(waiting=waiting, running=[busy], rooms=rooms, now_s=10))
+    capacities = [less(capacity(), busy)]
+    plan = decide(Situation(waiting=waiting, running=[busy], capacities=capacities, now_s=10))
     assert [(one.key, one.backfilled) for one in plan.starts] == [("short", True)]
     assert plan.promise is not None
     assert plan.promise.nodes == ("n0",)
@@ -216,7 +224,7 @@ def test_backfill_can_be_switched_off() -> None:
     situation = Situation(
         waiting=waiting,
         running=[busy],
-        rooms=[less(room(), busy)],
+        capacities=[less(capacity(), busy)],
         limits=Limits(backfill=False),
     )
     assert started(decide(situation)) == []
@@ -229,45 +237,51 @@ def test_room_that_the_head_does_not_need_is_free_for_all() -> None:
         job("only-cpus", at=2, cpus=1),
         job("one-cpu-too-many", at=3, cpus=2),
     ]
-    rooms = [less(room(gpus=1, cpus=4), busy)]
-    plan = decide(Situation(waiting=waiting, running=[busy], rooms=rooms, now_s=10))
+    capacities = [less(capacity(gpus=1, cpus=4), busy)]
+    plan = decide(Situation(waiting=waiting, running=[busy], capacities=capacities, now_s=10))
     assert started(plan) == ["only-cpus"]
 
 
 def test_a_node_that_the_head_cannot_use_is_free_for_all() -> None:
     busy = runs("busy", "n0", cpus=4)
-    rooms = [less(room("n0"), busy), room("n1", cpus=2)]
+    capacities = [less(capacity("n0"), busy), capacity("n1", cpus=2)]
     waiting = [job("head", at=1, cpus=4), job("loose", at=2, cpus=2)]
-    plan = decide(Situation(waiting=waiting, running=[busy], rooms=rooms))
+    plan = decide(Situation(waiting=waiting, running=[busy], capacities=capacities))
     assert [(one.key, one.nodes) for one in plan.starts] == [("loose", ("n1",))]
 
 
 def test_a_promise_is_kept_while_the_head_waits() -> None:
     first = runs("first", "n0", cpus=4, max_duration_s=1000.0)
     second = runs("second", "n1", cpus=4, max_duration_s=2000.0)
-    rooms = [less(room("n0"), first), less(room("n1"), second)]
+    capacities = [less(capacity("n0"), first), less(capacity("n1"), second)]
     waiting = [job("head", at=1, cpus=4)]
-    plan = decide(Situation(waiting=waiting, running=[first, second], rooms=rooms, now_s=1))
+    plan = decide(
+        Situation(waiting=waiting, running=[first, second], capacities=capacities, now_s=1)
+    )
     assert plan.promise is not None
     assert plan.promise.nodes == ("n0",)
     # The other one is about to end now, but what was promised stays.
     soon = runs("second", "n1", cpus=4, max_duration_s=20.0)
     again = decide(
         Situation(
-            waiting=waiting, running=[first, soon], rooms=rooms, now_s=2, promise=plan.promise
+            waiting=waiting,
+            running=[first, soon],
+            capacities=capacities,
+            now_s=2,
+            promise=plan.promise,
         )
     )
     assert again.promise == plan.promise
 
 
 def test_room_that_strangers_hold_is_kept_too() -> None:
-    stranger = [room("n0", cpus=4).less(Shape(cpus=3)), room("n1", cpus=1)]
+    stranger = [capacity("n0", cpus=4).less(Shape(cpus=3)), capacity("n1", cpus=1)]
     waiting = [
         job("head", cpus=4),
         job("small", at=1, max_duration_s=60.0),
         job("smaller", at=2, max_duration_s=60.0),
     ]
-    plan = decide(Situation(waiting=waiting, rooms=stranger))
+    plan = decide(Situation(waiting=waiting, capacities=stranger))
     assert [(one.key, one.nodes) for one in plan.starts] == [("small", ("n1",))]
     assert explain(plan, "head").estimate_s is None
 
@@ -280,7 +294,7 @@ def test_the_heads_share_of_its_users_limit_is_kept_for_it() -> None:
     situation = Situation(
         waiting=[head, mate, other],
         running=[busy],
-        rooms=[less(room(cpus=16, gpus=8), busy)],
+        capacities=[less(capacity(cpus=16, gpus=8), busy)],
         limits=Limits(jobs_per_user=2),
     )
     assert started(decide(situation)) == ["mate", "other"]
@@ -291,7 +305,7 @@ def test_the_heads_share_of_its_users_limit_is_kept_for_it() -> None:
     later = replace(
         situation,
         running=[],
-        rooms=[room(cpus=16, gpus=8)],
+        capacities=[capacity(cpus=16, gpus=8)],
         limits=Limits(jobs_per_user=1),
         now_s=plan.promise.at_s or 0.0,
         promise=plan.promise,
@@ -306,8 +320,8 @@ def test_the_heads_share_of_its_users_gpus_is_kept_for_it() -> None:
         job("gpu", at=2, gpus=2, user="u"),
         job("no-gpu", at=3, user="u"),
     ]
-    rooms = [less(room(cpus=8, gpus=8), busy), room("n1", cpus=2, gpus=2)]
-    situation = Situation(waiting=waiting, running=[busy], rooms=rooms)
+    capacities = [less(capacity(cpus=8, gpus=8), busy), capacity("n1", cpus=2, gpus=2)]
+    situation = Situation(waiting=waiting, running=[busy], capacities=capacities)
     assert started(decide(replace(situation, limits=Limits(gpus_per_user=6)))) == ["gpu", "no-gpu"]
     assert started(decide(replace(situation, limits=Limits(gpus_per_user=5)))) == ["no-gpu"]
 
@@ -320,7 +334,7 @@ def test_the_heads_slot_is_kept_for_it() -> None:
     situation = Situation(
         waiting=[head, loose, short],
         running=[busy],
-        rooms=[less(room("n0"), busy), room("n1", cpus=2)],
+        capacities=[less(capacity("n0"), busy), capacity("n1", cpus=2)],
         limits=Limits(jobs=2),
     )
     assert started(decide(situation)) == ["short"]
@@ -332,7 +346,7 @@ def test_a_head_that_waits_for_a_slot_is_promised_the_first_end() -> None:
     situation = Situation(
         waiting=[job("head", at=1)],
         running=[busy],
-        rooms=[less(room(), busy)],
+        capacities=[less(capacity(), busy)],
         limits=Limits(jobs=1),
     )
     plan = decide(situation)
@@ -350,8 +364,8 @@ def test_the_job_that_loses_least_makes_way_and_its_room_is_kept() -> None:
     ]
     head = job("head", priority=1, at=95, cpus=2)
     small = job("small", at=1, cpus=2, max_duration_s=1.0)
-    rooms = [less(room(), *lower)]
-    plan = decide(Situation(waiting=[small, head], running=lower, rooms=rooms, now_s=100))
+    capacities = [less(capacity(), *lower)]
+    plan = decide(Situation(waiting=[small, head], running=lower, capacities=capacities, now_s=100))
     assert [(one.key, one.by) for one in plan.preempts] == [("young", "head")]
     assert plan.rule("head") is Rule.YIELDING
     assert plan.promise is not None
@@ -360,19 +374,23 @@ def test_the_job_that_loses_least_makes_way_and_its_room_is_kept() -> None:
     ending = [lower[0], runs("young", "n0", cpus=2, preemptible=True, is_ending=True)]
     again = decide(
         Situation(
-            waiting=[small, head], running=ending, rooms=rooms, now_s=101, promise=plan.promise
+            waiting=[small, head],
+            running=ending,
+            capacities=capacities,
+            now_s=101,
+            promise=plan.promise,
         )
     )
     assert not again.preempts  # it is told once
     assert not again.starts
-    # Its room came back, and somebody of higher priority came as well: a claim is a claim.
+    # Its capacity came back, and somebody of higher priority came as well: a claim is a claim.
     higher = job("higher", priority=9, at=102, cpus=2)
     back = job("young", at=0, cpus=2)
     last = decide(
         Situation(
             waiting=[small, head, higher, back],
             running=[lower[0]],
-            rooms=[less(room(), lower[0])],
+            capacities=[less(capacity(), lower[0])],
             now_s=103,
             promise=again.promise,
         )
@@ -385,12 +403,12 @@ def test_work_that_a_checkpoint_holds_is_not_lost() -> None:
     saved = runs("saved", "n0", cpus=4, preemptible=True, started=0, saved_s=940.0)
     young = runs("young", "n1", cpus=4, preemptible=True, started=800, at=1)
     resumed = runs("resumed", "n2", cpus=4, preemptible=True, started=700, saved_s=100.0, at=2)
-    rooms = [less(room(name), saved, young, resumed) for name in ("n0", "n1", "n2")]
+    capacities = [less(capacity(name), saved, young, resumed) for name in ("n0", "n1", "n2")]
     urgent = job("urgent", cpus=4, priority=9, at=990)
     situation = Situation(
         waiting=[urgent],
         running=[saved, young, resumed],
-        rooms=rooms,
+        capacities=capacities,
         now_s=1000,
         limits=Limits(aging_s=None),
     )
@@ -413,7 +431,7 @@ def test_only_preemptible_jobs_of_lower_priority_that_come_back_behind_make_way(
         situation = Situation(
             waiting=[head],
             running=[victim],
-            rooms=[less(room(), victim)],
+            capacities=[less(capacity(), victim)],
             limits=limits,
             now_s=2000,
         )
@@ -426,7 +444,7 @@ def test_nobody_makes_way_in_vain() -> None:
     situation = Situation(
         waiting=[job("head", priority=1, cpus=2)],
         running=[small, fixed],
-        rooms=[less(room(), small, fixed)],
+        capacities=[less(capacity(), small, fixed)],
     )
     assert not decide(situation).preempts
 
@@ -436,12 +454,12 @@ def test_making_way_can_be_switched_off() -> None:
     situation = Situation(
         waiting=[job("head", priority=1, cpus=2)],
         running=[small],
-        rooms=[less(room(), small)],
+        capacities=[less(capacity(), small)],
         limits=Limits(preemption=False),
     )
     plan = decide(situation)
     assert not plan.preempts
-    assert plan.rule("head") is Rule.ROOM
+    assert plan.rule("head") is Rule.CAPACITY
 
 
 def test_few_victims_on_the_nodes_that_are_cleared_soonest() -> None:
@@ -450,9 +468,9 @@ def test_few_victims_on_the_nodes_that_are_cleared_soonest() -> None:
         runs("b", "b", cpus=4, preemptible=True),
         runs("c", "c", cpus=4, preemptible=True),
     ]
-    rooms = [less(room(name), *running) for name in "abc"]
+    capacities = [less(capacity(name), *running) for name in "abc"]
     head = job("head", priority=1, nodes=2, cpus=4, spread=True)
-    plan = decide(Situation(waiting=[head], running=running, rooms=rooms))
+    plan = decide(Situation(waiting=[head], running=running, capacities=capacities))
     assert sorted(one.key for one in plan.preempts) == ["b", "c"]
 
 
@@ -464,7 +482,7 @@ def test_a_target_at_its_limit_of_jobs_lets_one_make_way() -> None:
     situation = Situation(
         waiting=[job("head", priority=1, at=90)],
         running=running,
-        rooms=[less(room(), *running)],
+        capacities=[less(capacity(), *running)],
         limits=Limits(jobs=2),
         now_s=100,
     )
@@ -476,13 +494,13 @@ def test_a_target_at_its_limit_of_jobs_lets_one_make_way() -> None:
 
 def test_what_is_free_and_what_comes_nearest() -> None:
     busy = runs("busy", "n0", gpus=3, cpus=1)
-    rooms = [less(room("n0", gpus=4), busy), room("n1", gpus=0)]
-    plan = decide(Situation(waiting=[job("j", gpus=3)], running=[busy], rooms=rooms))
+    capacities = [less(capacity("n0", gpus=4), busy), capacity("n1", gpus=0)]
+    plan = decide(Situation(waiting=[job("j", gpus=3)], running=[busy], capacities=capacities))
     told = explain(plan, "j")
     assert told.nearest == "n0 lacks 2 GPUs"
     assert [one["free_gpus"] for one in told.free] == [1, 0]
     assert told.remedy == "with 1 GPU on one node it would start now"
-    assert told.to_dict()["rule"] == "room"
+    assert told.to_dict()["rule"] == "capacity"
 
 
 def test_an_advice_knows_the_targets_limit_of_jobs_and_its_switches() -> None:
@@ -490,7 +508,7 @@ def test_an_advice_knows_the_targets_limit_of_jobs_and_its_switches() -> None:
     busy = runs("busy", "n0", **BUSY)
     waiting = [job("head", at=1, cpus=4), job("long", at=2, max_duration_s=3000.0)]
     situation = Situation(
-        waiting=waiting, running=[busy], rooms=[less(room(), busy)], limits=Limits(jobs=2)
+        waiting=waiting, running=[busy], capacities=[less(capacity(), busy)], limits=Limits(jobs=2)
     )
     assert "--max-duration 49m or less" in explain(decide(situation), "long").remedy
     strict = replace(situation, limits=Limits(backfill=False))
@@ -504,16 +522,18 @@ def test_an_advice_knows_the_targets_limit_of_jobs_and_its_switches() -> None:
 def test_a_higher_limit_of_an_array_is_advised_only_where_it_would_start_the_job() -> None:
     first = runs("arr:0", "n0", cpus=1, group="arr")
     waiting = [job("arr:1", at=1, cpus=1, group="arr", group_limit=1)]
-    has_room = Situation(waiting=waiting, running=[first], rooms=[less(room(cpus=4), first)])
-    assert "higher limit after the %" in explain(decide(has_room), "arr:1").remedy
-    full = replace(has_room, rooms=[less(room(cpus=1), first)])
+    has_capacity = Situation(
+        waiting=waiting, running=[first], capacities=[less(capacity(cpus=4), first)]
+    )
+    assert "higher limit after the %" in explain(decide(has_capacity), "arr:1").remedy
+    full = replace(has_capacity, capacities=[less(capacity(cpus=1), first)])
     told = explain(decide(full), "arr:1")
     assert (told.rule, told.remedy) == (Rule.ARRAY_LIMIT, "")
 
 
 def test_who_asks_for_more_gpus_than_its_user_may_ever_hold_is_told_so() -> None:
     situation = Situation(
-        waiting=[job("big", gpus=4)], rooms=[room(gpus=8)], limits=Limits(gpus_per_user=2)
+        waiting=[job("big", gpus=4)], capacities=[capacity(gpus=8)], limits=Limits(gpus_per_user=2)
     )
     assert explain(decide(situation), "big").remedy.startswith("submit it with fewer GPUs")
 
@@ -526,8 +546,8 @@ def test_estimates_follow_the_line() -> None:
         job("third", at=3, cpus=4),
         job("fourth", at=4, cpus=4),
     ]
-    rooms = [less(room(), busy)]
-    plan = decide(Situation(waiting=waiting, running=[busy], rooms=rooms, now_s=10))
+    capacities = [less(capacity(), busy)]
+    plan = decide(Situation(waiting=waiting, running=[busy], capacities=capacities, now_s=10))
     assert estimates(plan) == {
         "first": (90, "history"),
         "second": (140, "history"),
@@ -541,7 +561,7 @@ def test_estimates_know_the_targets_limit_of_jobs() -> None:
     busy = runs("busy", "n0", expected_s=100)
     waiting = [job("first", at=1, expected_s=50), job("second", at=2)]
     situation = Situation(
-        waiting=waiting, running=[busy], rooms=[less(room(), busy)], limits=Limits(jobs=1)
+        waiting=waiting, running=[busy], capacities=[less(capacity(), busy)], limits=Limits(jobs=1)
     )
     plan = decide(situation)
     assert estimates(plan) == {"first": (100, "history"), "second": (150, "history")}
@@ -550,15 +570,20 @@ def test_estimates_know_the_targets_limit_of_jobs() -> None:
 def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
     def told(now_s: float) -> tuple[float | None, str]:
         busy = runs("busy", "n0", cpus=4, started=0)
-        rooms = [less(room(), busy)]
-        situation = Situation(waiting=[job("j", cpus=4)], running=[busy], rooms=rooms, now_s=now_s)
+        capacities = [less(capacity(), busy)]
+        situation = Situation(
+            waiting=[job("j", cpus=4)], running=[busy], capacities=capacities, now_s=now_s
+        )
         decision = explain(decide(situation), "j")
         return decision.estimate_s, decision.basis
 
     assert told(5) == (None, "unknown")
     limited = runs("busy", "n0", cpus=4, started=0, max_duration_s=100.0)
     situation = Situation(
-        waiting=[job("j", cpus=4)], running=[limited], rooms=[less(room(), limited)], now_s=5
+        waiting=[job("j", cpus=4)],
+        running=[limited],
+        capacities=[less(capacity(), limited)],
+        now_s=5,
     )
     assert estimate(decide(situation), "j") == (95, "limit")
     assert told(20) == (20, "elapsed")
@@ -578,8 +603,10 @@ def test_the_end_of_a_job_that_outran_all_earlier_runs_is_called_a_guess() -> No
             outrun_text="busy has outrun them",
         )
         waiting = [job("next", at=1, cpus=4, expected_s=50), job("behind", at=2, cpus=4)]
-        rooms = [less(room(), busy)]
-        decision = decide(Situation(waiting=waiting, running=[busy], rooms=rooms, now_s=now_s))
+        capacities = [less(capacity(), busy)]
+        decision = decide(
+            Situation(waiting=waiting, running=[busy], capacities=capacities, now_s=now_s)
+        )
         found = explain(decision, key)
         return found.estimate_s, found.basis, found.source, found.to_dict()["is_guess"]
 
@@ -593,7 +620,7 @@ def test_members_that_their_array_holds_back_are_estimated_too() -> None:
     waiting = [
         job(f"m{n}", at=n, cpus=1, expected_s=60, group="a", group_limit=2) for n in range(6)
     ]
-    plan = decide(Situation(waiting=waiting, rooms=[room()]))
+    plan = decide(Situation(waiting=waiting, capacities=[capacity()]))
     assert [one.key for one in plan.starts] == ["m0", "m1"]
     assert [estimate(plan, f"m{n}") for n in range(2, 6)] == [
         (60, "history"), (60, "history"), (120, "history"), (120, "history"),
@@ -608,7 +635,7 @@ def test_jobs_that_depend_on_others_start_after_their_ends() -> None:
         job("of child", at=3, cpus=1, blocked_by="waits", after=("child",)),
         job("held", at=4, cpus=1, blocked_by="held", blocked_rule=Rule.HELD),
     ]
-    plan = decide(Situation(waiting=waiting, running=[busy], rooms=[less(room(), busy)]))
+    plan = decide(Situation(waiting=waiting, running=[busy], capacities=[less(capacity(), busy)]))
     assert estimate(plan, "child") == (150, "history")
     assert estimate(plan, "of child") == (None, "unknown")  # nobody knows how long "child" takes
     assert estimate(plan, "held") == (None, "")
@@ -616,7 +643,7 @@ def test_jobs_that_depend_on_others_start_after_their_ends() -> None:
 
 def test_an_estimate_reaches_any_depth_when_it_is_asked_for() -> None:
     waiting = [job(f"j{n}", at=n, cpus=4, expected_s=10) for n in range(DEPTH + 50)]
-    plan = decide(Situation(waiting=waiting, rooms=[room()]))
+    plan = decide(Situation(waiting=waiting, capacities=[capacity()]))
     assert len(estimates(plan)) == DEPTH
     assert explain(plan, f"j{DEPTH + 40}").estimate_s == 10 * (DEPTH + 40)
 
@@ -633,10 +660,10 @@ def test_the_guides_example() -> None:
         job("d", at=3, gpus=2, cpus=2, max_duration_s=hour, grace_s=10.0),
         job("e", at=4, cpus=1),
     ]
-    node = less(room(gpus=8, cpus=16), a)
-    plan = decide(Situation(waiting=waiting, running=[a], rooms=[node], now_s=now))
+    node = less(capacity(gpus=8, cpus=16), a)
+    plan = decide(Situation(waiting=waiting, running=[a], capacities=[node], now_s=now))
     assert {key: str(plan.rule(key)) for key in "bcde"} == {
-        "b": "room",
+        "b": "capacity",
         "c": "line",
         "d": "start",
         "e": "start",
@@ -644,10 +671,10 @@ def test_the_guides_example() -> None:
     told = explain(plan, "b")
     assert told.estimate_s == 1.5 * hour
     assert told.latest_s == 3.5 * hour + 70
-    before_d = decide(Situation(waiting=waiting[:2], running=[a], rooms=[node], now_s=now))
+    before_d = decide(Situation(waiting=waiting[:2], running=[a], capacities=[node], now_s=now))
     remedy = explain(before_d, "c").remedy
     assert remedy == "with --max-duration 1h28m or less it would pass those ahead and start now"
     waiting[0] = replace(waiting[0], priority=1)
     willing = replace(a, preemptible=True)
-    plan = decide(Situation(waiting=waiting, running=[willing], rooms=[node], now_s=now))
+    plan = decide(Situation(waiting=waiting, running=[willing], capacities=[node], now_s=now))
     assert [one.key for one in plan.preempts] == ["a"]

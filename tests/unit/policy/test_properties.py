@@ -13,7 +13,7 @@ from rayjobs.core.units import parse_duration
 from rayjobs.policy import (
     Decisions,
     Limits,
-    NodeRoom,
+    NodeCapacity,
     Promise,
     Rule,
     Running,
@@ -29,7 +29,7 @@ from rayjobs.policy.durations import as_running
 from rayjobs.policy.order import rank
 from rayjobs.policy.simulate import Outcome, Pool, TraceJob, play
 from rayjobs.policy.simulate.play import GRACE_S
-from tests.unit.policy.jobs import less, room
+from tests.unit.policy.jobs import capacity, less
 
 shapes = st.builds(
     Shape,
@@ -56,10 +56,10 @@ limit_sets = st.builds(
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
     sizes = draw(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 4)), min_size=1, max_size=4))
-    rooms = [room(f"n{index}", cpus=c, gpus=g) for index, (c, g) in enumerate(sizes)]
+    capacities = [capacity(f"n{index}", cpus=c, gpus=g) for index, (c, g) in enumerate(sizes)]
     running: list[Running] = []
     for index, shape in enumerate(draw(st.lists(shapes, max_size=5))):
-        placed = take_first(rooms, shape)
+        placed = take_first(capacities, shape)
         if placed is None:
             continue
         one = Running(
@@ -78,7 +78,7 @@ def situations(draw: st.DrawFn) -> Situation:
             is_ending=draw(st.booleans()),
         )
         running.append(one)
-        rooms = [less(each, one) for each in rooms]
+        capacities = [less(each, one) for each in capacities]
     waiting = [
         Waiting(
             key=f"j{index}",
@@ -106,15 +106,15 @@ def situations(draw: st.DrawFn) -> Situation:
     return Situation(
         waiting=waiting,
         running=running,
-        rooms=rooms,
+        capacities=capacities,
         limits=draw(limit_sets),
         now_s=5000.0,
         promise=promise,
     )
 
 
-def take_first(rooms: list[NodeRoom], shape: Shape) -> tuple[str, ...] | None:
-    taken = take(rooms, shape)
+def take_first(capacities: list[NodeCapacity], shape: Shape) -> tuple[str, ...] | None:
+    taken = take(capacities, shape)
     return None if taken is None else taken[1]
 
 
@@ -175,7 +175,7 @@ def carried_out(plan: Decisions) -> Situation:
         situation,
         waiting=[one for one in situation.waiting if one.key not in plan.started],
         running=running + [as_running(waiting[one.key], one.nodes) for one in plan.starts],
-        rooms=plan.rooms,
+        capacities=plan.capacities,
         promise=plan.promise,
     )
 
@@ -241,15 +241,15 @@ def test_the_reason_and_its_numbers_hold_once_the_plan_is_carried_out(
             case Rule.TARGET_JOBS:
                 assert numbers(reason) == [limits.jobs, len(holding)], reason
                 assert len(holding) >= (limits.jobs or 0)
-            case Rule.ROOM | Rule.YIELDING:
+            case Rule.CAPACITY | Rule.YIELDING:
                 assert position == 1
-                assert rule is Rule.YIELDING or take_first(list(now.rooms), one.shape) is None
-                assert rule is Rule.ROOM or any(other.is_ending for other in now.running)
+                assert rule is Rule.YIELDING or take_first(list(now.capacities), one.shape) is None
+                assert rule is Rule.CAPACITY or any(other.is_ending for other in now.running)
             case Rule.LINE:
                 assert numbers(reason) == [place[key]], reason
                 assert position == place[key] + 1
             case Rule.NEVER_FITS:
-                emptied = [room.emptied() for room in now.rooms]
+                emptied = [capacity.emptied() for capacity in now.capacities]
                 assert take_first(emptied, one.shape) is None
     # What is said to wait does wait, as long as nothing else happens. (A member that has started
     # moves the others of its group back in the line, and a claim that is void ends then.)
@@ -281,16 +281,16 @@ def test_waiting_changes_nobodys_turn(situation: Situation, later_s: int) -> Non
 
 
 def check_capacity(plan: Decisions, waiting: dict[str, Waiting]) -> None:
-    rooms = {one.node_id: one for one in plan.situation.rooms}
+    capacities = {one.node_id: one for one in plan.situation.capacities}
     for start in plan.starts:
         shape = waiting[start.key].shape
         assert len(start.nodes) == shape.nodes
         if shape.spread:
             assert len(set(start.nodes)) == shape.nodes
         for node in start.nodes:
-            assert rooms[node].holds(shape), start
-            rooms[node] = rooms[node].less(shape)
-    assert list(rooms.values()) == list(plan.rooms)
+            assert capacities[node].holds(shape), start
+            capacities[node] = capacities[node].less(shape)
+    assert list(capacities.values()) == list(plan.capacities)
 
 
 def check_limits(plan: Decisions, waiting: dict[str, Waiting]) -> None:
