@@ -54,9 +54,9 @@ class TuningDependencyError(RayjobsError):
         return TuningDependencyError, (self.feature, self.library, self.extra)
 
 
-def problem(path: str, message: str, remedy: str = "") -> SweepError:
+def problem(path: str, message: str, remedy: str = "", *, is_missing: bool = False) -> SweepError:
     """Return an error with one problem, for callers that find a single thing wrong."""
-    return SweepError(problems=[Problem(path, message, remedy)])
+    return SweepError(problems=[Problem(path, message, remedy, is_missing)])
 
 
 def joined(path: str, found: SweepError) -> list[Problem]:

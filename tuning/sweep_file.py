@@ -27,7 +27,10 @@ def load_sweep(path: str | Path) -> SweepSpec:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise problem(
-            str(file), "there is no such file.", "Give the path of a sweep's YAML file."
+            str(file),
+            "there is no such file.",
+            "Give the path of a sweep's YAML file.",
+            is_missing=True,
         ) from None
     except (OSError, UnicodeDecodeError) as exc:
         raise problem(str(file), f"the file cannot be read: {exc}.", "") from exc

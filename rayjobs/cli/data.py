@@ -58,6 +58,7 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
     the local file, the command reports it and exits with 1; --overwrite replaces it. Broken links,
     links to a folder above, sockets and pipes are skipped with a warning.
     """
+    from rayjobs.core.errors import NotFoundError
     from rayjobs.datastore.kept import Tally
     from rayjobs.datastore.stores import Datastore
     from rayjobs.datastore.transfer import files_below, left_out_text
@@ -65,7 +66,7 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
     paths = [Path(text).expanduser() for text in files]
     for path in paths:
         if not path.exists():
-            raise click.UsageError(f"{path} does not exist")
+            raise NotFoundError(f"there is no file or folder {path}")
     with settings.open(create=True) as workspace:
         name, _, target = destination.partition("/")
         store = Datastore(workspace, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -40,7 +41,8 @@ def download(
     """Fetch a job's stored files. NAME is a file, a folder or a pattern; without, all of them.
 
     Each file appears only once it is complete and its digest is checked. Existing files are not
-    fetched again.
+    fetched again. The folder that they get here, named by the job, is left out of later
+    snapshots.
     """
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
@@ -57,6 +59,8 @@ def download(
                     sys.stdout.buffer.write(data)
             return
         targets = destinations(found.id, stored, names, output)
+        if output is None and any(len(path.parts) > 1 for path in targets.values()):
+            _mark(Path(found.id))
         written, present = fetch(settings, workspace.blobs, stored, targets, force=force)
     if settings.as_json:
         print_json({"job": found.id, "files": {name: str(path) for name, path in targets.items()}})
@@ -71,3 +75,11 @@ def download(
         settings.note(f"fetched {counted(written, 'file')}, {size} in all")
     if present:
         settings.note(f"{present} there already")
+
+
+def _mark(folder: Path) -> None:
+    """Mark a folder here that gets a job's files: later snapshots leave it out."""
+    from rayjobs.snapshots.own_records import DOWNLOAD_MARK
+
+    folder.mkdir(exist_ok=True)
+    (folder / DOWNLOAD_MARK).touch()

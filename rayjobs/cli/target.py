@@ -98,7 +98,7 @@ target.add_command(secret)
 )
 @click.option(
     "--cluster",
-    type=click.Path(exists=True, dir_okay=False),
+    type=click.Path(dir_okay=False),
     metavar="FILE",
     help="What `ray up` was run with: the node types that may start.",
 )

@@ -68,11 +68,13 @@ class Problem:
         path: Where, e.g. ``resources.gpus``; empty for the spec as a whole.
         message: What is wrong, with the value that was given.
         remedy: What to write instead.
+        is_missing: It names a file or folder that does not exist.
     """
 
     path: str
     message: str
     remedy: str = ""
+    is_missing: bool = False
 
     def __str__(self) -> str:
         at = f"{self.path}: " if self.path else ""
@@ -80,7 +82,10 @@ class Problem:
 
 
 class SpecError(RayjobsError, UserErrorException):
-    """A spec is wrong; `problems` lists everything at once."""
+    """A spec is wrong; `problems` lists everything at once.
+
+    One whose problems are all files that do not exist exits as other missing files do.
+    """
 
     exit_code = 2
 
@@ -90,6 +95,8 @@ class SpecError(RayjobsError, UserErrorException):
         full = "\n".join([f"{text}:", *(f"  - {problem}" for problem in listed)])
         super().__init__(full if listed else text, problems=listed)
         self.problems = listed
+        if listed and all(problem.is_missing for problem in listed):
+            self.exit_code = NotFoundError.exit_code
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_spec_error, (self.message.split(":\n", 1)[0], self.problems)

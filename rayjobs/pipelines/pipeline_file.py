@@ -44,7 +44,9 @@ def load_pipeline(path: str | Path) -> PipelineSpec:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise _only(str(file), "there is no such file.", "Name a pipeline's YAML file.") from None
+        why = "there is no such file."
+        missing = Problem(str(file), why, "Name a pipeline's YAML file.", is_missing=True)
+        raise PipelineError(problems=[missing]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _only(str(file), f"the file cannot be read: {error}.", "") from error
     try:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core.errors import UsageError
+from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.core.text import counted
 
@@ -101,12 +101,15 @@ def read_cluster_file(path: Path) -> NodeTypes:
     """Return the worker types of a file for Ray's cluster launcher (`ray up`).
 
     Raises:
+        NotFoundError: there is no such file.
         UsageError: it cannot be read, or leaves open what jobs are placed by.
     """
     import yaml
 
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise NotFoundError(f"there is no cluster file {path}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read as a cluster's file: {error}.") from error
     types = loaded.get("available_node_types") if isinstance(loaded, dict) else None

@@ -111,9 +111,9 @@ def pack(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> Job
 class _Refused(Exception):
     """`resume_from` is wrong."""
 
-    def __init__(self, message: str, remedy: str = "") -> None:
+    def __init__(self, message: str, remedy: str = "", *, is_missing: bool = False) -> None:
         super().__init__(message)
-        self.problem = Problem(FIELD, message, remedy)
+        self.problem = Problem(FIELD, message, remedy, is_missing)
 
 
 def _named(workspace: OpenWorkspace, text: str) -> str:
@@ -129,7 +129,9 @@ def _named(workspace: OpenWorkspace, text: str) -> str:
     path = Path(text).expanduser()
     if text.startswith(("/", "./", "../", "~")) or text in (".", ".."):
         if not path.exists():
-            raise _Refused(f"{text!r} does not exist.", "Give a checkpoint's file or folder.")
+            raise _Refused(
+                f"{text!r} does not exist.", "Give a checkpoint's file or folder.", is_missing=True
+            )
         return _checked_path(path)
     run = _run_called(workspace, text)
     if path.exists():

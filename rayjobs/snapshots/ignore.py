@@ -28,6 +28,7 @@ class Why(StrEnum):
     CACHE = "cache"
     VIRTUAL_ENVIRONMENT = "virtual environment"
     RECORDS = "rayjobs records"
+    DOWNLOAD = "downloaded from a job"
     LINK = "link"
     SPECIAL = "special file"
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from rayjobs.core.paths import WORKSPACE_DIR, home
 
+# In a folder that `rayjobs download` made: what a job made is no source of the next one.
+DOWNLOAD_MARK = ".rayjobs-download"
 WORKSPACE_RECORD = "workspace.json"
 STORE = "store.db"
 _READ_AT_MOST = 64 * 1024

@@ -9,6 +9,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +26,7 @@ from rayjobs.snapshots.ignore import (
 )
 from rayjobs.snapshots.limits import FILES_VARIABLE, SIZE_VARIABLE, Limits
 from rayjobs.snapshots.links import leaves_tree
-from rayjobs.snapshots.own_records import OwnRecords
+from rayjobs.snapshots.own_records import DOWNLOAD_MARK, OwnRecords
 
 NAMED_AT_MOST = 20  # paths in one message
 # A tree far above the limit is refused anyway; looking further would only take time.
@@ -87,6 +88,14 @@ class Scan:
         return len(self.stats)
 
 
+def _ours(own: OwnRecords, folder: str, names: AbstractSet[str]) -> LeftOut | None:
+    """Return why a folder is left out as something that rayjobs wrote; None: it did not."""
+    if folder and DOWNLOAD_MARK in names:
+        return LeftOut(folder + "/", Why.DOWNLOAD, f"{folder}/{DOWNLOAD_MARK}")
+    what = own.folder(folder, names)
+    return None if what is None else LeftOut(folder + "/", Why.RECORDS, what)
+
+
 def scan(root: Path, rules: Rules, limits: Limits) -> Scan:
     """Return what is to be packed from `root` (a real path, without links)."""
     found = Scan(root)
@@ -97,9 +106,9 @@ def scan(root: Path, rules: Rules, limits: Limits) -> Scan:
     while pending:
         folder = pending.pop()
         listed = _list_folder(found, folder)
-        what = own.folder(folder, {entry.name for entry in listed})
-        if what is not None:
-            found.left_out.append(LeftOut(folder + "/", Why.RECORDS, what))
+        ours = _ours(own, folder, {entry.name for entry in listed})
+        if ours is not None:
+            found.left_out.append(ours)
             continue
         if folder and any(entry.name in ENVIRONMENT_SIGNS for entry in listed):
             left = rules.environment_reason(folder, folder.rpartition("/")[2])
@@ -357,6 +366,13 @@ def warnings_of(found: Scan) -> list[str]:
     ]
     if own:
         warnings.append(f"records of rayjobs are never packed; left out: {_some(own)}")
+    downloads = [left for left in found.left_out if left.why is Why.DOWNLOAD]
+    if downloads:
+        warnings.append(
+            f"files that `rayjobs download` fetched are left out: "
+            f"{_some([left.path for left in downloads])}. Remove {printable(downloads[0].detail)} "
+            "to pack them"
+        )
     usual = (Why.VERSION_CONTROL, Why.VIRTUAL_ENVIRONMENT, Why.CACHE, Why.RECORDS)
     default = [
         left.path

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rayjobs.core.durable import sync_folder
 from rayjobs.core.errors import (
+    NotFoundError,
     StoreBusyError,
     StoreError,
     StoreLostError,
@@ -176,7 +177,8 @@ def would_drop(path: Path, source: Path) -> Dropped:
     """Return what a restore of `source` in the place of the store `path` would drop.
 
     Raises:
-        UsageError: there is no such backup, or it is not a store.
+        NotFoundError: there is no such backup.
+        UsageError: it is not a store.
     """
     _check_backup(source)
     with contextlib.ExitStack() as stack:
@@ -195,7 +197,8 @@ def restore(path: Path, source: Path | None) -> Restored:
         source: The backup; None: the store as it is, or an empty one if it was deleted.
 
     Raises:
-        UsageError: there is no such backup, or it is not a store.
+        NotFoundError: there is no such backup.
+        UsageError: it is not a store.
         StoreBusyError: another process has the store open.
         StoreError: it cannot be written.
     """
@@ -245,7 +248,8 @@ def restore(path: Path, source: Path | None) -> Restored:
 
 def _check_backup(source: Path) -> None:
     if not source.is_file():
-        raise UsageError(f"{source} is not a file; name a backup made by `rayjobs db backup`")
+        kind = UsageError if source.exists() else NotFoundError
+        raise kind(f"there is no file {source}; name a backup made by `rayjobs db backup`")
     report = check(source)
     if report.problems:
         raise UsageError(f"{source} cannot be restored: {report.problems[0]}")

@@ -185,9 +185,12 @@ def _unset_variables(spec: JobSpec) -> list[str]:
 
 def _entry(spec: JobSpec, source: Path | None) -> Iterator[Problem]:
     if source is not None and not source.is_dir():
-        state = "is not a folder" if source.exists() else "does not exist"
+        exists = source.exists()
         yield Problem(
-            "source_directory", f"{str(source)!r} {state}.", "Give the folder of your code."
+            "source_directory",
+            f"{str(source)!r} {'is not a folder' if exists else 'does not exist'}.",
+            "Give the folder of your code.",
+            is_missing=not exists,
         )
         return
     script = spec.script
@@ -217,7 +220,7 @@ def _script_file(script: str, source: Path) -> Iterator[Problem]:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         meant = _near_script(path) or _scripts(root)
-        yield Problem("script", f"{script!r} does not exist in {source}.", meant)
+        yield Problem("script", f"{script!r} does not exist in {source}.", meant, is_missing=True)
         return
     except OSError as error:
         yield Problem("script", f"{script!r} cannot be read ({error.strerror}).", "Check the path.")

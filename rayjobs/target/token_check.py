@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rayjobs.core.errors import TargetError, UnreachableError, UsageError
+from rayjobs.core.errors import NotFoundError, TargetError, UnreachableError, UsageError
 
 # Every Ray since 2.52 has it; an empty message is a valid request.
 _METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"
@@ -16,11 +16,16 @@ def read_token(path: Path) -> str:
     """Return the token in a file.
 
     Raises:
+        NotFoundError: there is no such file.
         UsageError: the file cannot be read, is empty, or is open to other users.
     """
     try:
         mode = path.stat().st_mode
         token = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError as exc:
+        raise NotFoundError(
+            f"there is no token file {path}. Give the file that holds the cluster's token."
+        ) from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise UsageError(
             f"the token file {path} cannot be read: {exc}. Give the file that holds the "

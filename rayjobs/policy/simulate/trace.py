@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core.errors import UsageError
+from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.units import parse_duration
 
 _FOLDER = Path(__file__).parent / "traces"
@@ -65,14 +65,16 @@ def read_trace(path: Path | str) -> list[TraceJob]:
     """Return the jobs of a trace (a file, or the name of a shipped one) by time of submission.
 
     Raises:
-        UsageError: no such file, or a line that is not a job; the line's number is named.
+        NotFoundError: no such file.
+        UsageError: a line that is not a job; the line's number is named.
     """
     known = shipped()
     at = known.get(str(path), Path(path))
     try:
         text = at.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
+        kind = NotFoundError if isinstance(error, FileNotFoundError) else UsageError
+        raise kind(
             f"the trace {str(path)!r} cannot be read ({error}); give a CSV or JSON lines file, or "
             f"one of the included traces: {', '.join(known)}."
         ) from error

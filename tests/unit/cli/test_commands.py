@@ -499,6 +499,59 @@ def test_download_puts_files_where_one_would_look(
     assert terminal.type("download", job.id, "outputs/model.pt", "-o", "-").out == "weights"
 
 
+def test_what_was_downloaded_is_not_packed_with_the_next_job(
+    queue: Queue, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = queue.completed()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    assert terminal.type("download", job.id).code == 0
+    done = terminal.type("submit", "--dry-run", "train.py")
+    said = " ".join(f"{done.out} {done.err}".split())
+    assert f"fetched are left out: {job.id}/" in said
+    assert "1 file" in said
+    (tmp_path / job.id / ".rayjobs-download").unlink()
+    done = terminal.type("submit", "--dry-run", "train.py")
+    assert "left out" not in f"{done.out} {done.err}"
+    assert terminal.type("download", job.id, "-o", "pretrained").code == 0
+    done = terminal.type("submit", "--dry-run", "train.py")
+    assert "left out" not in f"{done.out} {done.err}"  # a place that was named is meant
+
+
+OPEN = "--cluster-without-token-anyone-can-run-code"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("submit", "no.py"),
+        ("submit", "-f", "no.yaml"),
+        ("submit", "-d", "--source", "no", "a.py"),
+        ("submit", "-d", "--command", "true", "--env", "no.txt"),
+        ("db", "restore", "no.db"),
+        ("model", "register", "m", "--from", "no"),
+        ("data", "put", "no", "workspaceblobstore/x"),
+        ("sweep", "create", "-f", "no.yaml"),
+        ("pipeline", "run", "-f", "no.yaml"),
+        ("simulate", "no.csv"),
+        ("azureml", "check", "no.py"),
+        ("target", "create", "lab", "--address", "127.0.0.1:1", "--token-file", "no"),
+        ("target", "create", "lab", "--address", "127.0.0.1:1", "--cluster", "no", OPEN),
+    ],
+    ids=" ".join,
+)
+def test_a_missing_file_has_one_exit_code(
+    queue: Queue,
+    terminal: Terminal,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = terminal.type(*command)
+    assert done.code == 3, done.err
+
+
 def test_download_replaces_nothing_unasked(
     queue: Queue, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from rayjobs.cli.main import main
 from rayjobs.cli.reporting import causes
 from rayjobs.cli.simulate import NAMES
-from rayjobs.core.errors import UsageError
+from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.policy import Limits
 from rayjobs.policy.simulate import (
     POLICIES,
@@ -93,7 +93,7 @@ def test_a_wrong_line_is_told_once(tmp_path: Path, text: str) -> None:
 
 
 def test_a_trace_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(UsageError, match="many-small, mixed"):
+    with pytest.raises(NotFoundError, match="many-small, mixed"):
         read_trace("nowhere.csv")
 
 
