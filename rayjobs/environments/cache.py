@@ -132,9 +132,13 @@ class Cache:
         (venv / RECORD).write_text(json.dumps(record))
         sync_file_system(venv)
         place = self.folder(key)
-        if place.exists():  # its interpreter has gone
-            shutil.rmtree(place)
-        venv.rename(place)
+        if place.exists():  # its interpreter has gone, or a job changed it
+            aside = self.building / f"{key}-{os.getpid()}-{time.time_ns()}"
+            place.rename(aside)
+            venv.rename(place)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            venv.rename(place)
 
     def begin_in_place(self, key: str) -> Path:
         """Return the empty place of an environment that cannot be moved. Hold the lock."""
@@ -148,6 +152,10 @@ class Cache:
         (place / LOCK).write_text(lock)
         sync_file_system(place)
         write_atomic(place / RECORD, json.dumps(record), durable=True)
+
+    def discard(self, key: str) -> None:
+        """Let an environment be used by no further attempt. Hold the lock."""
+        (self.folder(key) / RECORD).unlink(missing_ok=True)
 
     def lock_text(self, key: str) -> str | None:
         """Return the lock of a whole environment."""

@@ -22,7 +22,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
 from rayjobs.environments import base as bases
-from rayjobs.environments import condas, locks, settings
+from rayjobs.environments import changes, condas, locks, settings
 from rayjobs.environments import interpreter as interpreters
 from rayjobs.environments.base import Base
 from rayjobs.environments.building import BuildLog, Control, run
@@ -101,10 +101,18 @@ class Work:
 class Environments:
     """The environments of one node. Its methods run on one event loop."""
 
-    def __init__(self, root: Path, own_python: str) -> None:
-        """Keep environments below `root`; `own_python` is used where none is asked for."""
+    def __init__(
+        self, root: Path, own_python: str, is_open: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Keep environments below `root`; `own_python` is used where none is asked for.
+
+        Args:
+            is_open: Whether jobs can write to their environments here. Then each has files of its
+                own, and is compared before it is used.
+        """
         self._cache = Cache(root)
         self._own_python = own_python
+        self._is_open = is_open
         # What Pythons of images have said, by image and path.
         self._pythons: dict[tuple[str, str], tuple[Interpreter, tuple[str, ...]]] = {}
 
@@ -144,13 +152,48 @@ class Environments:
         lock = await self._resolved(request, base, work)
         key = request.key(lock)
         async with self._alone(key, work):
-            built = not self._cache.is_whole(key, in_image=work.image is not None)
+            built = not await self._is_usable(key, work)
             if built:
                 await self._build(key, lock, request, base, work)
             self._cache.touch(key)
             found = Realised(str(self._cache.python(key)), key, lock, built)
             _note_use(work.paths, found)
         return found
+
+    async def _is_usable(self, key: str, work: Work) -> bool:
+        """Whether an environment is whole, and as it was built. Hold the lock."""
+        if not self._cache.is_whole(key, in_image=work.image is not None):
+            return False
+        if not await self._is_open_to(work):
+            return True
+        changed = await asyncio.to_thread(changes.found, self._cache.folder(key))
+        if changed:
+            text = f"an environment that was changed is built again: {changes.sentence(changed)}"
+            work.tell(text, {"step": "changed", "key": key, "files": changed[:100]})
+        return not changed
+
+    async def _is_open_to(self, work: Work) -> bool:
+        return work.image is None and await asyncio.to_thread(self._is_open)
+
+    def changed_since(self, key: str) -> str:
+        """Return how an environment was changed since it was built, or "". Blocks.
+
+        No further attempt uses one that was; all that ran in it until then are told.
+        """
+        if not self._is_open():
+            return ""
+        with locked_if_free(self._cache.lock_of(key)) as alone:
+            folder = self._cache.folder(key)
+            if not alone or not (folder / changes.LOOKS).exists():
+                return ""  # an attempt that is about to use it looks itself
+            changed = changes.found(folder)
+            if not changed:
+                return ""
+            self._cache.discard(key)
+        return (
+            f"its environment was changed while the job ran, and is built again for the next job: "
+            f"{changes.sentence(changed)}"
+        )
 
     async def lock(self, asked: Mapping[str, Any], work: Work) -> str:
         """Return the lock of an environment, as it would be built; of conda without its pip part.
@@ -265,7 +308,7 @@ class Environments:
         lock = await self._solved(wanted, conda, request, work)
         key = _key_of_conda(request, wanted, lock)
         async with self._alone(key, work):
-            built = not self._cache.is_whole(key, in_image=work.image is not None)
+            built = not await self._is_usable(key, work)
             if built:
                 lock = await self._build_conda(key, lock, wanted, conda, request, work)
             else:
@@ -327,6 +370,9 @@ class Environments:
             # A job sees it read-only: no script of a job writes bytecode there.
             compiling = [path, "-I", "-S", "-c", _COMPILE]
             await self._run(compiling, work, "the packages cannot be compiled", writes=(prefix,))
+            if await self._is_open_to(work):
+                await asyncio.to_thread(changes.unshare, prefix)
+                await asyncio.to_thread(changes.keep, prefix)
             of_pip = of_pip if is_resolved else f"{of_pip}{_RESOLVED}\n"
             head, body = request.head(), of_pip.removeprefix(request.head())
             whole = head + condas.joined(installed) + body
@@ -439,6 +485,8 @@ class Environments:
             if packages:
                 (folder / "lock.txt").write_text(lock)
                 sync = [uv, "pip", "sync", "--compile-bytecode"]
+                if await self._is_open_to(work):
+                    sync += ["--link-mode", "copy"]
                 if base is not None:
                     # For what source archives need at their build.
                     sync += ["--find-links", str(bases.wheels(base, self._cache.base))]
@@ -451,6 +499,8 @@ class Environments:
                 )
             if base is not None:
                 base.open_to(venv)
+            if await self._is_open_to(work):
+                await asyncio.to_thread(changes.keep, venv)
             took_s = round(time.monotonic() - began_s, 3)
             version = request.interpreter.version_text
             kind = "pip" if work.image is None else "image"

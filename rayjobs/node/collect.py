@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -38,8 +39,14 @@ class _CanceledError(RayjobsError):
 class Collecting:
     """Brings what the attempts of one node leave into their workspaces."""
 
-    def __init__(self, data: NodeData, workspaces: Workspaces) -> None:
+    def __init__(
+        self,
+        data: NodeData,
+        workspaces: Workspaces,
+        changed_environment: Callable[[Path], str] = lambda _root: "",
+    ) -> None:
         self._data = data
+        self._changed_environment = changed_environment
         self._workspaces = workspaces
         self._publishers: dict[str, Publisher] = {}
         self._metrics: dict[str, MetricFollower] = {}
@@ -110,6 +117,7 @@ class Collecting:
         left_out += publisher.left_out
         # Before outputs are stored, which may change the same folder.
         left_out += self._compare_inputs(on)
+        self._compare_environment(on)
         has_ended_well = record is not None and record.outcome is Outcome.COMPLETED
         if (has_ended_well or self._data.has_mounted_outputs(root)) and self._is_current(on):
             note = partial(self._workspaces.record, on)
@@ -189,6 +197,18 @@ class Collecting:
                 log.warning("inputs of %s", on.job, exc_info=error)
             return [f"the files of its inputs were not compared with those at its start: {error}"]
         return []
+
+    def _compare_environment(self, on: AttemptOnNode) -> None:
+        """Note how the attempt's environment was changed; it never delays a job's end."""
+        self._progress_of(on).watch("the files of its environment", 0)
+        try:
+            said = self._changed_environment(Path(on.root))
+            noted = self._noted.setdefault(_key(on), set())
+            if said and said not in noted:
+                noted.add(said)
+                self._workspaces.note(on, "environment", said, {"step": "changed"})
+        except Exception as error:
+            log.warning("the environment of %s", on.job, exc_info=error)
 
     def _is_current(self, on: AttemptOnNode) -> bool:
         """Whether what this attempt wrote may be stored: no newer one owns the job."""

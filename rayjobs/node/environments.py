@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from rayjobs.environments.building import Control
 from rayjobs.environments.cache import Cache
 from rayjobs.environments.inside import Image
 from rayjobs.environments.realise import Environments, Work
+from rayjobs.injob import recordfiles
 from rayjobs.node.build_logs import store_build_log, store_file, stream_build_log
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode, LaunchRequest
@@ -33,15 +34,22 @@ EVENT = "environment"
 class NodeEnvironments:
     """Makes the environments of the attempts of one node. Its methods run on one event loop."""
 
-    def __init__(self, root: Path, workspaces: Workspaces, shared: snapshots.NodeSnapshots) -> None:
+    def __init__(
+        self,
+        root: Path,
+        workspaces: Workspaces,
+        shared: snapshots.NodeSnapshots,
+        is_open: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Keep environments below `root`; tell of them in the workspaces of their jobs.
 
         Args:
             shared: Where packages that travel with a job are unpacked.
+            is_open: Whether jobs can write to their environments on this node.
         """
         self._root = root
         self._snapshots = shared
-        self._environments = Environments(root, sys.executable)
+        self._environments = Environments(root, sys.executable, is_open)
         self._workspaces = workspaces
         self._controls: dict[str, Control] = {}
 
@@ -104,6 +112,20 @@ class NodeEnvironments:
         control = self._controls.get(on.marker)
         if control is not None:
             control.stopped.set()
+
+    def changed_by(self, root: Path) -> str:
+        """Return how the environment of the attempt in `root` was changed, or "". Blocks.
+
+        An environment that is added to an image is read-only everywhere.
+        """
+        paths = AttemptPaths(root)
+        if paths.image.exists():
+            return ""
+        try:
+            key = str(recordfiles.read_json(str(root), paths.environment.name)["key"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""  # it uses none
+        return self._environments.changed_since(key)
 
     def _bring_sources(self, on: AttemptOnNode, sources: Mapping[str, str]) -> None:
         """Unpack the packages that travel with a job; each once for all jobs of the node. Blocks.

@@ -78,7 +78,12 @@ class Node:
         self._views = InputViews(self.paths.root, is_on=settings.input_views)
         self._data = NodeData(self.paths.data_cache, self._views.protection)
         shared = snapshots.NodeSnapshots(self.paths.snapshots)
-        self._environments = NodeEnvironments(self.paths.environments, workspaces, shared)
+        self._environments = NodeEnvironments(
+            self.paths.environments,
+            workspaces,
+            shared,
+            lambda: not self._views.protection().read_only,
+        )
         self._containers = NodeContainers(
             self.paths.images, workspaces, int(settings.image_most_gib * GIB)
         )
@@ -91,7 +96,7 @@ class Node:
             self._containers,
             NodeFacts(self.paths.root / "facts"),
         )
-        self._collecting = Collecting(self._data, workspaces)
+        self._collecting = Collecting(self._data, workspaces, self._environments.changed_by)
         self._workspaces = workspaces
         self._secrets = NodeSecrets(target, home, partial(ask_target, target, "secrets"))
         self.ends = Ends(self.paths.root / "attempts", scratch, self._data)

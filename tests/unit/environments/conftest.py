@@ -41,11 +41,12 @@ class Builder:
 
     def __init__(self, root: Path) -> None:
         self.node = NodePaths(root)
+        self.is_open = False  # jobs can write to their environments
         self._numbers = itertools.count(1)
 
     def environments(self) -> Environments:
         """Return the environments as a new agent of the node has them."""
-        return Environments(self.node.environments, sys.executable)
+        return Environments(self.node.environments, sys.executable, lambda: self.is_open)
 
     def wish(self, *, known_lock: str | None = None) -> Wish:
         """Return a new attempt."""

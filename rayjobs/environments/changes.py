@@ -1,0 +1,88 @@
+"""Which files of a built environment were changed since, where jobs could write to them.
+
+A job can do so on nodes without mount namespaces. The rule is that of inputs: size, time of the
+last change and inode of each file. New files in ``__pycache__`` are no changes: interpreters keep
+there what they have compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from rayjobs.core.files import write_atomic
+from rayjobs.core.text import counted
+
+LOOKS = "rayjobs-environment.looks.json"
+NAMED = 3
+_PREFIX = "rayjobs-environment."  # records of ours, at the top
+_CACHE = "__pycache__"
+
+
+def keep(folder: Path) -> None:
+    """Note how the files of an environment look that nobody uses yet."""
+    write_atomic(folder / LOOKS, json.dumps(_looks(folder)))
+
+
+def found(folder: Path) -> list[str]:
+    """Return what differs from what `keep` noted, a phrase for each file.
+
+    Without a note (of a build before it was needed) that is one phrase, too.
+    """
+    try:
+        before = json.loads((folder / LOOKS).read_bytes())
+        known = {str(path): tuple(look) for path, look in before.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return ["how its files looked is not known"]
+    now = _looks(folder)
+    phrases = [
+        f"{path} {'was changed' if path in now else 'is missing'}"
+        for path, look in known.items()
+        if now.get(path) != look
+    ]
+    return phrases + [
+        f"{path} is new" for path in now if path not in known and f"/{_CACHE}/" not in path
+    ]
+
+
+def sentence(phrases: list[str]) -> str:
+    """Return the first of several phrases, and how many more there are."""
+    more = len(phrases) - NAMED
+    return "; ".join(phrases[:NAMED]) + (f"; and {counted(more, 'more file')}" if more > 0 else "")
+
+
+def unshare(folder: Path) -> None:
+    """Give an environment files of its own: what changes one of them changes no other's.
+
+    Raises:
+        OSError: they cannot be copied.
+    """
+    for path, info in _files(folder):
+        if info.st_nlink > 1 and not os.path.islink(path):  # noqa: PTH114 - many
+            draft = f"{path}.rayjobs-copy"
+            shutil.copy2(path, draft)
+            os.replace(draft, path)  # noqa: PTH105 - many
+
+
+def _looks(folder: Path) -> dict[str, tuple[int, int, int]]:
+    start = len(str(folder)) + 1
+    return {
+        path[start:]: (info.st_size, info.st_mtime_ns, info.st_ino)
+        for path, info in _files(folder)
+        if not path[start:].startswith(_PREFIX)
+    }
+
+
+def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files and links below a folder; links are not followed."""
+    waiting = [str(folder)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                else:
+                    yield entry.path, entry.stat(follow_symlinks=False)

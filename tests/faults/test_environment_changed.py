@@ -1,0 +1,136 @@
+"""A job changes its environment where nothing keeps it from that: it is seen, and built again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rayjobs.core.files import locked_if_free
+from rayjobs.environments.cache import Cache
+from rayjobs.environments.realise import Realised
+from tests.conda_channel import Channel
+from tests.unit.environments.conftest import Builder
+from tests.wheels import make_wheel
+
+CODE = "import tiny_tool; print(tiny_tool.__file__, tiny_tool.VALUE)"
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> Builder:
+    """A node on which jobs can write to their environments."""
+    made = Builder(tmp_path / "node")
+    made.is_open = True
+    return made
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> list[str]:
+    make_wheel(tmp_path / "wheels", "tiny-tool", value="good")
+    return ["--no-index", f"--find-links {tmp_path}/wheels", "tiny-tool"]
+
+
+def module_of(found: Realised) -> tuple[Path, str]:
+    """Return the file of the package in an environment, and the value that it has."""
+    words = subprocess.check_output([found.python, "-c", CODE], text=True).split()
+    return Path(words[0]), words[1]
+
+
+def write_over(path: Path) -> None:
+    """Change a file in place: all names of its inode show the new bytes."""
+    with path.open("r+b") as file:
+        file.write(
+            b"VALUE = 'evil'\n" + b"#" * 200
+        )  # of another size: bytecode is told apart by it
+
+
+def test_a_file_that_was_overwritten_is_named_and_never_used_again(
+    builder: Builder, lines: list[str]
+) -> None:
+    first, _ = builder.build(*lines)
+    module, _ = module_of(first)
+    again, wish = builder.build(*lines)
+    assert (again.built, wish.steps) == (False, [])
+    write_over(module)
+    assert module_of(first)[1] == "evil"
+    second, wish = builder.build(*lines)
+    assert second.built and wish.steps == ["changed", "build", "built"]
+    told = {data["step"]: text for text, data in wish.told}["changed"]
+    name = module.relative_to(builder.node.environments / first.key)
+    assert f"{name} was changed" in told
+    # No other name of its bytes had been changed, which the build would have taken.
+    assert module_of(second)[1] == "good"
+    assert not list(Cache(builder.node.environments).building.iterdir())
+
+
+def test_what_was_added_or_removed_counts_and_compiled_files_do_not(
+    builder: Builder, lines: list[str]
+) -> None:
+    found, _ = builder.build(*lines)
+    module, _ = module_of(found)
+    subprocess.run([found.python, "-O", "-c", "import tiny_tool"], check=True, env={})
+    assert [one.name for one in module.parent.glob("__pycache__/tiny_tool*opt-1*")]
+    environments = builder.environments()
+    assert environments.changed_since(found.key) == ""
+    (module.parent / "new.py").write_text("pip install does this")
+    said = environments.changed_since(found.key)
+    assert said.startswith("its environment was changed while the job ran, and is built again")
+    assert said.endswith("site-packages/new.py is new")
+    assert environments.changed_since(found.key) == said, "others may have run in it, too"
+    again, wish = builder.build(*lines)
+    assert again.built and "changed" not in wish.steps
+    module.unlink()
+    assert environments.changed_since(found.key).endswith("tiny_tool.py is missing")
+
+
+def test_other_environments_of_the_same_packages_do_not_change(
+    builder: Builder, lines: list[str], tmp_path: Path
+) -> None:
+    make_wheel(tmp_path / "wheels", "other-tool")
+    one, _ = builder.build(*lines)
+    two, _ = builder.build(*lines, "other-tool")
+    write_over(module_of(one)[0])
+    assert module_of(two)[1] == "good"
+    assert builder.environments().changed_since(two.key) == ""
+
+
+def test_packages_of_conda_are_copies_too(builder: Builder, tmp_path: Path) -> None:
+    channel = Channel(tmp_path / "channel")
+    channel.add_library("tiny-tool", value="good")
+    channel.index()
+    asked = {"conda": ["tiny-tool"], "channels": [channel.url]}
+    first, _ = builder.build(**asked)
+    module, _ = module_of(first)
+    assert builder.build(**asked)[0].built is False
+    write_over(module)
+    second, wish = builder.build(**asked)
+    assert second.built and "changed" in wish.steps
+    assert module_of(second)[1] == "good"
+
+
+def test_an_environment_that_was_built_where_jobs_could_not_write_is_built_again(
+    builder: Builder, lines: list[str]
+) -> None:
+    """Its files may be links to those of the package cache, and nobody knows how they looked."""
+    builder.is_open = False
+    first, _ = builder.build(*lines)
+    builder.is_open = True
+    again, wish = builder.build(*lines)
+    assert again.built
+    assert "how its files looked is not known" in wish.told[0][0]
+    assert os.stat(module_of(again)[0]).st_nlink == 1
+    builder.is_open = False
+    assert builder.build(*lines)[0].built is False
+    assert first.key == again.key
+
+
+def test_one_that_is_about_to_be_used_is_left_to_its_user(
+    builder: Builder, lines: list[str]
+) -> None:
+    found, _ = builder.build(*lines)
+    write_over(module_of(found)[0])
+    with locked_if_free(Cache(builder.node.environments).lock_of(found.key)):
+        assert builder.environments().changed_since(found.key) == ""
+    assert builder.environments().changed_since(found.key) != ""
