@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.environments import settings
 from rayjobs.spec.requirements import LEAST_PYTHON
 
 _ASK = (
@@ -175,3 +176,41 @@ def _checked(path: str, version: tuple[int, int, int], platform: object) -> Inte
             failure_class="environment",
         )
     return Interpreter(path, version, json.dumps(platform))
+
+
+def is_version(python: Interpreter, wanted: str) -> bool:
+    """Whether an interpreter is of a version such as 3.11 or >=3.9."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    if wanted[0].isdigit():
+        wanted = f"=={wanted}" + (".*" if wanted.count(".") < 2 else "")
+    try:
+        return python.version_text in SpecifierSet(wanted)
+    except InvalidSpecifier:
+        return False
+
+
+async def found_by_uv(version: str, env: Mapping[str, str], folder: Path) -> str:
+    """Return the interpreter of a version that uv finds on this node; nothing is downloaded.
+
+    Raises:
+        PrepareError: class ``environment``: there is none.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(settings.find_uv(), "python", "find", "--no-project", "--system", version),
+        env={**env, "PATH": settings.search_path(env)},
+        cwd=folder,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    found, complaints = await process.communicate()
+    path = found.decode().strip()
+    if process.returncode or not path:
+        said = " ".join(complaints.decode("utf-8", "replace").split())
+        raise PrepareError(
+            f"there is no Python {version} on this node ({said.removeprefix('error: ')[:200]}); "
+            f"install it, or name an interpreter's path",
+            failure_class="environment",
+        )
+    return path

@@ -266,7 +266,7 @@ class Environments:
         if known not in self._pythons:
             self._pythons[known] = await self._ask_in_image(path, image, work)
         python, folders = self._pythons[known]
-        if named is not None and "/" not in named and not _is_version(python, named):
+        if named is not None and "/" not in named and not interpreters.is_version(python, named):
             raise PrepareError(
                 f"the job asks for Python {named}, and {image.name} has {python.version_text}: "
                 f"name another image, or leave the version out",
@@ -414,7 +414,7 @@ class Environments:
             return await interpreters.ask(self._own_python)
         if not requirements.is_version(named):
             return await interpreters.ask(interpreters.path_of(named))
-        found = await _found_by_uv(named, work)
+        found = await interpreters.found_by_uv(named, work.env, work.paths.tmp)
         return await interpreters.ask(found)
 
     async def _resolved(self, request: Request, base: Base | None, work: Work) -> str:
@@ -584,18 +584,6 @@ def _local_paths(request: Request) -> list[Path]:
     return [path for path in request.local_paths() if path.is_absolute()]
 
 
-def _is_version(python: Interpreter, wanted: str) -> bool:
-    """Whether an interpreter is of a version such as 3.11 or >=3.9."""
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-    if wanted[0].isdigit():
-        wanted = f"=={wanted}" + (".*" if wanted.count(".") < 2 else "")
-    try:
-        return python.version_text in SpecifierSet(wanted)
-    except InvalidSpecifier:
-        return False
-
-
 async def _given(request: Request, work: Work) -> str | None:
     """Return the lock of the job's first node, or of an earlier attempt, if it answers a request.
 
@@ -647,28 +635,6 @@ def _key_of_conda(request: Request, wanted: condas.Asked, lock: str) -> str:
 
 def _packages_of(prefix: Path) -> Base:
     return bases.of([str(one) for one in prefix.glob("lib/python*/site-packages")])
-
-
-async def _found_by_uv(version: str, work: Work) -> str:
-    """Return the interpreter of a version that uv finds on this node; nothing is downloaded."""
-    process = await asyncio.create_subprocess_exec(
-        *(settings.find_uv(), "python", "find", "--no-project", "--system", version),
-        env={**work.env, "PATH": settings.search_path(work.env)},
-        cwd=work.paths.tmp,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    found, complaints = await process.communicate()
-    path = found.decode().strip()
-    if process.returncode or not path:
-        said = " ".join(complaints.decode("utf-8", "replace").split())
-        raise PrepareError(
-            f"there is no Python {version} on this node ({said.removeprefix('error: ')[:200]}); "
-            f"install it, or name an interpreter's path",
-            failure_class="environment",
-        )
-    return path
 
 
 def _record(
