@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rayjobs import snapshots
 from rayjobs.core.clock import SystemClock
@@ -370,7 +370,8 @@ class RunCalls:
         return folder.name
 
     def _method(self, asked: runcalls.Method) -> Any:
-        args, kwargs = values.decode(asked.args), values.decode(asked.kwargs)
+        args = cast(Sequence[Any], values.decode(asked.args))
+        kwargs = cast(Mapping[str, Any], values.decode(asked.kwargs))
         opened = self._open()
         part, method = asked.part, asked.method
         if part == "store":

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rayjobs.core.errors import RayjobsError
 
@@ -80,10 +80,43 @@ class JobRecords(Protocol):
         ...
 
 
+class _Info(Protocol):
+    """What is read of Ray's `JobInfo`."""
+
+    entrypoint: str
+    status: object
+    message: str | None
+    start_time: int | None
+    end_time: int | None
+    metadata: Mapping[str, str] | None
+    driver_exit_code: int | None
+    driver_node_id: str | None
+
+
+class _JobInfoClient(Protocol):
+    """What is called of Ray's `JobInfoStorageClient`."""
+
+    async def get_all_jobs(self) -> Mapping[str, _Info]: ...
+
+    async def get_status(self, job_id: str) -> object: ...
+
+    async def put_info(self, job_id: str, job_info: object) -> bool: ...
+
+    async def delete_info(self, job_id: str) -> bool: ...
+
+
+class _ControlService(Protocol):
+    """What is called of Ray's client of its control service."""
+
+    async def async_internal_kv_get(
+        self, key: bytes, *, namespace: bytes, timeout: float
+    ) -> bytes | None: ...
+
+
 class RayJobs:
     """The job records of the cluster that this process is connected to."""
 
-    def __init__(self, target: str, client: Any, gcs: Any) -> None:
+    def __init__(self, target: str, client: _JobInfoClient, gcs: _ControlService) -> None:
         self._target = target
         self._client = client
         self._gcs = gcs
@@ -241,8 +274,9 @@ def is_our_log(name: str) -> bool:
     return _OUR_LOG.fullmatch(name) is not None
 
 
-def _shown(info: Any) -> Shown:
-    metadata = {key: value for key, value in info.metadata.items() if key != TARGET_KEY}
+def _shown(info: _Info) -> Shown:
+    given = info.metadata or {}
+    metadata = {key: value for key, value in given.items() if key != TARGET_KEY}
     return Shown(
         entrypoint=info.entrypoint,
         status=str(info.status),

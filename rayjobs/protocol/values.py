@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum
-from typing import Any
 
 from rayjobs.core.clock import from_text, to_text
 from rayjobs.core.failures import Failure, FailureClass
@@ -22,7 +21,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.store import requests
 from rayjobs.workspace.blobs import Blob
 
-_RECORDS: dict[str, Any] = {
+_RECORDS: dict[str, type] = {
     one.__name__: one
     for one in (
         *(
@@ -48,7 +47,7 @@ class ValueFormError(ValueError):
     """A value that cannot be sent, or that is none of these."""
 
 
-def encode(value: Any) -> Any:
+def encode(value: object) -> object:
     """Return a value as JSON data.
 
     Raises:
@@ -76,7 +75,7 @@ def encode(value: Any) -> Any:
     raise ValueFormError(f"a {type(value).__name__} cannot be sent")
 
 
-def decode(value: Any) -> Any:
+def decode(value: object) -> object:
     """Return the value of `encode`'s JSON data.
 
     Raises:
@@ -99,23 +98,23 @@ def decode(value: Any) -> Any:
         raise ValueFormError(f"{value!r:.60} cannot be read as a {kind}: {error}") from error
 
 
-def _names(value: Any) -> list[str]:
+def _names(value: object) -> list[str]:
     return _fields(type(value))
 
 
-def _fields(kind: Any) -> list[str]:
+def _fields(kind: type) -> list[str]:
     if dataclasses.is_dataclass(kind):
         return [one.name for one in dataclasses.fields(kind)]
-    return list(kind._fields)
+    return list(getattr(kind, "_fields", ()))  # a named tuple
 
 
-def _spec(text: str) -> Any:
+def _spec(text: str) -> object:
     from rayjobs.spec.model import JobSpec  # pydantic: not for calls that see no spec
 
     return JobSpec.model_validate_json(text)
 
 
-_PLAIN: Mapping[str, Callable[[Any], Any]] = {
+_PLAIN: Mapping[str, Callable[..., object]] = {
     "bytes": base64.b64decode,
     "datetime": from_text,
     "JobSpec": _spec,

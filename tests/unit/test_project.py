@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import subprocess
@@ -114,3 +115,15 @@ def test_the_licence_is_the_one_declared(pyproject: dict[str, Any]) -> None:
     assert pyproject["project"]["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert importlib.metadata.metadata("rayjobs")["License-Expression"] == "Apache-2.0"
+
+
+def test_the_protocol_has_no_untyped_value() -> None:
+    files = sorted((ROOT / "rayjobs" / "protocol").rglob("*.py"))
+    assert len(files) > 5
+    untyped = [
+        f"{file.name}:{node.lineno}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Name) and node.id == "Any"
+    ]
+    assert untyped == []
