@@ -249,7 +249,11 @@ def test_a_place_to_resume_from_that_is_not_there_is_one_sentence(
     ("words", "code", "said"),
     [
         (("data", "put", "src", "nowhere/x"), 3, "there is workspaceblobstore"),
-        (("data", "put", "nothing", "workspaceblobstore/x"), 3, "there is no file or folder nothing"),
+        (
+            ("data", "put", "nothing", "workspaceblobstore/x"),
+            3,
+            "there is no file or folder nothing",
+        ),
         (("data", "ls", "workspaceblobstore/nope"), 3, "nothing at 'nope'"),
         (("data", "get", "workspaceblobstore/nope", "x"), 3, "nothing at 'nope'"),
         (("data", "register", "x", "workspaceblobstore/nope"), 3, "nothing at 'nope'"),
