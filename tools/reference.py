@@ -197,6 +197,7 @@ PARTS = {
     "Packages": "environment",
     "Container": "container",
     "Registry": "registry",
+    "ParallelRun": "parallel_run",
     "Retries": "retries",
     "Dependency": "depends_on",
     "Array": "array",

@@ -184,6 +184,10 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
         SystemExit: the script failed; the traceback has been printed already.
     """
     full_name = begin(script, arguments)
+    if os.environ.get("RAYJOBS_PARALLEL_RUN"):  # such a rank is never a fork
+        from rayjobs.injob import parallel_run
+
+        raise SystemExit(parallel_run.main(full_name, arguments))
     module = make_main_module()
     try:
         import ctypes

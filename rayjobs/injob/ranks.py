@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Callable, Mapping
 
-from rayjobs.injob import detach, kernel, leaving, openfiles, rank, startup
+from rayjobs.injob import detach, kernel, leaving, openfiles, parallel_settings, rank, startup
 from rayjobs.injob.exitrecord import RankExit
 from rayjobs.injob.hostmessages import RankStatus
 from rayjobs.injob.identity import Identity, identity_of
@@ -185,7 +185,8 @@ def _set_up(
     if plan.kind == "command":
         assert plan.command is not None
         _replace(["/bin/sh", "-c", plan.command, "sh", *plan.argv], env, setup)
-    if warm is None or plan.container is not None:
+    # A rank of a parallel run only starts the process that runs the script.
+    if warm is None or plan.container is not None or parallel_settings.VARIABLE in env:
         # Its path is spelled out: `-m` would put the working directory on the module path.
         bootstrap = os.path.abspath(rank.__file__)
         script = plan.argv[0]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rayjobs.core.paths import NodePaths, short_socket
-from rayjobs.injob import urlmap
+from rayjobs.injob import parallel_settings, urlmap
 from rayjobs.injob.plan import LaunchPlan, RankPlan
 from rayjobs.injob.rank import ON_PATH
 from rayjobs.jobs.records import Job
@@ -167,6 +167,8 @@ def rank_environment(context: AttemptContext, planned: PlannedNode) -> dict[str,
     if planned.gpus:
         # The numbers are Ray's, which are the driver's; CUDA's own order may be another one.
         environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if job.spec.parallel_run is not None:
+        environment[parallel_settings.VARIABLE] = job.spec.parallel_run.model_dump_json()
     environment |= array_variables(job)
     if job.spec.resume_from is not None:
         environment |= resume_variables(attempt_paths.resume)

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 # name → module that defines it
 _LAZY = {
     "InputPortBinding": "rayjobs.pipelines.data",
-    "MpiStep": "rayjobs.pipelines.more_steps",
-    "CommandStep": "rayjobs.pipelines.more_steps",
-    "EstimatorStep": "rayjobs.pipelines.more_steps",
-    "HyperDriveStep": "rayjobs.pipelines.more_steps",
-    "ModuleStep": "rayjobs.pipelines.more_steps",
+    "MpiStep": "rayjobs.pipelines.mpi_step",
+    "CommandStep": "rayjobs.pipelines.script_steps",
+    "EstimatorStep": "rayjobs.pipelines.script_steps",
+    "HyperDriveStep": "rayjobs.pipelines.script_steps",
+    "ModuleStep": "rayjobs.pipelines.script_steps",
     "HyperDriveStepRun": "rayjobs.pipelines.runs",
     "PublishedPipeline": "rayjobs.pipelines.published",
+    "ParallelRunConfig": "rayjobs.pipelines.parallel_step",
+    "ParallelRunStep": "rayjobs.pipelines.parallel_step",
     "PipelineEndpoint": "rayjobs.pipelines.published",
     "Pipeline": "rayjobs.pipelines.pipeline",
     "PipelineData": "rayjobs.pipelines.data",
@@ -26,7 +28,7 @@ _LAZY = {
     "PipelineRun": "rayjobs.pipelines.runs",
     "PipelineStep": "rayjobs.pipelines.steps",
     "PortDataReference": "rayjobs.pipelines.runs",
-    "PythonScriptStep": "rayjobs.pipelines.steps",
+    "PythonScriptStep": "rayjobs.pipelines.script_steps",
     "StepRun": "rayjobs.pipelines.runs",
     "StepRunOutput": "rayjobs.pipelines.runs",
     "StepSequence": "rayjobs.pipelines.steps",
@@ -41,11 +43,9 @@ if TYPE_CHECKING:
     from rayjobs.pipelines.data import PipelineDataset as PipelineDataset
     from rayjobs.pipelines.data import PipelineParameter as PipelineParameter
     from rayjobs.pipelines.data import TrainingOutput as TrainingOutput
-    from rayjobs.pipelines.more_steps import CommandStep as CommandStep
-    from rayjobs.pipelines.more_steps import EstimatorStep as EstimatorStep
-    from rayjobs.pipelines.more_steps import HyperDriveStep as HyperDriveStep
-    from rayjobs.pipelines.more_steps import ModuleStep as ModuleStep
-    from rayjobs.pipelines.more_steps import MpiStep as MpiStep
+    from rayjobs.pipelines.mpi_step import MpiStep as MpiStep
+    from rayjobs.pipelines.parallel_step import ParallelRunConfig as ParallelRunConfig
+    from rayjobs.pipelines.parallel_step import ParallelRunStep as ParallelRunStep
     from rayjobs.pipelines.pipeline import Pipeline as Pipeline
     from rayjobs.pipelines.published import PipelineEndpoint as PipelineEndpoint
     from rayjobs.pipelines.published import PublishedPipeline as PublishedPipeline
@@ -54,8 +54,12 @@ if TYPE_CHECKING:
     from rayjobs.pipelines.runs import PortDataReference as PortDataReference
     from rayjobs.pipelines.runs import StepRun as StepRun
     from rayjobs.pipelines.runs import StepRunOutput as StepRunOutput
+    from rayjobs.pipelines.script_steps import CommandStep as CommandStep
+    from rayjobs.pipelines.script_steps import EstimatorStep as EstimatorStep
+    from rayjobs.pipelines.script_steps import HyperDriveStep as HyperDriveStep
+    from rayjobs.pipelines.script_steps import ModuleStep as ModuleStep
+    from rayjobs.pipelines.script_steps import PythonScriptStep as PythonScriptStep
     from rayjobs.pipelines.steps import PipelineStep as PipelineStep
-    from rayjobs.pipelines.steps import PythonScriptStep as PythonScriptStep
     from rayjobs.pipelines.steps import StepSequence as StepSequence
 
 

@@ -112,6 +112,8 @@ def parts_of(
         "version": step.reuse.version,
     }
     given = spec.model_dump(mode="json", exclude={*NOT_COUNTED, *_BY_NAME})
+    if given["parallel_run"] is None:
+        del given["parallel_run"]  # steps that were stored before there was one have none
     parts |= given
     if step.sweep is not None:
         parts["sweep"] = json.loads(json.dumps(dict(step.sweep.definition)))

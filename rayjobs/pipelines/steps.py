@@ -1,13 +1,12 @@
-"""Steps of a pipeline, as Azure ML SDK v1 has them.
+"""What all kinds of steps have in common, and sequences of steps.
 
-Signatures: ``azureml.pipeline.steps`` 1.62.
+Signatures: ``azureml.pipeline.core`` 1.62.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rayjobs.api.configs import RunConfiguration, ScriptRunConfig
@@ -16,9 +15,6 @@ from rayjobs.datastore.outputs import OutputFileDatasetConfig
 from rayjobs.pipelines.data import PipelineData, PipelineParameter
 from rayjobs.pipelines.spec import Reuse, StepSpec
 from rayjobs.pipelines.step_data import Building, StepData, plain_values
-
-# Targets of Azure ML that take jobs on several nodes; those of rayjobs all do where they fit.
-SINGLE_NODE_TARGETS = frozenset({"ComputeInstance", "RemoteVM", "VirtualMachine", "LocalTarget"})
 
 
 class StepBase:
@@ -255,72 +251,6 @@ def applied_parameters(
                 f"can be set per run"
             )
     return settings
-
-
-class PythonScriptStep(ScriptStep):
-    """A step that runs a Python script.
-
-    Args:
-        script_name: The script, relative to `source_directory`.
-        name: The step's name; None takes the script's.
-        arguments: The script's arguments: texts, data, and parameters.
-        compute_target: Where it runs; None takes that of `runconfig`, else the default target.
-        runconfig: What it runs with: environment, variables, distribution.
-        runconfig_pipeline_params: Counts of the run configuration that each run may set.
-        inputs: Data that it reads.
-        outputs: Data that it writes.
-        params: Become the variables ``AML_PARAMETER_<NAME>``.
-        source_directory: Folder with the script; None takes the pipeline's default.
-        allow_reuse: Take the results of an earlier run if nothing has changed.
-        version: Another value means that the step does something else now.
-        hash_paths: Files whose content decides whether anything has changed.
-    """
-
-    def __init__(
-        self,
-        script_name: str,
-        name: str | None = None,
-        arguments: Sequence[Any] | None = None,
-        compute_target: Any = None,
-        runconfig: Any = None,
-        runconfig_pipeline_params: Mapping[str, Any] | None = None,
-        inputs: Sequence[Any] | None = None,
-        outputs: Sequence[Any] | None = None,
-        params: Mapping[str, Any] | None = None,
-        source_directory: str | Path | None = None,
-        allow_reuse: bool = True,
-        version: str | None = None,
-        hash_paths: Sequence[str] | None = None,
-    ) -> None:
-        if not isinstance(script_name, str) or not script_name:
-            raise UsageError(f"script_name is {script_name!r}; name the script to run")
-        super().__init__(
-            name or script_name,
-            inputs,
-            outputs,
-            arguments=arguments,
-            allow_reuse=allow_reuse,
-            version=version,
-            hash_paths=hash_paths,
-        )
-        self.script_name = script_name
-        self.params = dict(params or {})
-        self.source_directory = None if source_directory is None else str(source_directory)
-        self._settings = applied_parameters(
-            settings_of(runconfig, compute_target), runconfig_pipeline_params
-        )
-
-    def build(self, building: Building) -> StepSpec:
-        """See `StepBase.build`."""
-        data = self._gather(building)
-        job = self._job(
-            building,
-            data,
-            self._settings,
-            source_directory=self.source_directory,
-            script=self.script_name,
-        )
-        return self._spec(building, data, job, params=self.params)
 
 
 class StepSequence:

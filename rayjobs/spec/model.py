@@ -19,6 +19,7 @@ from pydantic import (
 from rayjobs.core.errors import UsageError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.numbers import is_whole
+from rayjobs.injob import parallel_settings
 from rayjobs.spec import arrays, container_arguments, requirements
 from rayjobs.spec.problems import PARTS, spec_error
 
@@ -380,6 +381,56 @@ EnvironmentForm = Annotated[
 ]
 
 
+class ParallelRun(Model):
+    """Makes the script one that is run over all items of inputs: `init()`, then `run(mini_batch)`.
+
+    Attributes:
+        inputs: Names of the inputs whose files are handed out; of an input in direct mode, the
+            rows of its table.
+        output: Name of the output that gets the rows.
+        mini_batch_size: Files of a mini-batch, or bytes of a table (``1024``, ``10MB``). None: 10
+            files, 1 MB.
+        error_threshold: Items that may fail; -1: any number.
+        output_action: ``append_row``: what `run` returns becomes the rows of one file.
+            ``summary_only``: it is counted alone.
+        append_row_file_name: The name of that file.
+        run_invocation_timeout_s: Seconds that one call of `run` may take.
+        run_max_try: Tries that a mini-batch has.
+        allowed_failed_count: Mini-batches that may fail; None: any number.
+        allowed_failed_percent: Percentage of the mini-batches that may fail; None: all.
+        logging_level: What the ranks print about it.
+    """
+
+    inputs: Annotated[tuple[str, ...], Field(min_length=1)]
+    output: str | None = None
+    mini_batch_size: Annotated[int, Field(ge=1)] | str | None = None
+    error_threshold: Annotated[int, Field(ge=-1)] = -1
+    output_action: Literal["append_row", "summary_only"] = "append_row"
+    append_row_file_name: Annotated[str, Field(pattern=r"^[^/]+$")] = "parallel_run_step.txt"
+    run_invocation_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    run_max_try: Annotated[int, Field(ge=1)] = 3
+    allowed_failed_count: Annotated[int, Field(ge=0)] | None = None
+    allowed_failed_percent: Annotated[float, Field(ge=0, le=100)] | None = None
+    logging_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
+
+    @field_validator("mini_batch_size")
+    @classmethod
+    def _a_size(cls, value: int | str | None) -> int | str | None:
+        try:
+            size = 1 if value is None else parallel_settings.bytes_of(value)
+        except ValueError:
+            size = 0
+        if size < 1:
+            raise ValueError(f"{value!r} is not a size; write 10 for files, 10MB for tables")
+        return value
+
+    @model_validator(mode="after")
+    def _rows_go_somewhere(self) -> ParallelRun:
+        if self.output_action == "append_row" and self.output is None:
+            raise ValueError("append_row needs an `output` for its file")
+        return self
+
+
 class Retries(Model):
     """How many retries each failure class has.
 
@@ -429,6 +480,7 @@ class JobSpec(Model):
         environment_variables: Variables of the script.
         secrets: Secret variables, by reference.
         distribution: Nodes and processes.
+        parallel_run: Runs the script over all items of inputs, in mini-batches; None: as it is.
         resources: What each process needs.
         inputs: Data that the script reads, by name.
         outputs: Folders that are stored when the script has ended well, by name.
@@ -466,6 +518,7 @@ class JobSpec(Model):
         default_factory=dict
     )
     distribution: Distribution = Distribution()
+    parallel_run: ParallelRun | None = None
     resources: Resources = Resources()
     inputs: Mapping[Annotated[str, Field(pattern=INPUT_NAME)], Input] = Field(default_factory=dict)
     outputs: Mapping[Annotated[str, Field(pattern=INPUT_NAME)], Output] = Field(
@@ -534,6 +587,7 @@ PARTS.update(
         "": JobSpec,
         "resources": Resources,
         "distribution": Distribution,
+        "parallel_run": ParallelRun,
         "retries": Retries,
         "array": Array,
         "inputs.*": Input,

@@ -103,6 +103,7 @@ def check(spec: JobSpec, *, source: Path | None = None, job_id: str | None = Non
     return [
         *_entry(spec, source),
         *_distribution(spec),
+        *_parallel_run(spec),
         *_gpus(spec),
         *_text(spec),
         *_variables(spec),
@@ -274,6 +275,39 @@ def _idle_gpus(spec: JobSpec) -> Iterator[str]:
         f"--gpus-per-proc 1{backend}` has one for each; a script that spreads its model over its "
         f"GPUs itself may ignore this"
     )
+
+
+def _parallel_run(spec: JobSpec) -> Iterator[Problem]:
+    asked = spec.parallel_run
+    if asked is None:
+        return
+    if spec.script is None:
+        yield Problem("parallel_run", "is for a `script`.", "Name the script that has run().")
+    if spec.distribution.backend in ("mpi", "horovod-gloo"):
+        yield Problem(
+            "distribution.backend",
+            f"{spec.distribution.backend}: the processes of a parallel run work on their own.",
+            "Use gloo, or none for one process.",
+        )
+    for index, name in enumerate(asked.inputs):
+        if name not in spec.inputs:
+            yield Problem(
+                f"parallel_run.inputs[{index}]",
+                f"the job has no input {name!r}.",
+                f"It has: {', '.join(spec.inputs) or 'none'}.",
+            )
+        elif spec.inputs[name].mode != "direct" and not str(asked.mini_batch_size or 1).isdigit():
+            yield Problem(
+                "parallel_run.mini_batch_size",
+                f"{asked.mini_batch_size!r}, but the input {name!r} has files.",
+                "Give the number of files of a mini-batch.",
+            )
+    if asked.output is not None and asked.output not in spec.outputs:
+        yield Problem(
+            "parallel_run.output",
+            f"the job has no output {asked.output!r}.",
+            f"It has: {', '.join(spec.outputs) or 'none'}.",
+        )
 
 
 def _distribution(spec: JobSpec) -> Iterator[Problem]:

@@ -167,6 +167,7 @@ def test_each_field_of_a_job_decides_or_is_named_as_one_that_does_not() -> None:
         "distribution",
         "inputs",
         "outputs",
+        "parallel_run",
         "resume_from",
     }
     assert not counted & NOT_COUNTED

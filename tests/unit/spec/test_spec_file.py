@@ -119,7 +119,7 @@ def test_everything_in_a_file_reaches_the_spec() -> None:
         key
         for name in (
             *("v1-everything.yaml", "v1-array.yaml", "v1-umask.yaml"),
-            *("v1-container.yaml", "v1-environment.yaml"),
+            *("v1-container.yaml", "v1-environment.yaml", "v1-parallel-run.yaml"),
         )
         for key in merge(load_spec_file(FILES / name), {})
     }

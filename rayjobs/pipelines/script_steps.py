@@ -1,134 +1,62 @@
-"""Steps of several processes, of commands, estimators and sweeps.
+"""Steps that run a script, a command, an estimator or a sweep.
 
-Signatures: ``azureml.pipeline.steps`` 1.62; MpiStep as in Azure ML's reference.
+Signatures: ``azureml.pipeline.steps`` 1.62.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rayjobs.api.configs import RunConfiguration, ScriptRunConfig
-from rayjobs.api.estimators import Estimator, Mpi
-from rayjobs.core.errors import Problem, SpecError, UsageError
-from rayjobs.core.numbers import is_whole
-from rayjobs.pipelines.data import PipelineData, PipelineParameter
+from rayjobs.api.configs import ScriptRunConfig
+from rayjobs.api.estimators import Estimator
+from rayjobs.core.errors import UsageError
+from rayjobs.pipelines.data import PipelineData
 from rayjobs.pipelines.spec import StepSpec, SweepPart
 from rayjobs.pipelines.step_data import Building
 from rayjobs.pipelines.steps import ScriptStep, StepBase, applied_parameters, settings_of
 
-# Targets of Azure ML that take jobs on one node alone; those of rayjobs take what fits.
-SINGLE_NODE_TYPES = frozenset(
-    {"ComputeInstance", "RemoteVM", "VirtualMachine", "HDInsight", "Local", "LocalTarget"}
-)
-MPI_OPTIONS = frozenset(
-    {
-        "environment_variables",
-        "use_gpu",
-        "use_docker",
-        "custom_docker_image",
-        "image_registry_details",
-        "user_managed",
-        "conda_packages",
-        "pip_packages",
-        "pip_requirements_file_path",
-        "environment_definition",
-    }
-)
 
-
-class MpiStep(ScriptStep):
-    """A step that runs a script as an MPI job: `node_count` × `process_count_per_node` processes.
+class PythonScriptStep(ScriptStep):
+    """A step that runs a Python script.
 
     Args:
-        name: The step's name. Required.
-        source_directory: Folder with the script. Required.
-        script_name: The script, relative to `source_directory`. Required.
-        arguments: The script's arguments: texts, data, and parameters. Required.
-        compute_target: Where it runs. Required.
-        node_count: Nodes, 1 or more; a PipelineParameter is taken too. Required.
-        process_count_per_node: Processes on each node, 1 or more; a PipelineParameter is taken
-            too. Required.
+        script_name: The script, relative to `source_directory`.
+        name: The step's name; None takes the script's.
+        arguments: The script's arguments: texts, data, and parameters.
+        compute_target: Where it runs; None takes that of `runconfig`, else the default target.
+        runconfig: What it runs with: environment, variables, distribution.
+        runconfig_pipeline_params: Counts of the run configuration that each run may set.
         inputs: Data that it reads.
         outputs: Data that it writes.
         params: Become the variables ``AML_PARAMETER_<NAME>``.
+        source_directory: Folder with the script; None takes the pipeline's default.
         allow_reuse: Take the results of an earlier run if nothing has changed.
         version: Another value means that the step does something else now.
         hash_paths: Files whose content decides whether anything has changed.
-        **kwargs: The environment: environment_variables, use_gpu, use_docker,
-            custom_docker_image, image_registry_details, user_managed, conda_packages,
-            pip_packages, pip_requirements_file_path, environment_definition.
-
-    Raises:
-        SpecError: a required argument is missing, or one is wrong; all problems at once.
     """
 
     def __init__(
         self,
+        script_name: str,
         name: str | None = None,
-        source_directory: str | Path | None = None,
-        script_name: str | None = None,
         arguments: Sequence[Any] | None = None,
         compute_target: Any = None,
-        node_count: Any = None,
-        process_count_per_node: Any = None,
+        runconfig: Any = None,
+        runconfig_pipeline_params: Mapping[str, Any] | None = None,
         inputs: Sequence[Any] | None = None,
         outputs: Sequence[Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        source_directory: str | Path | None = None,
         allow_reuse: bool = True,
         version: str | None = None,
         hash_paths: Sequence[str] | None = None,
-        params: Mapping[str, Any] | None = None,
-        **kwargs: Any,
     ) -> None:
-        required = {
-            "name": name,
-            "source_directory": source_directory,
-            "script_name": script_name,
-            "arguments": arguments,
-            "compute_target": compute_target,
-            "node_count": node_count,
-            "process_count_per_node": process_count_per_node,
-        }
-        problems = [
-            Problem(key, "is missing.", f"MpiStep needs it: MpiStep({key}=...).")
-            for key, value in required.items()
-            if value is None
-        ]
-        problems += [
-            Problem(key, "is not an argument of MpiStep.", f"Use: {', '.join(sorted(MPI_OPTIONS))}")
-            for key in kwargs
-            if key not in MPI_OPTIONS
-        ]
-        problems += _wrong_values(arguments, node_count, process_count_per_node, compute_target)
-        problems += _wrong_lists(
-            inputs=inputs, outputs=outputs, hash_paths=hash_paths, params=params
-        )
-        problems += _wrong_reuse(allow_reuse, version)
-        nodes, processes = _plain(node_count), _plain(process_count_per_node)
-        settings = RunConfiguration()
-        if not problems:
-            is_distributed = nodes * processes > 1 or node_count is not nodes
-            is_distributed = is_distributed or process_count_per_node is not processes
-            try:
-                made = Estimator(
-                    str(source_directory),
-                    entry_script=str(script_name),
-                    compute_target=compute_target,
-                    node_count=nodes,
-                    process_count_per_node=processes,
-                    distributed_training=Mpi(processes) if is_distributed else None,
-                    **{key: value for key, value in kwargs.items() if key in MPI_OPTIONS},
-                )
-                settings = made.to_script_run_config().run_config
-            except SpecError as error:
-                problems += error.problems
-        if problems:
-            raise SpecError(problems=problems)
-        StepBase.__init__(
-            self,
-            str(name),
+        if not isinstance(script_name, str) or not script_name:
+            raise UsageError(f"script_name is {script_name!r}; name the script to run")
+        super().__init__(
+            name or script_name,
             inputs,
             outputs,
             arguments=arguments,
@@ -136,14 +64,12 @@ class MpiStep(ScriptStep):
             version=version,
             hash_paths=hash_paths,
         )
-        self.script_name = str(script_name)
-        self.source_directory = str(source_directory)
+        self.script_name = script_name
         self.params = dict(params or {})
-        settings = copy.copy(settings)
-        settings.mpi = copy.copy(settings.mpi)
-        settings.node_count = node_count
-        settings.mpi.process_count_per_node = process_count_per_node
-        self._settings = settings
+        self.source_directory = None if source_directory is None else str(source_directory)
+        self._settings = applied_parameters(
+            settings_of(runconfig, compute_target), runconfig_pipeline_params
+        )
 
     def build(self, building: Building) -> StepSpec:
         """See `StepBase.build`."""
@@ -156,59 +82,6 @@ class MpiStep(ScriptStep):
             script=self.script_name,
         )
         return self._spec(building, data, job, params=self.params)
-
-
-def _plain(value: Any) -> Any:
-    return value.default_value if isinstance(value, PipelineParameter) else value
-
-
-def _wrong_values(
-    arguments: Any, node_count: Any, process_count_per_node: Any, compute_target: Any
-) -> list[Problem]:
-    found = []
-    if arguments is not None and not isinstance(arguments, list | tuple):
-        found.append(
-            Problem("arguments", f"{arguments!r:.80} is not a list.", "Give a list of arguments.")
-        )
-    counts = {"node_count": node_count, "process_count_per_node": process_count_per_node}
-    for key, value in counts.items():
-        if value is not None and not is_whole(_plain(value), at_least=1):
-            found.append(
-                Problem(
-                    key,
-                    f"{_plain(value)!r:.80} is not a whole number, 1 or more.",
-                    "Give a number, or a PipelineParameter with such a default.",
-                )
-            )
-    kind = getattr(compute_target, "type", None)
-    nodes = _plain(node_count)
-    if kind in SINGLE_NODE_TYPES and is_whole(nodes) and nodes > 1:
-        found.append(
-            Problem(
-                "node_count",
-                f"is {nodes}, and a target of the type {kind} has one node.",
-                "Use AmlCompute, or the name of a target of rayjobs.",
-            )
-        )
-    return found
-
-
-def _wrong_reuse(allow_reuse: Any, version: Any) -> list[Problem]:
-    found = []
-    if not isinstance(allow_reuse, bool):
-        found.append(Problem("allow_reuse", f"{allow_reuse!r:.80} is not True or False."))
-    if version is not None and not isinstance(version, str):
-        found.append(Problem("version", f"{version!r:.80} is not a text."))
-    return found
-
-
-def _wrong_lists(**given: Any) -> list[Problem]:
-    kinds = {"params": Mapping}
-    return [
-        Problem(key, f"{value!r:.80} is not a {'mapping' if key in kinds else 'list'}.")
-        for key, value in given.items()
-        if value is not None and not isinstance(value, kinds.get(key, list | tuple))
-    ]
 
 
 class CommandStep(ScriptStep):

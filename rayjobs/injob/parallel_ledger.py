@@ -1,0 +1,249 @@
+"""Which mini-batches of a parallel run are done, and the rows that they gave, each once.
+
+Rank 0 keeps the ledger. What is done is in a journal, from which a checkpoint is made now and then,
+so that the next attempt of the job goes on where this one ended.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import os
+import threading
+import time
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from rayjobs.injob import checkpoint
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rayjobs.injob.parallel_settings import Settings
+
+JOURNAL = "mini-batches.jsonl"
+CHECKPOINT_EVERY_S = 10.0
+WAIT_S = 1.0
+
+Order = Dict[str, Any]
+
+
+class Ledger:
+    """The mini-batches of one attempt; its methods may be called by several threads.
+
+    Args:
+        batches: All of them, in order; each has `items`, the number of its items.
+        settings: What was asked for.
+        folder: Where the journal is written.
+        say: Called with what happened and its level.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[Mapping[str, Any]],
+        settings: Settings,
+        folder: str,
+        say: Callable[[str, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._batches = batches
+        self._settings = settings
+        self._say = say
+        self._clock = clock
+        self._journal_path = os.path.join(folder, JOURNAL)
+        self._journal = open(self._journal_path, "w+b")
+        self._places: Dict[int, Tuple[int, int]] = {}  # mini-batch → place and size in the journal
+        self._failed: Dict[int, int] = {}  # mini-batch given up → its items
+        self._short = 0  # items of whose mini-batch fewer elements came back
+        self._tries: Dict[int, int] = collections.Counter()
+        self._held: Dict[int, Any] = {}
+        self._changed = threading.Condition()
+        self._saved_at_s = clock()
+        self.stop_reason: Optional[str] = None
+        self._resume()
+        self._queue: Deque[int] = collections.deque(
+            number for number in range(len(batches)) if not self._is_settled(number)
+        )
+
+    @property
+    def identity(self) -> str:
+        """What names the mini-batches: another list is another ledger."""
+        text = json.dumps(list(self._batches), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def failed_items(self) -> int:
+        """Items that count as failed."""
+        return self._short + sum(self._failed.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each mini-batch is done or given up."""
+        return len(self._places) + len(self._failed) == len(self._batches)
+
+    # -- for those who work ------------------------------------------------------------------------
+    def take(self, holder: Any) -> Order:
+        """Return what to do next.
+
+        Returns:
+            ``{"batch": …}``, ``{"end": true}``, ``{"stop": reason}``, or ``{"wait": true}`` after
+            `WAIT_S` seconds in which others held all that is left.
+        """
+        with self._changed:
+            if not self._queue and not self._is_over:
+                self._changed.wait(WAIT_S)
+            if self.stop_reason is not None:
+                return {"stop": self.stop_reason}
+            if self.is_complete:
+                return {"end": True}
+            if not self._queue:
+                return {"wait": True}
+            number = self._queue.popleft()
+            self._held[number] = holder
+            self._tries[number] += 1
+            return {"batch": {"number": number, **self._batches[number]}}
+
+    def done(self, number: int, rows: Sequence[str], count: int) -> None:
+        """Note the result of a mini-batch; a second one of the same is not counted."""
+        with self._changed:
+            self._held.pop(number, None)
+            if self._is_settled(number):
+                return
+            if number in self._queue:
+                self._queue.remove(number)
+            self._write({"number": number, "count": count, "rows": list(rows)})
+            missing = self._items(number) - count
+            if missing > 0:
+                self._say("WARNING", f"mini-batch {number}: {missing} of its items failed")
+            self._check_limits()
+            self._changed.notify_all()
+            self._save_now_and_then()
+
+    def failed(self, number: int, reason: str) -> None:
+        """Note that a try failed: the mini-batch is tried again, or given up."""
+        with self._changed:
+            self._held.pop(number, None)
+            if self._is_settled(number) or number in self._queue:
+                return
+            tries, most = self._tries[number], self._settings.run_max_try
+            self._say("WARNING", f"mini-batch {number}, try {tries} of {most}: {reason}")
+            if tries < most:
+                self._queue.append(number)
+            else:
+                self._write({"number": number, "failed": True})
+                self._check_limits()
+            self._changed.notify_all()
+
+    def lost(self, holder: Any) -> None:
+        """Take back what a worker held that is gone."""
+        for number in [number for number, one in self._held.items() if one is holder]:
+            self.failed(number, "its process is gone")
+
+    def stop(self, reason: str) -> None:
+        """Let nobody start another mini-batch."""
+        with self._changed:
+            self.stop_reason = self.stop_reason or reason
+            self._changed.notify_all()
+
+    # -- at the end --------------------------------------------------------------------------------
+    def write_rows(self, path: str) -> None:
+        """Write the rows of all mini-batches in their order, a line each; whole or not at all."""
+        part = path + ".part"
+        with open(part, "w", encoding="utf-8", newline="\n") as out:
+            for number in range(len(self._batches)):
+                for row in self._rows(number):
+                    out.write(row + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, path)
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    def summary(self) -> str:
+        """Return one sentence about all items."""
+        items = sum(self._items(number) for number in range(len(self._batches)))
+        return (
+            f"{len(self._batches)} mini-batches of {items} items: "
+            f"{items - self.failed_items} items succeeded, {self.failed_items} failed"
+        )
+
+    # -- inside ------------------------------------------------------------------------------------
+    @property
+    def _is_over(self) -> bool:
+        return self.is_complete or self.stop_reason is not None
+
+    def _items(self, number: int) -> int:
+        return int(self._batches[number]["items"])
+
+    def _is_settled(self, number: int) -> bool:
+        return number in self._places or number in self._failed
+
+    def _rows(self, number: int) -> List[str]:
+        if number not in self._places:
+            return []
+        at, size = self._places[number]
+        self._journal.seek(at)
+        return list(json.loads(self._journal.read(size))["rows"])
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        self._journal.seek(0, os.SEEK_END)
+        line = json.dumps(entry).encode() + b"\n"
+        at = self._journal.tell()
+        self._journal.write(line)
+        self._journal.flush()
+        self._count(entry, at, len(line))
+
+    def _count(self, entry: Mapping[str, Any], at: int, size: int) -> None:
+        number = int(entry["number"])
+        if entry.get("failed"):
+            self._failed[number] = self._items(number)
+            return
+        self._places[number] = (at, size)
+        self._short += max(0, self._items(number) - int(entry["count"]))
+
+    def _check_limits(self) -> None:
+        asked = self._settings
+        if 0 <= asked.error_threshold < self.failed_items:
+            self.stop_reason = (
+                f"{self.failed_items} items failed, and the error threshold is "
+                f"{asked.error_threshold}"
+            )
+        most = asked.allowed_failed_count
+        if most is not None and len(self._failed) > most:
+            self.stop_reason = f"{len(self._failed)} mini-batches failed, and {most} may"
+        share = asked.allowed_failed_percent
+        if share is not None and len(self._failed) * 100 > share * len(self._batches):
+            self.stop_reason = (
+                f"{len(self._failed)} of {len(self._batches)} mini-batches failed, and "
+                f"{share:g} % may"
+            )
+
+    # -- attempts ----------------------------------------------------------------------------------
+    def _save_now_and_then(self) -> None:
+        """Save a checkpoint; files that a script stores by itself end with their attempt."""
+        if not self._settings.appends or self._clock() - self._saved_at_s < CHECKPOINT_EVERY_S:
+            return
+        self._saved_at_s = self._clock()
+        settled = len(self._places) + len(self._failed)
+        checkpoint.save(
+            settled,
+            {JOURNAL: self._journal_path},
+            keep=2,
+            metadata={"mini_batches": self.identity},
+        )
+
+    def _resume(self) -> None:
+        found = checkpoint.latest() if self._settings.appends else None
+        if found is None or JOURNAL not in found.names:
+            return
+        if found.metadata.get("mini_batches") != self.identity:
+            self._say("WARNING", "the inputs have changed since the checkpoint: all is done again")
+            return
+        with open(found.file(JOURNAL), "rb") as file:
+            for line in file:
+                entry = json.loads(line)
+                if not entry.get("failed"):  # what failed gets its tries again
+                    self._write(entry)
+        self._say("INFO", f"{len(self._places)} mini-batches were done by an earlier attempt")

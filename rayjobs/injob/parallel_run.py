@@ -1,0 +1,398 @@
+"""A rank of a parallel run: takes mini-batches and has its worker process run the entry script.
+
+Rank 0 hands the mini-batches out (`parallel_ledger`) at the port where the ranks meet, one line of
+JSON for each question and answer. A worker that dies or takes too long is replaced, and its
+mini-batch is tried again by whoever is free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Dict, List, Optional, Sequence
+
+from rayjobs.injob import parallel_worker
+from rayjobs.injob.parallel_ledger import Ledger, Order
+from rayjobs.injob.parallel_settings import VARIABLE, Settings
+
+LEVELS = ("DEBUG", "INFO", "WARNING")
+REACH_S = 300.0  # rank 0 may have to load a table first
+STARTS = 3  # of a worker that dies before it is ready
+
+
+class StoppedError(Exception):
+    """The run cannot go on; the text says why."""
+
+
+class WorkerError(Exception):
+    """The worker process ended, or took too long."""
+
+
+def main(script: str, arguments: Sequence[str]) -> int:
+    """Take part in the parallel run of this job; return the exit code of the rank."""
+    settings = Settings.from_json(os.environ.pop(VARIABLE))
+    rank = int(os.environ.get("RANK", "0"))
+
+    def say(level: str, text: str) -> None:
+        if LEVELS.index(level) >= LEVELS.index(settings.logging_level):
+            print("%s parallel run: %s" % (level, text), file=sys.stderr, flush=True)
+
+    worker = Worker(script, arguments)
+    try:
+        worker.start()
+        if rank == 0:
+            _lead(settings, worker, say)
+        else:
+            with Caller() as caller:
+                _work(caller, settings, worker, say)
+    except StoppedError as error:
+        # Rank 0 says it, and its end is the job's.
+        print("ERROR parallel run: %s" % error, file=sys.stderr, flush=True)
+        return 1 if rank == 0 else 0
+    finally:
+        worker.end()
+    return 0
+
+
+def _lead(settings: Settings, worker: Worker, say: Any) -> None:
+    """Hand out the mini-batches, work on them too, and write the rows."""
+    batches = batches_of(settings, worker)
+    folder = os.environ.get("TMPDIR") or "."
+    ledger = Ledger(batches, settings, folder, say)
+    server: Optional[Server] = None
+    others = int(os.environ.get("WORLD_SIZE", "1")) - 1
+    if others:
+        server = Server(ledger, others)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        _work(_Own(ledger), settings, worker, say)
+    except StoppedError as error:
+        ledger.stop(str(error))
+        raise
+    finally:
+        if server is not None:
+            server.wait_for_ends()
+    say("INFO", ledger.summary())
+    if settings.appends and settings.output is not None:
+        folder = os.environ["AZUREML_DATAREFERENCE_%s" % settings.output]
+        os.makedirs(folder, exist_ok=True)
+        ledger.write_rows(os.path.join(folder, settings.append_row_file_name))
+
+
+def _work(source: Any, settings: Settings, worker: Worker, say: Any) -> None:
+    """Do mini-batches until there are none left.
+
+    Raises:
+        StoppedError: too many failed, or the entry script cannot be started.
+    """
+    while True:
+        order: Order = source.take()
+        if "stop" in order:
+            raise StoppedError(order["stop"])
+        if order.get("end"):
+            return
+        batch = order.get("batch")
+        if batch is None:
+            continue
+        number = int(batch["number"])
+        say("DEBUG", "mini-batch %d: %d items" % (number, batch["items"]))
+        asked = {"keep": settings.appends, "input": batch["input"]}
+        if "files" in batch:
+            root = input_path(batch["input"])
+            asked["paths"] = [os.path.join(root, one) if one else root for one in batch["files"]]
+        else:
+            asked["rows"] = batch["rows"]
+        try:
+            answer = worker.ask(asked, settings.run_invocation_timeout_s)
+        except WorkerError as error:
+            source.failed(number, str(error))
+            try:
+                worker.start()
+            except StoppedError as stopped:
+                source.stop(str(stopped))
+                raise
+            continue
+        if "error" in answer:
+            source.failed(number, str(answer["error"]))
+        else:
+            source.done(number, answer["rows"], int(answer["count"]))
+
+
+# -- what there is to do ---------------------------------------------------------------------------
+
+
+def input_path(name: str) -> str:
+    """Return where an input of the job is on this node."""
+    return os.environ["AZUREML_DATAREFERENCE_%s" % name]
+
+
+def batches_of(settings: Settings, worker: Worker) -> List[Dict[str, Any]]:
+    """Return all mini-batches: the files of the inputs by name, or the rows of tables.
+
+    Raises:
+        StoppedError: a table cannot be read.
+    """
+    batches: List[Dict[str, Any]] = []
+    for name in settings.inputs:
+        if "AZUREML_DATAREFERENCE_%s" % name not in os.environ or not os.path.exists(
+            input_path(name)
+        ):
+            batches += table_batches(name, settings, worker)
+            continue
+        files = files_below(input_path(name))
+        batches += [
+            {"input": name, "files": files[first : first + settings.files]}
+            for first in range(0, len(files), settings.files)
+        ]
+    for one in batches:
+        one["items"] = len(one["files"]) if "files" in one else one["rows"][1] - one["rows"][0]
+    return batches
+
+
+def table_batches(name: str, settings: Settings, worker: Worker) -> List[Dict[str, Any]]:
+    """Return the mini-batches of a table, each about as large as was asked for.
+
+    Raises:
+        StoppedError: it cannot be read.
+    """
+    try:
+        measured = worker.ask({"measure": name}, None)
+    except WorkerError as error:
+        raise StoppedError("the table %r cannot be read: %s" % (name, error)) from None
+    if "error" in measured:
+        raise StoppedError("the table %r cannot be read: %s" % (name, measured["error"]))
+    count, size = int(measured["rows"]), max(1, int(measured["bytes"]))
+    each = max(1, count * settings.table_bytes // size)
+    return [
+        {"input": name, "rows": [first, min(count, first + each)]}
+        for first in range(0, count, each)
+    ]
+
+
+def files_below(path: str) -> List[str]:
+    """Return the files below a folder, relative to it and sorted; of a file "" alone."""
+    if not os.path.isdir(path):
+        return [""]
+    found = [
+        os.path.relpath(os.path.join(folder, name), path)
+        for folder, _, names in os.walk(path, followlinks=True)
+        for name in names
+    ]
+    return sorted(found)
+
+
+# -- the worker ------------------------------------------------------------------------------------
+
+
+class Worker:
+    """The process that runs the entry script for this rank; another one after its death."""
+
+    def __init__(self, script: str, arguments: Sequence[str]) -> None:
+        here = os.path.dirname(os.path.abspath(__file__))
+        injob_path = os.path.dirname(os.path.dirname(here))
+        program = os.path.abspath(parallel_worker.__file__)
+        self._command = [sys.executable, program, injob_path, script, *arguments]
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._connection: Optional[socket.socket] = None
+        self._pending = b""
+
+    def start(self) -> None:
+        """Start the process and wait until `init()` has returned.
+
+        Raises:
+            StoppedError: `init()` failed, or the process died before its end again and again.
+        """
+        for _ in range(STARTS):
+            self.end(signal.SIGKILL)
+            ours, theirs = socket.socketpair()
+            variables = {**os.environ, parallel_worker.SOCKET_VARIABLE: str(theirs.fileno())}
+            self._process = subprocess.Popen(
+                self._command, pass_fds=[theirs.fileno()], env=variables
+            )
+            theirs.close()
+            self._connection, self._pending = ours, b""
+            try:
+                said = self._answer(None)
+            except WorkerError as error:
+                reason = str(error)
+                continue
+            if "error" in said:
+                raise StoppedError("the entry script does not start: %s" % said["error"])
+            return
+        raise StoppedError("the entry script does not start: %s" % reason)
+
+    def ask(self, asked: Dict[str, Any], limit_s: Optional[float]) -> Dict[str, Any]:
+        """Return the answer to a request.
+
+        Raises:
+            WorkerError: there is none within `limit_s` seconds, or the process ended.
+        """
+        assert self._connection is not None
+        try:
+            self._connection.sendall(json.dumps(asked).encode() + b"\n")
+        except OSError:
+            raise self._ended() from None
+        return self._answer(limit_s)
+
+    def end(self, number: Optional[int] = None) -> None:
+        """Let the process call `shutdown()` and end; with a signal, end it at once."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            if number is not None:
+                self._process.send_signal(number)
+            self._process.wait()
+        self._connection = self._process = None
+
+    def _answer(self, limit_s: Optional[float]) -> Dict[str, Any]:
+        assert self._connection is not None
+        until_s = None if limit_s is None else time.monotonic() + limit_s
+        while b"\n" not in self._pending:
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            if not select.select([self._connection], [], [], left_s)[0]:
+                assert self._process is not None
+                self._process.kill()
+                raise WorkerError("run() took longer than %g s" % (limit_s or 0))
+            try:
+                data = self._connection.recv(2**16)
+            except OSError:
+                data = b""
+            if not data:
+                raise self._ended()
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return dict(json.loads(line))
+
+    def _ended(self) -> WorkerError:
+        assert self._process is not None
+        code = self._process.wait()
+        how = "signal %d" % -code if code < 0 else "exit code %d" % code
+        return WorkerError("its worker process ended with %s" % how)
+
+
+# -- between the ranks -----------------------------------------------------------------------------
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """Rank 0's: answers the other ranks."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, ledger: Ledger, others: int) -> None:
+        address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        self.ledger = ledger
+        self._left = others
+        self._changed = threading.Condition()
+        super().__init__(address, _Connection)
+
+    def gone(self) -> None:
+        """Note that a rank has hung up."""
+        with self._changed:
+            self._left -= 1
+            self._changed.notify_all()
+
+    def wait_for_ends(self) -> None:
+        """Wait until every other rank knows that there is no more to do."""
+        with self._changed:
+            while self._left > 0:
+                self._changed.wait()
+        self.shutdown()
+        self.server_close()
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    server: Server
+
+    def handle(self) -> None:
+        ledger = self.server.ledger
+        try:
+            for line in self.rfile:
+                asked = json.loads(line)
+                call = asked.pop("call")
+                said = _CALLS[call](ledger, asked, self)
+                self.wfile.write(json.dumps(said or {}).encode() + b"\n")
+        except OSError:
+            pass  # the same as an end of the connection
+        finally:
+            ledger.lost(self)
+            self.server.gone()
+
+
+_CALLS: Dict[str, Any] = {
+    "take": lambda ledger, _asked, holder: ledger.take(holder),
+    "done": lambda ledger, asked, _holder: ledger.done(**asked),
+    "failed": lambda ledger, asked, _holder: ledger.failed(**asked),
+    "stop": lambda ledger, asked, _holder: ledger.stop(**asked),
+}
+
+
+class _Own:
+    """The ledger, as rank 0 itself takes from it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.done, self.failed, self.stop = ledger.done, ledger.failed, ledger.stop
+        self._ledger = ledger
+
+    def take(self) -> Order:
+        return self._ledger.take(self)
+
+
+class Caller:
+    """The ledger, as a rank other than 0 reaches it."""
+
+    def __enter__(self) -> Caller:
+        """Reach rank 0.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        until_s = time.monotonic() + REACH_S
+        while True:
+            try:
+                self._socket = socket.create_connection(address, timeout=10)
+                break
+            except OSError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(0.1)
+        self._socket.settimeout(None)
+        self._lines = self._socket.makefile("rb")
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Hang up."""
+        self._lines.close()
+        self._socket.close()
+
+    def _call(self, call: str, **asked: Any) -> Order:
+        self._socket.sendall(json.dumps({"call": call, **asked}).encode() + b"\n")
+        line = self._lines.readline()
+        if not line:
+            raise StoppedError("rank 0 is gone")
+        return dict(json.loads(line))
+
+    def take(self) -> Order:
+        """See `Ledger.take`."""
+        return self._call("take")
+
+    def done(self, number: int, rows: Sequence[str], count: int) -> None:
+        """See `Ledger.done`."""
+        self._call("done", number=number, rows=list(rows), count=count)
+
+    def failed(self, number: int, reason: str) -> None:
+        """See `Ledger.failed`."""
+        self._call("failed", number=number, reason=reason)
+
+    def stop(self, reason: str) -> None:
+        """See `Ledger.stop`."""
+        self._call("stop", reason=reason)

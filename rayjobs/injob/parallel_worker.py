@@ -1,0 +1,141 @@
+"""Runs the entry script of a parallel run: `init()` once, `run(mini_batch)` for each mini-batch.
+
+As a program, `python parallel_worker.py INJOB_PATH SCRIPT ARGUMENT...`: a child of a rank, which
+starts another one when this one dies. They talk in lines of JSON over the socket `RAYJOBS_WORKER`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Tuple
+
+SOCKET_VARIABLE = "RAYJOBS_WORKER"
+
+
+def elements(result: Any) -> Tuple[List[str], int]:
+    """Return the rows of what `run` returned, and how many there are.
+
+    A data frame's rows are its values with a space between them, as Azure ML writes them.
+
+    Raises:
+        TypeError: it is no list, array, series or data frame.
+    """
+    if hasattr(result, "to_csv") and hasattr(result, "columns"):
+        text = result.to_csv(sep=" ", header=False, index=False)
+        return text.splitlines(), len(result)
+    if result is None or isinstance(result, (str, bytes, dict)) or not hasattr(result, "__iter__"):
+        raise TypeError(
+            "run() returned %s; return a list, an array or a pandas DataFrame with one element "
+            "for each item that succeeded" % type(result).__name__
+        )
+    rows = [str(one) for one in result]
+    return rows, len(rows)
+
+
+class Entry:
+    """The user's script, loaded."""
+
+    def __init__(self, script: str) -> None:
+        import importlib.util
+
+        name = os.path.splitext(os.path.basename(script))[0]
+        found = importlib.util.spec_from_file_location(name, script)
+        assert found is not None and found.loader is not None
+        self.module = importlib.util.module_from_spec(found)
+        sys.modules[name] = self.module
+        found.loader.exec_module(self.module)
+        if not callable(getattr(self.module, "run", None)):
+            raise AttributeError("%s has no function run(mini_batch)" % os.path.basename(script))
+        self._tables: Dict[str, Any] = {}
+
+    def init(self) -> None:
+        """Call `init()`, where there is one."""
+        if callable(getattr(self.module, "init", None)):
+            self.module.init()
+
+    def table(self, name: str) -> Any:
+        """Return an input that is a table as a data frame."""
+        if name not in self._tables:
+            from rayjobs.injob.run import Run
+
+            run: Any = Run.get_context()
+            self._tables[name] = run.input_datasets[name].to_pandas_dataframe()
+        return self._tables[name]
+
+    def answer(self, asked: Dict[str, Any]) -> Dict[str, Any]:
+        """Do what the rank asks for."""
+        if "measure" in asked:
+            frame = self.table(asked["measure"])
+            size = int(frame.memory_usage(index=False, deep=True).sum())
+            return {"rows": len(frame), "bytes": size}
+        if "rows" in asked:
+            first, end = asked["rows"]
+            batch = self.table(asked["input"]).iloc[first:end].reset_index(drop=True)
+        else:
+            batch = list(asked["paths"])
+        rows, count = elements(self.module.run(batch))
+        return {"rows": rows if asked["keep"] else [], "count": count}
+
+    def shutdown(self) -> None:
+        """Call `shutdown()`, where there is one."""
+        if callable(getattr(self.module, "shutdown", None)):
+            self.module.shutdown()
+
+
+def _failed() -> Dict[str, Any]:
+    import traceback
+
+    traceback.print_exc()
+    kind, error = sys.exc_info()[:2]
+    return {"error": "%s: %s" % (getattr(kind, "__name__", kind), error)}
+
+
+def main(script: str, arguments: List[str]) -> int:
+    """Answer the rank until it hangs up; return the exit code."""
+    import json
+    import socket
+
+    sys.argv = [script, *arguments]
+    with socket.socket(fileno=int(os.environ.pop(SOCKET_VARIABLE))) as connection:
+        connection.set_inheritable(False)
+        lines = connection.makefile("rb")
+
+        def send(values: Dict[str, Any]) -> None:
+            connection.sendall(json.dumps(values).encode() + b"\n")
+
+        try:
+            entry = Entry(script)
+            entry.init()
+        except Exception:
+            send(_failed())
+            return 1
+        send({"ready": True})
+        for line in lines:
+            try:
+                said = entry.answer(json.loads(line))
+            except Exception:
+                said = _failed()
+            sys.stdout.flush()
+            send(said)
+        entry.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
+        del sys.path[0]
+    sys.path.append(sys.argv[1])
+    import signal
+
+    from rayjobs.injob import kernel, rank
+
+    del sys.path[-1]
+    rank.arrange_path(sys.argv[2], sys.path, sys.argv[1])
+    kernel.die_with_parent(signal.SIGKILL)
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.exit(main(sys.argv[2], sys.argv[3:]))

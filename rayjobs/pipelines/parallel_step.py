@@ -1,0 +1,269 @@
+"""ParallelRunStep: a script that is run over all files or rows of its inputs, in mini-batches.
+
+Signatures: ``azureml.pipeline.steps`` 1.62 (ParallelRunConfig, ParallelRunStep).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rayjobs.api.configs import RunConfiguration
+from rayjobs.core.errors import Problem, SpecError, UsageError
+from rayjobs.core.numbers import is_whole
+from rayjobs.datastore.outputs import OutputFileDatasetConfig
+from rayjobs.injob.parallel_settings import bytes_of
+from rayjobs.pipelines.data import PipelineData, PipelineParameter
+from rayjobs.pipelines.spec import StepSpec
+from rayjobs.pipelines.step_data import Building
+from rayjobs.pipelines.steps import ScriptStep, settings_of
+
+OUTPUT_ACTIONS = ("append_row", "summary_only")
+LEVELS = ("DEBUG", "INFO", "WARNING")
+# Azure ML's rule: 3 to 32 characters.
+STEP_NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{1,30}[a-z0-9]$")
+
+
+class ParallelRunConfig:
+    """How a script is run over many items.
+
+    Args:
+        environment: What the script runs in; None takes the target's own Python.
+        entry_script: The script, with `init()` and `run(mini_batch)`, relative to
+            `source_directory`.
+        error_threshold: Items (files, or rows of a table) that may fail, in all of the input; with
+            more the step fails. -1: any number.
+        output_action: ``append_row``: what `run` returns becomes the rows of one file.
+            ``summary_only``: it is counted alone, and the script stores what it makes.
+        compute_target: Where it runs.
+        node_count: Nodes.
+        process_count_per_node: Processes on each node; None takes one.
+        mini_batch_size: Files of a mini-batch (10), or about the bytes of a table: ``1024``,
+            ``10KB``, ``10MB``, ``1GB`` (1MB).
+        source_directory: Folder with the script; None takes the pipeline's default.
+        description: Noted only.
+        logging_level: ``DEBUG``, ``INFO`` or ``WARNING``.
+        run_invocation_timeout: Seconds that one call of `run` may take.
+        run_max_try: Tries that a mini-batch has which fails or takes too long.
+        append_row_file_name: The name of the file of rows.
+        **kwargs: allowed_failed_count: mini-batches that may fail, any number without it;
+            allowed_failed_percent: percentage of the mini-batches that may fail.
+
+    Raises:
+        SpecError: an argument is wrong; all problems at once.
+    """
+
+    def __init__(
+        self,
+        environment: Any = None,
+        entry_script: str | None = None,
+        error_threshold: Any = None,
+        output_action: str | None = None,
+        compute_target: Any = None,
+        node_count: Any = None,
+        process_count_per_node: Any = None,
+        mini_batch_size: Any = None,
+        source_directory: str | Path | None = None,
+        description: str | None = None,
+        logging_level: Any = "INFO",
+        run_invocation_timeout: Any = 60,
+        run_max_try: Any = 3,
+        append_row_file_name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        partition_keys = kwargs.pop("partition_keys", None)
+        allowed_failed_count = kwargs.pop("allowed_failed_count", None)
+        allowed_failed_percent = kwargs.pop("allowed_failed_percent", None)
+        required = {
+            "entry_script": entry_script,
+            "error_threshold": error_threshold,
+            "output_action": output_action,
+            "compute_target": compute_target,
+            "node_count": node_count,
+        }
+        problems = [
+            Problem(key, "is missing.", f"ParallelRunConfig needs it: {key}=...")
+            for key, value in required.items()
+            if value is None
+        ]
+        problems += [
+            Problem(key, "is not an argument of ParallelRunConfig.", "Take it out.")
+            for key in kwargs
+        ]
+        if partition_keys is not None:
+            problems.append(
+                Problem(
+                    "partition_keys",
+                    "is not supported: mini-batches are made by size.",
+                    "Leave it out, and group the items in the script.",
+                )
+            )
+        problems += _wrong(
+            error_threshold=(error_threshold, -1),
+            node_count=(node_count, 1),
+            process_count_per_node=(process_count_per_node, 1),
+            run_max_try=(run_max_try, 1),
+            run_invocation_timeout=(run_invocation_timeout, 1),
+            allowed_failed_count=(allowed_failed_count, 0),
+        )
+        for key, value, known in (
+            ("output_action", output_action, OUTPUT_ACTIONS),
+            ("logging_level", _plain(logging_level), LEVELS),
+        ):
+            if value is not None and value not in known:
+                problems.append(
+                    Problem(key, f"{value!r:.80} is not one of them.", f"Use: {', '.join(known)}.")
+                )
+        if mini_batch_size is not None and not _is_size(_plain(mini_batch_size)):
+            problems.append(
+                Problem(
+                    "mini_batch_size",
+                    f"{_plain(mini_batch_size)!r:.80} is not a size.",
+                    "Give a number of files, or bytes of a table such as 10MB.",
+                )
+            )
+        if problems:
+            raise SpecError(problems=problems)
+        self.environment = environment
+        self.entry_script = entry_script
+        self.error_threshold = error_threshold
+        self.output_action = output_action
+        self.compute_target = compute_target
+        self.node_count = node_count
+        self.process_count_per_node = process_count_per_node
+        self.mini_batch_size = mini_batch_size
+        self.source_directory = None if source_directory is None else str(source_directory)
+        self.description = description
+        self.logging_level = logging_level
+        self.run_invocation_timeout = run_invocation_timeout
+        self.run_max_try = run_max_try
+        self.append_row_file_name = append_row_file_name
+        self.allowed_failed_count = allowed_failed_count
+        self.allowed_failed_percent = allowed_failed_percent
+
+
+class ParallelRunStep(ScriptStep):
+    """A step that runs a script over all files or rows of its inputs.
+
+    Each mini-batch is run by one process, and again by another one if that dies. The rows of
+    ``append_row`` are in the order of the mini-batches: the inputs as they are listed, the files by
+    name.
+
+    Args:
+        name: The step's name: 3 to 32 small letters, digits, ``_`` and ``-``.
+        parallel_run_config: How it is run.
+        inputs: What is handed out, in mini-batches.
+        output: Where the rows are stored; with ``summary_only`` a folder for the script.
+        side_inputs: Data that every call reads as a whole.
+        arguments: The script's arguments; `init()` finds them in `sys.argv`.
+        allow_reuse: Take the results of an earlier run if nothing has changed.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parallel_run_config: Any,
+        inputs: Sequence[Any],
+        output: Any = None,
+        side_inputs: Sequence[Any] | None = None,
+        arguments: Sequence[Any] | None = None,
+        allow_reuse: bool = True,
+    ) -> None:
+        if not isinstance(name, str) or STEP_NAME.match(name) is None:
+            raise UsageError(
+                f"the name of a ParallelRunStep is {name!r}; use 3 to 32 small letters, digits, "
+                f"'_' and '-', with a letter or a digit at both ends"
+            )
+        if not isinstance(parallel_run_config, ParallelRunConfig):
+            raise UsageError(
+                f"parallel_run_config is a {type(parallel_run_config).__name__}; give a "
+                f"ParallelRunConfig"
+            )
+        if not isinstance(inputs, list | tuple) or not inputs:
+            raise UsageError(f"inputs is {inputs!r:.80}; give a list with at least one input")
+        if output is not None and not isinstance(output, PipelineData | OutputFileDatasetConfig):
+            raise UsageError(
+                f"output is a {type(output).__name__}; give a PipelineData or an "
+                f"OutputFileDatasetConfig"
+            )
+        if output is None and parallel_run_config.output_action == "append_row":
+            raise UsageError("output_action is 'append_row', so the step needs an output")
+        if isinstance(output, PipelineData) and output._is_directory is None:
+            output._is_directory = True
+        super().__init__(
+            name,
+            [*inputs, *(side_inputs or ())],
+            [] if output is None else [output],
+            arguments=arguments,
+            allow_reuse=allow_reuse,
+        )
+        self._handed_out = list(inputs)
+        self._config = parallel_run_config
+        settings = RunConfiguration()
+        settings.environment = parallel_run_config.environment or settings.environment
+        self._settings = settings_of(settings, parallel_run_config.compute_target)
+
+    def build(self, building: Building) -> StepSpec:
+        """See `StepBase.build`."""
+        config = self._config
+        data = self._gather(building)
+        (output,) = data.outputs or (None,)
+        job = self._job(
+            building,
+            data,
+            copy.copy(self._settings),
+            source_directory=config.source_directory,
+            script=config.entry_script,
+        )
+        job["parallel_run"] = {
+            "inputs": [data.add(one) for one in self._handed_out],
+            "output": output,
+            "error_threshold": config.error_threshold,
+            "output_action": config.output_action,
+            "run_invocation_timeout_s": _stored(config.run_invocation_timeout, building),
+            "run_max_try": _stored(config.run_max_try, building),
+            "allowed_failed_count": config.allowed_failed_count,
+            "allowed_failed_percent": config.allowed_failed_percent,
+            "logging_level": _stored(config.logging_level, building),
+        }
+        if config.mini_batch_size is not None:
+            job["parallel_run"]["mini_batch_size"] = _stored(config.mini_batch_size, building)
+        if config.append_row_file_name is not None:
+            job["parallel_run"]["append_row_file_name"] = config.append_row_file_name
+        nodes, processes = config.node_count, config.process_count_per_node or 1
+        is_one = nodes == processes == 1
+        job["distribution"] = {
+            "nodes": _stored(nodes, building),
+            "processes_per_node": _stored(processes, building),
+            "backend": "none" if is_one else "gloo",
+        }
+        return self._spec(building, data, job)
+
+
+def _plain(value: Any) -> Any:
+    return value.default_value if isinstance(value, PipelineParameter) else value
+
+
+def _stored(value: Any, building: Building) -> Any:
+    return building.parameter(value) if isinstance(value, PipelineParameter) else value
+
+
+def _is_size(value: Any) -> bool:
+    try:
+        return bytes_of(value) >= 1
+    except ValueError:
+        return False
+
+
+def _wrong(**counts: tuple[Any, int]) -> list[Problem]:
+    return [
+        Problem(key, f"{_plain(value)!r:.80} is not a whole number, {least} or more.")
+        for key, (value, least) in counts.items()
+        if value is not None and not is_whole(_plain(value), at_least=least)
+    ]

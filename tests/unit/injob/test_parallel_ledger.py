@@ -1,0 +1,193 @@
+"""The mini-batches of a parallel run: each counts once, whoever dies, its rows in order."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.injob import checkpoint, parallel_ledger
+from rayjobs.injob.parallel_ledger import Ledger
+from rayjobs.injob.parallel_settings import Settings, bytes_of
+from rayjobs.injob.parallel_worker import elements
+from rayjobs.spec.model import ParallelRun
+
+OPEN: list[Ledger] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def ledger(folder: Path, count: int = 3, clock: Clock | None = None, **asked: Any) -> Ledger:
+    spec = ParallelRun(**{"inputs": ("data",), "output": "made", **asked})
+    settings = Settings.from_json(spec.model_dump_json())
+    batches = [{"input": "data", "files": [f"{n}a", f"{n}b"], "items": 2} for n in range(count)]
+    made = Ledger(batches, settings, str(folder), lambda *_said: None, clock or Clock())
+    OPEN.append(made)
+    return made
+
+
+def taken(one: Ledger, holder: object = "me") -> int:
+    return int(one.take(holder)["batch"]["number"])
+
+
+def rows(one: Ledger, folder: Path) -> list[str]:
+    one.write_rows(str(folder / "rows.txt"))
+    assert not (folder / "rows.txt.part").exists()
+    return (folder / "rows.txt").read_text().splitlines()
+
+
+def test_rows_are_in_the_order_of_the_mini_batches(tmp_path: Path) -> None:
+    one = ledger(tmp_path)
+    for number in (taken(one), taken(one), taken(one))[::-1]:
+        one.done(number, [f"row {number}", "x"], 2)
+    assert one.take("me") == {"end": True}
+    assert rows(one, tmp_path) == ["row 0", "x", "row 1", "x", "row 2", "x"]
+    assert one.summary() == "3 mini-batches of 6 items: 6 items succeeded, 0 failed"
+
+
+def test_what_a_dead_worker_held_is_done_by_another_once(tmp_path: Path) -> None:
+    one = ledger(tmp_path)
+    first, other = object(), object()
+    number = taken(one, first)
+    one.lost(first)
+    assert [taken(one, other) for _ in range(3)] == [1, 2, number]
+    for each in (0, 1, 2):
+        one.done(each, [f"row {each}"], 2)
+    one.done(number, ["late"], 2)  # the first one was slow, not dead
+    assert rows(one, tmp_path) == ["row 0", "row 1", "row 2"]
+
+
+def test_a_result_of_one_that_was_given_up_counts_once(tmp_path: Path) -> None:
+    one = ledger(tmp_path, count=1)
+    number = taken(one)
+    one.failed(number, "it took too long")
+    one.done(number, ["row"], 2)  # before anybody tried it again
+    assert one.take("me") == {"end": True}
+    assert rows(one, tmp_path) == ["row"]
+
+
+def test_a_mini_batch_has_its_tries(tmp_path: Path) -> None:
+    one = ledger(tmp_path, count=1, run_max_try=2)
+    for _ in range(2):
+        one.failed(taken(one), "broken")
+    assert one.take("me") == {"end": True}
+    assert one.failed_items == 2
+    assert rows(one, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"error_threshold": 2}, "3 items failed, and the error threshold is 2"),
+        ({"error_threshold": 0}, "1 items failed, and the error threshold is 0"),
+        ({"allowed_failed_count": 0}, "1 mini-batches failed, and 0 may"),
+        ({"allowed_failed_percent": 20}, "1 of 3 mini-batches failed, and 20 % may"),
+        ({}, None),
+        ({"error_threshold": 3}, None),
+        ({"allowed_failed_count": 1, "allowed_failed_percent": 34}, None),
+    ],
+)
+def test_too_many_failures_stop_everybody(
+    tmp_path: Path, asked: dict[str, Any], reason: str | None
+) -> None:
+    one = ledger(tmp_path, run_max_try=1, **asked)
+    one.done(taken(one), ["one of two"], 1)
+    if one.stop_reason is None:
+        one.failed(taken(one), "broken")
+    assert one.stop_reason == reason
+    assert one.take("me").get("stop") == reason
+
+
+def test_one_who_waits_hears_of_what_comes_back(tmp_path: Path) -> None:
+    one = ledger(tmp_path, count=1)
+    number = taken(one, "first")
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(one.take("second")))
+    waiting.start()
+    one.failed(number, "broken")
+    waiting.join(timeout=30)
+    # Either it waited and was told, or came after it and found the mini-batch.
+    assert found[0]["batch"]["number"] == number
+
+
+def test_an_attempt_goes_on_from_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYJOBS_OUTPUTS", str(tmp_path / "outputs"))
+    clock = Clock()
+    first = ledger(tmp_path, clock=clock)
+    clock.now_s = parallel_ledger.CHECKPOINT_EVERY_S
+    first.done(taken(first), ["row 0"], 2)
+    first.done(taken(first), ["row 1, after the checkpoint"], 2)
+    saved = checkpoint.latest()
+    assert saved is not None and saved.step == 1
+    again = ledger(tmp_path, clock=clock)
+    assert [taken(again), taken(again)] == [1, 2]
+    for number in (1, 2):
+        again.done(number, [f"row {number}"], 2)
+    assert rows(again, tmp_path) == ["row 0", "row 1", "row 2"]
+    other = ledger(tmp_path, count=4, clock=clock)  # other inputs: nothing is taken over
+    assert taken(other) == 0
+
+
+def test_files_of_the_script_itself_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYJOBS_OUTPUTS", str(tmp_path / "outputs"))
+    clock = Clock()
+    one = ledger(tmp_path, clock=clock, output_action="summary_only")
+    clock.now_s = 1000.0
+    one.done(taken(one), [], 2)
+    assert checkpoint.latest() is None
+
+
+class Frame:
+    """As much of a data frame as is asked for."""
+
+    columns = ("a", "b")
+
+    def __len__(self) -> int:
+        return 2
+
+    def to_csv(self, *, sep: str, header: bool, index: bool) -> str:
+        assert (header, index) == (False, False)
+        return f"1{sep}x\n2{sep}y\n"
+
+
+def test_what_run_may_return() -> None:
+    assert elements(["a", 2]) == (["a", "2"], 2)
+    assert elements([]) == ([], 0)
+    assert elements(Frame()) == (["1 x", "2 y"], 2)
+    for wrong in (None, "text", {"a": 1}, 3):
+        with pytest.raises(TypeError, match="return a list"):
+            elements(wrong)
+
+
+def test_sizes_of_tables() -> None:
+    found = [bytes_of(text) for text in (1024, "1024", "10KB", "2 mb", "1GB", "5B")]
+    assert found == [1024, 1024, 10240, 2 * 2**20, 2**30, 5]
+    with pytest.raises(ValueError):
+        bytes_of("much")
+
+
+def test_the_journal_is_one_object_a_line(tmp_path: Path) -> None:
+    one = ledger(tmp_path, count=1)
+    one.done(taken(one), ["two\nlines"], 2)
+    (line,) = (tmp_path / parallel_ledger.JOURNAL).read_text().splitlines()
+    assert json.loads(line) == {"number": 0, "count": 2, "rows": ["two\nlines"]}
