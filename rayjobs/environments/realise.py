@@ -437,12 +437,14 @@ class Environments:
         folder = work.paths.tmp
         wanted, made = folder / "requirements.in", folder / "requirements.lock"
         limits = folder / "constraints.in"
-        wanted.write_text("".join(f"{line}\n" for line in request.lines))
+        wanted.write_text("".join(f"{line}\n" for line in [*request.options, *request.packages]))
         arguments = [
             *(settings.find_uv(), "pip", "compile", "--generate-hashes", "--no-header"),
             *("--no-annotate", "--quiet", "--python", request.interpreter.path),
             *("--output-file", str(made), str(wanted)),
         ]
+        if requirements.PRE in request.lines:
+            arguments += ["--prerelease", "allow"]
         if request.constraints:
             limits.write_text("".join(f"{line}\n" for line in request.constraints))
             arguments += ["--constraints", str(limits)]

@@ -38,7 +38,7 @@ class Request:
     @property
     def options(self) -> list[str]:
         """The lines that are options, which the lock needs too."""
-        return [line for line in self.lines if line.startswith("-")]
+        return [one for one in self.lines if one.startswith("-") and one != requirements.PRE]
 
     @property
     def packages(self) -> list[str]:

@@ -26,9 +26,11 @@ OPTIONS: Mapping[str, str] = {
     "--no-index": "--no-index",
     "--no-binary": "--no-binary",
     "--only-binary": "--only-binary",
+    "--pre": "--pre",
 }
+PRE = "--pre"  # also releases before a final one; uv has it as an option of its command alone
 _IMPLIED = frozenset({"--require-hashes"})  # every lock has hashes
-_WITHOUT_VALUE = frozenset({"--no-index", "--require-hashes"})
+_WITHOUT_VALUE = frozenset({"--no-index", "--require-hashes", PRE})
 _INCLUDE = ("-r", "--requirement")
 _EDITABLE = ("-e", "--editable")
 _CONSTRAIN = ("-c", "--constraint", "--constraints")
@@ -36,7 +38,6 @@ _CONSTRAIN = ("-c", "--constraint", "--constraints")
 _CONSTRAINT = "--constraint-of-a-file "
 _ADVICE: Mapping[str, str] = {
     "--trusted-host": "Say it in the pip or uv settings of the node (UV_INSECURE_HOST).",
-    "--pre": "Name the version (`numpy==3.0.0rc1`), or set UV_PRERELEASE=allow on the node.",
 }
 _REQUIREMENT = re.compile(
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\s*(?:\[[^\]]*\])?\s*"

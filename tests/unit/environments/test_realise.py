@@ -303,3 +303,14 @@ def test_the_nodes_of_a_job_use_the_lock_of_the_first(
     wish = elsewhere.wish()
     wish.work.first_lock = lambda: "# request: of another node\n"
     assert elsewhere.build(*lines(wheels, "tiny-tool"), wish=wish)[0].lock == newer
+
+
+def test_pre_takes_releases_before_a_final_one(builder: Builder, tmp_path: Path) -> None:
+    for version in ("1.0", "2.0rc1"):
+        make_wheel(tmp_path / "wheels", "tiny-tool", version)
+    lines = ["--no-index", f"--find-links {tmp_path}/wheels", "tiny-tool"]
+    final, _ = builder.build(*lines)
+    early, _ = builder.build("--pre", *lines)
+    assert "tiny-tool==1.0" in final.lock
+    assert "tiny-tool==2.0rc1" in early.lock and "--pre" not in early.lock
+    assert final.key != early.key

@@ -69,6 +69,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         "--extra-index-url=https://robot:${RAYJOBS_SECRET_INDEX}@host/simple",
         "--no-index",
         "--only-binary :all:",
+        "--pre",
     ],
 )
 def test_lines_that_are_taken(line: str) -> None:
@@ -78,7 +79,7 @@ def test_lines_that_are_taken(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--pre", "Name the version"),
+        ("--pre yes", "takes no value"),
         ("--trusted-host host", "UV_INSECURE_HOST"),
         ("--frozen", "--frozen is not taken. Options that are: --extra-index-url"),
         ("-r other.txt", "includes a file"),
