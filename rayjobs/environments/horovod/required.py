@@ -10,6 +10,7 @@ from pathlib import Path
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.environments import mpi_checks
+from rayjobs.environments.cache import RECORD
 from rayjobs.environments.horovod import builds
 from rayjobs.injob.plan import HOROVOD_GLOO, MPI, LaunchPlan
 
@@ -20,6 +21,14 @@ spec = importlib.util.find_spec("horovod")
 places = spec.submodule_search_locations if spec else None
 print(list(places)[0] if places else "")
 """
+_ASK_TORCH = """
+import importlib.util, os
+from importlib import metadata
+for name in ("horovod", "torch"):
+    spec = importlib.util.find_spec(name)
+    print(os.path.dirname(list(spec.submodule_search_locations)[0]) if spec else "")
+print(next((one.version for one in metadata.distributions(name="torch")), ""))
+"""
 _ASK_S = 60.0
 # What an interpreter answered, by all that it depends on, as long as it is true.
 _found: dict[tuple[str | None, ...], Path] = {}
@@ -27,7 +36,7 @@ _MATTERS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "H
 
 
 def require(plan: LaunchPlan) -> None:
-    """Check that Horovod on GPUs can exchange what is on them.
+    """Check that Horovod meets the torch that it was built for, and exchanges what is on GPUs.
 
     A submit knows that of its own machine alone. Horovod that is not there at all is left to the
     script, which may do without.
@@ -36,17 +45,17 @@ def require(plan: LaunchPlan) -> None:
         PrepareError: class ``environment``: it cannot.
     """
     extras, env = plan.extras, plan.env
-    if extras is None or not env.get("CUDA_VISIBLE_DEVICES"):
+    if extras is None or extras.kind not in (MPI, HOROVOD_GLOO):
         return
     kind = extras.kind
-    if kind not in (MPI, HOROVOD_GLOO):
+    if (Path(plan.python).parents[1] / RECORD).exists() and _uses_it(plan, kind):
+        _require_its_torch(plan)
+    if not env.get("CUDA_VISIBLE_DEVICES"):
         return
     # Of horovod-gloo the variable is the launcher's.
     if extras.on_cpu if kind == HOROVOD_GLOO else env.get(mpi_checks.ON_CPU):
         return
-    script = plan.argv[0] if plan.argv else None
-    work = AttemptPaths(Path(plan.root)).work
-    if kind != HOROVOD_GLOO and (script is None or not mpi_checks.names_horovod(work / script)):
+    if not _uses_it(plan, kind):
         return
     build = _build(plan.python, env)
     if build is not None and not build.has_gpu_operations:
@@ -56,6 +65,31 @@ def require(plan: LaunchPlan) -> None:
             f"{refusal.remedy}",
             failure_class="environment",
         )
+
+
+def _uses_it(plan: LaunchPlan, kind: str) -> bool:
+    script = plan.argv[0] if plan.argv else None
+    work = AttemptPaths(Path(plan.root)).work
+    return kind == HOROVOD_GLOO or (script is not None and mpi_checks.names_horovod(work / script))
+
+
+def _require_its_torch(plan: LaunchPlan) -> None:
+    """Check that an environment that rayjobs built has no torch of its own beside a Horovod.
+
+    Horovod is native code for one release of torch: that of the packages it is installed among.
+    """
+    horovod, torch, *version = [*_answer(plan.python, plan.env, _ASK_TORCH), "", ""][:3]
+    if not horovod or not torch or horovod == torch:
+        return
+    raise PrepareError(
+        f"ranks are not started on node {plan.node} of the job: its environment has torch "
+        f"{''.join(version)} of its own, and Horovod, in {horovod}, was built for the torch there. "
+        f"Ask for `torch` without a version, so that the target's is used; or use "
+        f"torch.distributed (backend gloo or nccl); or make a virtual environment with that torch "
+        f"on the nodes, run `rayjobs horovod install --env PATH`, and submit with `--env PATH`",
+        failure_class="environment",
+        is_permanent=True,
+    )
 
 
 def _build(python: str, env: Mapping[str, str]) -> builds.Build | None:
@@ -74,9 +108,14 @@ def _build(python: str, env: Mapping[str, str]) -> builds.Build | None:
 
 def _ask(python: str, env: Mapping[str, str]) -> Path | None:
     """Return the folder of an interpreter's Horovod; None: it has none."""
+    place = (_answer(python, env, _ASK) or [""])[-1]
+    return Path(place) if place else None
+
+
+def _answer(python: str, env: Mapping[str, str], code: str) -> list[str]:
     try:
         done = subprocess.run(
-            [python, "-c", _ASK],
+            [python, "-c", code],
             env=dict(env),
             cwd=os.sep,
             capture_output=True,
@@ -93,5 +132,4 @@ def _ask(python: str, env: Mapping[str, str]) -> Path | None:
         raise PrepareError(
             f"{python} could not be asked for its Horovod: {said[0]}", failure_class="environment"
         )
-    place = (done.stdout.splitlines() or [""])[-1]
-    return Path(place) if place else None
+    return done.stdout.splitlines()

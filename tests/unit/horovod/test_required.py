@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import open_workspace
 from tests.attempts import request_of
+from tests.unit.environments.conftest import Builder
+from tests.wheels import make_wheel
 
 SCRIPT = "import torch\nimport horovod.torch as hvd\n"
 ON_CPU = {"HOROVOD_CPU_OPERATIONS": "MPI"}
@@ -160,3 +164,28 @@ def test_no_host_is_started_for_it(tmp_path: Path, packages: Path) -> None:
     with pytest.raises(PrepareError, match="without GPU operations"):
         asyncio.run(node.launch(request_of(plan, tmp_path / "ws")))
     assert not (Path(plan.root) / "plan.json").exists()
+
+
+@pytest.mark.parametrize("backend", ["mpi", "horovod-gloo"])
+def test_an_environment_with_a_torch_of_its_own_is_refused_beside_another_ones_horovod(
+    tmp_path: Path, packages: Path, backend: str
+) -> None:
+    wheels = tmp_path / "wheels"
+    make_wheel(wheels, "torch", "1.9", value="package")
+    builder = Builder(tmp_path / "node")
+    own, _ = builder.build("--no-index", f"--find-links {wheels}", "torch")
+    (site,) = Path(own.python).parents[1].glob("lib/python*/site-packages")
+    (site / "torch.py").unlink()
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").touch()
+    plan = replace(plan_of(tmp_path, packages, backend=backend, gpus=()), python=own.python)
+    with pytest.raises(PrepareError) as caught:
+        required.require(plan)
+    said = str(caught.value)
+    assert f"has torch 1.9 of its own, and Horovod, in {packages}, was built for" in said
+    assert "rayjobs horovod install --env PATH" in said
+    assert caught.value.is_permanent
+    (packages / "torch").mkdir()
+    for path in site.glob("torch*"):
+        shutil.rmtree(path)
+    required.require(plan)  # the torch next to Horovod is the one that is found
