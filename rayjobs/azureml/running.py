@@ -12,6 +12,7 @@ from types import TracebackType
 
 from rayjobs.azureml.program import become_azure_program
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.hiding import hiding
 from rayjobs.injob.azureml import finder
 from rayjobs.injob.azureml.exceptions import AzureMLException
 
@@ -39,6 +40,8 @@ def run_program(path: Path, arguments: Sequence[str], *, allow_cpu: bool = False
     real = finder.install()
     if real is not None:
         print(finder.notice(real), file=sys.stderr)  # noqa: T201 - people read it
+    if why := hiding(path.absolute().parent):
+        print(f"warning: {why}", file=sys.stderr)  # noqa: T201
     become_azure_program(allow_cpu=allow_cpu)
     whole = path.absolute()
     sys.argv = [str(path), *arguments]

@@ -192,7 +192,9 @@ class Host:
         """Protect the inputs from the ranks, in a mount namespace that this process is now in."""
         namespace = self.tree.namespace
         has_own_users = namespace is not None and namespace.own_users
-        (self.plan.views or Views()).enter(has_own_users=has_own_users)
+        views = self.plan.views or Views()
+        views.enter(has_own_users=has_own_users)
+        self.tree.has_mounts = not views.is_empty or self.plan.container is not None
         if self.plan.container is not None:
             from rayjobs.injob import container
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Iterator
+from typing import Iterator, Tuple
 
 from rayjobs.injob.processes import MARKER_VARIABLE
 
@@ -34,6 +34,11 @@ MS_SLAVE = 1 << 19
 MS_RELATIME = 1 << 21
 MS_PLAIN = MS_NOSUID | MS_NODEV | MS_NOEXEC
 _CAPABILITY_VERSION_3 = 0x20080522
+_PR_CAPBSET_READ = 23
+_PR_CAPBSET_DROP = 24
+CAP_DAC_READ_SEARCH = 2
+CAP_SYS_PTRACE = 19
+CAP_SYS_ADMIN = 21
 # The C library has no function for it.
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "ppc64le": 203, "s390x": 217, "riscv64": 41}
 
@@ -119,6 +124,33 @@ def pivot_into(root: str) -> None:
         raise OSError(error, f"pivot_root {root}: {os.strerror(error)}")
     unmount(".")
     os.chdir("/")
+
+
+def drop_for_good(capabilities: Tuple[int, ...]) -> None:
+    """Give up capabilities of this process and of all programs that it starts, as root too.
+
+    Does nothing for those that it does not have.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    data = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable; then their upper bits
+    if _libc.capget(header, data) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"capget: {os.strerror(number)}")
+    mask = sum(1 << one for one in capabilities)  # all of them are below 32
+    if not data[1] & mask:
+        return
+    for one in capabilities:
+        # A program that root starts gets back what is in the bounding set.
+        if _libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(one), 0, 0, 0) == 1:
+            _prctl(_PR_CAPBSET_DROP, one, f"dropping capability {one}")
+    for at in range(3):
+        data[at] &= ~mask & 0xFFFFFFFF
+    if _libc.capset(header, data) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"capset: {os.strerror(number)}")
 
 
 def drop_capabilities() -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Iterable, Sequence, Tuple
 
-from rayjobs.injob import cgroups
+from rayjobs.injob import cgroups, kernel
 from rayjobs.injob.exitrecord import Remaining
 from rayjobs.injob.identity import Identity, ProcessStat, boot_id, send_signal, stat_of
 from rayjobs.injob.namespace import Namespace, NamespaceRefused
@@ -24,6 +24,11 @@ class NotHeldError(OSError):
 def cgroup_name(marker: str) -> str:
     """The name of an attempt's cgroups, in every hierarchy."""
     return "rayjobs-" + "".join(c if c.isalnum() or c in "-_." else "_" for c in marker)
+
+
+# With them root can unmount what protects its inputs; enter another mount namespace, or look into
+# one through /proc/PID/root; and open a file of a disk by its number, past any mount.
+MOUNT_RIGHTS = (kernel.CAP_SYS_ADMIN, kernel.CAP_SYS_PTRACE, kernel.CAP_DAC_READ_SEARCH)
 
 
 class Tree:
@@ -48,6 +53,7 @@ class Tree:
         self.namespace = namespace
         self.refused: list[str] = []
         self.root: str | None = None  # the mounted image that its processes enter
+        self.has_mounts = False  # its processes must not take away what is mounted for them
         self.helpers: set[int] = set()  # children of the holder that are not the attempt's
         self._holder = holder
         self._boot_id = boot_id()
@@ -103,6 +109,9 @@ class Tree:
         """
         if self.namespace is not None:
             self.namespace.enter(self.root)
+        if self.has_mounts:
+            # fault 71: root unmounts its input, reaches around it, or opens its files by handle
+            kernel.drop_for_good(MOUNT_RIGHTS)
 
     def close(self) -> None:
         """Give up what only held the tree, once it is empty; the holder then reaps."""

@@ -51,6 +51,11 @@ class Views(Message):
     overlays: Tuple[Tuple[str, str, str], ...] = ()
     shown: Tuple[Tuple[str, str], ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be mounted."""
+        return not self.read_only and not self.overlays and not self.shown
+
     def enter(self, *, has_own_users: bool = False) -> None:
         """Give the calling process, and its later children, these views.
 
@@ -63,7 +68,7 @@ class Views(Message):
         Raises:
             OSError: the kernel refused a step.
         """
-        if not self.read_only and not self.overlays and not self.shown:
+        if self.is_empty:
             return
         if has_own_users:
             kernel.unshare(kernel.CLONE_NEWNS)

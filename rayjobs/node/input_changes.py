@@ -1,7 +1,7 @@
 """Which files of an attempt's inputs changed while it ran, and what is known of who did it.
 
-An attempt for which the files were read-only wrote to none of them, unless it removed its mounts as
-root; it may have renamed a folder above them. Of any other attempt it cannot be proven: that a file
+An attempt for which the files were read-only wrote to none of them;
+it may have renamed a folder above them. Of any other attempt it cannot be proven: that a file
 changed within its span says when, not who. So a change is named in the job's history with what is
 known, and never fails the job.
 """
@@ -9,7 +9,6 @@ known, and never fails the job.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -157,13 +156,6 @@ def _who(one: Mapping[str, Any], changed: Sequence[Change]) -> str:
             "The files were read-only for the job, but a folder above them may have been renamed "
             "or removed, by the job or by something else"
         )
-        if os.geteuid() == 0:
-            who += ". A job of root can also remove its mounts and then change the files"
-    elif os.geteuid() == 0:
-        who = (
-            "Something else did it, unless the job removed its own mounts as root: "
-            "for this job they were read-only"
-        )
     else:
         who = "Something else did it: for this job they were read-only"
     version = ""
@@ -175,7 +167,7 @@ def _who(one: Mapping[str, Any], changed: Sequence[Change]) -> str:
 def _facts(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> dict[str, Any]:
     changed = [change for change in found if not change.trouble]
     unknown = [change for change in found if change.trouble]
-    is_certain = not one["why_open"] and _was_written(changed) and os.geteuid() != 0
+    is_certain = not one["why_open"] and _was_written(changed)
     return {
         "name": name,
         "version": one["version"],

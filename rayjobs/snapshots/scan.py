@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from rayjobs.core.errors import SnapshotError
+from rayjobs.core.hiding import hiding
 from rayjobs.core.text import MIB, counted, size_text
 from rayjobs.snapshots.ignore import (
     ENVIRONMENT_SIGNS,
@@ -366,6 +367,8 @@ def warnings_of(found: Scan) -> list[str]:
     ]
     if own:
         warnings.append(f"records of rayjobs are never packed; left out: {_some(own)}")
+    if why := hiding(found.root):
+        warnings.append(why)
     downloads = [left for left in found.left_out if left.why is Why.DOWNLOAD]
     if downloads:
         warnings.append(

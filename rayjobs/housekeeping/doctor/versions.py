@@ -7,8 +7,10 @@ import platform
 import sqlite3
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from rayjobs.core.errors import TargetError
+from rayjobs.core.hiding import hiding
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.version import __version__
 from rayjobs.housekeeping.doctor.findings import Finding, Level, Place
@@ -48,6 +50,8 @@ def programs(_place: Place) -> Iterator[Finding]:
         level = Level.WARN
         remedy = "Scripts that import torch need an environment that has it, or pip install torch."
     yield Finding("versions", level, text, remedy, dict(found))
+    if why := hiding(Path.cwd()):
+        yield Finding("own rayjobs", Level.WARN, why, "Programs here cannot use this package.")
 
 
 def store(place: Place) -> Iterator[Finding]:

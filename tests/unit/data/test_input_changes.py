@@ -93,9 +93,7 @@ def test_what_changes_is_named_once_and_not_blamed_on_a_job_that_could_not_do_it
     stored: Path,
     source: str,
     mode: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     node = make(PROTECTED)
     node.bring(source, mode)
     assert node.data.views(node.on) is not None
@@ -109,26 +107,12 @@ def test_what_changes_is_named_once_and_not_blamed_on_a_job_that_could_not_do_it
     assert node.told() == []
 
 
-def test_a_job_of_root_could_have_removed_its_mounts(
-    make: Callable[[Protection], Node], stored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    node = make(PROTECTED)
-    node.bring("dataset:digits:1", "mount")
-    (stored / "train" / "a.txt").write_text("changed")
-    ((text, facts),) = node.told()
-    assert "unless the job removed its own mounts as root" in text
-    assert facts["by_job"] is None
-
-
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_job_could_have_renamed_a_folder_above_read_only_files(
     make: Callable[[Protection], Node],
     stored: Path,
     is_replaced: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     node = make(PROTECTED)
     node.bring("dataset:digits:1", "download")
     (stored / "train").rename(stored / "renamed")
@@ -193,7 +177,6 @@ def test_a_change_is_not_called_impossible_for_a_job_that_could_do_it_on_another
     said: str,
 ) -> None:
     monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     history: list[Event] = []
     first = Node(tmp_path / "node0", workspace, PROTECTED)
     first.facts["node_count"] = 3
