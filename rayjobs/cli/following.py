@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
 
 from rayjobs.cli.jobviews import short_id
 from rayjobs.cli.outlook import NOT_RESPONDING, outlooks
 from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
+from rayjobs.core.errors import StoreError
 from rayjobs.core.text import duration_text
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.driver_log import last_lines
-from rayjobs.results.logs import Logs
-from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.results.logs import Logs, Part
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
+Result = TypeVar("Result")
 LOOK_EVERY_S = 0.1
 OUTLOOK_EVERY_S = 2.0
 KEPT_BYTES = 16 << 20
@@ -107,6 +113,47 @@ def _stage(state: JobState, attempt: int) -> str:
     return f"{state} (attempt {attempt})" if is_again else str(state)
 
 
+def where_it_is(
+    workspace: OpenWorkspace, follow: Callable[[OpenWorkspace], Result], say: Callable[[str], None]
+) -> Result:
+    """Follow something in a workspace; if that is moved meanwhile, go on where it is then.
+
+    Args:
+        follow: Called again with the workspace at its new path.
+        say: Gets the new path.
+
+    Raises:
+        StoreError: the workspace is gone, and nothing tells where.
+    """
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                return follow(workspace)
+            except StoreError as error:
+                moved = error.values.get("moved_to")
+                if not moved:
+                    raise
+                say(f"the workspace was moved to {moved}, and is followed there")
+                workspace = stack.enter_context(open_workspace(Path(moved), create=False))
+
+
+@dataclass
+class Shown:
+    """How much of an attempt's log was shown, so that following it again shows only the rest."""
+
+    attempt: int = 0
+    size: int = 0
+
+    def rest(self, part: Part, skip: Shown) -> bytes:
+        """Return what of a part was not shown yet; `skip` is what had been before."""
+        if part.attempt != self.attempt:
+            self.attempt, self.size = part.attempt, 0
+        at = self.size
+        self.size += len(part.data)
+        seen = skip.size - at if part.attempt == skip.attempt else 0
+        return part.data[seen:] if seen > 0 else part.data
+
+
 def follow_logs(
     workspace: OpenWorkspace,
     job_id: str,
@@ -114,23 +161,31 @@ def follow_logs(
     *,
     rank: int = 0,
     tail: int | None = None,
+    shown: Shown | None = None,
 ) -> Job:
     """Show what a rank prints until the job has ended; return the job as it ended.
 
     Args:
         tail: The number of earlier lines to show; None shows all.
+        shown: What an earlier call has shown already; kept up to date.
     """
+    shown = Shown() if shown is None else shown
+    skip = replace(shown)
+    if skip.attempt:
+        tail = None
+    shown.attempt = 0
     stages = Stages(workspace, job_id, screen.note)
     stages.look()
     past = _Past(tail) if tail is not None else None
     for part in Logs(workspace, job_id).follow(rank):
+        data = shown.rest(part, skip)
         stages.look()
         if past is None:
-            if part.data:
+            if data:
                 stages.printed(part.attempt)
-            screen.write(part.data)
-        elif part.data:
-            past.add(part.data)
+            screen.write(data)
+        elif data:
+            past.add(data)
         else:
             # The first pause: what comes from here on is new.
             screen.write(past.last())

@@ -149,11 +149,16 @@ def _print_bytes(settings: Settings, workspace: OpenWorkspace, job: Job, view: V
     screen = Screen(settings, raw=view.raw)
     rank = view.rank or 0
     if view.follow:
-        from rayjobs.cli.following import detached_text, follow_logs
+        from rayjobs.cli.following import Shown, detached_text, follow_logs, where_it_is
         from rayjobs.cli.summary import closing_line
 
         try:
-            ended = follow_logs(workspace, job.id, screen, rank=rank, tail=view.tail)
+            shown = Shown()
+            ended = where_it_is(
+                workspace,
+                lambda at: follow_logs(at, job.id, screen, rank=rank, tail=view.tail, shown=shown),
+                screen.note,
+            )
         except KeyboardInterrupt:
             screen.note(detached_text(settings, job))
             return Exit.INTERRUPTED

@@ -19,6 +19,7 @@ from rayjobs.core.errors import CannotBePlacedError, Problem, SpecError, TargetE
 from rayjobs.core.text import name_from
 
 if TYPE_CHECKING:
+    from rayjobs.jobs.records import Job
     from rayjobs.snapshots import Summary
     from rayjobs.spec.model import JobSpec
     from rayjobs.submit.project import Project
@@ -310,7 +311,13 @@ def tell(settings: Settings, done: Submitted) -> None:
 
 def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
     """Follow the job to its end; Ctrl-C detaches."""
-    from rayjobs.cli.following import await_end, detached_text, follow_logs
+    from rayjobs.cli.following import (
+        Shown,
+        await_end,
+        detached_text,
+        follow_logs,
+        where_it_is,
+    )
     from rayjobs.cli.screen import Screen
     from rayjobs.cli.summary import summary_lines
     from rayjobs.core.paths import home
@@ -322,21 +329,27 @@ def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
     try:
         if not job.state.is_final:
             ensure_target(job.target, home=home(), workspace=workspace.path, on_stage=screen.note)
-        if job.kind == "array":  # many logs at once are nothing to look at: how it stands is
-            ended = await_end(workspace, [job.id], screen.note)[0]
-        elif job.spec.distribution.world_size > 1:
-            from rayjobs.cli.loglines import follow_ranks
+        shown = Shown()
 
-            ended = follow_ranks(settings, workspace, job, screen)
-        else:
-            ended = follow_logs(workspace, job.id, screen)
+        def follow(at: OpenWorkspace) -> tuple[Job, list[str]]:
+            if job.kind == "array":  # many logs at once are nothing to look at: how it stands is
+                ended = await_end(at, [job.id], screen.note)[0]
+            elif job.spec.distribution.world_size > 1:
+                from rayjobs.cli.loglines import follow_ranks
+
+                ended = follow_ranks(settings, at, job, screen)
+            else:
+                ended = follow_logs(at, job.id, screen, shown=shown)
+            return ended, summary_lines(settings, at, ended)
+
+        ended, lines = where_it_is(workspace, follow, screen.note)
     except KeyboardInterrupt:
         screen.note(detached_text(settings, job))
         return Exit.INTERRUPTED
     except TargetError:
         screen.note(f"{job.id} stays queued; `rayjobs cancel {short_id(job)}` takes it back")
         raise
-    for line in summary_lines(settings, workspace, ended):
+    for line in lines:
         screen.note(line)
     return of_job(ended)
 

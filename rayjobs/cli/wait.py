@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
 import click
 
 from rayjobs.cli.exits import Exit, of_job
@@ -13,6 +16,9 @@ from rayjobs.cli.settings import Settings, common_options, json_option, quiet_op
 from rayjobs.core.terminal import plain_text
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.folder import OpenWorkspace
 
 EPILOG = """\b
 Examples:
@@ -35,18 +41,21 @@ def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> in
     failed or was canceled. An array has ended when all its members have, and counts as the
     worst of them. Ctrl-C stops waiting and exits with 130; the jobs go on.
     """
-    from rayjobs.cli.following import await_end
+    from rayjobs.cli.following import where_it_is
 
     with settings.open() as workspace:
         found = list(
             dict.fromkeys(newest_named(settings, workspace.store, text).id for text in jobs)
         )
         try:
-            ended = await_end(workspace, found, settings.note, timeout_s=timeout)
+            ended, earlier = where_it_is(
+                workspace,
+                lambda at: _ended(at, found, settings.note, timeout_s=timeout),
+                settings.note,
+            )
         except TimeoutError as error:
             settings.note(str(error))
             return Exit.TIME_LIMIT
-        earlier = earlier_runs(workspace.store, ended)
     if settings.as_json:
         print_json([job_json(job, earlier_s=earlier.get(job.id)) for job in ended])
     elif not settings.quiet:
@@ -54,6 +63,20 @@ def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> in
             _tell(settings, job)
     codes = {of_job(job) for job in ended} - {Exit.DONE}
     return codes.pop() if len(codes) == 1 else Exit.FAILED if codes else Exit.DONE
+
+
+def _ended(
+    workspace: OpenWorkspace,
+    found: list[str],
+    say: Callable[[str], None],
+    *,
+    timeout_s: float | None,
+) -> tuple[list[Job], Mapping[str, float]]:
+    """Return the jobs once they have ended, and how long their earlier attempts ran."""
+    from rayjobs.cli.following import await_end
+
+    ended = await_end(workspace, found, say, timeout_s=timeout_s)
+    return ended, earlier_runs(workspace.store, ended)
 
 
 def _tell(settings: Settings, job: Job) -> None:

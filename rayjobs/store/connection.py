@@ -218,7 +218,9 @@ class Database:
             found = self.path.stat()
         except FileNotFoundError as error:
             if not self.path.parent.is_dir():
-                raise StoreError(self._folder_gone(), path=self.where) from error
+                raise StoreError(
+                    self._folder_gone(), path=self.where, moved_to=self._moved_to()
+                ) from error
             if self._witness is not None and self._witness.read() is not None:
                 self._witness.refuse_deleted()
             raise StoreError(f"the store {self.where} was deleted", path=self.where) from error
@@ -232,10 +234,17 @@ class Database:
             else:
                 self._close_note()
 
-    def _folder_gone(self) -> str:
-        folder = self.path.parent if self.path is not None else Path()
+    def _own_folder(self) -> Path:
+        return self.path.parent if self.path is not None else Path()
+
+    def _moved_to(self) -> str | None:
+        """Return where the folder is now; None where it was not moved, or nothing tells."""
         moved = None if self._folder is None else self._folder.path()
-        if moved is None or moved == str(folder):
+        return None if moved == str(self._own_folder()) else moved
+
+    def _folder_gone(self) -> str:
+        folder, moved = self._own_folder(), self._moved_to()
+        if moved is None:
             return f"the folder {folder} of the store cannot be seen"
         return (
             f"the workspace {folder} was moved to {moved} in the meantime. Its jobs go on; repeat "

@@ -1,15 +1,18 @@
-"""Commands that follow a job say where the workspace is once it is moved under them."""
+"""Commands that follow a job go on where its workspace is once it is moved under them."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from rayjobs import __version__
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.workspace.folder import open_workspace
 from tests.jobs import until
 from tests.unit.cli.conftest import Queue
@@ -18,39 +21,81 @@ from tests.unit.cli.fake_target import target
 RAYJOBS = str(Path(sys.executable).with_name("rayjobs"))
 FOLLOWERS = {
     "wait": (["wait", "followed"], "Running"),
-    "logs": (["logs", "-f", "followed"], "Running"),
-    "merged logs": (["logs", "-f", "-t", "followed"], "Running"),
+    "logs": (["logs", "-f", "followed"], "first line"),
     "submit": (["submit", "--attach", "--name", "new", "--command", "true"], "Queued"),
 }
 
 
+@contextmanager
+def following(folder: Path, old: Path, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    with (
+        target({"ok": True, "version": __version__, "workspaces": [str(old)]}),
+        (folder / "said").open("wb") as file,
+        subprocess.Popen(
+            [RAYJOBS, *command, "--workspace", str(old)],
+            env=os.environ,
+            cwd=folder,
+            stdout=file,
+            stderr=file,
+        ) as follower,
+    ):
+        try:
+            yield follower
+        finally:
+            follower.kill()
+
+
+def running(queue: Queue, folder: Path) -> None:
+    """Let a job run that prints into an attempt's folder on this machine."""
+    job = queue.start(queue.submit("followed"))
+    root = folder / "attempt"
+    (root / "log").mkdir(parents=True)
+    (root / "log" / "driver_0.log").write_bytes(b"first line\n")
+    hosts = [HostRecord(root=str(root), marker="m")]
+    queue.workspace.store.set_hosts(job.id, attempt=1, hosts=hosts)
+
+
 @pytest.mark.parametrize("name", FOLLOWERS)
-def test_a_command_that_follows_a_job_names_the_new_path_of_its_workspace(
+def test_a_command_that_follows_a_job_goes_on_at_the_new_path_of_its_workspace(
     tmp_path: Path, name: str
 ) -> None:
     old, new = tmp_path / "old" / ".rayjobs", tmp_path / "a new" / ".rayjobs"
     with open_workspace(old) as workspace:
-        queue = Queue(workspace)
-        queue.start(queue.submit("followed"))
+        running(Queue(workspace), tmp_path)
     command, follows = FOLLOWERS[name]
     said = tmp_path / "said"
-    with target({"ok": True, "version": __version__, "workspaces": [str(old)]}):
-        with said.open("wb") as file:
-            follower = subprocess.Popen(
-                [RAYJOBS, *command, "--workspace", str(old)],
-                env=os.environ,
-                cwd=tmp_path,
-                stdout=file,
-                stderr=file,
-            )
-        try:
-            until(lambda: follows in said.read_text(), f"{name} follows")
-            new.parent.mkdir()
-            old.rename(new)
-            assert follower.wait(120) == 5
-        finally:
-            follower.kill()
-            follower.wait()
+    with following(tmp_path, old, command) as follower:
+        until(lambda: follows in said.read_text(), f"{name} follows")
+        new.parent.mkdir()
+        old.rename(new)
+        moved = f"was moved to {new}, and is followed there"
+        until(lambda: moved in said.read_text(), "it goes on")
+        with open_workspace(new) as workspace:
+            queue = Queue(workspace)
+            job = workspace.store.find("new" if name == "submit" else "followed")
+            if name == "submit":
+                job = queue.start(job)
+            with (tmp_path / "attempt" / "log" / "driver_0.log").open("ab") as log:
+                log.write(b"last line\n")
+            queue.finish(job)
+        assert follower.wait(120) == 0, said.read_text()
+    if name == "logs":
+        assert said.read_text().count("first line\n") == 1
+        assert "last line\n" in said.read_text()
+    assert not old.exists(), "it does not create the old folder again"
+
+
+def test_a_command_that_merges_several_logs_names_the_new_path(tmp_path: Path) -> None:
+    old, new = tmp_path / "old" / ".rayjobs", tmp_path / "a new" / ".rayjobs"
+    with open_workspace(old) as workspace:
+        queue = Queue(workspace)
+        queue.start(queue.submit("followed"))
+    said = tmp_path / "said"
+    with following(tmp_path, old, ["logs", "-f", "-t", "followed"]) as follower:
+        until(lambda: "Running" in said.read_text(), "it follows")
+        new.parent.mkdir()
+        old.rename(new)
+        assert follower.wait(120) == 5
     assert f"the workspace {old} was moved to {new} in the meantime" in said.read_text()
     assert f"--workspace '{new}'" in said.read_text()
     assert not old.exists(), "it does not create the old folder again"
