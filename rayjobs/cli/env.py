@@ -209,6 +209,31 @@ def export(settings: Settings, /, environment: str, form: str, output: Path | No
     _write(locks.as_conda(name, text) if form == "conda" else text, output)
 
 
+@env.command(
+    "vendor",
+    epilog="\b\nExample:\n  rayjobs env vendor requirements.txt offline\n"
+    "  rayjobs submit --env offline/requirements.txt train.py",
+)
+@_ARGUMENT
+@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
+@json_option
+@common_options
+@click.pass_obj
+def vendor(settings: Settings, /, environment: str, folder: Path) -> None:
+    """Put all packages of an environment into FOLDER, for nodes without network access.
+
+    Jobs that name FOLDER/requirements.txt take its wheels along, and ask no index.
+    """
+    from rayjobs.submit import vendoring
+
+    names = vendoring.vendor(_packages(settings, environment), folder, tell=settings.note)
+    if settings.as_json:
+        print_json({"requirements": str(folder / vendoring.REQUIREMENTS), "wheels": names})
+        return
+    settings.note(f"{counted(len(names), 'wheel')} in {folder / vendoring.WHEELS}")
+    click.echo(folder / vendoring.REQUIREMENTS)
+
+
 @env.command("prune", epilog="\b\nExample:\n  rayjobs env prune --max-size 20GiB")
 @click.option(
     "--older-than", "older_than_s", type=Duration(), help="Not used for so long (30d by default)."

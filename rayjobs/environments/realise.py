@@ -212,6 +212,14 @@ class Environments:
             if work.said is not None:
                 work.said.close()
 
+    async def interpreter_for(self, asked: Mapping[str, Any], work: Work) -> Interpreter:
+        """Return the interpreter of the node for which pip packages would be installed.
+
+        Raises:
+            PrepareError: there is none.
+        """
+        return await self._interpreter(asked.get("python"), work)
+
     async def known(self, asked: Mapping[str, Any], work: Work) -> str | None:
         """Return the name of an environment that is whole on this node; None: it must be built."""
         self._cache.make()
@@ -294,6 +302,8 @@ class Environments:
         result = []
         for line in lines:
             path = "" if line.startswith("-") else requirements.path_of(line)
+            if (folder := requirements.folder_of(line)) in sources:
+                line = f"--find-links ${{{_SOURCES}}}/{self._cache.source(sources[folder]).name}"
             if path in sources:
                 place = f"${{{_SOURCES}}}/{self._cache.source(sources[path]).name}"
                 if path.endswith(requirements.ARCHIVES):

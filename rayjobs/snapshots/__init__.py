@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rayjobs.snapshots.limits import UNPACK_LIMITS as UNPACK_LIMITS
 from rayjobs.snapshots.limits import Limits as Limits
 from rayjobs.snapshots.limits import limits_from_environment as limits_from_environment
 from rayjobs.snapshots.node import NodeSnapshots as NodeSnapshots

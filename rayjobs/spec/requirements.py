@@ -28,6 +28,7 @@ OPTIONS: Mapping[str, str] = {
     "--only-binary": "--only-binary",
     "--pre": "--pre",
 }
+VENDORED = "rayjobs-vendored.json"  # in a folder of wheels that travels with jobs
 PRE = "--pre"  # also releases before a final one; uv has it as an option of its command alone
 _IMPLIED = frozenset({"--require-hashes"})  # every lock has hashes
 _WITHOUT_VALUE = frozenset({"--no-index", "--require-hashes", PRE})
@@ -111,6 +112,13 @@ def _expanded(
             yield f"{full}{bracket}{extras}{marker}{rest}"
         else:
             yield line
+
+
+def folder_of(line: str) -> str:
+    """Return the folder of a line such as ``--find-links FOLDER``; empty if it is another one."""
+    option, value = option_of(line)
+    is_folder = option is not None and OPTIONS.get(option) == "--find-links" and "://" not in value
+    return value if is_folder else ""
 
 
 def constraints_apart(lines: Sequence[Any]) -> tuple[list[Any], list[str]]:

@@ -68,7 +68,7 @@ def build_here(
         tell(str(one))
     assert isinstance(spec.environment, Packages)
     values = spec.environment.model_dump()
-    with _work(tell) as (environments, work):
+    with working(tell) as (environments, work):
         found = asyncio.run(environments.realise(values, work))
         log = work.paths.build_log
         return found, log.read_text() if log.exists() else ""
@@ -86,7 +86,7 @@ def lock_here(
     for one in spec.substitutes:
         tell(str(one))
     assert isinstance(spec.environment, Packages)
-    with _work(tell) as (environments, work):
+    with working(tell) as (environments, work):
         return asyncio.run(environments.lock(spec.environment.model_dump(), work))
 
 
@@ -97,12 +97,12 @@ def key_here(asked: Packages | Mapping[str, Any]) -> str | None:
     except (SpecError, UsageError):
         return None
     assert isinstance(spec.environment, Packages)
-    with _work() as (environments, work):
+    with working() as (environments, work):
         return asyncio.run(environments.known(spec.environment.model_dump(), work))
 
 
 @contextmanager
-def _work(
+def working(
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[tuple[Environments, Work]]:
     """Yield this machine's environments, and the work of no job, with a folder of its own."""

@@ -1,4 +1,7 @@
-"""Packs the files and folders that a job's environment installs, so that every node has them."""
+"""Packs the files and folders that a job's environment installs, so that every node has them.
+
+A folder of wheels that `rayjobs env vendor` made counts as one of them.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,8 @@ def pack(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> Job
         return spec
     lines = [line for line in asked.pip if not line.startswith("-") and requirements.is_file(line)]
     paths = dict.fromkeys(requirements.path_of(line) for line in lines)
+    folders = dict.fromkeys(requirements.folder_of(line) for line in asked.pip)
+    paths |= {one: None for one in folders if one and (Path(one) / requirements.VENDORED).exists()}
     here = [one for one in paths if one not in asked.sources and Path(one).exists()]
     if not here:
         return spec
@@ -51,8 +56,13 @@ def _pack(workspace: OpenWorkspace, path: Path, *, stores: bool) -> str:
 
     def pack(folder: Path) -> str:
         has = blobs.exists if stores else _every  # what is there already is not stored
-        return snapshots.pack(folder, blobs_put=blobs.put_file, blobs_has=has).digest
+        limits = snapshots.UNPACK_LIMITS if is_vendored else None
+        made = snapshots.pack(folder, blobs_put=blobs.put_file, blobs_has=has, limits=limits)
+        return made.digest
 
+    is_vendored = (path / requirements.VENDORED).exists()
+    if is_vendored:
+        return pack(path)
     if path.is_dir():
         if not any((path / name).is_file() for name in _PROJECT):
             what = f"{path} is a folder without {', '.join(_PROJECT[:2])}."
