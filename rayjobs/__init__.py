@@ -80,6 +80,8 @@ _LAZY = {
     "ParallelRunConfig": "rayjobs.pipelines",
     "ParallelRunStep": "rayjobs.pipelines",
     "PythonScriptStep": "rayjobs.pipelines",
+    "Schedule": "rayjobs.pipelines",
+    "ScheduleRecurrence": "rayjobs.pipelines",
     "StepRun": "rayjobs.pipelines",
     "StepSequence": "rayjobs.pipelines",
     "TrainingOutput": "rayjobs.pipelines",

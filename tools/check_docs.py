@@ -97,9 +97,9 @@ def _help(*command: str) -> str | None:
 
 
 def _command_path(words: list[str]) -> tuple[str, ...]:
-    """The command and, where it is a group, its subcommand."""
+    """The command and, where it is a group, its subcommand; and that of a group in a group."""
     names: tuple[str, ...] = ()
-    for word in words[:2]:
+    for word in words[:3]:
         if not re.fullmatch(r"[a-z][a-z-]*", word) or _help(*names, word) is None:
             break
         names = (*names, word)

@@ -14,7 +14,8 @@ from rayjobs.cli.exits import Exit, of_job
 from rayjobs.cli.jobviews import end_text, job_json, short_id
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import ago_text, facts, print_json, state_colour, table
-from rayjobs.cli.params import JobId
+from rayjobs.cli.params import JobId, values_of
+from rayjobs.cli.pipeline_schedule import schedule
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
 from rayjobs.cli.unknown_names import require_experiment
 from rayjobs.core.errors import NotFoundError, UsageError
@@ -331,22 +332,10 @@ def cancel(settings: Settings, run: str) -> None:
         click.echo(f"{before.id}: cancel requested (still {state})")
 
 
+pipeline.add_command(schedule)
+
+
 # -- shared ------------------------------------------------------------------------------------
-
-
-def values_of(parameters: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values of ``-p NAME=VALUE``.
-
-    Raises:
-        click.UsageError: one of them has no ``=``.
-    """
-    values: dict[str, Any] = {}
-    for one in parameters:
-        name, separator, value = one.partition("=")
-        if not separator or not name:
-            raise click.UsageError(f"-p {one}: write NAME=VALUE.")
-        values[name] = value
-    return values
 
 
 def find_pipeline(

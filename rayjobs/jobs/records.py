@@ -348,6 +348,49 @@ class PublishedRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScheduleRecord:
+    """A published pipeline that is run at times, or when stored files change.
+
+    Attributes:
+        id: Names it in every workspace.
+        name: For people.
+        description: For people.
+        pipeline: Id of the published pipeline; None: an endpoint's default.
+        endpoint: Id of the endpoint; None: a pipeline is named.
+        experiment: What its runs belong to.
+        parameters: Values of parameters for each run.
+        continues: Whether runs go on after a failure; None: the pipeline's own setting.
+        recurrence: The times, see `rayjobs.pipelines.recurrence`; None: files are watched.
+        watched: Datastore, path, interval in minutes and parameter; None: it has times.
+        seen: Path → mark of each watched file at the last look.
+        is_active: Whether it runs anything.
+        next_at: When it falls due next; None: never.
+        last_run: The newest run that it started.
+        note: What happened at the last time, one sentence; empty: nothing of note.
+        created_by: Who made it.
+        created_at: When.
+    """
+
+    id: str
+    name: str
+    description: str = ""
+    pipeline: str | None = None
+    endpoint: str | None = None
+    experiment: str
+    parameters: Mapping[str, Any]
+    continues: bool | None = None
+    recurrence: Mapping[str, Any] | None = None
+    watched: Mapping[str, Any] | None = None
+    seen: Mapping[str, str] | None = None
+    is_active: bool = True
+    next_at: datetime | None = None
+    last_run: str | None = None
+    note: str = ""
+    created_by: str = ""
+    created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndpointVersion:
     """One version of a pipeline endpoint.
 

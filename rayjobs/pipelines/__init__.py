@@ -29,6 +29,9 @@ _LAZY = {
     "PipelineStep": "rayjobs.pipelines.steps",
     "PortDataReference": "rayjobs.pipelines.runs",
     "PythonScriptStep": "rayjobs.pipelines.script_steps",
+    "Schedule": "rayjobs.pipelines.schedule",
+    "ScheduleRecurrence": "rayjobs.pipelines.recurrence",
+    "TimeZone": "rayjobs.pipelines.recurrence",
     "StepRun": "rayjobs.pipelines.runs",
     "StepRunOutput": "rayjobs.pipelines.runs",
     "StepSequence": "rayjobs.pipelines.steps",
@@ -49,11 +52,14 @@ if TYPE_CHECKING:
     from rayjobs.pipelines.pipeline import Pipeline as Pipeline
     from rayjobs.pipelines.published import PipelineEndpoint as PipelineEndpoint
     from rayjobs.pipelines.published import PublishedPipeline as PublishedPipeline
+    from rayjobs.pipelines.recurrence import ScheduleRecurrence as ScheduleRecurrence
+    from rayjobs.pipelines.recurrence import TimeZone as TimeZone
     from rayjobs.pipelines.runs import HyperDriveStepRun as HyperDriveStepRun
     from rayjobs.pipelines.runs import PipelineRun as PipelineRun
     from rayjobs.pipelines.runs import PortDataReference as PortDataReference
     from rayjobs.pipelines.runs import StepRun as StepRun
     from rayjobs.pipelines.runs import StepRunOutput as StepRunOutput
+    from rayjobs.pipelines.schedule import Schedule as Schedule
     from rayjobs.pipelines.script_steps import CommandStep as CommandStep
     from rayjobs.pipelines.script_steps import EstimatorStep as EstimatorStep
     from rayjobs.pipelines.script_steps import HyperDriveStep as HyperDriveStep

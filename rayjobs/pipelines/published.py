@@ -39,6 +39,9 @@ def publish(
         PipelineError: something is wrong with it; all problems at once.
         SnapshotError: a source directory cannot be packed.
     """
+    from rayjobs.submit import copies
+
+    copies.become_own(workspace)  # a copy may not add to the original's records
     ready = packed(workspace, spec)
     return workspace.store.publish_pipeline(
         ready.model_dump(mode="json"),

@@ -32,6 +32,7 @@ _OTHERS = {
     "environment version": "SELECT name || ':' || version || ' ' || created_at, "
     "name || ':' || version FROM environments",
     "published pipeline": "SELECT id, name FROM published_pipelines",
+    "schedule": "SELECT id, name FROM pipeline_schedules",
     "datastore": "SELECT name, name FROM datastores",
 }
 _FINAL = frozenset(map(str, FINAL))

@@ -6,6 +6,7 @@ Parts of `rayjobs.store.base.Store`, whose general promises hold here too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Protocol
 
 from rayjobs.jobs.records import (
@@ -13,6 +14,7 @@ from rayjobs.jobs.records import (
     EndpointVersion,
     Pipeline,
     PublishedRecord,
+    ScheduleRecord,
     StepRow,
     Sweep,
     TrialRow,
@@ -147,6 +149,47 @@ class PipelineStore(Protocol):
 
     def set_published_active(self, pipeline_id: str, *, active: bool) -> None:
         """Enable or disable a published pipeline durably.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+
+    def put_schedule(self, record: ScheduleRecord) -> None:
+        """Write a schedule durably: a new one, or all of a known one."""
+
+    def settle_schedule(
+        self,
+        schedule: str,
+        *,
+        due: datetime,
+        next_at: datetime | None,
+        note: str,
+        seen: Mapping[str, str] | None = None,
+        run: str | None = None,
+    ) -> bool:
+        """Note durably what became of a time that a schedule fell due; False: it was changed.
+
+        Args:
+            schedule: Its id.
+            due: The time, as it was read.
+            next_at: When it falls due next; None: never.
+            note: What happened.
+            seen: The watched files; None leaves those that are known.
+            run: The run that was started; None leaves the last one.
+        """
+
+    def schedules(self, *, active: bool = True) -> list[ScheduleRecord]:
+        """Return schedules, newest first; unless `active`, disabled ones too."""
+
+    def schedule(self, text: str) -> ScheduleRecord:
+        """Return the schedule with this id, the beginning of it, or the newest of this name.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+
+    def drop_schedule(self, schedule: str) -> None:
+        """Remove a schedule durably; its runs stay.
 
         Raises:
             NotFoundError: there is none.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from rayjobs.core import ids
 from rayjobs.core.errors import NotFoundError, UsageError
-from rayjobs.jobs.records import EndpointVersion, PublishedRecord
+from rayjobs.jobs.records import EndpointVersion, PublishedRecord, ScheduleRecord
 from rayjobs.store.part import Part
-from rayjobs.store.rows import time_of, to_json
+from rayjobs.store.rows import time_of, time_text, to_json
 
 INSERT = """
 INSERT INTO published_pipelines (id, name, version, description, spec, is_active, created_by,
@@ -28,6 +29,25 @@ VALUES (:name, (SELECT COALESCE(MAX(version) + 1, 0) FROM pipeline_endpoints WHE
 RETURNING *
 """
 SET_DEFAULT = "UPDATE pipeline_endpoints SET is_default = (version = :version) WHERE name = :name"
+
+
+PUT_SCHEDULE = """
+INSERT INTO pipeline_schedules (id, name, description, pipeline, endpoint, experiment, parameters,
+    continues, recurrence, watched, seen, is_active, next_at, last_run, note, created_by,
+    created_at)
+VALUES (:id, :name, :description, :pipeline, :endpoint, :experiment, :parameters, :continues,
+    :recurrence, :watched, :seen, :is_active, :next_at, :last_run, :note, :created_by, :created_at)
+ON CONFLICT (id) DO UPDATE SET name = excluded.name, description = excluded.description,
+    parameters = excluded.parameters, continues = excluded.continues,
+    recurrence = excluded.recurrence, watched = excluded.watched, seen = excluded.seen,
+    is_active = excluded.is_active, next_at = excluded.next_at, note = excluded.note
+"""
+# A schedule that was changed or switched off meanwhile is no longer due at that time.
+SETTLE_SCHEDULE = """
+UPDATE pipeline_schedules SET next_at = :next_at, note = :note,
+    seen = COALESCE(:seen, seen), last_run = COALESCE(:run, last_run)
+WHERE id = :id AND next_at = :due AND is_active
+"""
 
 
 class PublishedPart(Part):
@@ -90,6 +110,74 @@ class PublishedPart(Part):
             connection.execute(
                 "UPDATE published_pipelines SET is_active = :active WHERE id = :id", values
             )
+
+    def put_schedule(self, record: ScheduleRecord) -> None:
+        """See `Store.put_schedule`."""
+        values = {
+            **vars(record),
+            "continues": None if record.continues is None else int(record.continues),
+            "is_active": int(record.is_active),
+            "next_at": time_text(record.next_at),
+            "created_at": time_text(record.created_at),
+        }
+        for name in ("parameters", "recurrence", "watched", "seen"):
+            values[name] = None if values[name] is None else to_json(dict(values[name]))
+        with self._database.write(durable=True) as connection:
+            connection.execute(PUT_SCHEDULE, values)
+
+    def settle_schedule(
+        self,
+        schedule: str,
+        *,
+        due: datetime,
+        next_at: datetime | None,
+        note: str,
+        seen: Mapping[str, str] | None = None,
+        run: str | None = None,
+    ) -> bool:
+        """See `Store.settle_schedule`."""
+        values = {
+            "id": schedule,
+            "due": time_text(due),
+            "next_at": time_text(next_at),
+            "note": note,
+            "seen": None if seen is None else to_json(dict(seen)),
+            "run": run,
+        }
+        with self._database.write(durable=True) as connection:
+            return connection.execute(SETTLE_SCHEDULE, values).rowcount == 1
+
+    def schedules(self, *, active: bool = True) -> list[ScheduleRecord]:
+        """See `Store.schedules`."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT * FROM pipeline_schedules WHERE is_active OR NOT :active"
+                " ORDER BY serial DESC",
+                {"active": active},
+            ).fetchall()
+        return [_schedule(row) for row in rows]
+
+    def schedule(self, text: str) -> ScheduleRecord:
+        """See `Store.schedule`."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                "SELECT * FROM pipeline_schedules WHERE id = :text OR name = :text"
+                " OR (LENGTH(:text) >= 8 AND SUBSTR(id, 1, LENGTH(:text)) = :text)"
+                " ORDER BY id = :text DESC, serial DESC LIMIT 1",
+                {"text": text},
+            ).fetchone()
+        if row is None:
+            raise NotFoundError(
+                f"there is no schedule {text!r}; `rayjobs pipeline schedule ls` lists them",
+                schedule=text,
+            )
+        return _schedule(row)
+
+    def drop_schedule(self, schedule: str) -> None:
+        """See `Store.drop_schedule`."""
+        known = self.schedule(schedule)
+        with self._database.write(durable=True) as connection:
+            connection.execute("DELETE FROM pipeline_schedules WHERE id = ?", (known.id,))
 
     def add_endpoint_version(
         self, name: str, pipeline_id: str, *, description: str = "", is_default: bool = False
@@ -187,3 +275,14 @@ def _endpoint(row: sqlite3.Row) -> EndpointVersion:
         is_default=bool(row["is_default"]),
         is_active=bool(row["is_active"]),
     )
+
+
+def _schedule(row: sqlite3.Row) -> ScheduleRecord:
+    values = {name: row[name] for name in row.keys() if name != "serial"}  # noqa: SIM118
+    for name in ("parameters", "recurrence", "watched", "seen"):
+        values[name] = None if values[name] is None else json.loads(values[name])
+    values["continues"] = None if row["continues"] is None else bool(row["continues"])
+    values["is_active"] = bool(row["is_active"])
+    values["next_at"] = None if row["next_at"] is None else time_of(row["next_at"])
+    values["created_at"] = time_of(row["created_at"])
+    return ScheduleRecord(**values)

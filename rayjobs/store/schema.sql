@@ -223,6 +223,28 @@ CREATE TABLE pipeline_endpoints (
 	PRIMARY KEY (name, version)
 );
 
+CREATE TABLE pipeline_schedules (
+	serial INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+	id TEXT NOT NULL,
+	name TEXT NOT NULL,
+	description TEXT NOT NULL,
+	pipeline TEXT,
+	endpoint TEXT,
+	experiment TEXT NOT NULL,
+	parameters TEXT NOT NULL,
+	continues INTEGER,
+	recurrence TEXT,
+	watched TEXT,
+	seen TEXT,
+	is_active INTEGER NOT NULL,
+	next_at TEXT,
+	last_run TEXT,
+	note TEXT NOT NULL,
+	created_by TEXT NOT NULL,
+	created_at TEXT NOT NULL,
+	CONSTRAINT uq_pipeline_schedules_id UNIQUE (id)
+);
+
 CREATE TABLE pipelines (
 	job TEXT NOT NULL,
 	spec TEXT NOT NULL,
@@ -321,4 +343,4 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0011');
+INSERT INTO alembic_version (version_num) VALUES ('0012');

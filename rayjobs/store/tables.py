@@ -267,6 +267,33 @@ pipeline_endpoints = sa.Table(
     sa.Column("created_at", sa.Text, nullable=False),
 )
 
+# Published pipelines that are run at times, or when stored files change. `recurrence` or `watched`
+# is set, never both.
+pipeline_schedules = sa.Table(
+    "pipeline_schedules",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("description", sa.Text, nullable=False),
+    sa.Column("pipeline", sa.Text),  # id of the published pipeline
+    sa.Column("endpoint", sa.Text),  # or id of an endpoint, whose default is run
+    sa.Column("experiment", sa.Text, nullable=False),
+    sa.Column("parameters", sa.Text, nullable=False),
+    sa.Column("continues", sa.Integer),  # NULL: the pipeline's own setting
+    sa.Column("recurrence", sa.Text),
+    sa.Column("watched", sa.Text),
+    sa.Column("seen", sa.Text),  # the watched files at the last look
+    sa.Column("is_active", sa.Integer, nullable=False),
+    sa.Column("next_at", sa.Text),  # NULL: never
+    sa.Column("last_run", sa.Text),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("created_by", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+    sa.UniqueConstraint("id", name="uq_pipeline_schedules_id"),
+    sqlite_autoincrement=True,
+)
+
 # Versions of models. Rows of deleted versions stay, so that their numbers are never used again.
 models = sa.Table(
     "models",

@@ -28,8 +28,8 @@ from rayjobs.core.errors import RayjobsError, TargetError
 from rayjobs.core.text import duration_text
 from rayjobs.injob import openfiles
 from rayjobs.injob.identity import own_identity
-from rayjobs.target import local_head, stop_record, stopping, wake_client
-from rayjobs.target.keeping import keeper_lock
+from rayjobs.target import local_head, stop_record, stopping, timekeeper, wake_client
+from rayjobs.target.keeping import keeper_lock, leave_caller
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.progress import Progress, read
 from rayjobs.target.stopping import Place
@@ -39,6 +39,7 @@ START_TRIES = 3
 JOBS_LIMIT_S = 60.0  # of a look into the stores
 NO_JOBS = 20  # the exit code of `rayjobs.target.unfinished`; no failure of Python's has it
 WATCH_EVERY_S = 1.0
+LOOKS_PER_TIMEKEEPER = 30
 ACTOR_GONE_S = 20.0  # Ray restarts the actor by itself well within this
 RESTARTS = 3  # at once; then with pauses
 RESTARTS_WITHIN_S = 600.0
@@ -66,6 +67,7 @@ class Keeper:
         self._actor_gone_since_s: float | None = None
         self._restarts: list[float] = []
         self._failures = 0
+        self._looks = 0
         self._paused_until_s: float | None = None
         self._environment = local_head.head_environment(place.home, self.paths.token)
         soft = openfiles.original()
@@ -76,9 +78,13 @@ class Keeper:
         self.paths.pause.unlink(missing_ok=True)
         if not self._tries(self._bring_up):
             return 1
+        timekeeper.ensure(home=self.place.home)
         while True:
             number = signal.sigtimedwait(_WAKING, WATCH_EVERY_S)
             _reap()
+            self._looks += 1
+            if self._looks % LOOKS_PER_TIMEKEEPER == 0:
+                timekeeper.mend(home=self.place.home)
             ending = number is not None and number.si_signo in (signal.SIGTERM, signal.SIGINT)
             if ending and not self.paths.stop_request.exists():
                 return 0  # only the keeper is to end; the next client brings another
@@ -365,18 +371,6 @@ def _wait(child: int, limit_s: float) -> int | None:
     return None
 
 
-def _leave_caller() -> None:
-    """Leave the caller's process tree and session; the caller sees exit code 0 at once."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    os.chdir("/")
-    os.umask(0o077)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Detach from the caller and keep the target."""
     parser = argparse.ArgumentParser(prog="rayjobs.target.keeper")
@@ -390,7 +384,7 @@ def main(argv: list[str] | None = None) -> int:
     with keeper_lock(place.paths, patience_s=0.5) as mine:
         if not mine:
             return 0  # there is one already
-        _leave_caller()
+        leave_caller(_WAKING)
         local_head.write_private(place.paths.keeper, json.dumps(own_identity().to_json()))
         openfiles.raise_limit()  # what the keeper starts has it, too
         keeper = Keeper(place, options.start, is_patient=options.patient)

@@ -6,9 +6,10 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rayjobs.core.files import is_locked, locked_if_free
@@ -40,6 +41,22 @@ def keeper_lock(paths: TargetPaths, *, patience_s: float = 0.0) -> Iterator[bool
                 yield is_mine
                 return
         time.sleep(0.01)
+
+
+def leave_caller(blocked: Iterable[signal.Signals]) -> None:
+    """Leave the caller's process tree and session; the caller sees exit code 0 at once.
+
+    Args:
+        blocked: Signals that are waited for from then on.
+    """
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.chdir("/")
+    os.umask(0o077)
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
 
 
 def keeper_of(paths: TargetPaths) -> Identity | None:

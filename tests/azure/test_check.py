@@ -14,7 +14,7 @@ from rayjobs.core.errors import NotFoundError
 DRIVER = """\
 from azureml.core import Workspace, Experiment, ScriptRunConfig
 from azureml.core.webservice import AciWebservice
-from azureml.pipeline.core import Schedule
+from azureml.pipeline.wrapper import dsl
 from azureml.telemetry import set_diagnostics_collection
 
 ws = Workspace.from_config()
@@ -37,7 +37,7 @@ def test_each_use_has_its_state_and_line(tmp_path: Path) -> None:
     found = states(program)
     assert found["azureml.core.Workspace"] == (State.SUPPORTED, 1)
     assert found["azureml.core.webservice.AciWebservice"] == (State.REFUSED, 2)
-    assert found["azureml.pipeline.core.Schedule"] == (State.PIPELINES, 3)
+    assert found["azureml.pipeline.wrapper.dsl"] == (State.PIPELINES, 3)
     assert found["azureml.telemetry.set_diagnostics_collection"][0] is State.SUBSTITUTED
     assert found["Datastore.upload"] == (State.SUPPORTED, 8)
     assert found["Run.wait_for_completion"] == (State.SUPPORTED, 10)

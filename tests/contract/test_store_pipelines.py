@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
-from rayjobs.jobs.records import Pipeline
+from rayjobs.jobs.records import Pipeline, ScheduleRecord
 from rayjobs.jobs.states import JobState
 from rayjobs.jobs.writers import ProcessWriter
 from rayjobs.spec.model import Dependency, JobSpec
@@ -279,6 +280,40 @@ class PipelineContract:
             store.rename_endpoint("nightly", "weekly")
         with pytest.raises(NotFoundError):
             store.rename_endpoint("daily", "other")
+
+    def test_a_schedule_is_written_found_settled_and_removed(self, store: Store) -> None:
+        published = store.publish_pipeline({"steps": {}}, name="digits")
+        due = datetime(2026, 3, 1, 9, tzinfo=UTC)
+        record = ScheduleRecord(
+            id="a" * 32,
+            name="nightly",
+            pipeline=published.id,
+            experiment="digits",
+            parameters={"epochs": 3},
+            continues=True,
+            watched={"datastore": "d", "path": "in", "polling_interval": 5, "parameter": None},
+            seen={"in/a": "1 x"},
+            next_at=due,
+            created_by="someone",
+            created_at=due - timedelta(days=1),
+        )
+        store.put_schedule(record)
+        assert [*store.schedules()] == [record]
+        assert store.schedule("nightly") == store.schedule("a" * 8) == store.schedule("a" * 32)
+        later = due + timedelta(minutes=5)
+        settled = {"next_at": later, "note": "late", "run": "r1", "seen": {"in/a": "2 y"}}
+        assert not store.settle_schedule(record.id, due=later, **settled), "it is due at another"
+        assert store.settle_schedule(record.id, due=due, **settled)
+        assert not store.settle_schedule(record.id, due=due, **settled), "it was done already"
+        expected = replace(record, next_at=later, note="late", last_run="r1", seen={"in/a": "2 y"})
+        assert store.schedule(record.id) == expected
+        store.put_schedule(replace(expected, is_active=False, name="off"))
+        assert not store.settle_schedule(record.id, due=later, next_at=None, note="")
+        assert store.schedules() == []
+        assert [one.name for one in store.schedules(active=False)] == ["off"]
+        store.drop_schedule(record.id)
+        with pytest.raises(NotFoundError):
+            store.drop_schedule(record.id)
 
 
 def interactive(**values: Any) -> NewRun:

@@ -362,7 +362,7 @@ MODULES: Dict[str, Dict[str, str]] = {
         ),
         **_refused("modules", "Module", "ModuleVersion", "PipelineDraft"),
         **_same(_PIPELINES, "PipelineEndpoint", "PublishedPipeline"),
-        **_refused("pipelines", "Schedule", "ScheduleRecurrence", "TimeZone"),
+        **_same(_PIPELINES, "Schedule", "ScheduleRecurrence", "TimeZone"),
     },
     "azureml.pipeline.core.builder": _same(
         _PIPELINES, "PipelineData", "PipelineStep", "StepSequence"
@@ -377,6 +377,9 @@ MODULES: Dict[str, Dict[str, str]] = {
     ),
     "azureml.pipeline.core.pipeline": _same(_PIPELINES, "Pipeline"),
     "azureml.pipeline.core.pipeline_endpoint": _same(_PIPELINES, "PipelineEndpoint"),
+    "azureml.pipeline.core.schedule": _same(
+        _PIPELINES, "Schedule", "ScheduleRecurrence", "TimeZone"
+    ),
     "azureml.pipeline.core.run": _same(
         _PIPELINES, "PipelineRun", "PortDataReference", "StepRun", "StepRunOutput"
     ),

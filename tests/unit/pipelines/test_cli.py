@@ -12,6 +12,7 @@ from rayjobs.cli.main import run
 from rayjobs.pipelines.drawing import draw
 from rayjobs.pipelines.views import critical_path, views_of
 from rayjobs.spec.text import write_yaml
+from rayjobs.target import timekeeper
 from tests.unit.pipelines.played import Played, steps
 
 
@@ -104,6 +105,30 @@ def test_a_published_pipeline_runs_without_its_file(typed: Typed) -> None:
     assert "train" in out
     (listed,) = typed.json("ls", "--published")
     assert (listed["id"], listed["version"]) == (published, "1.0")
+
+
+def test_a_schedule_is_made_shown_switched_and_removed(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timekeeper, "ensure", lambda *, home: None)
+    typed("publish", "-f", typed.file())
+    words = ("--every", "2 weeks", "--on", "monday", "--at", "03:00", "-p", "epochs=5")
+    out, err = typed("schedule", "create", "digits", "--name", "fortnight", *words)
+    assert "every 2 weeks on Monday at 03:00" in err
+    shown = typed.json("schedule", "show", out.strip())
+    assert (shown["name"], shown["parameters"]) == ("fortnight", {"epochs": "5"})
+    typed("schedule", "create", "digits", "--when-changed", "workspaceblobstore/in", "--poll", "1")
+    listed, _ = typed("schedule", "ls")
+    assert "when workspaceblobstore/in changes (every 1 min)" in listed and "fortnight" in listed
+    typed("schedule", "disable", "fortnight")
+    assert len(typed.json("schedule", "ls")) == 1
+    assert "disabled" in typed("schedule", "ls", "--all")[0]
+    typed("schedule", "enable", "fortnight")
+    assert "every 2 weeks" in typed("schedule", "show", "fortnight")[0]
+    typed("schedule", "rm", "fortnight")
+    assert "there is no schedule" in typed("schedule", "show", "fortnight", code=3)[1]
+    assert "say when" in typed("schedule", "create", "digits", code=2)[1]
+    assert "'yearly'" in typed("schedule", "create", "digits", "--every", "yearly", code=2)[1]
 
 
 def test_a_canceled_run_says_so(typed: Typed) -> None:

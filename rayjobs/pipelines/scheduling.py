@@ -1,0 +1,228 @@
+"""What a schedule does when it falls due: it runs a published pipeline once, whatever was missed.
+
+As a program, ``python -m rayjobs.pipelines.scheduling WORKSPACE``, it does so for all schedules of
+a workspace and prints when the next one falls due (see `rayjobs.target.timekeeper`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core.clock import Clock, SystemClock
+from rayjobs.core.errors import NotFoundError, RayjobsError, UsageError
+from rayjobs.core.paths import TargetPaths, home
+from rayjobs.core.text import counted
+from rayjobs.datastore.backends import open_backend
+from rayjobs.datastore.errors import DatastoreError
+from rayjobs.jobs.records import PublishedRecord, ScheduleRecord
+from rayjobs.pipelines.published import run_published
+from rayjobs.pipelines.recurrence import recurrence_of
+from rayjobs.target import stop_record
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.folder import OpenWorkspace
+
+LATE = timedelta(minutes=1)
+# A target that its user stopped is not started; the schedule waits for its start.
+STOPPED_AGAIN = timedelta(minutes=1)
+EVENT = "schedule"
+SCHEDULE_PROPERTY = "azureml.scheduleid"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a schedule that was due.
+
+    Attributes:
+        schedule: Its id.
+        note: One sentence; empty: the run was on time.
+        run: The run that was started; None: none was.
+    """
+
+    schedule: str
+    note: str
+    run: str | None = None
+
+
+def target_of(workspace: OpenWorkspace, record: ScheduleRecord) -> PublishedRecord:
+    """Return the published pipeline that a schedule runs now.
+
+    Raises:
+        NotFoundError: it does not exist any more.
+        UsageError: its endpoint has no default.
+    """
+    if record.pipeline is not None:
+        return workspace.store.published_pipeline(record.pipeline)
+    assert record.endpoint is not None
+    for one in workspace.store.endpoint_versions(record.endpoint):
+        if one.is_default:
+            return workspace.store.published_pipeline(one.pipeline)
+    raise UsageError(f"the endpoint {record.endpoint} has no default version")
+
+
+def first_due(record: ScheduleRecord, now: datetime) -> datetime:
+    """Return when a schedule falls due next, after `now`."""
+    if record.recurrence is not None:
+        return recurrence_of(record.recurrence).next_after(now, made_at=record.created_at)
+    assert record.watched is not None
+    return now + timedelta(minutes=float(record.watched["polling_interval"]))
+
+
+def marks_of(workspace: OpenWorkspace, watched: Mapping[str, Any]) -> dict[str, str]:
+    """Return path → mark of each watched file, as they are now.
+
+    Raises:
+        NotFoundError, DatastoreError: the datastore is gone, or cannot be read.
+    """
+    backend = open_backend(workspace.catalogue.datastore(str(watched["datastore"])))
+    path = str(watched.get("path") or "")
+    found = {one.path: f"{one.size} {one.etag}" for one in backend.walk(path)}
+    single = backend.stat(path) if path and not found else None
+    return found if single is None else {single.path: f"{single.size} {single.etag}"}
+
+
+def run_due(
+    workspace: OpenWorkspace, *, clock: Clock | None = None, wake: bool = True
+) -> list[Done]:
+    """Run what has fallen due, each schedule once; return what became of each.
+
+    The run has an idempotency key of the schedule and its time. Whoever dies between the submit
+    and the note of it begins again, and finds the run.
+
+    Args:
+        workspace: Where the schedules are.
+        clock: Tells the time.
+        wake: Start the targets of the runs.
+    """
+    clock = clock or SystemClock()
+    done = []
+    for record in workspace.store.schedules():
+        now = clock.now()
+        if record.next_at is None or record.next_at > now:
+            continue
+        try:
+            one = _run(workspace, record, now, wake=wake)
+        except (RayjobsError, DatastoreError, OSError) as error:
+            one = Done(record.id, f"nothing was started at {now:%Y-%m-%d %H:%M} UTC: {error}")
+            workspace.store.settle_schedule(
+                record.id, due=record.next_at, next_at=first_due(record, now), note=one.note
+            )
+        if one is not None:
+            done.append(one)
+    return done
+
+
+def _run(
+    workspace: OpenWorkspace, record: ScheduleRecord, now: datetime, *, wake: bool
+) -> Done | None:
+    assert record.next_at is not None
+    due = record.next_at
+    published = target_of(workspace, record)
+    stopped = stopped_targets(published)
+    if stopped:
+        note = (
+            f"waits: the target {stopped[0]!r} was stopped by its user; "
+            f"`rayjobs target start {stopped[0]}`"
+        )
+        workspace.store.settle_schedule(record.id, due=due, next_at=due, note=note)
+        return Done(record.id, note)
+    parameters = dict(record.parameters)
+    seen = None
+    if record.watched is not None:
+        seen = marks_of(workspace, record.watched)
+        changed = sorted(
+            path for path, mark in seen.items() if (record.seen or {}).get(path) != mark
+        )
+        if not changed:
+            workspace.store.settle_schedule(
+                record.id, due=due, next_at=first_due(record, now), note="", seen=seen
+            )
+            return None
+        name = record.watched.get("parameter")
+        if name:
+            path = changed[0] if len(changed) == 1 else record.watched.get("path") or ""
+            parameters[str(name)] = f"{record.watched['datastore']}/{path}"
+    note = lateness(record, now) if record.recurrence is not None else ""
+    submitted = run_published(
+        workspace,
+        published,
+        experiment=record.experiment,
+        values=parameters,
+        continues=record.continues,
+        properties={SCHEDULE_PROPERTY: record.id},
+        idempotency_key=f"schedule:{record.id}:{due.isoformat()}",
+        wake=wake,
+    )
+    run = submitted.pipeline.job.id
+    if submitted.created:
+        text = f"started by the schedule {record.name!r}, due at {due:%Y-%m-%d %H:%M:%S} UTC"
+        workspace.store.add_event(run, EVENT, f"{text}; {note}" if note else text)
+    workspace.store.settle_schedule(
+        record.id, due=due, next_at=first_due(record, now), note=note, seen=seen, run=run
+    )
+    return Done(record.id, note, run)
+
+
+def lateness(record: ScheduleRecord, now: datetime) -> str:
+    """Return a sentence about times that were missed; empty: it is on time."""
+    assert record.next_at is not None and record.recurrence is not None
+    if now - record.next_at < LATE:
+        return ""
+    times, at = 1, record.next_at
+    recurrence = recurrence_of(record.recurrence)
+    while times < 1000 and (at := recurrence.next_after(at, made_at=record.created_at)) <= now:
+        times += 1
+    missed = f" It fell due {counted(times, 'time')} meanwhile, and runs once." if times > 1 else ""
+    return f"late: nothing ran schedules at {record.next_at:%Y-%m-%d %H:%M} UTC.{missed}"
+
+
+def stopped_targets(published: PublishedRecord) -> list[str]:
+    """Return the targets of a pipeline that their user has stopped."""
+    steps = published.spec["steps"].values()
+    names = dict.fromkeys(str(one["job"].get("target", "local")) for one in steps)
+    return [
+        name for name in names if stop_record.last(TargetPaths.of(name, under=home())).is_in_force
+    ]
+
+
+def changed(
+    workspace: OpenWorkspace, record: ScheduleRecord, now: datetime, **values: Any
+) -> ScheduleRecord:
+    """Write a schedule with other values, and when it falls due from now on."""
+    new = replace(record, **values)
+    if new.watched is not None and (new.watched != record.watched or new.seen is None):
+        new = replace(new, seen=marks_of(workspace, new.watched))
+    new = replace(new, note="", next_at=first_due(new, now) if new.is_active else None)
+    workspace.store.put_schedule(new)
+    return new
+
+
+def main(arguments: list[str]) -> int:
+    """Run what is due in a workspace; print the next time and the number of schedules."""
+    from rayjobs.workspace.folder import open_workspace
+
+    try:
+        workspace = open_workspace(Path(arguments[0]), create=False)
+    except NotFoundError:
+        sys.stdout.write(json.dumps({"count": 0, "next": None}))
+        return 0
+    with workspace:
+        for one in run_due(workspace):
+            sys.stderr.write(f"{one.schedule}: {one.run or 'no run'} {one.note}\n")
+        found = workspace.store.schedules()
+        now = SystemClock().now()
+        times = [one.next_at for one in found if one.next_at is not None]
+        soon = [max(one, now + STOPPED_AGAIN) if one <= now else one for one in times]
+        next_s = min(soon).timestamp() if soon else None
+        sys.stdout.write(json.dumps({"count": len(found), "next": next_s}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

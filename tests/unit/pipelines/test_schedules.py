@@ -1,0 +1,377 @@
+"""Schedules: when they fall due, what they start, and that they start it once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.api.workspace import Workspace
+from rayjobs.core.errors import NotFoundError, StoreError, UsageError
+from rayjobs.core.paths import TargetPaths, home
+from rayjobs.datastore import DataPath
+from rayjobs.jobs.records import ScheduleRecord
+from rayjobs.pipelines import (
+    Pipeline,
+    PipelineEndpoint,
+    PipelineParameter,
+    PythonScriptStep,
+    Schedule,
+    ScheduleRecurrence,
+    TimeZone,
+    scheduling,
+)
+from rayjobs.pipelines.recurrence import recurrence_of
+from rayjobs.pipelines.spec import PipelineError
+from rayjobs.target import stop_record, timekeeper
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+MADE = utc("2026-03-11T10:20:30")  # a Wednesday
+
+
+def times(count: int, after: str = "2026-03-11T10:20:30", **asked: Any) -> list[str]:
+    one, at, found = recurrence_of(asked), utc(after), []
+    for _ in range(count):
+        at = one.next_after(at, made_at=MADE)
+        found.append(f"{at:%m-%d %H:%M:%S}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (
+            {"frequency": "Minute", "interval": 15},
+            ["03-11 10:35:30", "03-11 10:50:30", "03-11 11:05:30"],
+        ),
+        ({"frequency": "Hour", "interval": 5}, ["03-11 15:20:30", "03-11 20:20:30"]),
+        ({"frequency": "Day"}, ["03-12 10:20:30", "03-13 10:20:30"]),
+        (
+            {"frequency": "Day", "interval": 2, "time_of_day": "09:00"},
+            ["03-13 09:00:00", "03-15 09:00:00"],
+        ),
+        (
+            {"frequency": "Day", "hours": [12, 3], "minutes": [30, 0]},
+            ["03-11 12:00:00", "03-11 12:30:00", "03-12 03:00:00", "03-12 03:30:00"],
+        ),
+        (
+            {"frequency": "Week", "week_days": ["Friday", "Monday"], "time_of_day": "15:30"},
+            ["03-13 15:30:00", "03-16 15:30:00", "03-20 15:30:00"],
+        ),
+        ({"frequency": "Week", "interval": 2}, ["03-25 10:20:30", "04-08 10:20:30"]),
+        (
+            {"frequency": "Month", "start_at": "2026-01-31T08:00:00"},
+            ["03-31 08:00:00", "04-30 08:00:00", "05-31 08:00:00"],
+        ),
+        (
+            {"frequency": "Hour", "interval": 1, "start_at": "2026-04-01T00:00:00"},
+            ["04-01 00:00:00", "04-01 01:00:00"],
+        ),
+        (  # summer time begins on 29 March
+            {"frequency": "Day", "time_of_day": "09:00", "time_zone": "Europe/Berlin"},
+            ["03-12 08:00:00"],
+        ),
+    ],
+)
+def test_times_that_come_again(asked: dict[str, Any], expected: list[str]) -> None:
+    assert times(len(expected), **asked) == expected
+
+
+def test_local_times_follow_summer_time() -> None:
+    asked = {"frequency": "Day", "time_of_day": "09:00", "time_zone": "W. Europe Standard Time"}
+    assert times(2, "2026-03-28T00:00:00", **asked) == ["03-28 08:00:00", "03-29 07:00:00"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"frequency": "Second"}, "frequency"),
+        ({"interval": 0}, "interval"),
+        ({"hours": [24]}, "hours has 24"),
+        ({"frequency": "Hour", "hours": [1]}, "are for Day and Week"),
+        ({"week_days": ["Monday"]}, "week_days are for Week"),
+        ({"frequency": "Week", "week_days": ["Noday"]}, "week_days"),
+        ({"time_of_day": "25:00"}, "write HH:MM"),
+        ({"time_of_day": "03:00", "hours": [3]}, "give time_of_day, or hours"),
+        ({"time_zone": "Middle Earth"}, "is not a time zone"),
+        ({"start_time": "2026-01-01T00:00:00"}, "start_time needs a time_zone"),
+    ],
+)
+def test_a_wrong_recurrence_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        ScheduleRecurrence(**{"frequency": "Day", "interval": 1, **changes})
+
+
+def test_azures_names_of_time_zones() -> None:
+    one = ScheduleRecurrence(
+        "Day", 1, start_time="2026-01-01T00:00:00", time_zone=TimeZone.PacificStandardTime
+    )
+    assert str(one.checked.zone) == "America/Los_Angeles"
+    assert TimeZone.UTC == "UTC"
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.at = datetime.now(UTC)
+
+    def now(self) -> datetime:
+        return self.at
+
+    def monotonic_s(self) -> float:
+        return self.at.timestamp()
+
+
+class World:
+    """A workspace with a published pipeline of one step, and a clock that is set."""
+
+    def __init__(self, ws: Workspace, source: Path) -> None:
+        self.ws = ws
+        self.clock = Clock()
+        self.level = PipelineParameter("level", 1)
+        self.data = PipelineParameter("data", DataPath(ws.get_default_datastore(), "in"))
+        step = PythonScriptStep(
+            "a.py",
+            name="a",
+            arguments=["--level", self.level],
+            inputs=[],
+            params={"DATA": "x"},
+            source_directory=str(source),
+            compute_target="local",
+            allow_reuse=False,
+        )
+        self.pipeline = Pipeline(ws, [step], description="nightly").publish("nightly")
+
+    def schedule(self, **options: Any) -> Schedule:
+        values = {"recurrence": ScheduleRecurrence("Hour", 1), **options}
+        made = Schedule.create(self.ws, "hourly", self.pipeline.id, "runs", **values)
+        self.clock.at = self.row(made).created_at + timedelta(seconds=1)
+        return made
+
+    def due(self) -> list[scheduling.Done]:
+        return scheduling.run_due(self.ws.opened, clock=self.clock, wake=False)
+
+    def later(self, **units: float) -> list[scheduling.Done]:
+        self.clock.at += timedelta(**units)
+        return self.due()
+
+    @property
+    def runs(self) -> list[str]:
+        return [one.job.id for one in self.ws.opened.store.pipelines()]
+
+    def row(self, one: Schedule) -> ScheduleRecord:
+        return self.ws.opened.store.schedule(one.id)
+
+
+@pytest.fixture
+def world(tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(timekeeper, "ensure", lambda *, home: None)
+    source = tmp_path / "src"
+    source.mkdir()
+    (source / "a.py").write_text("print(1)\n")
+    workspace = Workspace.create("ws", path=str(tmp_path / "ws"))
+    yield World(workspace, source)
+    workspace.close()
+
+
+def test_a_schedule_runs_at_its_times_and_not_between(world: World) -> None:
+    one = world.schedule(pipeline_parameters={"level": 7})
+    assert world.later(minutes=59) == [] == world.runs
+    (done,) = world.later(minutes=1)
+    assert [done.run] == world.runs and done.note == ""
+    assert world.later(minutes=30) == []
+    assert len(world.later(minutes=30)) == 1 and len(world.runs) == 2
+    store = world.ws.opened.store
+    first = store.pipeline(world.runs[-1])
+    assert (first.parameters["level"], first.published) == (7, world.pipeline.id)
+    assert first.job.experiment == "runs"
+    assert [run.id for run in one.get_pipeline_runs()] == world.runs
+    last = one.get_last_pipeline_run()
+    assert last is not None and last.id == world.runs[0] == world.row(one).last_run
+    assert any("started by the schedule 'hourly'" in e.message for e in store.events(last.id))
+
+
+def test_what_was_missed_runs_once_with_a_notice(world: World) -> None:
+    one = world.schedule()
+    due = world.row(one).next_at
+    assert due is not None
+    (done,) = world.later(hours=5, minutes=10)
+    assert "It fell due 5 times meanwhile, and runs once" in done.note
+    assert world.row(one).note == done.note == one.error_status
+    assert world.row(one).next_at == due + timedelta(hours=5)
+    assert world.due() == [] and len(world.runs) == 1
+    events = world.ws.opened.store.events(world.runs[0])
+    assert any("late: nothing ran schedules at" in event.message for event in events)
+
+
+def test_one_that_dies_after_the_submit_finds_its_run_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world.schedule()
+    store = world.ws.opened.store
+    due = world.row(one).next_at
+    with monkeypatch.context() as broken:
+
+        def dies(*_given: Any, **_more: Any) -> None:
+            raise KeyboardInterrupt
+
+        broken.setattr(type(store), "settle_schedule", dies)
+        with pytest.raises(KeyboardInterrupt):
+            world.later(hours=1)
+    assert len(world.runs) == 1 and world.row(one).next_at == due
+    (done,) = world.later(minutes=0.5)
+    assert [done.run] == world.runs, "the same run"
+    assert world.row(one).next_at != due
+
+
+def test_a_target_that_its_user_stopped_is_not_started(world: World) -> None:
+    one = world.schedule()
+    paths = TargetPaths.of("local", under=home())
+    paths.root.mkdir(parents=True)
+    stop_record.note(paths)
+    (done,) = world.later(hours=1)
+    assert done.run is None and "was stopped by its user" in world.row(one).note
+    assert world.runs == []
+    paths.stop.unlink()  # as a start does
+    (done,) = world.later(hours=1)
+    assert [done.run] == world.runs and "It fell due 2 times" in done.note
+
+
+def test_off_means_off_and_on_counts_from_now(world: World) -> None:
+    one = world.schedule()
+    one.disable()
+    assert one.status == "Disabled" and world.row(one).next_at is None
+    assert world.later(hours=10) == []
+    assert Schedule.list(world.ws) == []
+    assert [s.id for s in Schedule.list(world.ws, active_only=False)] == [one.id]
+    one.enable()
+    assert one.status == "Active"
+    world.clock.at = datetime.now(UTC)
+    assert world.later(seconds=1) == [] and len(world.later(hours=1)) == 1
+
+
+def test_what_is_updated_counts(world: World) -> None:
+    one = world.schedule()
+    one.update(
+        name="daily",
+        description="each day",
+        recurrence=ScheduleRecurrence("Day", 1),
+        pipeline_parameters={"level": 9},
+        continue_on_step_failure=True,
+    )
+    assert world.later(hours=1) == []
+    (done,) = world.later(hours=23, minutes=1)
+    found = world.ws.opened.store.pipeline(str(done.run))
+    assert (found.parameters["level"], found.continues) == (9, True)
+    again = Schedule.get(world.ws, one.id)
+    assert (again.name, again.description, again.schedule_type) == (
+        "daily",
+        "each day",
+        "Recurrence",
+    )
+    assert again.recurrence is not None and again.recurrence.frequency == "Day"
+    with pytest.raises(PipelineError, match="1 problem"):
+        one.update(pipeline_parameters={"levle": 1})
+    with pytest.raises(UsageError, match="use 'Active' or 'Disabled'"):
+        one.update(status="Paused")
+
+
+def upload(world: World, name: str, text: str) -> None:
+    path = world.ws.opened.path.parent / name
+    path.write_text(text)
+    world.ws.get_default_datastore().upload_files([str(path)], target_path="in", overwrite=True)
+
+
+def test_a_change_of_data_starts_a_run(world: World) -> None:
+    upload(world, "a.txt", "1")
+    one = world.schedule(
+        recurrence=None,
+        datastore=world.ws.get_default_datastore(),
+        path_on_datastore="in",
+        polling_interval=5,
+    )
+    assert one.schedule_type == "ChangeBasedTrigger"
+    assert (one.datastore_name, one.path_on_datastore) == ("workspaceblobstore", "in")
+    assert world.later(minutes=5) == [], "nothing has changed"
+    upload(world, "b.txt", "2")
+    assert world.later(minutes=3) == [], "nobody looks before the interval is over"
+    assert len(world.later(minutes=2)) == 1
+    assert world.later(minutes=5) == []
+    upload(world, "b.txt", "33")
+    assert len(world.later(minutes=5)) == 1 and len(world.runs) == 2
+
+
+def test_a_datastore_that_is_gone_is_a_notice_and_is_tried_again(world: World) -> None:
+    one = world.schedule(
+        recurrence=None, datastore=world.ws.get_default_datastore(), path_on_datastore="in"
+    )
+    row = world.row(one)
+    assert row.watched is not None
+    store = world.ws.opened.store
+    store.put_schedule(replace(row, watched={**row.watched, "datastore": "gone"}))
+    (done,) = world.later(minutes=5)
+    assert "nothing was started" in done.note and "gone" in done.note
+    store.put_schedule(replace(world.row(one), watched=row.watched))
+    upload(world, "a.txt", "1")
+    assert len(world.later(minutes=5)) == 1
+
+
+def test_a_pipeline_that_is_disabled_is_a_notice(world: World) -> None:
+    one = world.schedule()
+    world.pipeline.disable()
+    (done,) = world.later(hours=1)
+    assert done.run is None and "is disabled" in world.row(one).note
+
+
+def test_an_endpoint_runs_its_default_version(world: World) -> None:
+    endpoint = PipelineEndpoint.publish(world.ws, "entry", world.pipeline)
+    one = Schedule.create_for_pipeline_endpoint(
+        world.ws, "e", endpoint.id, "runs", recurrence=ScheduleRecurrence("Hour", 1)
+    )
+    world.clock.at = world.row(one).created_at
+    (done,) = world.later(hours=1)
+    assert world.ws.opened.store.pipeline(str(done.run)).published == world.pipeline.id
+    found = Schedule.get_schedules_for_pipeline_endpoint_id(world.ws, endpoint.id)
+    assert [s.id for s in found] == [one.id]
+
+
+def test_wrong_schedules_are_refused(world: World) -> None:
+    with pytest.raises(UsageError, match="give a recurrence, or a datastore"):
+        world.schedule(recurrence=None)
+    with pytest.raises(UsageError, match="need a datastore"):
+        world.schedule(path_on_datastore="in")
+    with pytest.raises(PipelineError):
+        world.schedule(pipeline_parameters={"levle": 2})
+    with pytest.raises(NotFoundError):
+        Schedule.create(world.ws, "x", "nothing", "runs", recurrence=ScheduleRecurrence("Day", 1))
+    with pytest.raises(NotFoundError, match="schedule ls"):
+        Schedule.get(world.ws, "nothing")
+    assert Schedule.list(world.ws, active_only=False) == []
+
+
+def test_a_store_that_cannot_be_written_leaves_it_due(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world.schedule()
+    due = world.row(one).next_at
+    store = world.ws.opened.store
+    with monkeypatch.context() as broken:
+
+        def refuses(*_given: Any, **_more: Any) -> None:
+            raise StoreError("the disk is full")
+
+        broken.setattr(type(store), "put_pipeline", refuses)
+        broken.setattr(type(store), "settle_schedule", refuses)
+        with pytest.raises(StoreError):
+            world.later(hours=1)
+    assert world.row(one).next_at == due
+    assert len(world.due()) == 1
