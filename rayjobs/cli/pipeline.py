@@ -226,12 +226,14 @@ def ls(settings: Settings, show_all: bool, experiment: str | None, published: bo
 
 @pipeline.command(
     epilog="\b\nExamples:\n  rayjobs pipeline show 1f3c\n  rayjobs pipeline show --json 1f3c\n"
+    "  rayjobs pipeline show 1f3c --plot graph.svg\n"
 )
 @RUN
+@click.option("--plot", metavar="FILE", help="Draw the graph into FILE (.svg, .png or .pdf).")
 @json_option
 @common_options
 @click.pass_obj
-def show(settings: Settings, run: str) -> None:
+def show(settings: Settings, run: str, plot: str | None) -> None:
     """Draw a run's graph with the states and times of its steps."""
     from rayjobs.pipelines.views import critical_path, views_of
 
@@ -239,6 +241,8 @@ def show(settings: Settings, run: str) -> None:
         found = find_pipeline(settings, workspace, run)
         views = views_of(workspace, found)
     path = critical_path(views)
+    if plot is not None:
+        _draw(settings, found, views, plot)
     if settings.as_json:
         print_json(
             {
@@ -439,6 +443,18 @@ def _head(settings: Settings, found: Pipeline) -> str:
         ],
         colours={"State": state_colour(state) if settings.colours() else None},
     )
+
+
+def _draw(settings: Settings, found: Pipeline, views: list[StepView], plot: str) -> None:
+    from pathlib import Path
+
+    from rayjobs.pipelines.graph import graph_of
+    from rayjobs.pipelines.plot import write_plot
+    from rayjobs.pipelines.spec import read_pipeline
+
+    order = graph_of(read_pipeline(found.spec)).order
+    title = f"{found.job.spec.name}  {found.job.id}  {shown_state(found.job)}"
+    settings.note(f"written: {write_plot(Path(plot), views, order, title=title)}")
 
 
 def _steps_table(settings: Settings, found: Pipeline, views: list[StepView]) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from rayjobs.cli.main import run
 from rayjobs.pipelines.drawing import draw
+from rayjobs.pipelines.plot import levels_of, places_of
 from rayjobs.pipelines.views import critical_path, views_of
 from rayjobs.spec.text import write_yaml
 from rayjobs.target import timekeeper
@@ -73,6 +74,28 @@ def test_show_draws_states_and_the_critical_path(typed: Typed) -> None:
     assert typed.json("ls")[0]["steps"] == {"Completed": 1, "Failed": 1, "Canceled": 1}
     views = views_of(typed.played.workspace, typed.played.store.pipeline(first.id))
     assert critical_path(views)[:2] == ["prep", "train"]
+
+
+def test_show_draws_the_graph_into_a_file(typed: Typed, tmp_path: Path) -> None:
+    first = typed.played.submit()
+    typed.played.complete_all(first.id, fails="train")
+    file = tmp_path / "new" / "graph.svg"
+    assert f"written: {file}" in typed("show", first.id, "--plot", str(file))[1]
+    picture = file.read_text()
+    for text in ("prep", "train", "test", "Completed", "Failed", "Canceled", "the critical path"):
+        assert f"<!-- {text}" in picture or text in picture, text
+    image = tmp_path / "graph.png"
+    typed("show", first.id, "--plot", str(image))
+    assert image.read_bytes().startswith(b"\x89PNG")
+    assert "must end with" in typed("show", first.id, "--plot", "graph.txt", code=2)[1]
+
+
+def test_the_columns_of_a_graph_follow_what_waits() -> None:
+    before: dict[str, list[str]] = {"a": [], "b": [], "c": ["a"], "d": ["a", "c"], "e": ["b"]}
+    assert levels_of(before) == {"a": 0, "b": 0, "c": 1, "d": 2, "e": 1}
+    places = places_of(before)
+    assert len(set(places.values())) == len(places), "no two steps at one place"
+    assert places["c"][1] < places["e"][1], "near what they read"
 
 
 def test_why_rerun_names_what_differs(typed: Typed) -> None:
