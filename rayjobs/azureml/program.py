@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from rayjobs.api import compute
+from rayjobs.injob import urlmap
 
 
 def become_azure_program(*, allow_cpu: bool = False) -> None:
     """Let this process's jobs go where such a program means them to.
 
     Computes that no target and no mapping answers for run on ``local``, and a job has its node's
-    CPUs and GPUs, as on Azure.
+    CPUs and GPUs, as on Azure. What the program opens of the web asks the workspace's map first.
 
     Args:
         allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.
     """
     compute.rules = compute.Rules(unknown_is_local=True, whole_node=True, allow_cpu=allow_cpu)
+    urlmap.install()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import importlib.abc
 import json
 import os
+import sys
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 from urllib.parse import unquote
 
@@ -73,21 +75,70 @@ def _maps() -> List[Dict[str, str]]:
 
 
 def install() -> None:
-    """Let `urllib` of this process ask the map first: ``urllib.request.urlopen`` and its users.
+    """Let this process's programs ask the map first: what they open by `urllib` or `requests`.
 
-    torchvision, for one, downloads its datasets by it. An address that no mapping names goes to
-    the web as before.
+    torchvision, scikit-learn and pandas, for example, fetch their files so. An address that no
+    mapping names goes to the web as before. Neither module is imported for it: each is changed
+    when a program imports it.
     """
+    for name, change in _CHANGES.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            change(module)
+    if not any(isinstance(one, _AfterImport) for one in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Changes a module as soon as it is there; finds none itself."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        change = _CHANGES.get(name)
+        if change is None:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = None if find is None or finder is self else find(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Changing(spec.loader, change)
+                return spec
+        return None
+
+
+class _Changing(importlib.abc.Loader):
+    """Loads a module as its own loader does, and changes it then."""
+
+    def __init__(self, loader: Any, change: Callable[[Any], None]) -> None:
+        self._loader = loader
+        self._change = change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self._loader.exec_module(module)
+        self._change(module)
+
+
+def _file_for(url: str) -> Optional[str]:
+    path = map_url(url) if url.startswith(("http://", "https://")) else None
+    return path if path is not None and os.path.isfile(path) else None
+
+
+def _change_urllib(module: Any) -> None:
     import email.message
-    import urllib.request
     import urllib.response
 
-    class Mapped(urllib.request.BaseHandler):
+    class Mapped(module.BaseHandler):
         handler_order = 100  # before those that connect
 
         def default_open(self, request: Any) -> Any:
-            path = map_url(request.full_url) if request.type in ("http", "https") else None
-            if path is None or not os.path.isfile(path):
+            path = _file_for(request.full_url)
+            if path is None:
                 return None
             headers = email.message.Message()
             headers["Content-Length"] = str(os.path.getsize(path))
@@ -96,4 +147,45 @@ def install() -> None:
             answer.msg = "OK"  # as an answer of the web has it
             return answer
 
-    urllib.request.install_opener(urllib.request.build_opener(Mapped))
+    build = module.build_opener
+
+    def build_opener(*handlers: Any) -> Any:
+        return build(*handlers, Mapped)
+
+    if not hasattr(build, "rayjobs_maps"):
+        build_opener.rayjobs_maps = True  # type: ignore[attr-defined]
+        module.build_opener = build_opener
+        if module._opener is not None:
+            module._opener.add_handler(Mapped())
+
+
+def _change_requests(module: Any) -> None:
+    import io
+
+    send = module.HTTPAdapter.send
+    if hasattr(send, "rayjobs_maps"):
+        return
+
+    def send_mapped(adapter: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        path = _file_for(request.url) if request.method in ("GET", "HEAD") else None
+        if path is None:
+            return send(adapter, request, *args, **kwargs)
+        from urllib3 import HTTPResponse
+
+        body: Any = open(path, "rb") if request.method == "GET" else io.BytesIO()
+        size = {"Content-Length": str(os.path.getsize(path))}
+        answer = HTTPResponse(
+            body,
+            headers=size,
+            status=200,
+            reason="OK",
+            preload_content=False,
+            request_method=request.method,
+        )
+        return adapter.build_response(request, answer)
+
+    send_mapped.rayjobs_maps = True  # type: ignore[attr-defined]
+    module.HTTPAdapter.send = send_mapped
+
+
+_CHANGES = {"urllib.request": _change_urllib, "requests.adapters": _change_requests}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -207,3 +209,49 @@ def test_a_file_that_is_pruned_while_it_is_copied_is_fetched_again(
     monkeypatch.setattr("rayjobs.datastore.backends.web.shutil.copyfile", prune_before)
     assert backend.fetch(file, tmp_path / "copy") == digest_of(b"one")
     assert (tmp_path / "copy").read_bytes() == b"one" and pruned
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {root!r})
+from rayjobs.injob import urlmap
+{before}
+urlmap.install()
+urlmap.install()
+import urllib.request, requests
+url = "https://data.invalid/files/a.csv"
+with urllib.request.urlopen(url) as answer:
+    print(answer.status, answer.read().decode())
+print(urllib.request.urlretrieve(url, "copy.csv")[0], open("copy.csv").read())
+opener = urllib.request.build_opener()
+print(opener.open(urllib.request.Request(url)).read().decode())
+got = requests.get(url, params={{"sv": "1"}})
+print(got.status_code, got.text, requests.head(url).headers["Content-Length"])
+print(b"".join(requests.get(url, stream=True).iter_content(2)).decode())
+try:
+    requests.get("https://data.invalid/other.csv", timeout=5)
+except requests.ConnectionError:
+    print("not mapped")
+"""
+
+
+@pytest.mark.parametrize("before", ["", "import urllib.request, requests; urllib.request._opener"])
+def test_what_a_script_opens_itself_is_answered_by_the_map(tmp_path: Path, before: str) -> None:
+    """By urllib and requests, imported before or after; other addresses go to the web."""
+    (tmp_path / "a.csv").write_text("1,2")
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(root=root, before=before)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "RAYJOBS_URLS": json.dumps({"https://data.invalid/files": str(tmp_path)}),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        *("200 1,2", "copy.csv 1,2", "1,2", "200 1,2 3", "1,2", "not mapped")
+    ]
