@@ -172,7 +172,8 @@ class Experiment:
             name: Name of the run; None makes one.
             run_id: Id of the run; None makes one.
             outputs: Folder whose new and changed files ``run.complete()`` stores below
-                ``outputs/``; None and True take ``./outputs``, False takes none.
+                ``outputs/``; False takes none. None and True take ``./outputs``, which is made if
+                it is not there, and removed at the end if it is empty.
             snapshot_directory: Folder whose code is stored with the run; None takes none.
             display_name: As `name`.
 

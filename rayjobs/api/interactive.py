@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import os
 import sys
 import threading
@@ -48,6 +49,7 @@ class InteractiveRun(JobRun):
     type = "azureml.interactive"
     _folder: Path | None = None  # whose files are stored when the run is completed
     _before: Mapping[str, tuple[int, int]] = {}
+    _is_folder_ours = False  # made at the start
 
     @property
     def name(self) -> str:
@@ -112,6 +114,10 @@ class InteractiveRun(JobRun):
         if outputs is None or outputs is False:
             return
         self._folder = Path(OUTPUTS if outputs is True else outputs).absolute()
+        if outputs is True:  # programs of Azure ML write into it without making it
+            with contextlib.suppress(OSError):
+                self._folder.mkdir()
+                self._is_folder_ours = True
         self._before = dict(_signatures(self._folder))
 
     def _store_outputs(self) -> None:
@@ -126,6 +132,9 @@ class InteractiveRun(JobRun):
         }
         if new:
             self.upload_files(list(new), list(new.values()))
+        if self._is_folder_ours and not now:
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
 
 
 def start_logging(

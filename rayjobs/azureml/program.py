@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rayjobs.api import compute
 from rayjobs.injob import urlmap
+from rayjobs.injob.afterimport import after_import
 
 
 def become_azure_program(*, allow_cpu: bool = False) -> None:
@@ -16,4 +19,14 @@ def become_azure_program(*, allow_cpu: bool = False) -> None:
         allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.
     """
     compute.rules = compute.Rules(unknown_is_local=True, whole_node=True, allow_cpu=allow_cpu)
+    # The SDK imports it: programs use it after a mere ``import urllib``.
+    import urllib.request  # noqa: F401
+
     urlmap.install()
+    after_import("mlflow.projects.backend.loader", _add_mlflow_backend)
+
+
+def _add_mlflow_backend(loader: Any) -> None:
+    from rayjobs.azureml.mlflow_projects import AzureBackend
+
+    loader.MLFLOW_BACKENDS["azureml"] = AzureBackend

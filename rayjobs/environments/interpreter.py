@@ -61,13 +61,14 @@ def path_of(named: str) -> str:
 def variables(path: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return a rank's variables with an environment's programs first on PATH.
 
-    Those of the target's own interpreter stay as they are.
+    So ``python`` in a command is the Python of the job, also the target's own one, which may have
+    been started by its path.
     """
-    if path == sys.executable:
-        return dict(environment)
     folder = Path(path).parent
     search = environment.get("PATH") or os.defpath
     own = {"PATH": search if str(folder) in search.split(":") else f"{folder}:{search}"}
+    if path == sys.executable:
+        return {**environment, **own}
     if (folder.parent / "pyvenv.cfg").exists():
         own["VIRTUAL_ENV"] = str(folder.parent)
     if (folder.parent / "conda-meta").is_dir():

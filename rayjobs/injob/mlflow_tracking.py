@@ -366,10 +366,12 @@ class Tracking:
         except (TypeError, ValueError) as error:
             text = "the metric %r is %r, which is not a number." % (key, one.get("value"))
             raise _wrong(text) from error
-        if not self._is_replaying:
-            self._sink.metric(run, key, value, step)
         point = {"key": key, "value": one.get("value", 0.0), "step": step}
         point["timestamp"] = int(one.get("timestamp") or time.time() * 1000)
+        if one.get("model_id") and point in run.metrics.get(key, ()):
+            return  # the clients of MLflow 3 log a run's metrics again for each model that it logs
+        if not self._is_replaying:
+            self._sink.metric(run, key, value, step)
         run.metrics.setdefault(key, []).append(point)
 
     def _check_fixed(self, run: RunState, one: Json) -> None:

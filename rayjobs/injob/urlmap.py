@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import importlib.abc
+import importlib
 import json
 import os
-import sys
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 from urllib.parse import unquote
+
+from rayjobs.injob.afterimport import after_import
 
 VARIABLE = "RAYJOBS_URLS"
 Urls = Callable[[], Mapping[str, str]]
@@ -82,46 +83,7 @@ def install() -> None:
     when a program imports it.
     """
     for name, change in _CHANGES.items():
-        module = sys.modules.get(name)
-        if module is not None:
-            change(module)
-    if not any(isinstance(one, _AfterImport) for one in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport())
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Changes a module as soon as it is there; finds none itself."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        change = _CHANGES.get(name)
-        if change is None:
-            return None
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            spec = None if find is None or finder is self else find(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Changing(spec.loader, change)
-                return spec
-        return None
-
-
-class _Changing(importlib.abc.Loader):
-    """Loads a module as its own loader does, and changes it then."""
-
-    def __init__(self, loader: Any, change: Callable[[Any], None]) -> None:
-        self._loader = loader
-        self._change = change
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: Any) -> Any:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: Any) -> None:
-        self._loader.exec_module(module)
-        self._change(module)
+        after_import(name, change)
 
 
 def _file_for(url: str) -> Optional[str]:
@@ -145,6 +107,7 @@ def _change_urllib(module: Any) -> None:
             body = open(path, "rb")
             answer: Any = urllib.response.addinfourl(body, headers, request.full_url, 200)
             answer.msg = "OK"  # as an answer of the web has it
+            answer.length = os.path.getsize(path)
             return answer
 
     build = module.build_opener
@@ -170,11 +133,11 @@ def _change_requests(module: Any) -> None:
         path = _file_for(request.url) if request.method in ("GET", "HEAD") else None
         if path is None:
             return send(adapter, request, *args, **kwargs)
-        from urllib3 import HTTPResponse
-
+        # Of the environment of the script, which has requests.
+        response = importlib.import_module("urllib3").HTTPResponse
         body: Any = open(path, "rb") if request.method == "GET" else io.BytesIO()
         size = {"Content-Length": str(os.path.getsize(path))}
-        answer = HTTPResponse(
+        answer = response(
             body,
             headers=size,
             status=200,

@@ -84,11 +84,11 @@ _CURATED: Mapping[str, Curated] = {
         "3.7", "1.9.0", "0.10.0", "horovod==0.22.1", gpu=True
     ),
     "azureml-pytorch-1.10-ubuntu18.04-py38-cuda11": _torch("3.8", "1.10.0", "0.11.1", gpu=True),
-    "azureml-acpt-pytorch-1.11-py38-cuda11.3": _torch("3.8", "1.11.0", "0.12.0", gpu=True),
-    "azureml-acpt-pytorch-1.12-py38-cuda11.6": _torch("3.8", "1.12.0", "0.13.0", gpu=True),
-    "azureml-acpt-pytorch-1.13-cuda11.7": _torch("3.8", "1.13.1", "0.14.1", gpu=True),
-    "azureml-acpt-pytorch-2.0-cuda11.7": _torch("3.8", "2.0.1", "0.15.2", gpu=True),
-    "azureml-acpt-pytorch-2.2-cuda12.1": _torch("3.10", "2.2.2", "0.17.2", gpu=True),
+    "azureml-acpt-pytorch-1.11-py38-cuda11.3": _torch("3.8", "1.11.0", "0.12.0", "tqdm", gpu=True),
+    "azureml-acpt-pytorch-1.12-py38-cuda11.6": _torch("3.8", "1.12.0", "0.13.0", "tqdm", gpu=True),
+    "azureml-acpt-pytorch-1.13-cuda11.7": _torch("3.8", "1.13.1", "0.14.1", "tqdm", gpu=True),
+    "azureml-acpt-pytorch-2.0-cuda11.7": _torch("3.8", "2.0.1", "0.15.2", "tqdm", gpu=True),
+    "azureml-acpt-pytorch-2.2-cuda12.1": _torch("3.10", "2.2.2", "0.17.2", "tqdm", gpu=True),
 }
 _PROCESSOR = re.compile(r"-(cpu|gpu)$")
 _BASE_IMAGES = re.compile(r"(?:https?://)?mcr\.microsoft\.com/azureml/.+|azureml/.+")

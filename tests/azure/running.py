@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.azure.notebook_files import write_notebook
+
 TWINS = Path(__file__).parent / "twins"
 CONFIG = {
     "subscription_id": "00000000-aaaa-bbbb-cccc-000000000001",
@@ -21,6 +23,25 @@ def copy_twin(name: str, folder: Path) -> Path:
     """Copy a twin's files into a folder, with an Azure config above it; return its folder."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     return Path(shutil.copytree(TWINS / name, folder / name))
+
+
+def as_notebook(script: Path) -> Path:
+    """Write the parts of a file between lines `# %%` as the cells of a notebook beside it."""
+    _, *cells = script.read_text().split("# %%\n")
+    return write_notebook(script.with_suffix(".ipynb"), *cells)
+
+
+def map_urls(cwd: Path, **named: Path) -> None:
+    """Let files answer for `https://data.invalid/NAME`."""
+    mappings = [f"https://data.invalid/{path.name}={path}" for path in named.values()]
+    done = subprocess.run(
+        [sys.executable, "-m", "rayjobs", "azureml", "map", *mappings],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def azureml_run(

@@ -195,6 +195,19 @@ def test_new_outputs_are_stored_at_the_end(experiment: Experiment, here: Path) -
     assert child.get_file_names() == ["outputs/c.txt"]
 
 
+def test_the_usual_outputs_folder_is_there_to_write_into(
+    experiment: Experiment, here: Path
+) -> None:
+    with experiment.start_logging(snapshot_directory=None) as run:
+        (here / "outputs" / "model.pkl").write_text("m")
+    assert run.get_file_names() == ["outputs/model.pkl"]
+    (here / "outputs" / "model.pkl").unlink()
+    (here / "outputs").rmdir()
+    with experiment.start_logging(snapshot_directory=None):
+        assert (here / "outputs").is_dir()
+    assert not (here / "outputs").exists()
+
+
 def test_the_code_is_stored_with_it(experiment: Experiment, here: Path, tmp_path: Path) -> None:
     run = experiment.start_logging(outputs=False)
     with zipfile.ZipFile(run.restore_snapshot(path=tmp_path / "code.zip")) as file:

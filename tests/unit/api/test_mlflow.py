@@ -230,3 +230,32 @@ def test_one_process_has_one_endpoint_for_a_workspace(
     assert tracking_uri(workspace) == workspace.get_mlflow_tracking_uri()
     assert ask(tracking_uri(workspace), "/health", "mine") == (200, "OK")
     workspace.close()
+
+
+LINKED = """
+import mlflow
+from mlflow import MlflowClient
+mlflow.log_metric("loss", 0.5, step=1)
+client, run_id = MlflowClient(), mlflow.active_run().info.run_id
+(one,) = client.get_metric_history(run_id, "loss")
+again = {"timestamp": one.timestamp, "step": one.step, "model_id": "m-1"}
+client.log_metric(run_id, "loss", one.value, **again)
+client.log_metric(run_id, "loss", 0.25, **again)
+"""
+
+
+def test_metrics_that_are_linked_to_a_model_count_once(
+    server: TrackingServer, attempt: dict[str, str], tmp_path: Path
+) -> None:
+    """MLflow 3 logs the metrics of a run again when a model is logged."""
+    run(
+        LINKED,
+        tmp_path,
+        MLFLOW_TRACKING_URI=server.uri,
+        MLFLOW_TRACKING_TOKEN="token",
+        MLFLOW_RUN_ID="mnist_1_0a1b",
+        MLFLOW_EXPERIMENT_NAME="mnist",
+    )
+    file = Path(attempt["RAYJOBS_METRICS_DIR"]) / f"rank-{mlflow_server.RANK}.jsonl"
+    records = read_all(str(file))
+    assert [one["value"] for one in records if one["k"] == "metric"] == [0.5, 0.25]

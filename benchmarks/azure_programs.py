@@ -1,0 +1,410 @@
+"""Run public programs of the Azure ML SDK v1, and write docs/azure-programs.md.
+
+Usage: python -m benchmarks.azure_programs --examples CLONE --notebooks CLONE --keep FOLDER
+
+`--examples` is a clone of Azure/azureml-examples, `--notebooks` one of
+Azure/MachineLearningNotebooks, each with its history. Every program runs by `rayjobs azureml run`
+in a new folder and a new workspace. What is changed in it is named: reduced data, and names that
+are in no release of a package any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.azure_fixtures import write_fixtures
+from benchmarks.figures import machine, machine_line
+from benchmarks.head import own_folder
+
+PAGE = Path(__file__).parents[1] / "docs" / "azure-programs.md"
+EXAMPLES, NOTEBOOKS = "azureml-examples", "MachineLearningNotebooks"
+LIMIT_S = 540.0
+CONFIG = {
+    "subscription_id": "00000000-aaaa-bbbb-cccc-000000000001",
+    "resource_group": "group-1",
+    "workspace_name": "team-ws",
+}
+
+# The digests of reduced files are not those of the whole ones.
+REDUCED_MNIST = "datasets.MNIST.resources = [(one[0], None) for one in datasets.MNIST.resources]\n"
+REDUCED_CIFAR = "torchvision.datasets.CIFAR10._check_integrity = lambda self: True\n"
+
+
+# Old text, new text, and how the page names it: in every file of a program.
+MODERN = (
+    ("from sklearn.externals import joblib", "import joblib", "joblib's own name"),
+    ('"import mlflow.azureml\\n",', '"\\n",', "no mlflow.azureml in mlflow 3"),
+    (
+        'mlflow.sklearn.log_model(lr, "model")',
+        'mlflow.sklearn.log_model(lr, "model", serialization_format="cloudpickle")',
+        "an option of mlflow 3",
+    ),
+    (
+        'mlflow.sklearn.log_model(regression_model, "model")',
+        'mlflow.sklearn.log_model(regression_model, "model", serialization_format="cloudpickle")',
+        "an option of mlflow 3",
+    ),
+    (
+        'mlflow.pytorch.log_model(model, "model")',
+        'mlflow.pytorch.log_model(model, "model", serialization_format="pickle")',
+        "an option of mlflow 3",
+    ),
+    ("channels:\n  - defaults\ndependencies", "dependencies", "no channel of conda here"),
+    (
+        "mlflow.sklearn.log_model(regression_model,model_save_path)",
+        "mlflow.sklearn.log_model(regression_model,model_save_path,"
+        "serialization_format='cloudpickle')",
+        "an option of mlflow 3",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One public driver.
+
+    Attributes:
+        folder: What of the repository it needs, below `root`.
+        path: The driver, below `folder`.
+        edits: What is replaced: file below `folder`, old text, new text.
+        changed: The same in a few words; "" for a program as it is.
+        arguments: Of the driver.
+    """
+
+    repository: str
+    commit: str
+    folder: str
+    path: str
+    edits: tuple[tuple[str, str, str], ...] = ()
+    changed: str = ""
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """How a program ended.
+
+    Attributes:
+        metrics: Of its runs, name and last value.
+    """
+
+    program: Program
+    code: int | None
+    seconds: float
+    changed: str = ""
+    runs: list[tuple[str, str]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    last_words: str = ""
+
+
+def _example(
+    folder: str,
+    path: str = "job.py",
+    *edits: tuple[str, str, str],
+    changed: str = "",
+    arguments: tuple[str, ...] = (),
+) -> Program:
+    return Program(
+        EXAMPLES, "bc5dc8a81b", f"v1/python-sdk/{folder}", path, edits, changed, arguments
+    )
+
+
+def _notebook(
+    commit: str, folder: str, path: str, *edits: tuple[str, str, str], changed: str = ""
+) -> Program:
+    return Program(NOTEBOOKS, commit, f"how-to-use-azureml/{folder}", path, edits, changed)
+
+
+_IMPORT_DATASETS = "from torchvision import datasets, transforms\n"
+_WORKFLOWS = "workflows/train"
+_TRACK = "track-and-monitor-experiments"
+_MNIST = (
+    "src/train.py",
+    _IMPORT_DATASETS,
+    _IMPORT_DATASETS + REDUCED_MNIST,
+)
+
+PROGRAMS: tuple[Program, ...] = (
+    _example("setup-workspace.py", ""),
+    _example(f"{_WORKFLOWS}/scikit-learn/diabetes"),
+    _example(f"{_WORKFLOWS}/scikit-learn/diabetes-mlproject"),
+    _example(f"{_WORKFLOWS}/lightgbm/iris"),
+    _example(f"{_WORKFLOWS}/xgboost/iris"),
+    _example(f"{_WORKFLOWS}/pytorch/mnist", "job.py", _MNIST, changed="1797 digits as MNIST"),
+    _example(
+        f"{_WORKFLOWS}/pytorch/mnist-mlproject", "job.py", _MNIST, changed="1797 digits as MNIST"
+    ),
+    _example(
+        f"{_WORKFLOWS}/pytorch/cifar-distributed",
+        "job.py",
+        ("src/train.py", "# define network", REDUCED_CIFAR + "# define network"),
+        ("job.py", '"--epochs", 25', '"--epochs", 1'),
+        changed="500 images as CIFAR-10, 1 epoch",
+    ),
+    _example("tutorials/dataset-uploads", "upload_dataframe_register_as_dataset.ipynb"),
+    _example("tutorials/dataset-uploads", "upload_directory_create_file_dataset.ipynb"),
+    _example(
+        "tutorials/train-on-low-priority-aml-compute",
+        "train-on-low-priority-aml-compute.ipynb",
+        (
+            "training_script/training_script.py",
+            "from torchvision import transforms as T\n",
+            "from torchvision import transforms as T\n"
+            + REDUCED_MNIST.replace("datasets.", "torchvision.datasets."),
+        ),
+        (
+            "train-on-low-priority-aml-compute.ipynb",
+            '\\"display.max_colwidth\\", -1',
+            '\\"display.max_colwidth\\", None',
+        ),
+        changed="1797 digits as MNIST; an option that pandas no longer takes",
+    ),
+    _notebook("f1aff553", f"{_TRACK}/logging-api", "logging-api.ipynb"),
+    _notebook("f1aff553", f"{_TRACK}/manage-runs", "manage-runs.ipynb"),
+    _notebook(
+        "f1aff553",
+        f"{_TRACK}/tensorboard/export-run-history-to-tensorboard",
+        "export-run-history-to-tensorboard.ipynb",
+    ),
+    _notebook("f1aff553", f"{_TRACK}/using-mlflow/train-local", "train-local.ipynb"),
+    _notebook("f1aff553", f"{_TRACK}/using-mlflow/train-remote", "train-remote.ipynb"),
+    _notebook(
+        "f1aff553", f"{_TRACK}/using-mlflow/train-projects-local", "train-projects-local.ipynb"
+    ),
+    _notebook(
+        "f1aff553", f"{_TRACK}/using-mlflow/train-projects-remote", "train-projects-remote.ipynb"
+    ),
+    _notebook("f1aff553", "training/train-on-local", "train-on-local.ipynb"),
+    _notebook("f1aff553", "training/train-on-amlcompute", "train-on-amlcompute.ipynb"),
+    _notebook("f1aff553", "training/using-environments", "using-environments.ipynb"),
+    _notebook("69d4344d", f"{_TRACK}/logging-api", "logging-api.ipynb"),
+    _notebook("69d4344d", f"{_TRACK}/manage-runs", "manage-runs.ipynb"),
+    _notebook("69d4344d", f"{_TRACK}/using-mlflow/train-local", "train-local.ipynb"),
+    _notebook("69d4344d", f"{_TRACK}/using-mlflow/train-remote", "train-remote.ipynb"),
+    _notebook("69d4344d", "training/train-on-local", "train-on-local.ipynb"),
+    _notebook("69d4344d", "training/train-on-amlcompute", "train-on-amlcompute.ipynb"),
+    _notebook("69d4344d", "training/using-environments", "using-environments.ipynb"),
+    _notebook(
+        "69d4344d",
+        "training-with-deep-learning/export-run-history-to-tensorboard",
+        "export-run-history-to-tensorboard.ipynb",
+    ),
+    _notebook("ea1b7599", "training/logging-api", "logging-api.ipynb"),
+    _notebook("ea1b7599", "training/manage-runs", "manage-runs.ipynb"),
+    _notebook("ea1b7599", "training/train-on-local", "train-on-local.ipynb"),
+    _notebook("ea1b7599", "training/train-on-amlcompute", "train-on-amlcompute.ipynb"),
+    _notebook(
+        "ea1b7599",
+        "training-with-deep-learning/export-run-history-to-tensorboard",
+        "export-run-history-to-tensorboard.ipynb",
+    ),
+)
+
+
+def extract(clone: Path, program: Program, into: Path) -> tuple[Path, str]:
+    """Write the program's files, with its edits; return the driver, and what was changed."""
+    git = ["git", "-C", str(clone)]
+    listed = subprocess.run(
+        [*git, "ls-tree", "-r", "-z", program.commit, program.folder],
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    for line in filter(None, listed.split("\0")):
+        facts, _, name = line.partition("\t")
+        blob = subprocess.run(
+            [*git, "cat-file", "blob", facts.split()[2]], capture_output=True, check=True
+        ).stdout
+        target = into / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(blob)
+    root = into / program.folder
+    for name, old, new in program.edits:
+        text = (root / name).read_text()
+        if old not in text:
+            raise ValueError(f"{program.folder}/{name} has no {old!r}")
+        (root / name).write_text(text.replace(old, new))
+    changed = [program.changed] if program.changed else []
+    for path in sorted(into.rglob("*")):
+        if path.suffix in (".py", ".ipynb", ".yml", ".yaml") and path.is_file():
+            text = path.read_text()
+            for old, new, named in MODERN:
+                if old in text:
+                    text = text.replace(old, new)
+                    changed += [] if named in changed else [named]
+            path.write_text(text)
+    return (root / program.path if program.path else root), "; ".join(changed)
+
+
+def run(program: Program, clone: Path, urls: dict[str, Path], folder: Path) -> Outcome:
+    """Run a program in a folder of its own, to its end."""
+    folder.mkdir()
+    driver, changed = extract(clone, program, folder / "code")
+    (folder / "code" / "config.json").write_text(json.dumps(CONFIG))
+    variables = {
+        **os.environ,
+        "RAYJOBS_WORKSPACE": str(folder / "workspace"),
+        "MPLBACKEND": "Agg",
+        "PATH": f"{_without_docker(folder / 'bin')}:{os.environ['PATH']}",
+    }
+    command = [sys.executable, "-m", "rayjobs", "azureml"]
+    mapped = [f"{url}={path}" for url, path in urls.items()]
+    subprocess.run([*command, "map", *mapped], env=variables, check=True, stdout=subprocess.DEVNULL)
+    begun = time.monotonic()
+    with (folder / "output.txt").open("wb") as output:
+        try:
+            code: int | None = subprocess.run(
+                [*command, "run", "--allow-cpu", driver.name, *program.arguments],
+                cwd=driver.parent,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=LIMIT_S,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+    outcome = Outcome(program, code, time.monotonic() - begun, changed)
+    _read_runs(folder / "workspace", outcome)
+    lines = [one for one in (folder / "output.txt").read_text(errors="replace").splitlines() if one]
+    outcome.last_words = lines[-1][:200] if lines else ""
+    return outcome
+
+
+def _without_docker(folder: Path) -> Path:
+    """Make a folder for PATH in which `docker` is not there: some notebooks try it."""
+    folder.mkdir()
+    (folder / "docker").write_text("#!/bin/sh\nexit 127\n")
+    (folder / "docker").chmod(0o755)
+    return folder
+
+
+def _read_runs(path: Path, outcome: Outcome) -> None:
+    from rayjobs.api.workspace import Workspace
+
+    workspace = Workspace(path=path)
+    try:
+        for experiment in workspace.experiments.values():
+            for one in experiment.get_runs(include_children=True):
+                if outcome.code is None and one.status not in ("Completed", "Failed", "Canceled"):
+                    one.cancel()  # it would keep the CPUs from the programs that follow
+                outcome.runs.append((one.id, one.status))
+                for name, value in one.get_metrics().items():
+                    last = value[-1] if isinstance(value, list) and value else value
+                    if isinstance(last, int | float) and not isinstance(last, bool):
+                        outcome.metrics.setdefault(name, float(last))
+    finally:
+        workspace.close()
+
+
+# What is shown of a program's metrics: the first of these that it has.
+_SHOWN = ("accuracy", "validation_accuracy", "test_accuracy", "mse", "rmse", "loss")
+
+
+def _metric(outcome: Outcome) -> str:
+    known = {name.lower(): (name, value) for name, value in outcome.metrics.items()}
+    for wanted in _SHOWN:
+        for lower, (name, value) in sorted(known.items()):
+            if wanted in lower:
+                return f"{name} {value:.4g}"
+    for name, value in sorted(outcome.metrics.items()):
+        return f"{name} {value:.4g}"
+    return "–"
+
+
+def completed(outcome: Outcome) -> bool:
+    """Return whether a program came to its own end."""
+    return outcome.code == 0
+
+
+def page(outcomes: Sequence[Outcome], checks: str) -> str:
+    """Return docs/azure-programs.md."""
+    done = [one for one in outcomes if completed(one)]
+    lines = [
+        "# Public programs of the Azure ML SDK v1",
+        "",
+        f"{len(done)} of {len(outcomes)} drivers ran to their end by `rayjobs azureml run "
+        f"--allow-cpu`, {sum(not one.changed for one in done)} of them as they are. Written by "
+        "`python -m benchmarks.azure_programs --examples CLONE --notebooks CLONE`.",
+        "",
+        machine_line(machine()),
+        "",
+        "| program | commit | result | runs | metric | time | changed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in outcomes:
+        path = f"{one.program.folder}/{one.program.path}".rstrip("/")
+        short = path.removeprefix("v1/python-sdk/").removeprefix("how-to-use-azureml/")
+        result = "completed" if completed(one) else f"ended: {one.last_words}".replace("|", "/")
+        failed = sum(status == "Failed" for _, status in one.runs)
+        runs = f"{len(one.runs)}" + (f", {failed} failed" if failed else "")
+        lines.append(
+            f"| {one.program.repository}: {short} | {one.program.commit} | {result} | {runs} | "
+            f"{_metric(one)} | {one.seconds:.0f} s | {one.changed or 'nothing'} |"
+        )
+    return "\n".join([*lines, "", checks])
+
+
+def _save(path: Path, outcome: Outcome) -> None:
+    facts = {key: value for key, value in vars(outcome).items() if key != "program"}
+    path.write_text(json.dumps({**facts, "name": _name(outcome.program)}))
+
+
+def _saved(folder: Path) -> list[Outcome]:
+    """Return the last outcome of every program that has one, in their order."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    by_name = {one.pop("name"): one for one in found}
+    known = [(program, by_name.get(_name(program))) for program in PROGRAMS]
+    return [Outcome(program=program, **facts) for program, facts in known if facts is not None]
+
+
+def _name(program: Program) -> str:
+    return f"{program.repository} {program.commit} {program.folder}/{program.path}"
+
+
+def main() -> int:
+    """Run the programs whose name has a word; write the page of all that were run."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--examples", type=Path, required=True)
+    parser.add_argument("--notebooks", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=[""], help="words of names")
+    parser.add_argument("--keep", type=Path, required=True, help="where outcomes and folders stay")
+    arguments = parser.parse_args()
+    clones = {EXAMPLES: arguments.examples, NOTEBOOKS: arguments.notebooks}
+    os.environ.setdefault("RAYJOBS_LOCAL_CPUS", "4")
+    arguments.keep.mkdir(parents=True, exist_ok=True)
+    with own_folder() as folder:
+        urls = write_fixtures(folder / "fixtures")
+        try:
+            for program in PROGRAMS:
+                if not any(word in _name(program) for word in arguments.only):
+                    continue
+                here = arguments.keep / f"{time.time_ns() // 10**6}"
+                outcome = run(program, clones[program.repository], urls, here)
+                _save(here.with_suffix(".json"), outcome)
+                words = (
+                    "completed" if completed(outcome) else f"{outcome.code}: {outcome.last_words}"
+                )
+                print(
+                    f"{_name(program)}: {words} ({outcome.seconds:.0f} s, {here.name})", flush=True
+                )
+        finally:
+            command = [sys.executable, "-m", "rayjobs", "target", "stop", "local", "--force"]
+            subprocess.run(command, check=False)
+    PAGE.write_text(page(_saved(arguments.keep), _checks(clones)))
+    return 0
+
+
+def _checks(clones: dict[str, Path]) -> str:
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
