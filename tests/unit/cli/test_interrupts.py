@@ -1,0 +1,25 @@
+"""Ctrl-C in a command that waits: it says what goes on, and what to type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Terminal
+
+
+@pytest.mark.usefixtures("own_home")
+def test_ctrl_c_in_verify_resume_says_what_became_of_its_runs(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rayjobs.verify.verify.verify", interrupted)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    done = terminal.type("verify-resume", "train.py")
+    assert done.code == 130
+    assert "nothing was verified, and its runs are canceled" in done.err
+    assert "`rayjobs ls -e train` lists them" in done.err
