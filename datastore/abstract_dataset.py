@@ -331,6 +331,8 @@ class AbstractDataset(ABC):
 class DatasetConsumptionConfig:
     """A dataset as a job's input. `dataset` may also be `(workspace, name[, version])`.
 
+    In a step, it may be a parameter of the pipeline whose values are datasets.
+
     Without a name, the job that it is given to calls it `input_1`, the next one `input_2`, and so
     on. `str(config)` is `$AZUREML_DATAREFERENCE_<name>`, which a job's arguments expand to the path
     (in direct mode, to the dataset's id).
@@ -347,21 +349,22 @@ class DatasetConsumptionConfig:
         check_mode(self.mode, allowed=_MODES)
         if isinstance(self.dataset, tuple):
             object.__setattr__(self, "dataset", registered_dataset(*self.dataset))
-        if not hasattr(self.dataset, "manifest"):
+        default = self.definition
+        if not hasattr(default, "manifest"):
             raise InvalidReference(
                 f"{self.dataset!r} is not a dataset; give one, or (workspace, name)."
             )
-        if self.mode != "direct" and self.dataset.kind != "file":
+        if self.mode != "direct" and default.kind != "file":
             raise InvalidReference(
-                f"a {self.dataset.kind} dataset cannot be used in {self.mode} mode: it is a table, "
+                f"a {default.kind} dataset cannot be used in {self.mode} mode: it is a table, "
                 "not files. Use it as a named input and read run.input_datasets[name], or make a "
                 "file dataset of the same path."
             )
 
     @property
     def definition(self) -> AbstractDataset:
-        """The dataset itself."""
-        dataset: AbstractDataset = self.dataset
+        """The dataset itself; of a parameter of a pipeline, its default."""
+        dataset: AbstractDataset = getattr(self.dataset, "default_value", self.dataset)
         return dataset
 
     @property

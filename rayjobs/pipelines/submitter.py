@@ -14,6 +14,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.planning import Packer, PlannedRun, new_step, plan
 from rayjobs.pipelines.spec import PipelineSpec, read_pipeline
 from rayjobs.spec.model import JobSpec
+from rayjobs.spec.sources import OUTPUT
 from rayjobs.store.requests import NewPipeline
 from rayjobs.submit import submitting
 
@@ -98,7 +99,9 @@ def submit_pipeline(
     for one in run.steps:
         needs = f"{one.spec.target} {sorted(one.spec.secrets)} {one.spec.environment_text}"
         needs += f"{sorted(put.destination.partition('/')[0] for put in one.spec.outputs.values())}"
-        needs += f"{sorted(put.source.partition('/')[0] for put in one.spec.inputs.values())}"
+        # What another job made needs nothing of its own.
+        given = {put.source for put in one.spec.inputs.values()}
+        needs += f"{sorted(it.partition('/')[0] for it in given if not it.startswith(OUTPUT))}"
         if needs not in asked:
             asked.add(needs)
             warnings += submitting.hand_on_credentials(workspace, one.spec)

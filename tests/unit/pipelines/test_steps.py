@@ -10,9 +10,10 @@ import pytest
 
 from rayjobs.api.configs import RunConfiguration, ScriptRunConfig
 from rayjobs.api.estimators import Estimator
+from rayjobs.api.experiment import Experiment
 from rayjobs.api.workspace import Workspace
 from rayjobs.core.errors import SpecError, UsageError
-from rayjobs.datastore import DataPath, DataPathComputeBinding
+from rayjobs.datastore import DataPath, DataPathComputeBinding, Dataset, DatasetConsumptionConfig
 from rayjobs.pipelines import (
     CommandStep,
     EstimatorStep,
@@ -31,6 +32,7 @@ from rayjobs.pipelines.graph import graph_of
 from rayjobs.pipelines.runs import PipelineRun
 from rayjobs.pipelines.spec import PipelineSpec, StepSpec
 from rayjobs.pipelines.submitter import submit_pipeline
+from rayjobs.submit import submitting
 
 
 @pytest.fixture
@@ -204,6 +206,42 @@ def test_a_datapath_may_be_a_parameter(ws: Workspace) -> None:
     assert spec.parameters["where"].default == "workspaceblobstore/digits"
     (read,) = spec.steps["a"].job["inputs"].values()
     assert (read["source"], read["mode"]) == ("${{parameters.where}}", "download")
+
+
+def test_a_dataset_may_be_a_parameter_and_each_run_may_name_another(
+    ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "wake_or_start", lambda *_given: False)  # no target is needed
+    (ws.opened.path / "numbers.txt").write_text("1")
+    store = ws.get_default_datastore()
+    for name in ("one", "two"):
+        store.upload_files([str(ws.opened.path / "numbers.txt")], target_path=name)
+    first = Dataset.File.from_files((store, "one")).register(ws, "first")
+    other = Dataset.File.from_files((store, "two"))  # not registered: kept with the run
+    parameter = PipelineParameter("numbers", first)
+    read = DatasetConsumptionConfig("read", parameter).as_mount()
+    pipeline = Pipeline(ws, [step(ws, arguments=["--in", read], inputs=[read])])
+    assert pipeline.validate() == []
+
+    def source(**values: Any) -> str:
+        run = Experiment(ws, "x").submit(pipeline, pipeline_parameters=values)
+        (row,) = ws.opened.store.steps(run.id)
+        return ws.opened.store.job(row.job).spec.inputs["read"].source
+
+    assert source() == "dataset:first:1"
+    assert source(numbers=other).startswith("saved:sha256:")
+    assert source(numbers=DataPath(store, "two")) == "workspaceblobstore/two"
+
+
+def test_what_one_step_makes_has_several_readers(ws: Workspace) -> None:
+    made = PipelineData("made")
+    step(ws, outputs=[made])
+    readers = [step(ws, f"reader {n}", script_name="b.py", inputs=[made]) for n in range(3)]
+    spec = built(ws, *readers)
+    assert [*spec.steps] == ["a", "reader-0", "reader-1", "reader-2"]
+    for n in range(3):
+        (given,) = spec.steps[f"reader-{n}"].job["inputs"].values()
+        assert given["source"] == "step:a/made"
 
 
 def test_one_name_means_one_parameter(ws: Workspace) -> None:
