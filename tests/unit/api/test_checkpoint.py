@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -148,11 +149,12 @@ def test_a_manifest_that_leads_out_is_torn(in_job: InJob, tmp_path: Path) -> Non
 
 
 def test_wrong_arguments_are_told(in_job: InJob) -> None:
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: checkpoint.save(-1, {"a": b""}),
-        lambda: checkpoint.save(1.5, {"a": b""}),  # type: ignore[arg-type]
+        lambda: checkpoint.save(1.5, {"a": b""}),
         lambda: checkpoint.save(1, {}),
         lambda: checkpoint.save(1, {"a": b""}, keep=0),
-    ):
+    )
+    for call in calls:
         with pytest.raises(ValueError, match=r"\w"):
             call()

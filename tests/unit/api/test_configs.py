@@ -278,9 +278,9 @@ def test_a_name_of_azure_ml_that_is_not_here_names_what_to_use() -> None:
     with pytest.raises(NotProvidedError, match="use `rayjobs target secret set`"):
         Keyvault.get_secret
     with pytest.raises(AttributeError, match="Did you mean 'Workspace'"):
-        rayjobs.Workspaces  # type: ignore[attr-defined]
+        rayjobs.Workspaces
     with pytest.raises(AttributeError, match="no attribute '_wrapped'"):
-        rayjobs._wrapped  # type: ignore[attr-defined]
+        rayjobs._wrapped
     assert not set(rayjobs._INSTEAD) & set(rayjobs._LAZY)
 
 

@@ -20,6 +20,7 @@ import rayjobs
 from rayjobs import Run
 from rayjobs.injob.channel import ChannelError
 from rayjobs.injob.metricsfile import read_all
+from rayjobs.injob.submitted import SubmittedRun
 from tests.unit.api.conftest import InJob
 
 
@@ -27,9 +28,15 @@ def records(in_job: InJob) -> list[dict[str, Any]]:
     return read_all(str(in_job.metrics_file))
 
 
+def attempt_run() -> SubmittedRun:
+    run = Run.get_context()
+    assert isinstance(run, SubmittedRun)
+    return run
+
+
 def test_context_is_the_submitted_run(in_job: InJob) -> None:
     run = Run.get_context(allow_offline=False)
-    assert isinstance(run, Run)
+    assert isinstance(run, SubmittedRun)
     assert run.id == "mnist_1_0a1b2c3d"
     assert run.experiment.name == "mnist"
     assert run.experiment.workspace.name == "team"
@@ -174,7 +181,7 @@ def test_threads_and_forks_share_the_file(in_job: InJob) -> None:
 
 
 def test_a_closed_descriptor_is_opened_again(in_job: InJob, tmp_path: Path) -> None:
-    run = Run.get_context()
+    run = attempt_run()
     run.log("m", 1.5)
     descriptor = run._file._fd
     os.close(descriptor)
@@ -204,7 +211,7 @@ def test_tags_and_properties(in_job: InJob) -> None:
 
 
 def test_uploads_are_whole_copies(in_job: InJob, tmp_path: Path) -> None:
-    run = Run.get_context()
+    run = attempt_run()
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.bin").write_bytes(b"a")
     (tmp_path / "model" / "sub").mkdir()
@@ -248,7 +255,7 @@ def test_images_are_stored_and_named(in_job: InJob, tmp_path: Path) -> None:
 
 
 def test_the_end_is_left_to_the_exit_code(in_job: InJob) -> None:
-    with Run.get_context() as run:
+    with attempt_run() as run:
         run.complete()
         run.fail("not so good")
     assert [record["k"] for record in records(in_job)] == ["fail"]
@@ -264,7 +271,7 @@ def test_inputs_are_found_by_name(in_job: InJob, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AZUREML_DATAREFERENCE_digits", "/data/digits")
     monkeypatch.setenv("RAYJOBS_INPUT_DIGITS", "/data/digits")
     monkeypatch.setenv("digits", "/data/digits")
-    assert Run.get_context().input_datasets == {"digits": "/data/digits"}
+    assert attempt_run().input_datasets == {"digits": "/data/digits"}
 
 
 def test_a_job_needs_nothing_but_the_standard_library(in_job: InJob) -> None:

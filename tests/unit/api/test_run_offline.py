@@ -33,6 +33,7 @@ def test_outside_of_jobs_the_run_is_offline() -> None:
 
 def test_it_prints_and_remembers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = Run.get_context()
+    assert isinstance(run, OfflineRun)
     run.log("loss", 0.5, step=1)
     run.log("loss", 0.25, step=2)
     run.log_row("fit", x=1)

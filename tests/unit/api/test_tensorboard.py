@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import urllib.request
@@ -12,7 +13,6 @@ import pytest
 from tensorboardX import SummaryWriter
 
 from rayjobs import Workspace
-from rayjobs.api import tensorboard
 from rayjobs.api.tensorboard import Tensorboard, export_to_tensorboard
 from tests.unit.cli.conftest import Terminal, terminal
 from tests.unit.models.conftest import Runs
@@ -56,7 +56,7 @@ def test_without_tensorboard_the_way_out_is_named(
     runs: Runs, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_events(runs)
-    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     done = terminal.type("tensorboard", run)
     assert done.code == 2 and "rayjobs[tensorboard]" in done.err
 

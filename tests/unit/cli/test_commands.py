@@ -14,6 +14,7 @@ from rayjobs.cli.settings import Settings
 from rayjobs.cli.summary import summary_lines
 from rayjobs.core.failures import FailureClass
 from rayjobs.data.pins import CHANGED_EVENT
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.jobs.states import JobState
 from tests.unit.cli.conftest import LOG, Queue, Terminal
@@ -56,7 +57,7 @@ def test_ran_is_what_all_attempts_ran_and_waited_the_rest(
 ) -> None:
     store = queue.workspace.store
     job = queue.start(queue.submit())
-    assert store.requeue(job.id, attempt=1, reason="lost", outcome="cluster_lost")
+    assert store.requeue(job.id, attempt=1, reason="lost", outcome=Outcome.CLUSTER_LOST)
     job = store.job(job.id)
     if end == "completed":
         queue.finish(queue.start(job))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_a_watched_list_is_redrawn_in_place(queue: Queue, watched: Terminal) -> 
     for number in range(3):
         name = f"later-{number}"
         queue.submit(name)
-        shown = watched.until_screen(lambda text, name=name: name in text)  # type: ignore[misc]
+        shown = watched.until_screen(partial(_names, name))
         assert shown.splitlines()[0] == first.splitlines()[0]
         assert name in shown.splitlines()[1]
         assert len(shown.splitlines()) == LINES - 1
@@ -40,9 +41,13 @@ def test_a_watched_list_is_redrawn_in_place(queue: Queue, watched: Terminal) -> 
 
     watched.press(b"\x03")
     assert watched.close() == 130
-    assert not screen.is_alternate
+    assert not watched.screen.is_alternate
     # What stays is the whole list as it stood last, once: more lines than the screen has.
     printed = watched.shown.rpartition(b"\x1b[?1049l")[2].decode().splitlines()
     assert sum("ID " in line for line in printed) == 1
     assert f"{name} " in "\n".join(printed)
     assert screen.wrapped == 0
+
+
+def _names(name: str, text: str) -> bool:
+    return name in text

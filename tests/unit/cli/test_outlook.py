@@ -9,6 +9,7 @@ import pytest
 
 from rayjobs.cli import outlook
 from rayjobs.core.paths import TargetPaths, home
+from rayjobs.injob.outcomes import Outcome
 from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target
 
@@ -62,7 +63,7 @@ def test_a_time_that_an_outage_is_part_of_is_called_a_bound(
     (row,) = json.loads(terminal.type("ls", "--json").out)  # no target answers
     assert (row["shown_state"], row["ran_at_most"]) == ("NotResponding", True)
     assert "≤" in terminal.type("ls").out
-    assert store.requeue(job.id, attempt=1, reason="restarted", outcome="cluster_lost")
+    assert store.requeue(job.id, attempt=1, reason="restarted", outcome=Outcome.CLUSTER_LOST)
     done = queue.finish(queue.start(store.job(job.id)))
     seen = queue.completed("seen")
     rows = {row["id"]: row["ran_at_most"] for row in json.loads(terminal.type("ls", "--json").out)}

@@ -23,6 +23,7 @@ from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.node.containers import NodeContainers
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.target.node_settings import NodeSettings
+from rayjobs.workspace.folder import OpenWorkspace
 from tests.containers import image, needs_containers
 from tests.images import docker_archive, file, layer, oci_folder, tar_of
 from tests.jobs import until
@@ -448,6 +449,10 @@ def test_an_image_that_is_pruned_while_it_is_found_is_brought_again(
     assert image_node.cache.used_by()[str(found.key)]
 
 
+def _no_workspace(path: str) -> OpenWorkspace:
+    raise AssertionError(f"nothing needs the workspace {path}")
+
+
 def test_passwords_of_fetches_that_died_with_their_agent_are_removed(
     image_node: ImageNode,
 ) -> None:
@@ -456,7 +461,7 @@ def test_passwords_of_fetches_that_died_with_their_agent_are_removed(
     dead, alive = (cache.begin(letter * 32) for letter in "ab")
     for folder in (dead, alive):
         engines.Login("registry.example", "reader", "hunter2").write(folder / "login")
-    node = NodeContainers(cache.root, Workspaces(lambda _: None, shares_disk=True))  # type: ignore[return-value]
+    node = NodeContainers(cache.root, Workspaces(_no_workspace, shares_disk=True))
     with locked_if_free(cache.lock_of("b" * 32)):
         node.prune()
         assert not (dead / "login").exists()

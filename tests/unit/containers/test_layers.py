@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.containers import sources, unpacking
-from rayjobs.containers.layers import BadImageError, Root
+from rayjobs.containers.layers import MOST_BYTES, BadImageError, Root
 from tests.images import docker_archive, file, layer, oci_folder, other
 
 SMALL_LAYER = layer([file("a", b"x" * 5000)])
@@ -35,8 +35,8 @@ def digest(path: Path, name: str | None = None) -> str:
         return found.digest
 
 
-def unpacked(path: Path, target: Path, **limits: int) -> None:
-    with sources.opened(path, **limits) as found:
+def unpacked(path: Path, target: Path, *, most_bytes: int = MOST_BYTES) -> None:
+    with sources.opened(path, most_bytes=most_bytes) as found:
         unpacking.unpack(found, target)
 
 

@@ -126,7 +126,7 @@ def test_a_dataset_that_is_not_registered_is_kept_with_its_files_of_now(
     found = resolve(workspace.opened, "a", source=one.source, mode="download")
     assert found.manifest == files.manifest
     assert (found.name, found.mode) == ("a", "download")
-    assert open_input(found).manifest == files.manifest  # type: ignore[union-attr]
+    assert open_input(found).manifest == files.manifest
 
 
 def test_outputs_are_what_is_written_and_stored(workspace: Workspace, store: Datastore) -> None:

@@ -138,7 +138,7 @@ def test_an_attempt_takes_the_place_of_the_one_before_and_a_job_that_of_an_ended
     assert Attempt(node, workspace, tmp_path, "last").bring(path_on_compute=str(place)) == place
 
 
-MOUNTED = {"mode": "mount", "overwrite": False, "register_as": None}
+MOUNTED: dict[str, Any] = {"mode": "mount", "overwrite": False, "register_as": None}
 
 
 def test_a_mounted_output_is_the_folder_of_the_datastore(

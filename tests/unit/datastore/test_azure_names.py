@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def catalogue() -> MemoryCatalogue:
     return MemoryCatalogue()
 
 
-def register(catalogue: MemoryCatalogue, **more: str) -> Datastore:
+def register(catalogue: MemoryCatalogue, **more: Any) -> Datastore:
     return Datastore.register_azure_blob_container(
         workspace=catalogue,
         datastore_name="mydata",

@@ -2,20 +2,21 @@
 
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from rayjobs.datastore.backends import StoredFile
-from rayjobs.datastore.backends.base import CountBytes, ignore_bytes
+from rayjobs.datastore.backends import Backend, StoredFile
+from rayjobs.datastore.backends.base import CountBytes, Folder, ignore_bytes
 from rayjobs.datastore.cache import NodeCache
 from rayjobs.datastore.digests import digest_of
 from rayjobs.datastore.errors import CacheFull, DataIntegrityError, DatastoreUnavailable
 from rayjobs.datastore.manifest import FileEntry
 
 
-class Server:
+class Server(Backend):
     """A storage that counts what it gives, and gives what it is told to."""
 
     def __init__(self) -> None:
@@ -43,6 +44,24 @@ class Server:
 
     def local_path(self, path: str) -> None:
         return None
+
+    def stat(self, path: str) -> StoredFile | None:
+        raise AssertionError("the cache only fetches")
+
+    def walk(self, path: str) -> Iterator[StoredFile]:
+        raise AssertionError("the cache only fetches")
+
+    def children(self, path: str) -> list[StoredFile | Folder]:
+        raise AssertionError("the cache only fetches")
+
+    def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
+        raise AssertionError("the cache only fetches")
+
+    def remove(self, path: str) -> None:
+        raise AssertionError("the cache only fetches")
+
+    def check(self) -> None:
+        raise AssertionError("the cache only fetches")
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ import pytest
 
 from rayjobs.datastore import (
     DataInput,
+    DataReference,
     Dataset,
     Datastore,
+    FileDataset,
     Materialised,
     MemoryCatalogue,
     TabularDataset,
@@ -76,9 +78,11 @@ def test_a_local_folder_is_linked_for_a_job_for_which_it_can_be_read_only(
 def test_one_file_is_that_files_path(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
-    for number, source in enumerate(
-        (images.path("table.csv"), Dataset.File.from_files((images, "table.csv")))
-    ):
+    sources: tuple[DataReference | FileDataset, ...] = (
+        images.path("table.csv"),
+        Dataset.File.from_files((images, "table.csv")),
+    )
+    for number, source in enumerate(sources):
         done = materialise(
             resolve_input(source, catalogue, name=f"t{number}"),
             None,

@@ -50,9 +50,9 @@ def test_other_bytes_are_refused_before_anything_is_stored(
 def test_who_stores_at_the_same_moment_is_seen_too(
     features: DataOutput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rayjobs.datastore import outputs
+    from rayjobs.datastore import outputs, transfer
 
-    real = outputs.upload
+    real = transfer.upload
 
     def late(*given: object, **more: object) -> object:
         (tmp_path / "st" / "features").mkdir()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +92,9 @@ def test_a_filtered_table_is_registered_and_found_as_it_was(
         (lambda t: t[3] == 1, "a column is named by its text"),
     ],
 )
-def test_what_is_no_condition_is_refused(people: TabularDataset, condition, message: str) -> None:
+def test_what_is_no_condition_is_refused(
+    people: TabularDataset, condition: Callable[[TabularDataset], Any], message: str
+) -> None:
     with pytest.raises(InvalidReference, match=message):
         people.filter(condition(people)).to_arrow_table()
 

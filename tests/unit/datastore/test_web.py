@@ -199,11 +199,13 @@ def test_a_file_that_is_pruned_while_it_is_copied_is_fetched_again(
     backend = backend_of(server, cache)
     file = backend.stat("a")
     assert file is not None
-    copy, pruned = shutil.copyfile, []
+    copy = shutil.copyfile
+    pruned: list[Path] = []
 
     def prune_before(source: Path, target: Path) -> None:
         if not pruned:
-            pruned.append(source.unlink())
+            source.unlink()
+            pruned.append(source)
         copy(source, target)
 
     monkeypatch.setattr("rayjobs.datastore.backends.web.shutil.copyfile", prune_before)

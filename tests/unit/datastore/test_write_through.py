@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.datastore import write_through
+from rayjobs.datastore import transfer, write_through
 from rayjobs.datastore.backends.local import LocalBackend
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.errors import AccessDenied, DataNotFound
@@ -134,7 +134,7 @@ def test_a_folder_that_is_moved_aside_during_a_sync_removes_nothing(
     case.through.fill()
     case.write("a.txt", "one")
     case.through.sync()
-    listed = write_through.files_below
+    listed = transfer.files_below
 
     def moving(folder: Path) -> list[Path]:
         found = listed(folder)

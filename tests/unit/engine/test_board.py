@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.paths import TargetPaths
-from rayjobs.engine.board import Board, registered
+from rayjobs.engine.board import Board
 from rayjobs.store.base import Store
 from rayjobs.target.starting import is_registered, register_workspace
 from rayjobs.workspace.folder import open_workspace
+from rayjobs.workspace.registrations import registered
 
 
 @pytest.fixture

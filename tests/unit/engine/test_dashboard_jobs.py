@@ -15,6 +15,7 @@ from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.engine import dashboard_jobs
 from rayjobs.engine.board import QueueView, Served
 from rayjobs.engine.dashboard_jobs import DashboardJobs
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
@@ -102,7 +103,7 @@ class Scene:
 
     def complete(self, job: Job) -> None:
         self.store.move(job.id, attempt=1, old=JobState.RUNNING, new=JobState.FINALIZING)
-        self.store.finish(job.id, attempt=1, state=JobState.COMPLETED, outcome="completed")
+        self.store.finish(job.id, attempt=1, state=JobState.COMPLETED, outcome=Outcome.COMPLETED)
 
     async def step(self, seconds: float = 10.0) -> None:
         self.clock.ahead_s += seconds
@@ -142,7 +143,7 @@ def test_a_job_is_listed_from_its_submission_to_its_end(tmp_path: Path) -> None:
             job.id,
             attempt=1,
             state=JobState.FAILED,
-            outcome="failed",
+            outcome=Outcome.FAILED,
             reason=failure.message,
             failure=failure,
         )

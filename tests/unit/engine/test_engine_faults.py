@@ -16,6 +16,7 @@ import pytest
 from rayjobs.core.errors import StoreBusyError, StoreFullError
 from rayjobs.engine import board, engine, recovery
 from rayjobs.engine.attempt import ending, record, supervisor
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import AllocationState
 from rayjobs.jobs.states import JobState
@@ -538,7 +539,8 @@ def test_a_workspace_that_disappears_for_a_moment_ends_nothing(tmp_path: Path) -
 
 def test_a_job_that_is_changed_while_it_starts_runs_what_was_changed(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
-        start, seen = here.store.start, []
+        start = here.store.start
+        seen: list[Any] = []
 
         def late(job_id: str, **more: Any) -> Any:
             if not seen:  # after it was decided to start the job, before the store is asked
@@ -635,7 +637,9 @@ def test_an_actor_whose_attempt_another_one_has_ended_starts_nothing(
 
         def raced(job_id: str, *, attempt: int, **more: Any) -> bool:
             if attempt == 1 and (("launch", job_id, 1) in here.agent.calls) == after_launch:
-                here.store.requeue(job_id, attempt=1, reason="its actor is gone", outcome="lost")
+                here.store.requeue(
+                    job_id, attempt=1, reason="its actor is gone", outcome=Outcome.NODE_LOST
+                )
             return write(job_id, attempt=attempt, **more)
 
         here.store.set_hosts = raced  # type: ignore[method-assign]

@@ -18,6 +18,7 @@ from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.rootcause import diagnose
 from rayjobs.jobs.states import JobState
+from rayjobs.protocol.agent import AgentLostError
 from rayjobs.protocol.attempts import Launched, LaunchRequest
 from rayjobs.protocol.calls import Nothing, Renew, Renewed
 from rayjobs.protocol.nodes import Hello
@@ -214,7 +215,7 @@ def leases_of(cluster: FakeCluster, clock: TurnedClock, monkeypatch: pytest.Monk
     async def turn(seconds: float) -> None:
         clock.at += seconds
 
-    monkeypatch.setattr(leases.asyncio, "sleep", turn)
+    monkeypatch.setattr(asyncio, "sleep", turn)
     return Leases(cluster, clock, lease_s=90.0, shares_machine=False)  # type: ignore[arg-type]
 
 
@@ -260,7 +261,7 @@ def test_a_renewal_carries_the_stamp_of_the_answer_before() -> None:
         async def renew(self, asked: Renew) -> Renewed:
             stamps.append(asked.stamp)
             if len(stamps) == 4:
-                raise leases.AgentLostError("gone")
+                raise AgentLostError("gone")
             return await super().renew(asked)
 
     held = Leases(FakeCluster(), TurnedClock(), lease_s=0.01, shares_machine=False)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from rayjobs.jobs.records import Job, StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.models import requested
 from rayjobs.protocol.attempts import AttemptOnNode
-from rayjobs.protocol.collected import Collected
+from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.protocol.settled import Settled
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
@@ -65,7 +65,9 @@ class Script:
             if waits is not None:
                 await waits
             script.publish(on.job, on.attempt)
-            return replace(await real(agent, on), models=tuple(script.requests))
+            return replace(
+                await real(agent, on), models=tuple(map(RequestedModel.from_json, script.requests))
+            )
 
         monkeypatch.setattr(FakeAgent, "collect", collect)
 

@@ -20,6 +20,7 @@ from rayjobs.core.errors import StoreBusyError
 from rayjobs.engine import candidates as candidates_module
 from rayjobs.engine.board import QueueView, Served
 from rayjobs.engine.candidates import Candidates
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Job, StoredFile
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.policy import Decisions, Rule, Situation, decide
@@ -111,7 +112,7 @@ def test_who_starts_or_is_canceled_waits_no_more_and_comes_back_anew(tmp_path: P
         await view.look()
         assert (view.queued, view.entries) == ({}, {})
         assert [job.id for _served, job, _attempt in view.live] == [started.id]
-        store.store.requeue(started.id, attempt=1, reason="again", outcome="lost")
+        store.store.requeue(started.id, attempt=1, reason="again", outcome=Outcome.NODE_LOST)
         await view.look()
         assert [job.attempt for job in view.queued.values()] == [1]
         assert view.live == []
@@ -336,7 +337,7 @@ def test_a_job_that_came_since_the_last_look_is_not_older(tmp_path: Path) -> Non
         client.close()
 
 
-def _place(plan: Decisions) -> Callable[[str], object]:
+def _place(plan: Decisions) -> Callable[[str], Any]:
     limits = plan.situation.limits
     return lambda key: rank(plan.by_key[key], limits)
 
@@ -378,7 +379,7 @@ def test_a_job_that_comes_back_into_the_queue_keeps_its_time(tmp_path: Path) -> 
         job = store.submit()
         assert store.store.start(job.id, attempt=0, allocation="a") is not None
         await view.look(datetime.now(UTC) + timedelta(hours=1))
-        assert store.store.requeue(job.id, attempt=1, reason="lost", outcome="cluster_lost")
+        assert store.store.requeue(job.id, attempt=1, reason="lost", outcome=Outcome.CLUSTER_LOST)
         await view.look(datetime.now(UTC) + timedelta(hours=1))
         (found,) = view.queued.values()
         assert found.submitted_at == job.submitted_at

@@ -96,13 +96,15 @@ class Table:
 def test_a_doubted_node_is_left_out_as_long_as_its_raylet_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import ray
+
     from rayjobs.engine.ray import cluster as raycluster
 
     with socket.socket() as raylet:
         raylet.bind(("127.0.0.1", 0))
         table = Table(raylet.getsockname()[1])
-        monkeypatch.setattr(raycluster.ray, "nodes", table.nodes)
-        monkeypatch.setattr(raycluster.ray._private.state, "available_resources_per_node", dict)
+        monkeypatch.setattr(ray, "nodes", table.nodes)
+        monkeypatch.setattr(ray._private.state, "available_resources_per_node", dict)
         cluster = raycluster.RayCluster("t", tmp_path)
 
         async def names() -> list[str]:
@@ -124,13 +126,15 @@ def test_a_doubted_node_is_left_out_as_long_as_its_raylet_refuses(
 def test_a_group_does_not_wait_for_a_node_that_has_been_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import ray
+
     from rayjobs.engine.ray import cluster as raycluster
     from rayjobs.engine.ray import groups
     from rayjobs.policy import Shape
     from rayjobs.protocol.agent import NotPlacedError
 
     table = Table(1)
-    removed = []
+    removed: list[object] = []
 
     class Group:
         def wait(self, _timeout_s: float) -> bool:
@@ -139,7 +143,7 @@ def test_a_group_does_not_wait_for_a_node_that_has_been_lost(
             return False
 
     group = Group()
-    monkeypatch.setattr(raycluster.ray, "nodes", table.nodes)
+    monkeypatch.setattr(ray, "nodes", table.nodes)
     monkeypatch.setattr(groups, "placement_group", lambda *_given, **_more: group)
     monkeypatch.setattr(groups, "placement_group_table", lambda _group: {})
     monkeypatch.setattr(groups, "remove_placement_group", removed.append)

@@ -6,12 +6,13 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
-from rayjobs.environments import condas
+from rayjobs.environments import conda_worker, condas
 from rayjobs.environments.cache import RECORD, Cache
 from tests.conda_channel import VERSION, Channel
 from tests.unit.environments.conftest import Builder
@@ -32,6 +33,9 @@ def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
     return made.index()
 
 
+WORKER = Path(conda_worker.__file__ or "")
+
+
 def said(python: str, code: str) -> str:
     done = subprocess.run([python, "-c", code], check=True, capture_output=True, timeout=60)
     return done.stdout.decode().strip()
@@ -43,7 +47,7 @@ def test_packages_of_conda_and_of_pip_in_one_environment(
     make_wheel(tmp_path / "wheels", "tiny-pip", needs=["tiny-tool>=1"])
     make_wheel(tmp_path / "wheels", "tiny-tool", "1.0", value="of pip")
     lines = ["--no-index", f"--find-links {tmp_path}/wheels", "tiny-pip"]
-    asked = {"conda": ["tiny-tool=1"], "channels": [channel.url]}
+    asked: dict[str, Any] = {"conda": ["tiny-tool=1"], "channels": [channel.url]}
     found, wish = builder.build(*lines, **asked)
     assert wish.steps == ["resolve", "build", "resolve", "built"]
     prefix = builder.node.environments / found.key
@@ -102,14 +106,14 @@ def test_a_package_whose_bytes_have_changed_is_not_installed(
 
 
 def test_link_scripts_run_where_they_are_allowed(builder: Builder, channel: Channel) -> None:
-    asked = {"conda": ["scripted"], "channels": [channel.url]}
+    asked: dict[str, Any] = {"conda": ["scripted"], "channels": [channel.url]}
     for allowed in (False, True):
         found, _ = builder.build(**asked, link_scripts=allowed)
         assert (Path(found.python).parents[1] / "share/linked").exists() is allowed
 
 
 def test_a_prefix_that_died_half_way_is_made_again(builder: Builder, channel: Channel) -> None:
-    asked = {"conda": ["tiny-tool"], "channels": [channel.url]}
+    asked: dict[str, Any] = {"conda": ["tiny-tool"], "channels": [channel.url]}
     first, _ = builder.build(**asked)
     folder = Cache(builder.node.environments).folder(first.key)
     (folder / RECORD).unlink()  # the record comes last
@@ -123,10 +127,10 @@ def test_a_worker_that_crashes_after_its_work_is_believed(
     builder: Builder, channel: Channel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     crashing = tmp_path / "worker.py"
-    text = Path(condas.conda_worker.__file__).read_text()
+    text = WORKER.read_text()
     assert "os._exit(code)" in text
     crashing.write_text(text.replace("os._exit(code)", "os.abort()"))
-    monkeypatch.setattr(condas.conda_worker, "__file__", str(crashing))
+    monkeypatch.setattr(conda_worker, "__file__", str(crashing))
     found, _ = builder.build(conda=["tiny-tool"], channels=[channel.url])
     assert said(found.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
 
@@ -144,7 +148,11 @@ echo '{{"url": "file:///c/tiny-1.0-0.conda", "md5": "00"}}' > "$4/conda-meta/tin
 def test_a_program_of_the_node_makes_the_environment(
     builder: Builder, channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {"conda": ["tiny-tool"], "channels": [channel.url], "conda_command": "micromamba"}
+    asked: dict[str, Any] = {
+        "conda": ["tiny-tool"],
+        "channels": [channel.url],
+        "conda_command": "micromamba",
+    }
     made, _ = builder.build(conda=["tiny-tool"], channels=[channel.url])
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(PrepareError, match="no program 'micromamba'"):
@@ -171,13 +179,13 @@ def test_without_py_rattler_the_remedy_is_named(
     builder: Builder, channel: Channel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     absent = tmp_path / "worker.py"
-    text = Path(condas.conda_worker.__file__).read_text()
+    text = WORKER.read_text()
     absent.write_text(
         f"import sys\nsys.modules['rattler'] = None\n{text}".replace(
             "from __future__ import annotations\n", ""
         )
     )
-    monkeypatch.setattr(condas.conda_worker, "__file__", str(absent))
+    monkeypatch.setattr(conda_worker, "__file__", str(absent))
     with pytest.raises(PrepareError, match=r"rayjobs\[conda\]"):
         builder.build(conda=["tiny-tool"], channels=[channel.url])
 

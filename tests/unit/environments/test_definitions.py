@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_an_interpreter_that_the_user_manages() -> None:
     assert environment_of(made) == "/opt/venv/bin/python"
 
 
-COMMON = {"compute_target": "local", "entry_script": "a.py"}
+COMMON: dict[str, Any] = {"compute_target": "local", "entry_script": "a.py"}
 
 
 def test_packages_of_estimators_are_added_to_the_framework(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def in_image(root: Path, **changes: object) -> Image:
     return Image(**values)  # type: ignore[arg-type]
 
 
-def build(builder: Builder, image: Image, *lines: str, **more: object) -> tuple[Realised, Wish]:
+def build(builder: Builder, image: Image, *lines: str, **more: Any) -> tuple[Realised, Wish]:
     wish = builder.wish()
     wish.work.image = image
     return builder.build(*lines, wish=wish, **more)

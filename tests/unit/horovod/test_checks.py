@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_horovod_must_be_there_and_able_to(
     monkeypatch: pytest.MonkeyPatch,
     text: str,
     has: builds.Build | None,
-    more: dict[str, object],
+    more: dict[str, Any],
     word: str | None,
 ) -> None:
     problems = check(tmp_path, text, monkeypatch, has=has, **more)

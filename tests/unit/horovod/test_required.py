@@ -14,6 +14,7 @@ import pytest
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.environments.horovod import required
+from rayjobs.injob.plan import LaunchPlan
 from rayjobs.jobs.records import Job
 from rayjobs.launch.launchers import launcher_for
 from rayjobs.launch.plan import AttemptContext, PlannedNode
@@ -54,7 +55,7 @@ def plan_of(
     backend: str = "mpi",
     text: str = SCRIPT,
     **variables: str,
-) -> dict[str, Any]:
+) -> LaunchPlan:
     """Return the plan of the first of two nodes, whose script is in place."""
     if packages is not None:
         variables["PYTHONPATH"] = str(packages)

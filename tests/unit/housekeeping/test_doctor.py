@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +31,9 @@ from rayjobs.housekeeping.doctor import (
     versions,
 )
 from rayjobs.injob import cgroups
+from rayjobs.node import hold as nodehold
+from rayjobs.store.schema import VERSION
+from rayjobs.target import local_head, targets
 from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.target.secrets import TargetSecrets
 from tests.unit.cli.conftest import Queue, Terminal
@@ -98,7 +104,7 @@ def test_the_command_imports_nothing_heavy(queue: Queue) -> None:
 
 def test_what_is_tried_leaves_no_cgroup(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"{os.getpid()}-tried"  # of this test alone: others may be trying, too
-    monkeypatch.setattr(capabilities.secrets, "token_hex", lambda _length: name)
+    monkeypatch.setattr(secrets, "token_hex", lambda _length: name)
     list(capabilities.ending(place))
     list(capabilities.memory(place))
     assert not [path for mount in cgroups.mounts() for path in Path(mount.own).glob(f"*{name}*")]
@@ -117,7 +123,7 @@ def test_a_newer_store_fails_and_an_older_one_is_warned_of(
 ) -> None:
     place = Place(own_home / "h", queue.workspace.path)
     assert one(versions.store(place)).level is Level.OK
-    for known, level in ((versions.VERSION - 1, Level.FAIL), (versions.VERSION + 1, Level.WARN)):
+    for known, level in ((VERSION - 1, Level.FAIL), (VERSION + 1, Level.WARN)):
         monkeypatch.setattr(versions, "VERSION", known)
         assert one(versions.store(place)).level is level
         monkeypatch.undo()
@@ -136,7 +142,7 @@ def test_a_target_that_does_not_fit_is_told(
     view: tuple[str, str], level: Level, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        versions.targets,
+        targets,
         "target_status",
         lambda _name, home: SimpleNamespace(state=view[0], version=view[1]),
     )
@@ -150,12 +156,12 @@ def test_without_cgroups_the_lesser_ways_are_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayjobs.injob.cgroups.mounts", list)
-    monkeypatch.setattr(capabilities.nodehold, "why_no_namespace", lambda: "")
+    monkeypatch.setattr(nodehold, "why_no_namespace", lambda: "")
     held, limit = one(capabilities.ending(place)), one(capabilities.memory(place))
     assert (held.level, held.data["kind"]) == (Level.OK, "namespace")
     assert "no cgroup v2 is mounted" in held.text
     assert (limit.level, limit.data["kind"]) == (Level.WARN, "watch")
-    monkeypatch.setattr(capabilities.nodehold, "why_no_namespace", lambda: "sysctl says no")
+    monkeypatch.setattr(nodehold, "why_no_namespace", lambda: "sysctl says no")
     held, other = one(capabilities.ending(place)), one(capabilities.namespaces(place))
     assert (held.level, held.data["kind"]) == (Level.WARN, "subreaper")
     assert "no cgroup v2 is mounted" in held.text and "sysctl says no" in held.text
@@ -194,7 +200,7 @@ def test_a_head_without_a_token_fails(
 ) -> None:
     (runtime_dir(place.home) / "r").mkdir()
     monkeypatch.setattr(
-        network.local_head, "processes_of", lambda _folder: [SimpleNamespace(pid=os.getpid())]
+        local_head, "processes_of", lambda _folder: [SimpleNamespace(pid=os.getpid())]
     )
     assert one(network.ports(place)).level is Level.OK
     monkeypatch.setattr(network, "_is_open", lambda _pid: True)
@@ -246,7 +252,7 @@ def test_a_disk_that_fills_up_is_told(
         f_files=10**6,
         f_favail=10**6,
     )
-    monkeypatch.setattr(resources.os, "statvfs", lambda _path: room)
+    monkeypatch.setattr(os, "statvfs", lambda _path: room)
     [found] = [one for one in resources.disks(place) if one.topic == "disk of home"]
     assert found.level is level
 
@@ -262,7 +268,7 @@ def test_records_from_the_future_are_told(queue: Queue, own_home: Path) -> None:
 
 
 def test_a_clock_that_was_moved_is_told() -> None:
-    now = resources.time.time(), resources.time.clock_gettime(resources.time.CLOCK_BOOTTIME)
+    now = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
     assert resources.steadiness(*now).level in (Level.OK, Level.WARN)  # another may move it
     assert resources.steadiness(now[0] - 3600, now[1]).level is Level.WARN
 
@@ -336,7 +342,7 @@ def test_which_environments_can_be_built_here(
     }
     (tmp_path / "mamba").write_text("")
     (tmp_path / "mamba").chmod(0o755)
-    monkeypatch.setattr(capabilities.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     found = one(capabilities.packages(place))
     assert found.data["conda"] is False
     assert "conda by mamba (`conda_command`)" in found.text

@@ -166,7 +166,8 @@ def test_every_outcome_and_every_reason_of_an_end_has_its_rule() -> None:
 
 
 def test_an_outcome_is_its_text() -> None:
-    assert f"{Outcome.NODE_LOST}" == str(Outcome.NODE_LOST) == "node_lost" == Outcome.NODE_LOST
+    assert f"{Outcome.NODE_LOST}" == str(Outcome.NODE_LOST) == "node_lost"
+    assert Outcome("node_lost") is Outcome.NODE_LOST and {"node_lost": 1}[Outcome.NODE_LOST] == 1
     assert Found("gone") is Found.GONE
 
 

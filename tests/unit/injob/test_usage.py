@@ -71,7 +71,7 @@ def test_any_length_of_run_keeps_a_bounded_number_of_points(tmp_path: Path) -> N
     assert len(json.dumps(record.to_json())) < 20_000
 
 
-def test_dear_samples_are_taken_less_often(tmp_path: Path) -> None:
+def test_dear_samples_are_taken_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = Usage(*host(tmp_path))
 
     def dear(_now_s: float) -> None:
@@ -79,7 +79,7 @@ def test_dear_samples_are_taken_less_often(tmp_path: Path) -> None:
         while time.thread_time() < until_s:
             pass
 
-    samples._sample = dear  # type: ignore[method-assign]
+    monkeypatch.setattr(samples, "_sample", dear)
     samples._next_s = 0.0
     before_s = time.monotonic()
     samples.turn()

@@ -12,6 +12,7 @@ import pytest
 from rayjobs import Workspace, checkpoint
 from rayjobs.core.clock import SystemClock
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.jobs.states import JobState
 from rayjobs.results.collect import Publisher
@@ -114,7 +115,7 @@ class Runs:
         """Lose the attempt and start the next."""
         store = self.workspace.store
         number = store.job(job.id).attempt
-        assert store.requeue(job.id, attempt=number, reason="killed", outcome="failed")
+        assert store.requeue(job.id, attempt=number, reason="killed", outcome=Outcome.FAILED)
         self.attempt(job)
 
     def trained(self, accuracy: Sequence[float] = (0.5, 0.9), *, data: bytes = b"weights") -> Job:

@@ -30,6 +30,7 @@ def test_a_run_registers_its_file_with_its_lineage(runs: Runs) -> None:
     assert (model.name, model.version, model.id) == ("mnist", 1, "mnist:1")
     assert (model.tags, model.properties) == ({"stage": "dev"}, {"p": "1"})
     assert (model.model_framework, model.model_framework_version) == ("PyTorch", "2.1")
+    assert model.run is not None
     assert (model.description, model.run_id, model.run.id) == ("first", job.id, job.id)
     assert model.url.endswith("/models/mnist/1")
     found = model.lineage

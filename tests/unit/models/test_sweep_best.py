@@ -142,8 +142,8 @@ def test_a_folder_means_its_files_without_the_checkpoints(runs: Runs) -> None:
     model = models.find(runs.workspace, "digits-best")
     assert [one.name for one in model.record.files] == ["model.pt"]
     assert model.lineage["left_out"] == []
-    step = "outputs/checkpoints/step-000000000001"
-    named = models.register(runs.workspace, name="m", run=job.id, path=step)
+    newest = "outputs/checkpoints/step-000000000001"
+    named = models.register(runs.workspace, name="m", run=job.id, path=newest)
     assert sorted(one.name for one in named.record.files) == ["manifest.json", "model.pt"]
 
 

@@ -103,6 +103,7 @@ def test_a_model_says_what_it_is_and_finds_its_sample_datasets(runs: Runs, folde
     model = Model.register(
         runs.workspace, folder / "weights.bin", "one", sample_input_dataset=words
     )
+    assert model.sample_input_dataset is not None
     assert model.sample_input_dataset.id == words.id
     assert model.sample_output_dataset is None
     assert (model.mime_type, model.unpack) == ("application/octet-stream", False)

@@ -121,7 +121,7 @@ def exit_by_itself(exceptions: Any) -> Exception:
 
 
 def known_to_have_left(exceptions: Any) -> Exception:
-    class Died(exceptions.ActorDiedError):  # type: ignore[misc, name-defined]
+    class Died(exceptions.ActorDiedError):
         def __str__(self) -> str:
             return "Worker exit type: INTENDED_USER_EXIT Worker exit detail: User requested to"
 

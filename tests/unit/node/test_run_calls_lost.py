@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -111,11 +111,12 @@ def test_what_is_registered_is_not_registered_twice(scene: Scene, losing: Losing
     def add_dataset() -> Any:
         return store.catalogue.add_dataset(record, create_new_version=True)
 
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: store.put_model(None, draft),
         lambda: store.put_environment("e", "{}", user="ada"),
         add_dataset,
-    ):
+    )
+    for call in calls:
         losing.lose = True
         before = len(losing.lines)
         with pytest.raises(StoreError, match="may have been carried out"):

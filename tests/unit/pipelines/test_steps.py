@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -327,11 +327,12 @@ def test_a_run_of_a_pipeline_takes_no_other_children(ws: Workspace) -> None:
     submitted = submit_pipeline(ws.opened, built(ws, step(ws)), wake=False)
     run = PipelineRun.get(ws, submitted.pipeline.job.id)
     config = ScriptRunConfig(source(ws)["source_directory"], script="a.py")
-    for refused in (
+    calls: tuple[Callable[[], object], ...] = (
         run.child_run,
         lambda: run.create_children(count=2),
         lambda: run.submit_child(config),
-    ):
+    )
+    for refused in calls:
         with pytest.raises(UsageError, match="of a pipeline run are its steps"):
             refused()
     assert len(ws.opened.store.jobs()) == 2

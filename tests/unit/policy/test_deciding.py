@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from rayjobs.jobs import retry
 from rayjobs.policy import (
@@ -195,7 +196,7 @@ def test_a_target_runs_no_more_than_its_limit_of_jobs() -> None:
 
 # -- backfill ------------------------------------------------------------------------------------
 
-BUSY = {"cpus": 2, "max_duration_s": 3600.0, "expected_s": 3000.0}
+BUSY: dict[str, Any] = {"cpus": 2, "max_duration_s": 3600.0, "expected_s": 3000.0}
 
 
 def test_a_job_that_surely_ends_in_time_passes() -> None:

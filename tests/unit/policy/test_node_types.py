@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -31,12 +32,12 @@ CAPACITY = Capacity(
 )
 
 
-def spec(nodes: int = 1, **resources: object) -> JobSpec:
+def spec(nodes: int = 1, **resources: Any) -> JobSpec:
     backend = "gloo" if nodes > 1 else "none"
     return JobSpec(
         script="train.py",
         resources=Resources.model_validate(resources),
-        distribution=Distribution(nodes=nodes, backend=backend),  # type: ignore[arg-type]
+        distribution=Distribution(nodes=nodes, backend=backend),
     )
 
 
@@ -49,7 +50,7 @@ def spec(nodes: int = 1, **resources: object) -> JobSpec:
         ({"spot": False}, ["cpu", "gpu"]),
     ],
 )
-def test_names_sizes_and_spot_become_names(asked: dict[str, object], names: list[str]) -> None:
+def test_names_sizes_and_spot_become_names(asked: dict[str, Any], names: list[str]) -> None:
     wanted = spec(**asked)
     assert fits_ever(wanted, CAPACITY) == []
     assert plan_shape(pin_types(wanted, CAPACITY), CAPACITY).shape["node_types"] == names
@@ -68,8 +69,8 @@ def test_without_a_wish_any_node_will_do() -> None:
         ({"nodes": 3, "node_types": ("gpu",)}, "distribution.nodes", "2 at most"),
     ],
 )
-def test_what_no_type_can_give_is_refused(asked: dict[str, object], path: str, words: str) -> None:
-    problems = fits_ever(spec(**asked), CAPACITY)  # type: ignore[arg-type]
+def test_what_no_type_can_give_is_refused(asked: dict[str, Any], path: str, words: str) -> None:
+    problems = fits_ever(spec(**asked), CAPACITY)
     assert [problem.path for problem in problems] == [path]
     assert words in problems[0].message
 
@@ -126,7 +127,7 @@ def test_a_file_is_read_and_written_to_the_targets_record(tmp_path: Path) -> Non
     ],
 )
 def test_a_file_that_leaves_something_open_is_refused(
-    tmp_path: Path, wrong: dict[str, object], words: str
+    tmp_path: Path, wrong: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         read_cluster_file(written(tmp_path, **wrong))

@@ -95,7 +95,8 @@ def situations(draw: st.DrawFn) -> Situation:
         for index in range(draw(st.integers(0, 10)))
     ]
     promise = None
-    if waiting and draw(st.booleans()):
+    is_promised = bool(waiting) and draw(st.booleans())
+    if is_promised:
         one_of = draw(st.sampled_from(waiting))
         promise = Promise(
             key=one_of.key,
@@ -160,7 +161,9 @@ def with_advice(job: Waiting, advice: str) -> Waiting:
         return replace(job, priority=int(value))
     if name == "nodes":
         return replace(job, shape=replace(job.shape, nodes=int(value)))
-    return replace(job, shape=replace(job.shape, nodes=1, **{name: float(value)}))
+    if name == "gpus":
+        return replace(job, shape=replace(job.shape, nodes=1, gpus=float(value)))
+    return replace(job, shape=replace(job.shape, nodes=1, cpus=float(value)))
 
 
 def carried_out(plan: Decisions) -> Situation:

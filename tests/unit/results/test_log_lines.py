@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -156,7 +156,12 @@ def test_the_times_of_a_rank_are_read_once(
     found = source(workspace, job)
     asked: list[int] = []
     times = found.logs.times
-    monkeypatch.setattr(found.logs, "times", lambda rank: asked.append(rank) or times(rank))
+
+    def noted(rank: int) -> Any:
+        asked.append(rank)
+        return times(rank)
+
+    monkeypatch.setattr(found.logs, "times", noted)
     assert not has_unknown_times(found)
     assert [line.at for line in read_lines(found, Wanted())] == [100.0]
     assert asked == [0, 1]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import NotFoundError
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Job
 from rayjobs.results.logs import Logs, prefixed, real_name
 from rayjobs.spec.model import JobSpec
@@ -81,7 +82,7 @@ def test_following_goes_from_the_queue_over_all_attempts_to_the_end(
     paths = begin(workspace, job, tmp_path / "a1")
     paths.driver_log(0).write_bytes(b"first ")
     wait_for(seen, b"first ")
-    workspace.store.requeue(job.id, attempt=1, reason="node lost", outcome="node_lost")
+    workspace.store.requeue(job.id, attempt=1, reason="node lost", outcome=Outcome.NODE_LOST)
     paths = begin(workspace, job, tmp_path / "a2")
     paths.driver_log(0).write_bytes(b"second ")
     wait_for(seen, b"second ")

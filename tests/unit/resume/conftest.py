@@ -12,6 +12,7 @@ import pytest
 
 from rayjobs import checkpoint
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.launch.launchers import launcher_for
@@ -87,7 +88,7 @@ class Trainer:
     def requeue(self, job: Job) -> None:
         store = self.workspace.store
         number = store.job(job.id).attempt
-        assert store.requeue(job.id, attempt=number, reason="killed", outcome="failed")
+        assert store.requeue(job.id, attempt=number, reason="killed", outcome=Outcome.FAILED)
 
     def trained(self, *steps: int, state: S = S.COMPLETED) -> Job:
         """Return a job that saved checkpoints and ended."""

@@ -413,7 +413,7 @@ def test_what_may_be_written_shorter_is_named(data: dict[str, Any], text: str) -
 
 def test_a_spec_made_in_python_is_refused_in_the_same_words() -> None:
     with pytest.raises(SpecError) as caught:
-        JobSpec(script="train.py", depends_on=["a_job"], priority="high")  # type: ignore[arg-type]
+        JobSpec(script="train.py", depends_on=["a_job"], priority="high")
     assert str(caught.value).splitlines() == [
         "JobSpec has 2 problems:",
         "  - priority: 'high' is not a whole number.",
@@ -423,4 +423,4 @@ def test_a_spec_made_in_python_is_refused_in_the_same_words() -> None:
         Resources(cpu=1)  # type: ignore[call-arg]
     with pytest.raises(SpecError, match="exactly one of `script` and `command`"):
         JobSpec()
-    assert JobSpec(script="train.py", depends_on=({"job": "a"},)).depends_on[0].job == "a"  # type: ignore[arg-type]
+    assert JobSpec(script="train.py", depends_on=({"job": "a"},)).depends_on[0].job == "a"

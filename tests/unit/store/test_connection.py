@@ -69,7 +69,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "store.db-wal").exists()
 
 
-def in_a_child(work: Callable[[], None]) -> int:
+def in_a_child(work: Callable[[], object]) -> int:
     """Fork, do the work there, and return the child's pid; it exits with 0 where all went well."""
     child = os.fork()
     if child == 0:
@@ -134,7 +134,7 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(tmp_path: Path) -> N
     thread.start()
     try:
         assert inside.wait(150)
-        children = [in_a_child(lambda: submit(store) and None) for _ in range(5)]
+        children = [in_a_child(lambda: submit(store)) for _ in range(5)]
         ends = [ended_well(child) for child in children]
     finally:
         stop.set()

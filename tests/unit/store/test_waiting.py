@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import StoredFile
 from rayjobs.jobs.states import JobState
@@ -68,7 +69,7 @@ def test_a_job_that_is_queued_again_has_another_mark(store: SqlStore) -> None:
     (before,) = store.queue_marks("local")
     store.start(job, attempt=0, allocation="a")
     assert store.queue_marks("local") == []
-    assert store.requeue(job, attempt=1, reason="again", outcome="lost")
+    assert store.requeue(job, attempt=1, reason="again", outcome=Outcome.NODE_LOST)
     (after,) = store.queue_marks("local")
     assert after[0] == before[0]
     assert after != before

@@ -137,8 +137,7 @@ def test_a_proxy_with_a_password_is_handed_on_for_what_needs_the_network(
     submit(workspace, spec("found"), wake=False)
     assert secrets.values() == expected
     secrets.path.unlink()
-    packages = {"outputs": {}, "environment": {"pip": ["six"]}}
-    submit(workspace, spec(**packages), wake=False)
+    submit(workspace, spec(outputs={}, environment={"pip": ["six"]}), wake=False)
     assert secrets.values() == expected
 
 

@@ -87,15 +87,11 @@ def test_stage_lines_are_read_as_they_were_written(paths: TargetPaths) -> None:
 
 
 def test_many_writers_do_not_tear_each_others_lines(paths: TargetPaths) -> None:
-    writers = [
-        threading.Thread(
-            target=lambda name: [
-                Progress(paths.progress, name).stage("x" * 500) for _ in range(50)
-            ],
-            args=(f"s{number}",),
-        )
-        for number in range(4)
-    ]
+    def write(name: str) -> None:
+        for _ in range(50):
+            Progress(paths.progress, name).stage("x" * 500)
+
+    writers = [threading.Thread(target=write, args=(f"s{number}",)) for number in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:

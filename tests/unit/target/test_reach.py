@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import NotFoundError, TargetError
-from rayjobs.target import reach, starters, targets
+from rayjobs.target import reach, targets
 from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.target.stopping import Place
 
@@ -127,7 +127,7 @@ def test_what_needs_the_cluster_names_its_address_and_starts_no_process(
     def start(*_arguments: object, **_more: object) -> None:
         raise AssertionError("no process is started for a cluster that does not answer")
 
-    monkeypatch.setattr(starters.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(TargetError, match=r"no Ray cluster can be reached at 127\.0\.0\.1:"):
         command("lab", home=lab.home)  # type: ignore[operator]
 

@@ -350,7 +350,9 @@ def test_a_target_with_jobs_is_not_stopped_without_force(
 
 
 def test_a_job_that_has_just_ended_does_not_keep_a_target(place: Place) -> None:
-    answers = iter([{"ok": False, "busy": True, "jobs": ["digits_1"]}, {"ok": True}])
+    answers: Iterator[dict[str, Any]] = iter(
+        [{"ok": False, "busy": True, "jobs": ["digits_1"]}, {"ok": True}]
+    )
     with answering(place.socket, lambda _: next(answers)):
         stopping.retire(place, force=False)
 

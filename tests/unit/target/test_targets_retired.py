@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,7 @@ from rayjobs.target import (
     local_head,
     reach,
     revive,
+    starters,
     starting,
     stop_record,
     stopping,
@@ -204,7 +206,7 @@ def test_a_stop_stands_recorded_when_its_client_is_interrupted(
         raise KeyboardInterrupt
 
     starting.register_workspace(place.paths, tmp_path)
-    monkeypatch.setattr(targets.time, "sleep", interrupt)
+    monkeypatch.setattr(time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         targets.stop_target("local", force=True, home=place.home)
     condition = revive.look_after("local", home=place.home, workspace=tmp_path)
@@ -223,7 +225,7 @@ def test_only_a_refusal_takes_the_record_of_a_stop_back(
         said = {"id": asked["id"], "error": "that did not work", "is_refused": is_refused}
         place.paths.stop_answer.write_text(json.dumps(said))
 
-    monkeypatch.setattr(targets.time, "sleep", answer)
+    monkeypatch.setattr(time, "sleep", answer)
     with pytest.raises(TargetError, match="that did not work"):
         targets.stop_target("local", home=place.home)
     assert stop_record.last(place.paths).is_in_force is not is_refused
@@ -236,7 +238,7 @@ def test_a_stop_of_an_attached_target_with_jobs_is_refused_and_not_recorded(
     lab = Place("lab", short_path / "h")
     save_target(TargetRecord("lab", address="10.0.0.1:6379", token_file="t"), home=lab.home)
     monkeypatch.setattr(reach, "why_unreachable", lambda *_, **__: "")
-    monkeypatch.setattr(targets.starters, "run_starter", lambda *_, **__: None)
+    monkeypatch.setattr(starters, "run_starter", lambda *_, **__: None)
     monkeypatch.setattr(stopping, "SETTLE_S", 0.0)
     local_head.write_private(lab.activity, json.dumps({"busy": is_busy, "jobs": ["digits_1"]}))
     if is_busy:
@@ -295,7 +297,7 @@ def test_a_start_in_the_background_loses_to_a_stop_that_came_after_it(
         def wait(self) -> None:
             return
 
-    monkeypatch.setattr(revive.subprocess, "Popen", Recorded)
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
     monkeypatch.setattr(starting, "spawn", _spawns_nothing)
     for stop_comes_first in (False, True):
         if stop_comes_first:

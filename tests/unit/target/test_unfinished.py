@@ -6,8 +6,9 @@ import fcntl
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,8 @@ def _age(workspace: OpenWorkspace, monkeypatch: pytest.MonkeyPatch, days: float)
 
     class Later(datetime):
         @classmethod
-        def now(cls, tz: object = None) -> datetime:
-            return datetime.now(UTC) + timedelta(days=days)
+        def now(cls, tz: tzinfo | None = None) -> Later:
+            return cls.fromtimestamp(time.time(), UTC) + timedelta(days=days)
 
     monkeypatch.setattr(unfinished, "datetime", Later)
 

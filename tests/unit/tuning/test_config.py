@@ -281,7 +281,7 @@ def test_bayesian_sampling_takes_no_policy() -> None:
 def test_a_spec_is_frozen_and_its_version_is_known() -> None:
     spec = sweep()
     with pytest.raises(ValueError, match="frozen"):
-        spec.metric = "loss"
+        spec.metric = "loss"  # type: ignore[misc]
     with pytest.raises(SweepError, match="version"):
         sweep(version=2)
 

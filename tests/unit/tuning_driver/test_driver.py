@@ -20,6 +20,7 @@ from rayjobs.core.errors import (
     StoreError,
     TakenOverError,
 )
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.states import JobState
 from rayjobs.tuning.driver import NO_METRIC_S, Driver
 from rayjobs.tuning.driver_actor import FAULT_EVENT, MOST_FAULTS, drive
@@ -267,7 +268,7 @@ def test_a_retry_that_starts_over_reports_its_intervals_anew(world: World) -> No
     driver.turn()
     assert len(driver.state.trials[0].values) == 2
     [job] = world.jobs(sweep)
-    world.store.requeue(job.id, attempt=1, reason="node lost", outcome="node_lost")
+    world.store.requeue(job.id, attempt=1, reason="node lost", outcome=Outcome.NODE_LOST)
     driver.turn()
     world.play()
     world.play()
@@ -391,7 +392,7 @@ def test_drivers_that_die_anywhere_repeat_no_trial_and_lose_none(world: World, s
             deaths += 1
             raise Death
 
-    dying = dataclasses.replace(world.workspace, store=DyingStore(world.store, die))  # type: ignore[arg-type]
+    dying = dataclasses.replace(world.workspace, store=DyingStore(world.store, die))
     ended = None
     while ended is None:
         try:
@@ -431,7 +432,7 @@ def test_a_locked_store_is_waited_for(world: World, monkeypatch: pytest.MonkeyPa
             world.play()  # the target goes on meanwhile
             return played.job(job_id)
 
-    busy = dataclasses.replace(world.workspace, store=Playing(played, refuse))  # type: ignore[arg-type]
+    busy = dataclasses.replace(world.workspace, store=Playing(played, refuse))
     assert Driver(busy, sweep).run() is JobState.COMPLETED
     assert len(world.jobs(sweep)) == 6
 

@@ -112,6 +112,7 @@ def test_a_driver_that_cannot_be_started_is_said_in_the_sweeps_history(tmp_path:
 
 
 def test_names_of_drivers() -> None:
-    assert resolve("json:dumps") is json.dumps
+    found: object = resolve("json:dumps")
+    assert found is json.dumps
     with pytest.raises(ValueError, match="not module:function"):
         resolve("json")

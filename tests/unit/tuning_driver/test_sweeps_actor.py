@@ -88,7 +88,7 @@ def test_whoever_waits_hears_of_a_fault_and_the_others_go_on(
             actor.run(str(tmp_path / "nowhere"), "s"),
             actor.run(str(world.workspace.path), sweep),
         )
-        return await asyncio.gather(*asked, return_exceptions=True)
+        return list(await asyncio.gather(*asked, return_exceptions=True))
 
     fault, state = asyncio.run(story())
     assert "nowhere" in str(fault)

@@ -108,7 +108,7 @@ def test_bayesian_sampling_learns_from_the_earlier_trials(world: World) -> None:
 
 def test_a_driver_that_takes_over_asks_for_the_same_trials(world: World) -> None:
     first = ended(world, sampling=BAYES, limits={"total": 12, "concurrent": 1})
-    changes = {"sampling": {**BAYES, "seed": 4}, "resume_from": [first]}
+    changes: dict[str, Any] = {"sampling": {**BAYES, "seed": 4}, "resume_from": [first]}
     undisturbed = ended(world, **changes, limits={"total": 4, "concurrent": 1})
     disturbed = world.submit(**changes, limits={"total": 4, "concurrent": 1})
     for _ in range(200):
