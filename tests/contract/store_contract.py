@@ -288,7 +288,7 @@ class StoreContract:
             lambda: store.start("nope", attempt=0, allocation="a"),
             lambda: store.move("nope", attempt=1, old=S.RUNNING, new=S.FINALIZING),
             lambda: store.finish("nope", attempt=1, state=S.FAILED),
-            lambda: store.requeue("nope", attempt=1, reason="", outcome=""),
+            lambda: store.requeue("nope", attempt=1, reason="", outcome=Outcome.SYSTEM),
             lambda: store.request_cancel("nope"),
             lambda: store.update("nope", JobChanges(priority=1)),
             lambda: store.attempts("nope"),
@@ -349,13 +349,13 @@ class StoreContract:
             assert store.job(job.id).reason == f"now {new}"
         started = store.job(job.id).started_at
         assert started is not None
-        assert store.finish(job.id, attempt=1, state=S.COMPLETED, outcome="exit 0")
+        assert store.finish(job.id, attempt=1, state=S.COMPLETED, outcome=Outcome.COMPLETED)
         done = store.job(job.id)
         assert (done.state, done.attempt, done.started_at) == (S.COMPLETED, 1, started)
         assert done.ended_at == done.changed_at
         (ended,) = store.attempts(job.id)
         assert (ended.outcome, ended.started_at, ended.ended_at) == (
-            "exit 0",
+            Outcome.COMPLETED,
             started,
             done.ended_at,
         )
@@ -427,7 +427,7 @@ class StoreContract:
         before = store.job(job.id), store.attempts(job.id), store.events(job.id)
         for other in FINAL:
             assert not store.finish(job.id, attempt=attempt, state=other, reason="late")
-        assert not store.requeue(job.id, attempt=attempt, reason="late", outcome="late")
+        assert not store.requeue(job.id, attempt=attempt, reason="late", outcome=Outcome.NODE_LOST)
         assert store.start(job.id, attempt=attempt, allocation="late") is None
         assert not store.move(job.id, attempt=attempt, old=S.RUNNING, new=S.FINALIZING)
         assert store.request_cancel(job.id) is state
@@ -447,7 +447,7 @@ class StoreContract:
             job.id,
             attempt=1,
             reason="its node was lost",
-            outcome="node lost",
+            outcome=Outcome.NODE_LOST,
             failure=FAILURE,
             not_before=later,
         )
@@ -458,9 +458,9 @@ class StoreContract:
         assert queued.submitted_at == job.submitted_at
         assert [j.id for j in store.jobs(JobFilter(newest_first=False))] == [job.id, behind.id]
         (ended,) = store.attempts(job.id)
-        assert (ended.outcome, ended.failure) == ("node lost", FAILURE)
+        assert (ended.outcome, ended.failure) == (Outcome.NODE_LOST, FAILURE)
         assert ended.ended_at is not None
-        assert not store.requeue(job.id, attempt=1, reason="again", outcome="")
+        assert not store.requeue(job.id, attempt=1, reason="again", outcome=Outcome.SYSTEM)
         second = store.start(job.id, attempt=1, allocation="rj-local-2")
         assert second is not None
         assert second.number == 2
@@ -470,12 +470,12 @@ class StoreContract:
         job = submit(store)
         bring(store, job, S.RUNNING)
         store.set_hosts(job.id, attempt=1, hosts=[HostRecord(pid=1)])
-        store.requeue(job.id, attempt=1, reason="lost", outcome="node lost")
+        store.requeue(job.id, attempt=1, reason="lost", outcome=Outcome.NODE_LOST)
         bring(store, job, S.RUNNING)
         before = store.job(job.id), store.attempts(job.id), store.events(job.id)
         assert not store.move(job.id, attempt=1, old=S.RUNNING, new=S.FINALIZING)
         assert not store.finish(job.id, attempt=1, state=S.FAILED, failure=FAILURE)
-        assert not store.requeue(job.id, attempt=1, reason="late", outcome="late")
+        assert not store.requeue(job.id, attempt=1, reason="late", outcome=Outcome.NODE_LOST)
         assert not store.set_hosts(job.id, attempt=1, hosts=[HostRecord(pid=2)])
         assert not store.record_exit(job.id, attempt=1, exits=[exit_of(0)])
         assert not store.publish_files(job.id, attempt=1, files=[stored("outputs/a", 1)])
@@ -548,7 +548,7 @@ class StoreContract:
         job = submit(store)
         bring(store, job, state)
         store.request_cancel(job.id)
-        assert store.requeue(job.id, attempt=1, reason="preempted", outcome="preempted")
+        assert store.requeue(job.id, attempt=1, reason="preempted", outcome=Outcome.PREEMPTED)
         ended = store.job(job.id)
         assert ended.state is S.CANCELED
         assert "preempted" in ended.reason
@@ -571,7 +571,7 @@ class StoreContract:
         text = "canceled: the store is full."
         assert store.finish(given_up.id, attempt=1, state=S.CANCELED, reason=text)
         assert store.job(given_up.id).reason == "canceled by ada; the store is full."
-        assert store.requeue(again.id, attempt=1, reason="its node died", outcome="node_lost")
+        assert store.requeue(again.id, attempt=1, reason="its node died", outcome=Outcome.NODE_LOST)
         assert store.job(again.id).reason == (
             "canceled by ada instead of queued again (its node died)"
         )
@@ -654,7 +654,7 @@ def check_order(store: Store, calls: list[tuple[str, JobState, int]]) -> None:
             elif name == "finish":
                 store.finish(job.id, attempt=attempt, state=new)
             elif name == "requeue":
-                store.requeue(job.id, attempt=attempt, reason="r", outcome="o")
+                store.requeue(job.id, attempt=attempt, reason="r", outcome=Outcome.NODE_LOST)
             else:
                 store.request_cancel(job.id)
         except TransitionError:

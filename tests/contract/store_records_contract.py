@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.queue_records import RESUMED
 from rayjobs.jobs.records import AllocationState, MetricPoint
 from rayjobs.store.base import Store
@@ -131,7 +132,7 @@ class StoreRecordsContract:
         assert store.last_metrics(["text", "none"]) == {job.serial: {"text": {"kind": "x"}}}
         # Sent again, it is the same; a newer attempt's points take its place, late ones never.
         store.add_metrics(job.id, [point(0, step=0, value=0.9)])
-        store.requeue(job.id, attempt=1, reason="node lost", outcome="node lost")
+        store.requeue(job.id, attempt=1, reason="node lost", outcome=Outcome.NODE_LOST)
         store.start(job.id, attempt=1, allocation="rj-local-2")
         store.add_metrics(job.id, [point(0, step=0, value=0.6, attempt=2)])
         store.add_metrics(job.id, [point(99, step=9, value=0.1)])
@@ -164,7 +165,7 @@ class StoreRecordsContract:
             point(6, step=9, name="only-old"),
         ]
         store.add_metrics(job.id, first)
-        store.requeue(job.id, attempt=1, reason="lost", outcome="lost")
+        store.requeue(job.id, attempt=1, reason="lost", outcome=Outcome.NODE_LOST)
         bring(store, job, S.RUNNING)
         second = [point(n, step=n + 3, attempt=2, value=2.0) for n in range(2)]
         assert store.metrics(job.id) == first
@@ -184,7 +185,7 @@ class StoreRecordsContract:
             return points
 
         def again(number: int) -> None:
-            store.requeue(job.id, attempt=number, reason="lost", outcome="lost")
+            store.requeue(job.id, attempt=number, reason="lost", outcome=Outcome.NODE_LOST)
             bring(store, job, S.RUNNING)
 
         bring(store, job, S.RUNNING)
@@ -206,7 +207,7 @@ class StoreRecordsContract:
     def test_points_of_an_attempt_that_is_over_are_kept_hidden(self, store: Store) -> None:
         job = submit(store)
         bring(store, job, S.RUNNING)
-        store.requeue(job.id, attempt=1, reason="lost", outcome="lost")
+        store.requeue(job.id, attempt=1, reason="lost", outcome=Outcome.NODE_LOST)
         bring(store, job, S.RUNNING)
         late = point(0, step=0)
         assert store.add_metrics(job.id, [late]) == 1
@@ -221,7 +222,7 @@ class StoreRecordsContract:
         longer = stored("azureml-logs/70_driver_log.txt", 1, size=2**40)
         assert store.publish_files(job.id, attempt=1, files=[longer])
         assert store.files(job.id) == [longer, model]
-        store.requeue(job.id, attempt=1, reason="lost", outcome="lost")
+        store.requeue(job.id, attempt=1, reason="lost", outcome=Outcome.NODE_LOST)
         assert not store.publish_files(job.id, attempt=2, files=[stored("outputs/m.pt", 2)])
         bring(store, job, S.RUNNING)
         assert not store.publish_files(job.id, attempt=1, files=[stored("outputs/x", 1)])
@@ -233,7 +234,7 @@ class StoreRecordsContract:
         bring(store, job, S.RUNNING)
         first = [stored("outputs/a", 1), stored("outputs/b", 1)]
         assert store.publish_files(job.id, attempt=1, files=first)
-        store.requeue(job.id, attempt=1, reason="lost", outcome="lost")
+        store.requeue(job.id, attempt=1, reason="lost", outcome=Outcome.NODE_LOST)
         bring(store, job, S.RUNNING)
         assert not store.drop_files(job.id, attempt=1, names=["outputs/a"])
         assert store.publish_files(job.id, attempt=2, files=[stored("outputs/b", 2)])

@@ -113,7 +113,7 @@ class BackendContract:
         with pytest.raises(DatastoreError):
             backend.put(local / "file", "a/../../outside")
 
-    def test_it_lives(self, backend: Backend) -> None:
+    def test_it_lives(self, backend: Backend, tmp_path: Path) -> None:
         backend.check()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Array, JobSpec
@@ -209,7 +210,7 @@ def test_a_member_that_is_canceled_instead_of_queued_again_ends_the_array(store:
     member = store.member(array.id, 0)
     attempt = bring(store, member, S.RUNNING)
     store.request_cancel(member.id)
-    assert store.requeue(member.id, attempt=attempt, reason="node lost", outcome="node_lost")
+    assert store.requeue(member.id, attempt=attempt, reason="node lost", outcome=Outcome.NODE_LOST)
     assert store.job(array.id).state is S.CANCELED
 
 
@@ -243,7 +244,9 @@ def test_a_held_job_is_not_started_until_it_is_released(store: SqlStore) -> None
 def test_a_job_may_be_queued_again_and_held_in_one(store: SqlStore) -> None:
     job = submit(store)
     attempt = bring(store, job, S.RUNNING)
-    assert store.requeue(job.id, attempt=attempt, reason="lost", outcome="node_lost", hold="poison")
+    assert store.requeue(
+        job.id, attempt=attempt, reason="lost", outcome=Outcome.NODE_LOST, hold="poison"
+    )
     assert (store.job(job.id).state, store.job(job.id).held) == (S.QUEUED, "poison")
 
 

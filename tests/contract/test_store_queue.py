@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.queue_records import Prediction
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Array, JobSpec
@@ -100,7 +101,7 @@ def test_a_job_that_went_on_from_checkpoints_teaches_what_all_its_attempts_ran(
         if resumed:
             store.add_event(job.id, "resumed", "goes on", attempt=number)
         clock.go(seconds)
-        assert store.requeue(job.id, attempt=number, reason="lost", outcome="cluster_lost")
+        assert store.requeue(job.id, attempt=number, reason="lost", outcome=Outcome.CLUSTER_LOST)
         clock.go(100)
     assert bring(store, store.job(job.id), S.RUNNING) == 5
     store.add_event(job.id, "resumed", "goes on", attempt=5)
@@ -120,7 +121,7 @@ def test_what_earlier_attempts_ran_is_told_while_their_job_waits_again(
     bring(store, other, S.RUNNING)
     clock.go(20)
     assert store.earlier_runs([job.id, other.id, "nobody"]) == {}
-    assert store.requeue(job.id, attempt=attempt, reason="lost", outcome="node_lost")
+    assert store.requeue(job.id, attempt=attempt, reason="lost", outcome=Outcome.NODE_LOST)
     assert store.earlier_runs([job.id, other.id]) == {job.id: 20.0}
     bring(store, job, S.PREPARING)
     assert store.earlier_runs([job.id]) == {job.id: 20.0}
@@ -204,7 +205,7 @@ def test_the_first_and_the_last_word_before_the_start_are_kept(
         store.note_predictions([Prediction(job=job.id, starts_at=starts_at, basis=basis)])
         clock.go(10)
     attempt = bring(store, job, S.RUNNING)
-    assert store.requeue(job.id, attempt=attempt, reason="lost", outcome="node_lost")
+    assert store.requeue(job.id, attempt=attempt, reason="lost", outcome=Outcome.NODE_LOST)
     store.note_predictions([Prediction(job=job.id, starts_at=AT, basis="too late")])
     (row,) = store.queue_history()
     assert row.placed_at == AT + timedelta(seconds=30)
@@ -218,7 +219,7 @@ def test_the_first_and_the_last_word_before_the_start_are_kept(
 def test_the_first_place_stays_when_a_job_is_tried_again(store: SqlStore, clock: SetClock) -> None:
     job = submit(store)
     attempt = bring(store, job, S.RUNNING)
-    assert store.requeue(job.id, attempt=attempt, reason="lost", outcome="node_lost")
+    assert store.requeue(job.id, attempt=attempt, reason="lost", outcome=Outcome.NODE_LOST)
     clock.go(100)
     bring(store, job, S.RUNNING)
     assert store.job(job.id).placed_at == AT

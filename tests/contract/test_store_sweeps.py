@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import NotFoundError, TakenOverError, UsageError
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import ChildNews, Sweep, TrialRow
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
@@ -206,7 +207,7 @@ class SweepContract:
         store.add_metrics(child.id, [point(0, step=0), point(5, step=1)])
         one = news(store, sweep, {child.id: {}})[child.id]
         assert len(one.points) == 2
-        store.requeue(child.id, attempt=1, reason="lost", outcome="node_lost")
+        store.requeue(child.id, attempt=1, reason="lost", outcome=Outcome.NODE_LOST)
         bring(store, child, JobState.RUNNING)
         late, fresh = point(9, step=2), point(0, step=0, attempt=2)
         store.add_metrics(child.id, [late, fresh])
