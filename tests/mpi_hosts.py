@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ class MpiAttempt:
     def relayed(self) -> Iterator[None]:
         """Bring mpirun's requests to the other hosts meanwhile, as the agents do."""
         relay = LaunchPlan.from_json(self.nodes[0].plan).relay
+        assert relay is not None
 
         async def start(peer: Peer, text: str) -> str:
             return await mpirelay.start_daemon(peer.socket, text)
@@ -155,7 +157,7 @@ class MpiAttempt:
     def nothing_left(self) -> None:
         """Prove that no process of any node is left, nor a file in the shared memory folder."""
         for attempt in self.nodes:
-            until(lambda one=attempt: not find_leftovers(one.marker), "the end of all processes")
+            until(partial(_has_ended, attempt.marker), "the end of all processes")
         assert not list(Path("/dev/shm").glob("vader_segment*"))
 
     def cancel(self) -> None:
@@ -167,3 +169,7 @@ class MpiAttempt:
         """What mpirun or orted said."""
         path = self.nodes[node].root / "log" / "mpi.log"
         return path.read_text() if path.exists() else ""
+
+
+def _has_ended(marker: str) -> bool:
+    return not find_leftovers(marker)

@@ -146,8 +146,8 @@ class Cluster:
 
         until(seen, f"the target sees {sorted(addresses)}")
 
-    def node_at(self, address: str) -> Node:
-        """Return the node with an address."""
+    def node_at(self, address: str | None) -> Node:
+        """Return the node with the address that a record of a host has."""
         (found,) = [node for node in self.nodes if node.address == address]
         return found
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -121,8 +122,12 @@ def test_a_dead_cluster_is_named_with_the_way_out_until_its_jobs_have_ended(
         assert f"reached at {cluster.address}: Connection refused" in said, name
         assert "NotResponding" in said and way_out in said, name
     assert cluster.address in terminal.type("why", waits.id).out
+
+    def names_the_way_out(name: str) -> bool:
+        return way_out in _said(tmp_path, name)
+
     for name in followers:
-        until(lambda name=name: way_out in _said(tmp_path, name), f"{name} names the way out")
+        until(partial(names_the_way_out, name), f"{name} names the way out")
 
     done = terminal.type("cancel", short)
     assert done.code == 0 and way_out in done.err

@@ -18,6 +18,7 @@ from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.node.containers import Capability, NodeContainers
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import ContainerRequest
+from rayjobs.workspace.folder import OpenWorkspace
 from tests.attempts import request_of
 from tests.conformance.hosts import Attempt, until
 from tests.containers import image, in_image, mounts_below, needs_containers, run_once
@@ -92,9 +93,13 @@ print(capability_of(Path({str(tmp_path)!r})).why)
     assert "PID namespaces: unshare: No space left on device" in done.stdout, done
 
 
+def _no_workspace(path: str) -> OpenWorkspace:
+    raise AssertionError(f"nothing needs the workspace {path}")
+
+
 def bring(folder: Path, plan: LaunchPlan, asked: ContainerRequest, able: Capability | None) -> str:
     """Return why an image cannot be brought for a plan."""
-    node = NodeContainers(folder / "images", Workspaces(lambda _: None, shares_disk=True))  # type: ignore[arg-type]
+    node = NodeContainers(folder / "images", Workspaces(_no_workspace, shares_disk=True))
     node._tell = lambda *_: None  # type: ignore[method-assign]
     if able is not None:
         node._capability = able

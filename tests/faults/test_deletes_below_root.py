@@ -104,7 +104,8 @@ def test_a_file_with_another_name_elsewhere_keeps_its_bytes(root: Path, importan
 
 def at_each_call(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[str], None]) -> None:
     """Let `act` (given the call's first argument) run right before each `os.<name>`."""
-    real, acting = getattr(os, name), []
+    real = getattr(os, name)
+    acting: list[bool] = []
 
     def called(first: object, *arguments: object, **more: object) -> object:
         if not acting:  # what `act` does calls the same functions
@@ -115,7 +116,7 @@ def at_each_call(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[str]
                 acting.pop()
         return real(first, *arguments, **more)
 
-    monkeypatch.setattr(safe_delete.os, name, called)
+    monkeypatch.setattr(os, name, called)
 
 
 @pytest.mark.parametrize("call", ["open", "stat", "unlink", "rename", "rmdir", "listdir"])
@@ -123,7 +124,8 @@ def test_a_folder_swapped_for_a_link_at_any_step_leads_nowhere(
     call: str, root: Path, important: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Before every single step, the folder in the run becomes a link to the important one."""
-    victim, swaps = root / "run" / "5" / "deep", []
+    victim = root / "run" / "5" / "deep"
+    swaps: list[Path] = []
 
     def swap(_first: str) -> None:
         for folder in root.rglob("deep"):

@@ -91,7 +91,10 @@ def test_cancel_ends_a_build(jobs: Jobs, slow: SlowPackage) -> None:
 def test_what_building_says_is_stored_while_it_builds(jobs: Jobs, slow: SlowPackage) -> None:
     job = submit(jobs, slow)
     until(slow.has_begun, "the build begins")
-    stored = lambda: {file.name for file in jobs.store.files(job.id)}  # noqa: E731
+
+    def stored() -> set[str]:
+        return {file.name for file in jobs.store.files(job.id)}
+
     until(lambda: BUILD_LOG in stored(), "the log is stored before the build has ended")
     assert jobs.job(job).state is JobState.PREPARING
     assert b"uv pip" in jobs.file(job, BUILD_LOG)

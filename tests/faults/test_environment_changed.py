@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_packages_of_conda_are_copies_too(builder: Builder, tmp_path: Path) -> N
     channel = Channel(tmp_path / "channel")
     channel.add_library("tiny-tool", value="good")
     channel.index()
-    asked = {"conda": ["tiny-tool"], "channels": [channel.url]}
+    asked: dict[str, Any] = {"conda": ["tiny-tool"], "channels": [channel.url]}
     first, _ = builder.build(**asked)
     module, _ = module_of(first)
     assert builder.build(**asked)[0].built is False

@@ -60,7 +60,9 @@ def test_all_nodes_given_up_at_once_cost_each_job_one_attempt(
     # Ray tells them, and they end: a node never comes back from the dead.
     until(lambda: not any(lives(raylet) for raylet in processes), "the raylets have ended")
     hosts = [pool_jobs.store.attempts(job)[0].hosts[0].pid for job in told]
-    until(lambda: not any(psutil.pid_exists(pid) for pid in hosts), "nothing runs on them")
+    pids = [pid for pid in hosts if pid is not None]
+    assert len(pids) == len(told)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "nothing runs on them")
     for node in busy:
         raylets.remove(node)
     raylets.ensure(NODES)

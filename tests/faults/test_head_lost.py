@@ -44,7 +44,7 @@ PLACES = 4
 def submit(jobs: Jobs, told: Path, go: Path, **spec: object) -> Job:
     """Submit a job that says that it began, waits, and says that it is done."""
     variables = {"HISTORY": str(told), "GO": str(go)}
-    return jobs.submit(TELLS + WAITS + DONE, environment_variables=variables, **spec)  # type: ignore[arg-type]
+    return jobs.submit(TELLS + WAITS + DONE, environment_variables=variables, **spec)
 
 
 def check_all(jobs: Jobs, told: Path) -> None:
@@ -260,7 +260,7 @@ def test_jobs_go_on_while_a_head_that_keeps_its_state_is_started_again(
     def served_again() -> bool:
         socket_path = wake_client.socket_of("kept", own_home)
         answer = wake_client.ask(socket_path, {"op": "ping"}, timeout_s=10.0)
-        return bool(answer) and answer["epoch"] != before.epoch
+        return answer is not None and bool(answer) and answer["epoch"] != before.epoch
 
     until(served_again, "Ray starts the target actor again, on another node or the new head")
     until(lambda: live(target, "kept") == {job.id for job in runs}, "it has taken over what runs")

@@ -115,7 +115,7 @@ class Attempt:
             (JobState.RUNNING, JobState.FINALIZING),
         ):
             store.move(self.job.id, attempt=1, old=old, new=new)
-        store.finish(self.job.id, attempt=1, state=JobState.COMPLETED, outcome="completed")
+        store.finish(self.job.id, attempt=1, state=JobState.COMPLETED, outcome=Outcome.COMPLETED)
 
     def stored(self) -> dict[str, bytes]:
         found = {}
@@ -216,7 +216,7 @@ def test_a_file_that_grows_without_end_is_stored_up_to_where_it_was(tmp_path: Pa
             return super().write(data)
 
     with path.open("rb", buffering=0) as source:
-        size, _ = blobs._copy(source, Growing(), 10)  # type: ignore[arg-type]
+        size, _ = blobs._copy(source, Growing(), 10)
     assert size == 10
 
 

@@ -59,7 +59,7 @@ def history(path: Path) -> list[tuple[int, int, int, float]]:
 
 
 def begin(jobs: Jobs, told: Path, **spec: object) -> Job:
-    job = jobs.submit(TRAIN, target=TARGET, environment_variables={"HISTORY": str(told)}, **spec)  # type: ignore[arg-type]
+    job = jobs.submit(TRAIN, target=TARGET, environment_variables={"HISTORY": str(told)}, **spec)
     until(
         lambda: checkpoints.newest(jobs.store, jobs.workspace.blobs, job.id),
         "a checkpoint has left its node",
@@ -126,5 +126,5 @@ def test_the_ranks_of_a_frozen_node_end_before_the_retry_begins(
     assert (first.outcome, str(first.failure.failure_class)) == ("node_lost", "node_lost")
     assert host.address not in {one.address for one in second.hosts}
     check_curve(pool_jobs, job, told)
-    assert not psutil.pid_exists(host.pid)
+    assert host.pid is not None and not psutil.pid_exists(host.pid)
     raylets.remove(frozen)

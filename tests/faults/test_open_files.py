@@ -14,6 +14,7 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.engine.attempt import ending, record
 from rayjobs.injob import openfiles
 from rayjobs.jobs.states import JobState
+from rayjobs.launch import hostclient
 from rayjobs.node import hosts as nodehosts
 from rayjobs.snapshots import NodeSnapshots
 from tests.conformance.hosts import Attempt, warm
@@ -112,8 +113,8 @@ def test_an_attempt_has_not_ended_unheard_because_nothing_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openfiles.patiently, "__defaults__", (0.0,))
-    monkeypatch.setattr(nodehosts.hostclient, "read_exit_record", _cannot_open)
-    monkeypatch.setattr(nodehosts.hostclient.HostConnection, "of", _cannot_open)
+    monkeypatch.setattr(hostclient, "read_exit_record", _cannot_open)
+    monkeypatch.setattr(hostclient.HostConnection, "of", _cannot_open)
     for look in (nodehosts.record_of, nodehosts.host_of):
         with pytest.raises(OSError, match="Too many open files"):
             look(str(tmp_path))

@@ -72,7 +72,7 @@ def test_what_storage_refuses_stays_on_the_node_until_it_is_stored(
     from rayjobs.datastore import Datastore
 
     brought = tmp_path / "brought"
-    direct = s3_server.record("direct").settings | {"prefix": record.settings["prefix"]}
+    direct = {**s3_server.record("direct").settings, "prefix": record.settings["prefix"]}
     again = Datastore.from_record(type(record)("direct", "s3", direct))
     again.download(brought, "made", show_progress=False)
     (model,) = brought.rglob("model.bin")

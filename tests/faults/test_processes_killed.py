@@ -42,7 +42,7 @@ class Waiting:
         self.job = jobs.submit(
             WAITS,
             environment_variables={"GO": str(self.go)},
-            **spec,  # type: ignore[arg-type]
+            **spec,
         )
         jobs.says(self.job, b"up")
         jobs.wait(self.job, JobState.RUNNING)

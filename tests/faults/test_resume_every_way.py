@@ -53,7 +53,7 @@ def history(path: Path) -> list[tuple[str, int, int, float]]:
 
 
 def submit(jobs: Jobs, told: Path, **spec: object) -> Job:
-    job = jobs.submit(TRAIN, environment_variables={"HISTORY": str(told)}, **spec)  # type: ignore[arg-type]
+    job = jobs.submit(TRAIN, environment_variables={"HISTORY": str(told)}, **spec)
     until(lambda: any(step > 9 for _, _, step, _ in history(told)), "some checkpoints are saved")
     return job
 

@@ -118,7 +118,7 @@ def test_stacks_of_a_living_attempt_on_demand(short_path: Path, warm: str) -> No
     hangs.wait()
 
 
-def entry(rank: int, **more: Any) -> dict[str, Any]:
+def entry(rank: int, **more: Any) -> RankStack:
     record = {"rank": rank, "state": "S", "how": "py-spy", "where": "", "waits": False, **more}
     return RankStack.from_json(record)
 

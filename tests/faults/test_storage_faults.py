@@ -362,7 +362,7 @@ def test_a_mount_that_does_not_come_up_downloads_and_says_why(
     stand_in.write_text("#!/bin/sh\nexit 3\n")
     stand_in.chmod(0o755)
     monkeypatch.setattr(datastore.mounts, "UP_LIMIT_S", 1.0)
-    monkeypatch.setattr(datastore.mounts.sys, "executable", str(stand_in))
+    monkeypatch.setattr(sys, "executable", str(stand_in))
     done = materialise(source, None, node, into=tmp_path / "in")
     monkeypatch.undo()
     assert done.how == "downloaded"

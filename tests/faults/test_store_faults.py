@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import StoreBusyError, StoreFullError
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.states import JobState
-from rayjobs.store import connection as connection_module
 from rayjobs.store import schema
 from rayjobs.store.migrations.upgrade import upgrade
 from rayjobs.store.requests import JobFilter, NewJob
@@ -118,9 +118,9 @@ def test_a_lock_that_goes_is_waited_for(
 def small_disk(folder: Path) -> tuple[str, ...]:
     """Return a command prefix that mounts a 2 MB disk at `folder` for one process alone."""
     mount = 'mount -t tmpfs -o size=2m tmpfs "$0" && exec "$@"'
-    unshare = ("unshare", "--mount")
+    unshare = ["unshare", "--mount"]
     if os.getuid() != 0:
-        unshare = ("unshare", "--user", "--map-root-user", "--mount")
+        unshare = ["unshare", "--user", "--map-root-user", "--mount"]
     prefix = (*unshare, "sh", "-c", mount, str(folder))
     try:
         works = subprocess.run([*prefix, "true"], capture_output=True, check=False)
@@ -163,11 +163,11 @@ def test_a_store_that_cannot_grow_says_so_without_a_mount(
     connect = sqlite3.connect
 
     def limited(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        made = connect(*arguments, **options)
+        made: sqlite3.Connection = connect(*arguments, **options)
         made.execute(f"PRAGMA max_page_count = {pages}")
         return made
 
-    monkeypatch.setattr(connection_module.sqlite3, "connect", limited)
+    monkeypatch.setattr(sqlite3, "connect", limited)
     store = SqlStore(path)
     kept = []
     with pytest.raises(StoreFullError, match="nothing was changed"):
@@ -293,7 +293,7 @@ def test_a_call_that_fails_in_the_middle_changes_nothing(
     monkeypatch.setattr(SqlStore, "_event", fail)
     for call in (
         lambda: store.finish(job.id, attempt=1, state=JobState.FAILED),
-        lambda: store.requeue(job.id, attempt=1, reason="r", outcome="o"),
+        lambda: store.requeue(job.id, attempt=1, reason="r", outcome=Outcome.NODE_LOST),
         lambda: store.move(job.id, attempt=1, old=JobState.RUNNING, new=JobState.FINALIZING),
         lambda: store.request_cancel(job.id),
         lambda: submit(store),

@@ -286,7 +286,7 @@ def jobs_of(path: Path | None) -> list[Any]:
 
 
 def restore_and_die(path: Path, saved: Path, at: int) -> None:
-    steps = []
+    steps: list[str] = []
 
     def die(step: str) -> None:
         if len(steps) == at:
@@ -302,7 +302,8 @@ def test_a_restore_that_is_killed_is_reported_and_can_be_repeated(
     path: Path, saved: Path, tmp_path: Path
 ) -> None:
     killed_after(path, 3)
-    codes, outcomes = [], []
+    codes: list[int | None] = []
+    outcomes: list[int] = []
     while not codes or codes[-1] == 9:
         folder = tmp_path / f"at-{len(codes)}"
         folder.mkdir()

@@ -65,5 +65,5 @@ def test_64_ranks_lose_a_node_and_go_on_elsewhere(cluster: Cluster, tmp_path: Pa
                 cluster.begin()  # for the next one
             again_s = retried(jobs, job, lost, told) - at
             print(f"\n{RANKS} ranks, a raylet {fault}: tried again after {again_s:.0f} s")
-            assert not psutil.pid_exists(host.pid)
+            assert host.pid is not None and not psutil.pid_exists(host.pid)
             cluster.remove(lost)

@@ -18,7 +18,6 @@ import pytest
 from rayjobs.injob.hostmessages import WarmRequest
 from rayjobs.injob.identity import Identity, identity_of, own_identity, send_signal
 from rayjobs.launch import hostclient, hoststart
-from rayjobs.node import warm as nodewarm
 from rayjobs.node.warm import NodeWarm
 from tests.attempts import data_request
 from tests.conformance.hosts import Attempt, base_env, namespaces_work, until
@@ -156,7 +155,7 @@ def test_a_name_that_somebody_else_holds_is_said_and_not_waited_for(
         starts.append(arguments)
         return await real(*arguments, **options, timeout_s=60.0)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(nodewarm.hostclient, "ensure_warm", ensure_warm)
+    monkeypatch.setattr(hostclient, "ensure_warm", ensure_warm)
     with open(f"{socket}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         plan = replace(data_request(root / "a1").plan, python=sys.executable)

@@ -16,8 +16,8 @@ from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.settled import Found, Settled
 from rayjobs.spec.model import JobSpec
-from rayjobs.store.base import Store
 from rayjobs.store.requests import NewJob, NewRun
+from rayjobs.store.sql import SqlStore
 from rayjobs.submit import copies
 from rayjobs.workspace import registrations
 from rayjobs.workspace.folder import id_of, open_workspace, original_of
@@ -52,8 +52,10 @@ async def settle_in(here: World, top: Path) -> None:
     await here.restart()
 
 
-def opened(path: str) -> Store:
-    return open_workspace(path, create=False).store
+def opened(path: str) -> SqlStore:
+    store = open_workspace(path, create=False).store
+    assert isinstance(store, SqlStore)
+    return store
 
 
 def look_at(here: World, folder: Path) -> None:

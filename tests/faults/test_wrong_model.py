@@ -10,6 +10,7 @@ import math
 
 import pytest
 
+from rayjobs.api.model import Model
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.jobs.states import JobState
 from tests import registering as models
@@ -17,7 +18,7 @@ from tests.unit.models.conftest import Runs
 from tests.unit.models.conftest import runs as runs  # the fixture
 
 
-def best(runs: Runs, run: str, value: float) -> models.Model:
+def best(runs: Runs, run: str, value: float) -> Model:
     return models.register_best(
         runs.workspace,
         name="best",

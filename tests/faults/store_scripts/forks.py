@@ -6,6 +6,7 @@ import json
 import os
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -19,7 +20,7 @@ def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
         if child == 0:
             os.close(gate_write)
             os.read(gate_read, 1)  # ends when the parent closes the other side
-            _report(result_write, lambda number=number: work(number))
+            _report(result_write, partial(work, number))
         os.close(result_write)
         children.append((child, result_read))
     os.close(gate_write)

@@ -36,7 +36,7 @@ def open_until(path: Path, last: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection = real_connect(*arguments, **options)
+        connection: sqlite3.Connection = real_connect(*arguments, **options)
         connection.set_trace_callback(watch)
         return connection
 
