@@ -65,7 +65,7 @@ def _overlaps(evidence: Evidence) -> Iterator[str]:
     by_job: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for one in evidence.ran:
         by_job.setdefault(one.job, {}).setdefault(one.attempt, []).append((one.start, one.end))
-    for job, attempts in by_job.items():
+    for name, attempts in by_job.items():
         spans = {
             number: (min(start for start, _ in all_), max(end for _, end in all_))
             for number, all_ in attempts.items()
@@ -74,16 +74,17 @@ def _overlaps(evidence: Evidence) -> Iterator[str]:
             late_s = spans[earlier][1] - spans[later][0]
             if late_s > 0:
                 yield (
-                    f"attempt {earlier} of {job} was alive {late_s:.3f} s after attempt {later} "
+                    f"attempt {earlier} of {name} was alive {late_s:.3f} s after attempt {later} "
                     f"had begun"
                 )
     for job in evidence.jobs:
-        numbers = [one.number for one in evidence.attempts.get(job.id, [])]
+        tried = evidence.attempts.get(job.id, [])
+        numbers = [attempt.number for attempt in tried]
         if numbers != list(range(1, len(numbers) + 1)):
             yield f"the attempts of {job.id} are numbered {numbers}"
-        for one in evidence.attempts.get(job.id, [])[:-1]:
-            if one.ended_at is None:
-                yield f"attempt {one.number} of {job.id} has a successor and no end"
+        for attempt in tried[:-1]:
+            if attempt.ended_at is None:
+                yield f"attempt {attempt.number} of {job.id} has a successor and no end"
 
 
 def _ends(evidence: Evidence) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
@@ -14,7 +14,7 @@ from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch.leftovers import Proof
 from rayjobs.node.hosts import exit_record_of_lost_host
 from rayjobs.policy import Shape
-from rayjobs.protocol.agent import AgentLostError, NodeInfo, NotPlacedError
+from rayjobs.protocol.agent import AgentLostError, NodeInfo, NotGrownError, NotPlacedError
 from rayjobs.protocol.attempts import AttemptOnNode, Launched, LaunchRequest
 from rayjobs.protocol.calls import (
     Answer,
@@ -88,6 +88,21 @@ class SimCluster:
         chosen = await asyncio.shield(made)
         self.step("create_group")
         return chosen
+
+    async def grow_group(
+        self,
+        name: str,
+        shape: Shape,
+        nodes: Sequence[str | None],
+        *,
+        avoid: Collection[str],
+        timeout_s: float,
+    ) -> tuple[str, ...]:
+        """See `Cluster`; these machines have no autoscaler: the nodes never come."""
+        self.step("grow_group")
+        await asyncio.sleep(timeout_s)
+        self.step("grow_group")
+        raise NotGrownError(f"the nodes for {shape.describe()} did not start")
 
     async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
         """See `Cluster`."""

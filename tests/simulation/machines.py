@@ -234,7 +234,7 @@ class Machines(Machine):
             frozen_s = await self._thawed(box)
             host.frozen_s += self.loop.time() - (frozen_s or self.loop.time())
             left_s -= ran_s
-            if not host.is_alive:
+            if _has_ended(host):
                 return
             self.asks(box)
             why = host.lease.why_over()
@@ -404,3 +404,8 @@ class Machines(Machine):
         if box.raylet == life and box.is_sound:
             self._end_raylet(box)
             self._join(box)
+
+
+def _has_ended(host: Host) -> bool:
+    """Look again: while the caller waited, the host may have ended."""
+    return not host.is_alive
