@@ -9,7 +9,7 @@ import json
 import os
 import warnings
 from types import TracebackType
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from rayjobs.injob import logvalues, modelrequests
 from rayjobs.injob.azureml.exceptions import RunEnvironmentException
@@ -110,6 +110,9 @@ class Run:
     def get_submitted_run(cls, **kwargs: Any) -> "LoggingRun":
         """Return ``get_context(allow_offline=False)`` (the older name)."""
         return cls.get_context(allow_offline=False)
+
+
+AnyRun = TypeVar("AnyRun", bound="LoggingRun")
 
 
 class LoggingRun(Run):
@@ -277,7 +280,7 @@ class LoggingRun(Run):
             self._properties[key] = text
 
     # -- life --------------------------------------------------------------------------------
-    def __enter__(self) -> "LoggingRun":
+    def __enter__(self: "AnyRun") -> "AnyRun":
         """Return the run."""
         return self
 

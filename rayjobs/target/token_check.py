@@ -84,7 +84,7 @@ def check_without_token(address: str, *, timeout_s: float = ANSWER_S) -> None:
 
 
 def _answers(address: str, token: str | None, timeout_s: float) -> bool:
-    import grpc  # type: ignore[import-untyped]  # has no types; large, and rarely needed
+    import grpc  # large, and rarely needed
 
     metadata = [] if token is None else [("authorization", f"Bearer {token}")]
     # A proxy of the user's environment has no part in a cluster's own address.

@@ -171,7 +171,7 @@ def test_one_script_runs_in_every_kind_of_environment(
 ) -> None:
     everything = rows(project, tmp_path, image, newer_python)
     for row in everything:
-        words = [PROGRAM, "submit", "-q", "-d", *row.words, "train.py"]
+        words = [str(PROGRAM), "submit", "-q", "-d", *row.words, "train.py"]
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )

@@ -16,6 +16,7 @@ import pytest
 from rayjobs.api.model import Model
 from rayjobs.api.run import JobRun
 from rayjobs.api.workspace import Workspace
+from rayjobs.tuning import HyperDriveRun
 from tests.azure.running import CONFIG, as_notebook, azureml_run, copy_twin, map_urls
 from tests.local_target import LocalTarget
 
@@ -41,7 +42,9 @@ def test_script_estimator_and_sweep_of_one_driver(
     for run in runs[1:]:
         assert run.get_metrics()["accuracy"][-1] > 0.7
         assert "outputs/model.pt" in run.get_file_names()
+    assert isinstance(runs[0], HyperDriveRun)
     best = runs[0].get_best_run_by_primary_metric()
+    assert best is not None
     assert best.get_metrics()["accuracy"][-1] > 0.7
     workspace.close()
 

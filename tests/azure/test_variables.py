@@ -81,10 +81,9 @@ def test_every_variable_of_azure_has_a_line() -> None:
 
 def planned(backend: str) -> set[str]:
     """Return the variables that all ranks of a job get from its launch plan."""
-    shape = {"nodes": 2, "processes_per_node": 2, "backend": backend}
-    if backend == "none":
-        shape = {"nodes": 1, "processes_per_node": 1, "backend": backend}
-    made: AttemptContext = torch_context(shape["nodes"], 1, distribution=shape)
+    size = 1 if backend == "none" else 2
+    shape = {"nodes": size, "processes_per_node": size, "backend": backend}
+    made: AttemptContext = torch_context(size, 1, distribution=shape)
     plans = launcher_for(made.job.spec).plans(made)
     each = [{*plan.env, *rank.env} for plan in plans for rank in plan.ranks]
     return set.intersection(*each)

@@ -243,7 +243,7 @@ def run_as_nobody(
         started = subprocess.run(
             [
                 *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
-                *(python, injob / begin[0], *begin[1:]),
+                *(python, str(injob / begin[0]), *map(str, begin[1:])),
             ],
             input=b"{}\n",
             stdout=subprocess.PIPE,

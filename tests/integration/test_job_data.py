@@ -9,7 +9,7 @@ import pytest
 from rayjobs import Experiment, OutputFileDatasetConfig, ScriptRunConfig, Workspace
 from rayjobs.core.failures import FailureClass
 from rayjobs.data.pins import inputs_read
-from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore import Dataset, Datastore, FileDataset
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Distribution, Input, Output, Registration, Retries
@@ -292,7 +292,9 @@ def test_what_a_failed_attempt_wrote_to_a_mounted_output_is_there_for_the_next(
     assert "found ['step-0']" in "".join(log.values())
     files = sorted(file.path for file in store.files(f"kept/{run.id}"))
     assert files == [f"kept/{run.id}/step-0", f"kept/{run.id}/step-1"]
-    assert Dataset.get_by_name(workspace, "kept").to_path() == ["/step-0", "/step-1"]
+    kept = Dataset.get_by_name(workspace, "kept")
+    assert isinstance(kept, FileDataset)
+    assert kept.to_path() == ["/step-0", "/step-1"]
     workspace.close()
 
 

@@ -36,7 +36,7 @@ hvd.shutdown()
 
 
 def shape(nodes: int, processes: int, backend: str = "mpi") -> Distribution:
-    return Distribution(nodes=nodes, processes_per_node=processes, backend=backend)  # type: ignore[arg-type]
+    return Distribution(nodes=nodes, processes_per_node=processes, backend=backend)
 
 
 def said(jobs: Jobs, job_id: str, rank: int) -> list[object]:

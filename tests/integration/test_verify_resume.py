@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/resume/train.py"
 STEPS = ("--steps", "40", "--step-s", "0.04")
 
 
-def verified(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, object], str]:
+def verified(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any], str]:
     code = run(["verify-resume", "--seed", "5", "--json", str(EXAMPLE), "--", *STEPS, *more])
     told = capsys.readouterr()
     return code, json.loads(told.out), told.err
@@ -32,7 +33,7 @@ def test_the_example_resumes_exactly(
     assert isinstance(kills, list)
     assert [kill["attempt"] for kill in kills] == [1, 2]
     assert "killed rank 0 of attempt 1 after step" in told
-    (curve,) = verdict["metrics"]  # type: ignore[misc]
+    (curve,) = verdict["metrics"]
     assert (curve["points"], curve["missing"], curve["doubled"]) == (40, [], [])
 
 
@@ -41,9 +42,9 @@ def test_an_optimizer_that_is_left_out_is_caught(
 ) -> None:
     code, verdict, _ = verified(capsys, "--leave-out", "optimizer")
     assert (code, verdict["same"]) == (1, False)
-    (curve,) = verdict["metrics"]  # type: ignore[misc]
+    (curve,) = verdict["metrics"]
     # The first steps are those of the undisturbed run: nothing was killed before a checkpoint.
     assert 5 < curve["first_step"] <= 40
-    (file,) = verdict["files"]  # type: ignore[misc]
+    (file,) = verdict["files"]
     assert "model.0.weight" in {one["name"] for one in file["largest"]}
     assert "optimizer.state.0.exp_avg" in {one["name"] for one in file["largest"]}
