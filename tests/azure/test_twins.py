@@ -10,6 +10,7 @@ import socket
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_script_estimator_and_sweep_of_one_driver(
     workspace.close()
 
 
-def ran(folder: Path, program: str, *options: str, **variables: str) -> str:
+def ran(folder: Path, program: str, *options: str, **variables: Any) -> str:
     """Run a twin to its end; return what it printed."""
     done = azureml_run(*options, program, cwd=folder, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -95,7 +96,9 @@ def test_transfer_learning_is_swept_and_the_best_model_registered(
     assert "pytorch-birds\tpytorch-birds:1\t1" in said
     sweep, single = runs_of("pytorch-birds")
     assert single.get_metrics()["best_val_acc"][-1] > 0.9
+    assert isinstance(sweep, HyperDriveRun)
     best = sweep.get_best_run_by_primary_metric()
+    assert best is not None
     assert best.get_metrics()["best_val_acc"][-1] > 0.9
     assert 0.05 <= best.get_metrics()["lr"] <= 0.5
     model = Model(Workspace(), "pytorch-birds")

@@ -301,7 +301,12 @@ class PipelineContract:
         assert [*store.schedules()] == [record]
         assert store.schedule("nightly") == store.schedule("a" * 8) == store.schedule("a" * 32)
         later = due + timedelta(minutes=5)
-        settled = {"next_at": later, "note": "late", "run": "r1", "seen": {"in/a": "2 y"}}
+        settled: dict[str, Any] = {
+            "next_at": later,
+            "note": "late",
+            "run": "r1",
+            "seen": {"in/a": "2 y"},
+        }
         assert not store.settle_schedule(record.id, due=later, **settled), "it is due at another"
         assert store.settle_schedule(record.id, due=due, **settled)
         assert not store.settle_schedule(record.id, due=due, **settled), "it was done already"
