@@ -31,6 +31,7 @@ from tests.checker.evidence import collect, read_history
 from tests.checker.invariants import check
 from tests.faults.stages import DONE, TELLS, WAITS
 from tests.faults.test_kill_matrix import is_another
+from tests.faults.test_pipelines_killed import submit_chain
 from tests.faults.test_processes_killed import actor_pid
 from tests.jobs import Jobs, until
 from tests.local_target import LocalTarget, remove_runtime_folder
@@ -66,6 +67,27 @@ def own_jobs(short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     yield Jobs(workspace, tmp_path)
     workspace.close()
     targets.stop_target(force=True, home=short_path / "h")
+
+
+def test_a_head_that_dies_between_two_steps_repeats_and_loses_none(
+    own_jobs: Jobs, short_path: Path, tmp_path: Path
+) -> None:
+    jobs, target = own_jobs, LocalTarget(short_path / "h", ())
+    chain = submit_chain(jobs, tmp_path, "first", "second")
+    starting.ensure_target("local", home=home(), workspace=jobs.workspace.path)
+    first = jobs.store.job(chain.steps["first"])
+    jobs.wait(first, JobState.RUNNING)
+    root = jobs.root(first)
+    # The actor is stopped first, so that the step ends and nothing records it.
+    psutil.Process(actor_pid(target)).suspend()
+    (chain.turns / "first").write_text("")
+    until((root / "exit.json").exists, "the step ends while nothing follows it")
+    head = target.head
+    for identity in local_head.processes_of(Path(head.temp_dir)):
+        send_signal(identity, signal.SIGKILL)
+    until(lambda: is_another(target, head), "its keeper starts another head")
+    (chain.turns / "second").write_text("")
+    chain.check(jobs)
 
 
 def test_ten_jobs_outlive_the_actor_and_then_the_whole_head(

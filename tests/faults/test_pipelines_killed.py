@@ -6,10 +6,13 @@ import os
 import signal
 import textwrap
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.pipeline_file import pipeline_of
 from rayjobs.pipelines.submitter import submit_pipeline
@@ -34,15 +37,39 @@ pathlib.Path(out, "n").write_text(str(1 + max(values, default=0)))
 """
 
 
-def test_an_actor_that_dies_between_steps_repeats_and_loses_none(
-    jobs: Jobs, local_target: LocalTarget, tmp_path: Path
-) -> None:
-    ledger, turns = tmp_path / "ledger", tmp_path / "turns"
+@dataclass(frozen=True)
+class Chain:
+    """A submitted pipeline of steps that each read the one before, and wait for their turn.
+
+    Attributes:
+        run: The pipeline run.
+        steps: The job of each step.
+        turns: Folder of the files that let steps end.
+        ledger: A line for each start of a step.
+    """
+
+    run: Job
+    steps: Mapping[str, str]
+    turns: Path
+    ledger: Path
+
+    def check(self, jobs: Jobs) -> None:
+        """Wait for the end; no step was repeated and none lost."""
+        done = jobs.wait(self.run, JobState.COMPLETED)
+        assert done.reason == f"{len(self.steps)} Completed"
+        assert Counter(self.ledger.read_text().split()) == dict.fromkeys(self.steps, 1)
+        ran = jobs.store.jobs(JobFilter(parent=self.run.id))
+        assert {job.attempt for job in ran} == {1}
+        (made,) = (jobs.workspace.path / "datastores").rglob(f"{[*self.steps.values()][-1]}/made/n")
+        assert made.read_text() == str(len(self.steps))
+
+
+def submit_chain(jobs: Jobs, folder: Path, *names: str) -> Chain:
+    """Submit a chain of steps."""
+    ledger, turns, source = folder / "ledger", folder / "turns", folder / "source"
     turns.mkdir()
-    source = tmp_path / "source"
     source.mkdir()
     (source / "step.py").write_text(f"LEDGER = {str(ledger)!r}\n{textwrap.dedent(STEP)}")
-    names = ["first", "second", "third"]
     steps = {}
     for name, before in zip(names, [None, *names], strict=False):
         variables = "$AZUREML_DATAREFERENCE_"
@@ -57,21 +84,21 @@ def test_an_actor_that_dies_between_steps_repeats_and_loses_none(
     spec = pipeline_of({"name": "chain", "steps": steps}, folder=source)
     run = submit_pipeline(jobs.workspace, spec).pipeline.job
     rows = {row.name: row.job for row in jobs.store.steps(run.id)}
-    for name in names:
-        step = jobs.store.job(rows[name])
+    return Chain(run, rows, turns, ledger)
+
+
+def test_an_actor_that_dies_between_steps_repeats_and_loses_none(
+    jobs: Jobs, local_target: LocalTarget, tmp_path: Path
+) -> None:
+    chain = submit_chain(jobs, tmp_path, "first", "second", "third")
+    for name, job_id in chain.steps.items():
+        step = jobs.store.job(job_id)
         jobs.wait(step, JobState.RUNNING)
         root = jobs.root(step)
         # Stopped first: the step ends, and no actor records it or starts the next one.
         old = actor_pid(local_target)
         os.kill(old, signal.SIGSTOP)
-        (turns / name).write_text("")
+        (chain.turns / name).write_text("")
         until((root / "exit.json").exists, "the step ends while nothing follows it")
         kill(old)
-    done = jobs.wait(run, JobState.COMPLETED)
-    assert done.reason == "3 Completed"
-    assert Counter(ledger.read_text().split()) == dict.fromkeys(names, 1)
-    assert {job.attempt for job in jobs.store.jobs(JobFilter(parent=run.id))} == {1}
-    last = jobs.store.job(rows["third"])
-    place = jobs.workspace.path / "datastores"
-    (made,) = place.rglob(f"{last.id}/made/n")
-    assert made.read_text() == "3"
+    chain.check(jobs)
