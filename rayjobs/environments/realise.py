@@ -284,12 +284,13 @@ class Environments:
         return python, await asyncio.to_thread(bases.of, folders, str(image.root))
 
     async def _ask_in_image(
-        self, path: str, image: Image, work: Work
+        self, path: str, image: Image, work: Work, *, reads: Sequence[Path] = ()
     ) -> tuple[Interpreter, tuple[str, ...]]:
         file = work.paths.tmp / "python.json"
         words = [path, *interpreters.asking(file)]
         try:
-            await self._run(words, work, f"{path} in {image.name} does not answer", quietly=True)
+            doing = f"{path} in {image.name} does not answer"
+            await self._run(words, work, doing, reads=reads, quietly=True)
             return interpreters.answered(path, file.read_bytes())
         finally:
             file.unlink(missing_ok=True)
@@ -371,7 +372,7 @@ class Environments:
                 if work.image is None:
                     python = await interpreters.ask(path)
                 else:
-                    python, _ = await self._ask_in_image(path, work.image, work)
+                    python, _ = await self._ask_in_image(path, work.image, work, reads=(prefix,))
                 base = await asyncio.to_thread(_packages_of, prefix)
                 inside = Request(request.lines, python, request.constraints)
                 if not is_resolved:
@@ -464,6 +465,9 @@ class Environments:
             arguments += ["--find-links", str(stand_ins)]
         try:
             shown = [self._cache.base, *_local_paths(request)]
+            python = Path(request.interpreter.path)
+            if python.is_relative_to(self._cache.root):  # of the packages of conda
+                shown.append(python.parents[1])
             await self._run(arguments, work, "the packages cannot be resolved", reads=shown)
             text = made.read_text()
         finally:

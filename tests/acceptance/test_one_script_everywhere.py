@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs import CondaDependencies, Environment, Experiment, ScriptRunConfig, Workspace
 from rayjobs.core.paths import BUILD_LOG
 from rayjobs.jobs.states import JobState
 from rayjobs.launch import openmpi
@@ -189,3 +190,16 @@ def test_one_script_runs_in_every_kind_of_environment(
         text.append(f"| {row.kind} | {row.python} | {has} | {row.ranks} | {cells[row.kind]} |")
     TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text("\n".join(text) + "\n")
+
+
+def test_conda_dependencies_are_added_to_a_base_image(
+    project: Path, tmp_path: Path, image: Path
+) -> None:
+    wheel = make_wheel(tmp_path / "wheels", "tiny-pip", value="pip")
+    environment = Environment("on-an-image")
+    environment.docker.base_image = str(oci_folder(tmp_path / "oci", [tar_of(image)]))
+    environment.python.conda_dependencies = CondaDependencies.create(pip_packages=[str(wheel)])
+    config = ScriptRunConfig(str(project), "train.py", environment=environment)
+    with open_workspace(locate(), create=True) as workspace:
+        run = Experiment(Workspace(path=locate()), "api").submit(config)
+        ended(workspace, Row("the Python API", [], has=("pip",), image=True, job=run.id))
