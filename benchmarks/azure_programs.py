@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,6 +59,7 @@ MODERN = (
         'mlflow.pytorch.log_model(model, "model", serialization_format="pickle")',
         "an option of mlflow 3",
     ),
+    (r"use_conda=False,\n", r"\n", "an option that mlflow 3 has not"),
     ("channels:\n  - defaults\ndependencies", "dependencies", "no channel of conda here"),
     (
         "mlflow.sklearn.log_model(regression_model,model_save_path)",
@@ -220,7 +223,7 @@ def extract(clone: Path, program: Program, into: Path) -> tuple[Path, str]:
     for line in filter(None, listed.split("\0")):
         facts, _, name = line.partition("\t")
         blob = subprocess.run(
-            [*git, "cat-file", "blob", facts.split()[2]], capture_output=True, check=True
+            [*git, "cat-file", "blob", facts.split()[2]], capture_output=True, check=False
         ).stdout
         target = into / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -403,7 +406,45 @@ def main() -> int:
 
 
 def _checks(clones: dict[str, Path]) -> str:
-    return ""
+    """Return what `rayjobs azureml check` says of the training parts of both repositories."""
+    parts = (
+        (EXAMPLES, "bc5dc8a81b", ("v1/python-sdk",)),
+        *(
+            (NOTEBOOKS, commit, FOLDERS)
+            for commit in ("f1aff553", "4cf56eee", "69d4344d", "ea1b7599")
+        ),
+    )
+    lines = [
+        "## Names",
+        "",
+        "What `rayjobs azureml check` says of whole folders: azureml-examples `v1`, and of "
+        "MachineLearningNotebooks training, deep learning, tracking, frameworks and pipelines.",
+        "",
+        "| repository | commit | programs | every name known | nothing refused |",
+        "|---|---|---|---|---|",
+    ]
+    for repository, commit, folders in parts:
+        with tempfile.TemporaryDirectory() as folder:
+            for one in folders:
+                extract(clones[repository], Program(repository, commit, one, ""), Path(folder))
+            done = subprocess.run(
+                [sys.executable, "-m", "rayjobs", "azureml", "check", folder],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            counts = re.findall(r"[0-9]+", done.stdout.splitlines()[-1])
+            lines.append(f"| {repository} | {commit} | {counts[0]} | {counts[1]} | {counts[2]} |")
+    return "\n".join([*lines, ""])
+
+
+FOLDERS = tuple(
+    f"how-to-use-azureml/{one}"
+    for one in (
+        *("training", "training-with-deep-learning", "track-and-monitor-experiments"),
+        *("ml-frameworks", "machine-learning-pipelines"),
+    )
+)
 
 
 if __name__ == "__main__":

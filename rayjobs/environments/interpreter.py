@@ -65,7 +65,7 @@ def variables(path: str, environment: Mapping[str, str]) -> dict[str, str]:
     been started by its path.
     """
     folder = Path(path).parent
-    search = environment.get("PATH") or os.defpath
+    search = environment.get("PATH") or os.environ.get("PATH") or os.defpath
     own = {"PATH": search if str(folder) in search.split(":") else f"{folder}:{search}"}
     if path == sys.executable:
         return {**environment, **own}
