@@ -211,12 +211,19 @@ def _store(settings: Settings) -> Path:
 
     Raises:
         NotFoundError: there is no store.
+        UsageError: it is not a file.
     """
-    from rayjobs.core.errors import NotFoundError
+    from rayjobs.core.errors import NotFoundError, UsageError
     from rayjobs.store.witness import Witness
-    from rayjobs.workspace.folder import ENVIRONMENT, WorkspaceFiles, locate
+    from rayjobs.workspace.folder import ENVIRONMENT, WorkspaceFiles, locate, store_address
 
     files = WorkspaceFiles(locate(settings.workspace))
+    if (address := store_address(files.root)) is not None:
+        raise UsageError(
+            f"the store of {files.root} is in PostgreSQL ({address}): `rayjobs workspace check` "
+            f"checks it, pg_dump and pg_restore copy it (with --schema), and a newer rayjobs "
+            f"says what upgrades it"
+        )
     if not files.store.exists():
         witness = Witness(files.store)
         note = witness.read()

@@ -73,6 +73,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "doctor": ("doctor:doctor", "Check this machine, its targets and leftovers."),
         "prune": ("prune:prune", "Remove stored files and records of old jobs."),
         "db": ("db:db", "Upgrade, back up, restore or check a workspace's store."),
+        "workspace": ("workspace:workspace", "Create a workspace with its store in PostgreSQL."),
     },
     "Other": {
         "init": ("init:init", "Write the files of a new project."),

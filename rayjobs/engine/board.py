@@ -466,12 +466,18 @@ def _copied(original: str) -> str:
 
 
 def _file_number(path: str) -> tuple[int, int] | None:
-    """Return device and inode of a workspace's store; None where it cannot be seen."""
-    try:
-        found = WorkspaceFiles(Path(path)).store.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    """Return device and inode of a workspace's store; None where it cannot be seen.
+
+    Where the store is in PostgreSQL, those of the workspace's record.
+    """
+    files = WorkspaceFiles(Path(path))
+    for file in (files.store, files.record):
+        try:
+            found = file.stat()
+        except OSError:
+            continue
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _marks_of(store: Store, target: str) -> frozenset[Mark]:

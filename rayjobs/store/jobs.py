@@ -415,7 +415,8 @@ def _conditions(which: JobFilter) -> tuple[list[str], dict[str, Any]]:
     values: dict[str, Any] = {"limit": -1 if which.limit is None else which.limit}
     if which.states is not None:
         values.update({f"state{n}": str(state) for n, state in enumerate(which.states)})
-        wanted = f"IN ({', '.join(f':state{n}' for n in range(len(which.states)))})"
+        names = ", ".join(f":state{n}" for n in range(len(which.states)))
+        wanted = f"IN ({names or 'NULL'})"
         conditions.append(f"state {wanted}" if which.members else ARRAY_IS_IN.format(wanted=wanted))
     for column in ("experiment", "parent", "target"):
         value = getattr(which, column)

@@ -8,7 +8,7 @@ import sqlite3
 # was pruned never means another job.
 COUNT = """
 INSERT INTO meta (key, value) VALUES (:key, '1')
-ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(value AS INTEGER) + 1 AS TEXT)
+ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(meta.value AS INTEGER) + 1 AS TEXT)
 RETURNING value
 """
 TAKEN = (

@@ -28,7 +28,10 @@ VALUES (:name, (SELECT COALESCE(MAX(version) + 1, 0) FROM pipeline_endpoints WHE
     :description, 0, 1, :now)
 RETURNING *
 """
-SET_DEFAULT = "UPDATE pipeline_endpoints SET is_default = (version = :version) WHERE name = :name"
+SET_DEFAULT = """
+UPDATE pipeline_endpoints SET is_default = CASE WHEN version = :version THEN 1 ELSE 0 END
+WHERE name = :name
+"""
 
 
 PUT_SCHEDULE = """
@@ -46,7 +49,7 @@ ON CONFLICT (id) DO UPDATE SET name = excluded.name, description = excluded.desc
 SETTLE_SCHEDULE = """
 UPDATE pipeline_schedules SET next_at = :next_at, note = :note,
     seen = COALESCE(:seen, seen), last_run = COALESCE(:run, last_run)
-WHERE id = :id AND next_at = :due AND is_active
+WHERE id = :id AND next_at = :due AND is_active = 1
 """
 
 
@@ -79,7 +82,7 @@ class PublishedPart(Part):
         """See `Store.published_pipelines`."""
         with self._database.read() as connection:
             rows = connection.execute(
-                "SELECT * FROM published_pipelines WHERE is_active OR NOT :active"
+                "SELECT * FROM published_pipelines WHERE is_active = 1 OR NOT :active"
                 " ORDER BY serial DESC",
                 {"active": active},
             ).fetchall()
@@ -151,7 +154,7 @@ class PublishedPart(Part):
         """See `Store.schedules`."""
         with self._database.read() as connection:
             rows = connection.execute(
-                "SELECT * FROM pipeline_schedules WHERE is_active OR NOT :active"
+                "SELECT * FROM pipeline_schedules WHERE is_active = 1 OR NOT :active"
                 " ORDER BY serial DESC",
                 {"active": active},
             ).fetchall()

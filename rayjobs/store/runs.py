@@ -45,13 +45,13 @@ SELECT name FROM names WHERE name IS NOT NULL LIMIT :most
 
 POINTS = """
 SELECT attempt, rank, sequence, name, value, step, at FROM metrics
-WHERE job_serial = :serial AND (:name IS NULL OR name = :name) AND (:late OR NOT late)
+WHERE job_serial = :serial AND (:name IS NULL OR name = :name) AND (:late OR late = 0)
 ORDER BY attempt, rank, sequence
 """
 
 FIRST_STEPS = """
 SELECT name, attempt, MIN(step) AS step FROM metrics
-WHERE job_serial = :serial AND (:name IS NULL OR name = :name) AND NOT late
+WHERE job_serial = :serial AND (:name IS NULL OR name = :name) AND late = 0
     AND step IS NOT NULL
 GROUP BY name, attempt
 """
@@ -62,9 +62,10 @@ AFRESH = f"""
 SELECT number FROM attempts
 WHERE job = :job AND number > 1 AND number NOT IN (
         SELECT attempt FROM events WHERE job = :job AND kind = '{RESUMED}'
-            AND COALESCE(json_extract(data, '$.continues'), 1))
+            AND CAST(COALESCE(json_extract(data, '$.continues'), '1') AS TEXT)
+                NOT IN ('0', 'false'))
     AND (EXISTS (SELECT 1 FROM metrics WHERE job_serial = :serial AND attempt = number
-                 AND NOT late)
+                 AND late = 0)
          OR (:completed AND number = :attempt))
 """  # noqa: S608 - made of our own names
 
@@ -77,7 +78,7 @@ ON CONFLICT (job, name) DO UPDATE SET attempt = excluded.attempt, size = exclude
 
 CLAIM = """
 INSERT INTO targets (name, number, epoch, claimed_at) VALUES (:target, 1, :epoch, :now)
-ON CONFLICT (name) DO UPDATE SET number = number + 1, epoch = excluded.epoch,
+ON CONFLICT (name) DO UPDATE SET number = targets.number + 1, epoch = excluded.epoch,
     claimed_at = excluded.claimed_at
 RETURNING number
 """

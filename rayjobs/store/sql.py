@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import cast
 
 from rayjobs.core.clock import Clock, SystemClock
 from rayjobs.core.errors import UsageError
@@ -26,6 +27,11 @@ from rayjobs.store.sweeps import SweepsPart
 from rayjobs.store.waiting import WaitingPart
 
 BUSY_TIMEOUT_S = 10.0
+OWN = """
+INSERT INTO meta (key, value) VALUES ('workspace', :workspace) ON CONFLICT (key) DO NOTHING
+"""
+OWNER = "SELECT value FROM meta WHERE key = 'workspace'"
+POSTGRES = ("postgresql", "postgres")
 
 
 class SqlStore(
@@ -68,11 +74,10 @@ class SqlStore(
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> None:
         self._clock = clock or SystemClock()
-        path = _path_of(url_or_path)
-        self._database = Database(path, busy_timeout_s=busy_timeout_s)
+        self._database = _database(url_or_path, busy_timeout_s)
         self._catalogue = StoreCatalogue(self._database, self._clock)
-        if path is not None:
-            warn_if_shared(path)
+        if self._database.path is not None:
+            warn_if_shared(self._database.path)
 
     @property
     def path(self) -> Path | None:
@@ -83,6 +88,12 @@ class SqlStore(
     def catalogue(self) -> StoreCatalogue:
         """See `Store.catalogue`."""
         return self._catalogue
+
+    def owner(self, workspace: str) -> str:
+        """Return the id of the workspace that the store belongs to: the first that asked."""
+        with self._database.write(durable=True) as connection:
+            connection.execute(OWN, {"workspace": workspace})
+            return str(connection.execute(OWNER).fetchone()[0])
 
     def backup(self, to: Path) -> None:
         """Write a whole copy to `to`, while others go on reading and writing.
@@ -104,6 +115,15 @@ class SqlStore(
     def close(self) -> None:
         """See `Store.close`."""
         self._database.close()
+
+
+def _database(url_or_path: str | Path, busy_timeout_s: float) -> Database:
+    if isinstance(url_or_path, str) and url_or_path.partition("://")[0] in POSTGRES:
+        from rayjobs.store.postgres import PostgresDatabase
+
+        # It has the same methods; a common base would be one more file for two users.
+        return cast(Database, PostgresDatabase(url_or_path, busy_timeout_s=busy_timeout_s))
+    return Database(_path_of(url_or_path), busy_timeout_s=busy_timeout_s)
 
 
 def _path_of(url_or_path: str | Path) -> Path | None:

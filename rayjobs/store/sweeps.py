@@ -85,7 +85,7 @@ SELECT MIN(rank) FROM metrics WHERE job_serial = ? AND attempt = ? AND rank > ?
 
 NEW_POINTS = """
 SELECT attempt, rank, sequence, name, value, step, at FROM metrics
-WHERE job_serial = ? AND attempt = ? AND rank = ? AND sequence > ? AND NOT late
+WHERE job_serial = ? AND attempt = ? AND rank = ? AND sequence > ? AND late = 0
 ORDER BY sequence
 """
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rayjobs.core.clock import Clock
     from rayjobs.datastore.catalogue import Catalogue
     from rayjobs.store.base import Store
+    from rayjobs.store.sql import SqlStore
     from rayjobs.workspace.blobs import BlobStore
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,8 @@ class WorkspaceFiles:
     def record(self) -> Path:
         """Which workspace it is (JSON): ``version``, ``id``, ``name``, ``path``, ``earlier``.
 
-        The path is where it was opened last: that is how a copy is recognised.
+        The path is where it was opened last: that is how a copy is recognised. ``store`` is the
+        address of its records where they are in PostgreSQL.
         """
         return self.root / "workspace.json"
 
@@ -287,7 +289,8 @@ def _named(text: str, source: str) -> Path:
         raise UsageError(f"{source} is empty; give the path of a workspace's folder")
     if "://" in text:
         raise UsageError(
-            f"{source} is {text!r}: this version knows workspaces in a folder only; give a path"
+            f"{source} is an address; give the path of a workspace's folder. Its store may be in "
+            f"PostgreSQL: rayjobs workspace create FOLDER --store postgresql://…"
         )
     folder = Path(text).expanduser().absolute()
     inner = folder / paths.WORKSPACE_DIR
@@ -328,12 +331,15 @@ def open_workspace(
                 f"another one by --workspace or {ENVIRONMENT}"
             )
         record = _create(files)
+    address = _address(files, record)
     store = SqlStore(
-        files.store,
+        address or files.store,
         clock=clock,
         busy_timeout_s=BUSY_TIMEOUT_S if busy_timeout_s is None else busy_timeout_s,
     )
     try:
+        if address is not None:
+            _claim(files, record, store)
         end_orphans(store)
         original = None
         if record.get("path") != str(files.root) and (original := _original(files, record)) is None:
@@ -351,6 +357,76 @@ def open_workspace(
     except BaseException:
         store.close()
         raise
+
+
+def store_address(path: str | Path) -> str | None:
+    """Return where the records of the workspace in a folder are; None: in the folder.
+
+    Raises:
+        StoreError: the workspace's record cannot be read.
+    """
+    record = _read(WorkspaceFiles(Path(path)))
+    return None if record is None else record.get("store")
+
+
+def create_in(path: str | Path, store: str) -> OpenWorkspace:
+    """Create a workspace whose records are in PostgreSQL; its files stay in the folder `path`.
+
+    Args:
+        store: See `rayjobs.store.postgres.parsed`; without ``schema`` the workspace gets one of
+            its own.
+
+    Raises:
+        UsageError: the address is not valid, there is a workspace in the folder already, or the
+            schema is that of another workspace.
+        StoreError: the server cannot be reached, or refuses.
+    """
+    from rayjobs.store.postgres import with_schema
+    from rayjobs.store.sql import SqlStore
+
+    files = WorkspaceFiles(Path(os.path.realpath(Path(path).expanduser())))
+    found = _read(files)
+    if found is not None:
+        where = found.get("store") or files.store
+        raise UsageError(f"there is a workspace in {files.root} already, with its store at {where}")
+    new_id = token()
+    address = with_schema(store, f"workspace_{new_id}")
+    opened = SqlStore(address)  # before there is a record: what cannot be reached leaves nothing
+    try:
+        owner = opened.owner(new_id)
+    finally:
+        opened.close()
+    if owner != new_id:
+        raise UsageError(
+            f"the store {address} belongs to another workspace (id {owner}); name another schema, "
+            f"or leave ?schema= out"
+        )
+    _create(files, new_id=new_id, store=address)
+    return open_workspace(files.root, create=False)
+
+
+def _address(files: WorkspaceFiles, record: Mapping[str, Any]) -> str | None:
+    """Return where the records are, unless in the folder; refuse a copy of the folder.
+
+    A copy of a SQLite store has rows of its own. A copy of this folder would have the same.
+    """
+    address = record.get("store")
+    if address is not None and (original := _original(files, record)) is not None:
+        raise StoreError(
+            f"{files.root} is a copy of the workspace {original}, whose store is in PostgreSQL: "
+            f"both would have the same jobs. Use {original}, or make a new workspace with "
+            f"`rayjobs workspace create`"
+        )
+    return None if address is None else str(address)
+
+
+def _claim(files: WorkspaceFiles, record: Mapping[str, Any], store: SqlStore) -> None:
+    owner = store.owner(str(record["id"]))
+    if owner != record["id"]:
+        raise StoreError(
+            f"the store of the workspace {files.root} belongs to another one (id {owner}). Put the "
+            f"right address into {files.record}"
+        )
 
 
 def _read(files: WorkspaceFiles) -> Mapping[str, Any] | None:
@@ -378,10 +454,13 @@ def _read(files: WorkspaceFiles) -> Mapping[str, Any] | None:
     return dict(record)
 
 
-def _create(files: WorkspaceFiles) -> Mapping[str, Any]:
+def _create(
+    files: WorkspaceFiles, *, new_id: str | None = None, store: str | None = None
+) -> Mapping[str, Any]:
     root = files.root
     name = (root.parent if root.name == paths.WORKSPACE_DIR else root).name or "workspace"
-    values = {"version": VERSION, "id": token(), "name": name, "path": str(root)}
+    values = {"version": VERSION, "id": new_id or token(), "name": name, "path": str(root)}
+    values |= {} if store is None else {"store": store}
     text = json.dumps({**values, "created_s": time.time()}) + "\n"
     temporary = root / f".workspace-{token(4)}"
     try:

@@ -22,9 +22,8 @@ S = JobState
 SPEC = JobSpec(script="train.py", name="shards", array=Array(indices="0-3", limit=2))
 
 
-@pytest.fixture(params=["file", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
-    where = tmp_path / "store.db" if request.param == "file" else ":memory:"
+@pytest.fixture
+def store(where: str | Path) -> Iterator[SqlStore]:
     store = SqlStore(where, clock=TurnedClock(), busy_timeout_s=60)
     yield store
     store.close()

@@ -13,9 +13,8 @@ from tests.contract.test_datastore_catalogue import CatalogueContract, a_dataset
 
 
 class TestStoreCatalogue(CatalogueContract):
-    @pytest.fixture(params=["file", "memory"])
-    def catalogue(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalogue]:
-        where = ":memory:" if request.param == "memory" else tmp_path / "store.db"
+    @pytest.fixture
+    def catalogue(self, where: str | Path) -> Iterator[Catalogue]:
         store = SqlStore(where, busy_timeout_s=60)
         yield store.catalogue
         store.close()

@@ -182,7 +182,7 @@ class InteractiveContract:
 
 class TestSqlStore(InteractiveContract):
     @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[Store]:
-        store = SqlStore(tmp_path / "store.db", clock=TurnedClock())
+    def store(self, where: str | Path) -> Iterator[Store]:
+        store = SqlStore(where, clock=TurnedClock())
         yield store
         store.close()

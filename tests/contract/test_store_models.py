@@ -17,9 +17,8 @@ from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import TurnedClock, bring, stored, submit
 
 
-@pytest.fixture(params=["file", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    where = ":memory:" if request.param == "memory" else tmp_path / "store.db"
+@pytest.fixture
+def store(where: str | Path) -> Iterator[Store]:
     made = SqlStore(where, clock=TurnedClock(), busy_timeout_s=60)
     yield made
     made.close()

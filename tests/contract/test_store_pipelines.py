@@ -348,8 +348,8 @@ class TestSqlStorePipelines(PipelineContract):
     """The SQLite store keeps them."""
 
     @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[SqlStore]:
-        store = SqlStore(tmp_path / "store.db")
+    def store(self, where: str | Path) -> Iterator[SqlStore]:
+        store = SqlStore(where)
         yield store
         store.close()
 

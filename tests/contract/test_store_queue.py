@@ -41,9 +41,8 @@ def clock() -> SetClock:
     return SetClock()
 
 
-@pytest.fixture(params=["file", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: SetClock) -> Iterator[SqlStore]:
-    where = tmp_path / "store.db" if request.param == "file" else ":memory:"
+@pytest.fixture
+def store(where: str | Path, clock: SetClock) -> Iterator[SqlStore]:
     store = SqlStore(where, clock=clock, busy_timeout_s=60)
     yield store
     store.close()
@@ -172,6 +171,7 @@ def test_a_new_experiment_learns_from_the_same_script_elsewhere(
     assert (found.count, found.median_s, found.is_of_any) == (1, 50.0, False)
 
 
+@pytest.mark.parametrize("where", ["file"], indirect=True)
 def test_durations_of_any_experiment_read_the_index_alone(store: SqlStore) -> None:
     from rayjobs.store.queue import DURATIONS_OF_ANY
 
@@ -184,6 +184,7 @@ def test_durations_of_any_experiment_read_the_index_alone(store: SqlStore) -> No
     assert "SCAN jobs USING INDEX" not in told
 
 
+@pytest.mark.parametrize("where", ["file"], indirect=True)
 def test_durations_need_no_look_at_other_jobs(store: SqlStore) -> None:
     from rayjobs.store.queue import DURATIONS
 

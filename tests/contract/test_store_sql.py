@@ -1,4 +1,4 @@
-"""The SQLite store keeps every promise, in a file and in memory."""
+"""The SQL store keeps every promise: in a file, in memory and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,17 +13,9 @@ from tests.contract.store_contract import StoreContract, TurnedClock
 from tests.contract.store_records_contract import StoreRecordsContract
 
 
-class TestStoreInAFile(StoreContract, StoreRecordsContract):
+class TestSqlStore(StoreContract, StoreRecordsContract):
     @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[Store]:
-        store = SqlStore(tmp_path / "store.db", clock=TurnedClock(), busy_timeout_s=60)
-        yield store
-        store.close()
-
-
-class TestStoreInMemory(StoreContract, StoreRecordsContract):
-    @pytest.fixture
-    def store(self) -> Iterator[Store]:
-        store = SqlStore(":memory:", clock=TurnedClock(), busy_timeout_s=60)
+    def store(self, where: str | Path) -> Iterator[Store]:
+        store = SqlStore(where, clock=TurnedClock(), busy_timeout_s=60)
         yield store
         store.close()

@@ -226,17 +226,9 @@ class SweepContract:
         assert news(store, sweep, {child.id: travelled})[child.id].points == ()
 
 
-class TestSweepsInAFile(SweepContract):
+class TestSqlStoreSweeps(SweepContract):
     @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[Store]:
-        store = SqlStore(tmp_path / "store.db", clock=TurnedClock(), busy_timeout_s=60)
-        yield store
-        store.close()
-
-
-class TestSweepsInMemory(SweepContract):
-    @pytest.fixture
-    def store(self) -> Iterator[Store]:
-        store = SqlStore(":memory:", clock=TurnedClock(), busy_timeout_s=60)
+    def store(self, where: str | Path) -> Iterator[Store]:
+        store = SqlStore(where, clock=TurnedClock(), busy_timeout_s=60)
         yield store
         store.close()

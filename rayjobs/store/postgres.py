@@ -1,0 +1,611 @@
+"""A store in PostgreSQL: connections of one process that answer as those of SQLite do.
+
+The statements of the store are written once, in the part of SQL that both databases know; what
+differs is translated here (docs/decisions/0031-store-in-postgresql.md). As in SQLite there is one
+writer at a time: an advisory lock is taken when a write begins and given back by its commit. So a
+serial that is seen is never followed by a smaller one, and statements need no retries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from rayjobs.core.errors import StoreBusyError, StoreError, StoreVersionError, UsageError
+from rayjobs.core.text import duration_text
+from rayjobs.store.schema import VERSION
+
+if TYPE_CHECKING:
+    import psycopg
+
+SCHEMES = ("postgresql", "postgres")
+DEFAULT_SCHEMA = "rayjobs"
+CONNECT_S = 5
+# A peer that takes in nothing for this long is gone; the kernel alone would wait for minutes.
+SILENT_MS = 20_000
+VERSION_OF = "SELECT version FROM store_state"
+MANY = 200  # statements that are sent together
+MOST_IDLE = 8  # connections that are kept open
+
+log = logging.getLogger(__name__)
+
+
+class Row(tuple[Any, ...]):
+    """A row whose values have names, as in `sqlite3.Row`; `_row_class` sets `_at`."""
+
+    _at: Mapping[str, int] = {}
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a value by its number or its name."""
+        if isinstance(key, str):
+            try:
+                return tuple.__getitem__(self, self._at[key])
+            except KeyError:
+                raise IndexError(f"no column {key}") from None
+        return tuple.__getitem__(self, key)
+
+    def keys(self) -> list[str]:
+        """Return the columns' names."""
+        return list(self._at)
+
+
+class Result:
+    """What a statement gave: its rows, and how many rows it changed."""
+
+    def __init__(self, rows: list[Row], rowcount: int) -> None:
+        self._rows = iter(rows)
+        self.rowcount = rowcount
+
+    def fetchone(self) -> Row | None:
+        """Return the next row; None after the last."""
+        return next(self._rows, None)
+
+    def fetchall(self) -> list[Row]:
+        """Return the rows that are left."""
+        return list(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return self._rows
+
+
+class Connection:
+    """One connection, with the calls of `sqlite3.Connection` that the store makes.
+
+    Attributes:
+        total_changes: Rows that its statements have changed so far.
+    """
+
+    def __init__(self, plain: psycopg.Connection[Any]) -> None:
+        self.plain = plain
+        self.total_changes = 0
+
+    def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Result:
+        """Run one statement.
+
+        Raises:
+            sqlite3.IntegrityError: it breaks a constraint. The transaction goes on without it.
+        """
+        text = translated(statement)
+        if not _may_collide(text):
+            return self._run(text, values)
+        # PostgreSQL gives up a whole transaction after an error; SQLite, the statement alone.
+        self._send("SAVEPOINT statement")
+        try:
+            result = self._run(text, values)
+        except sqlite3.IntegrityError:
+            self._send("ROLLBACK TO SAVEPOINT statement")
+            raise
+        self._send("RELEASE SAVEPOINT statement")
+        return result
+
+    def cursor(self) -> Cursor:
+        """Return what runs statements and gives plain rows."""
+        return Cursor(self)
+
+    def executemany(
+        self, statement: str, rows: Iterable[Sequence[Any] | Mapping[str, Any]]
+    ) -> None:
+        """Run a statement for each row, many in one message.
+
+        Raises:
+            sqlite3.IntegrityError: one breaks a constraint. The transaction goes on without all.
+        """
+        text = translated(statement)
+        with self.plain.cursor() as cursor, _violations():
+            bound = [_bound(cursor, text, row) for row in rows]
+            if not bound:
+                return
+            cursor.execute("SAVEPOINT statement")
+            try:
+                for start in range(0, len(bound), MANY):
+                    cursor.execute(";\n".join(bound[start : start + MANY]).encode())
+                    self.total_changes += max(0, cursor.rowcount)
+                    while cursor.nextset():
+                        self.total_changes += max(0, cursor.rowcount)
+            except Exception:
+                with contextlib.suppress(Exception):
+                    cursor.execute("ROLLBACK TO SAVEPOINT statement")
+                raise
+            cursor.execute("RELEASE SAVEPOINT statement")
+
+    def _run(self, text: str, values: Sequence[Any] | Mapping[str, Any]) -> Result:
+        with self.plain.cursor() as cursor, _violations():
+            cursor.execute(_bound(cursor, text, values).encode())
+            if cursor.description is None:
+                self.total_changes += max(0, cursor.rowcount)
+                return Result([], cursor.rowcount)
+            made = _row_class(tuple(column.name for column in cursor.description))
+            rows = [made(row) for row in cursor.fetchall()]
+            if not text.lstrip().upper().startswith(("SELECT", "WITH")):
+                self.total_changes += len(rows)
+            return Result(rows, cursor.rowcount)
+
+    def _send(self, text: str) -> None:
+        with self.plain.cursor() as cursor:
+            cursor.execute(text.encode())
+
+
+class Cursor:
+    """A cursor of `Connection`. Its rows are tuples anyway: `row_factory` changes nothing."""
+
+    row_factory: object = None
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Result:
+        """See `Connection.execute`."""
+        return self._connection.execute(statement, values)
+
+
+def _bound(cursor: Any, text: str, values: Sequence[Any] | Mapping[str, Any]) -> str:
+    return str(cursor.mogrify(text, values)) if values else text.replace("%%", "%")
+
+
+@functools.lru_cache(maxsize=512)
+def _row_class(names: tuple[str, ...]) -> type[Row]:
+    return type("Row", (Row,), {"_at": {name: at for at, name in enumerate(names)}})
+
+
+@contextmanager
+def _violations() -> Iterator[None]:
+    import psycopg
+
+    try:
+        yield
+    except psycopg.IntegrityError as error:
+        raise sqlite3.IntegrityError(str(error)) from error
+
+
+# --- statements ----------------------------------------------------------------------------------
+
+_TOKEN = re.compile(
+    r"""
+    (?P<text>'(?:[^']|'')*')
+    | (?P<cast>::)
+    | :(?P<name>[a-z_][a-z0-9_]*)
+    | (?P<mark>\?)
+    | (?P<percent>%)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_GLOB = re.compile(r"GLOB\s+'((?:[^']|'')*)'", re.IGNORECASE)
+_NUMBERS = re.compile(r"\bserial IN \(SELECT value FROM json_each\((:\w+)\)\)")
+
+
+@functools.lru_cache(maxsize=1024)
+def translated(statement: str) -> str:
+    """Return a statement of SQLite in PostgreSQL's words, with psycopg's placeholders."""
+    text = _NUMBERS.sub(r"serial IN (SELECT CAST(value AS BIGINT) FROM store_each(\1))", statement)
+    text = re.sub(r"\bINDEXED BY \w+", "", text)  # its planner knows how many rows there are
+    text = re.sub(r"\bjson_each\(", "store_each(", text)
+    text = re.sub(r"\bjson_extract\(", "store_extract(", text)
+    text = re.sub(r"\bjson_valid\((\w+)\)", r"(\1 IS JSON)", text)
+    text = re.sub(r"\bLIMIT (:\w+)", r"LIMIT NULLIF(\1, -1)", text)  # -1: all
+    text = _GLOB.sub(lambda found: f"~ '{_regular(found[1])}'", text)
+
+    def one(found: re.Match[str]) -> str:
+        if found["text"]:
+            return found["text"].replace("%", "%%")
+        if found["cast"]:
+            return "::"
+        if found["name"]:
+            return f"%({found['name']})s"
+        return "%s" if found["mark"] else "%%"
+
+    return _TOKEN.sub(one, text)
+
+
+def _regular(glob: str) -> str:
+    return "^" + re.escape(glob).replace(r"\*", ".*").replace(r"\?", ".") + "$"
+
+
+def _may_collide(text: str) -> bool:
+    start = text.lstrip()[:6].upper()
+    return start == "INSERT" and "ON CONFLICT" not in text.upper()
+
+
+# --- transactions --------------------------------------------------------------------------------
+
+
+class PostgresDatabase:
+    """The transactions of one store in a schema of a PostgreSQL database.
+
+    Safe from threads, and in both processes after a fork. Every transaction checks the schema's
+    version, so a store that was upgraded under an open client refuses it.
+
+    Attributes:
+        where: The address without a password, as people know it.
+        path: Always None: there is no file.
+    """
+
+    path: Path | None = None
+
+    def __init__(self, url: str, *, busy_timeout_s: float) -> None:
+        """Open the store; create it in a schema that has none.
+
+        Raises:
+            UsageError: the URL is not valid, or holds a password.
+            StoreError: the server cannot be reached, or refuses.
+            StoreVersionError: the store is of another version.
+        """
+        self._url, self._schema, self.where = parsed(url)
+        self.busy_timeout_s = busy_timeout_s
+        self._closed = False
+        self._renew()
+        with self._errors():
+            connection = self._connect()
+            try:
+                self._create(connection)
+            except BaseException:
+                connection.plain.close()
+                raise
+            self._give(connection)
+
+    def _renew(self) -> None:
+        self._pid = os.getpid()
+        self._idle: list[Connection] = []
+        self._guard = threading.Lock()
+        # Threads of this process wait for each other here, each with its time limit.
+        self._writing = threading.Lock()
+
+    @contextmanager
+    def read(self) -> Iterator[Any]:
+        """A transaction that sees one state of the store throughout; waits for no other."""
+        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        with self._errors(), self._begun(begin) as connection:
+            yield connection
+            connection.plain.execute("COMMIT")
+
+    @contextmanager
+    def write(self, *, durable: bool = False) -> Iterator[Any]:
+        """A transaction in which no other process writes; it is durable whatever is asked.
+
+        Raises:
+            StoreBusyError: another process kept the lock for longer than the busy timeout.
+            StoreError: the server failed. Nothing was changed, unless the text says otherwise.
+        """
+        self._check()
+        if not self._writing.acquire(timeout=self.busy_timeout_s):
+            self._busy()
+        try:
+            begin = f"BEGIN; SET LOCAL lock_timeout = {self.busy_timeout_s * 1000:.0f}; "
+            begin += f"SELECT {self._lock()}"
+            with self._errors(), self._begun(begin) as connection:
+                yield connection
+                self._commit(connection)
+        finally:
+            self._writing.release()
+
+    def change(self) -> tuple[int, int]:
+        """Return what is another value after every commit, of any connection and process."""
+        with self._errors(), self._begun("BEGIN READ ONLY") as connection:
+            row = connection.execute("SELECT changes FROM store_state").fetchone()
+            connection.plain.execute("COMMIT")
+            return 0, int(row[0]) if row else 0
+
+    @contextmanager
+    def plain(self) -> Iterator[NoReturn]:
+        """Refuse: copies of a PostgreSQL database are made by its own tools."""
+        raise UsageError(
+            f"the store {self.where} is in PostgreSQL; copy it with `pg_dump --schema "
+            f"{self._schema}`, and the workspace's folder with any copying tool"
+        )
+        yield  # type: ignore[unreachable]  # what makes it a context manager
+
+    def close(self) -> None:
+        """Close all connections that are not in use; the others are closed after their use."""
+        self._closed = True
+        if os.getpid() == self._pid:
+            self._close_idle()
+
+    # -- one transaction -------------------------------------------------------------------------
+
+    @contextmanager
+    def _begun(self, begin: str) -> Iterator[Connection]:
+        import psycopg
+
+        connection = self._take()
+        healthy = False
+        try:
+            try:
+                self._begin(connection, begin)
+            except psycopg.OperationalError as error:
+                if isinstance(error, psycopg.errors.LockNotAvailable):
+                    raise
+                # A connection that was cut while it was idle. Nothing was done: open another.
+                connection.plain.close()
+                connection = self._connect()
+                self._begin(connection, begin)
+            yield connection
+            healthy = True
+        finally:
+            if not connection.plain.closed:
+                try:
+                    if connection.plain.info.transaction_status != 0:
+                        connection.plain.execute("ROLLBACK")
+                    healthy = True
+                except psycopg.Error:
+                    healthy = False
+            if healthy and not connection.plain.closed:
+                self._give(connection)
+            else:
+                connection.plain.close()
+
+    def _lock(self) -> str:
+        return f"pg_advisory_xact_lock(hashtext('rayjobs'), hashtext('{self._schema}'))"
+
+    def _begin(self, connection: Connection, begin: str) -> None:
+        with connection.plain.cursor() as cursor:
+            cursor.execute(f"{begin}; {VERSION_OF}".encode())
+            row = None
+            while True:
+                if cursor.description is not None:
+                    row = cursor.fetchone()
+                if not cursor.nextset():
+                    break
+        found = int(row[0]) if row else 0
+        if found != VERSION:
+            self._refuse_version(found)
+
+    def _commit(self, connection: Connection) -> None:
+        """Commit; where the answer is lost, find out from the server what became of it."""
+        import psycopg
+
+        with connection.plain.cursor() as cursor:
+            cursor.execute(
+                b"UPDATE store_state SET changes = changes + 1"
+                b" RETURNING CAST(pg_current_xact_id() AS TEXT)"
+            )
+            (number,) = cursor.fetchone() or ("",)
+        try:
+            connection.plain.execute("COMMIT")
+        except psycopg.OperationalError as error:
+            if not self._was_committed(str(number), error):
+                raise
+            log.warning("%s: the answer to a commit was lost; it was done", self.where)
+
+    def _was_committed(self, number: str, error: Exception) -> bool:
+        import psycopg
+
+        end = time.monotonic() + self.busy_timeout_s
+        while True:
+            try:
+                connection = self._connect()
+                try:
+                    (status,) = connection.plain.execute(
+                        "SELECT pg_xact_status(CAST(%s AS xid8))", (number,)
+                    ).fetchone() or ("",)
+                finally:
+                    connection.plain.close()
+                if status != "in progress":
+                    return str(status) == "committed"
+            except psycopg.OperationalError:
+                pass
+            if time.monotonic() > end:
+                raise StoreError(
+                    f"the connection to the store {self.where} broke during a commit, and the "
+                    f"server does not answer: the change was made or was not. Look with "
+                    f"`rayjobs ls` before you repeat the command",
+                    path=self.where,
+                ) from error
+            time.sleep(0.1)
+
+    # -- connections -------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreError(f"the store {self.where} was closed; open it again")
+        if os.getpid() != self._pid:
+            # The parent's connections: closing them here would end them there.
+            _OF_PARENTS.append(self._idle)
+            self._renew()
+
+    def _take(self) -> Connection:
+        self._check()
+        with self._guard:
+            if self._idle:
+                return self._idle.pop()
+        return self._connect()
+
+    def _give(self, connection: Connection) -> None:
+        with self._guard:
+            if not self._closed and len(self._idle) < MOST_IDLE:
+                self._idle.append(connection)
+                return
+        connection.plain.close()
+
+    def _close_idle(self) -> None:
+        with self._guard:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.plain.close()
+
+    def _connect(self) -> Connection:
+        import psycopg
+        from psycopg.types.numeric import FloatLoader
+
+        plain = psycopg.connect(
+            self._url,
+            autocommit=True,
+            cursor_factory=psycopg.ClientCursor,
+            connect_timeout=CONNECT_S,
+            application_name="rayjobs",
+            options=f"-c search_path={self._schema}",
+            keepalives_idle=10,
+            keepalives_interval=5,
+            keepalives_count=2,
+            tcp_user_timeout=SILENT_MS,
+        )
+        plain.adapters.register_loader("numeric", FloatLoader)  # of SUM and AVG
+        return Connection(plain)
+
+    def _create(self, connection: Connection) -> None:
+        """Create the schema, unless it has a store; safe to call from many processes at once."""
+        run = connection.plain.execute
+        if run("SELECT to_regclass('store_state')").fetchone() != (None,):
+            return
+        run("BEGIN")
+        run(f"SELECT {self._lock()}".encode())
+        if run("SELECT to_regclass('store_state')").fetchone() == (None,):
+            run(f"CREATE SCHEMA IF NOT EXISTS {self._schema}".encode())
+            found = run(
+                "SELECT table_name FROM information_schema.tables WHERE table_schema = %s LIMIT 3",
+                (self._schema,),
+            ).fetchall()
+            if found:
+                run("ROLLBACK")
+                raise StoreError(
+                    f"the schema {self._schema} of {self.where} has tables that are not of "
+                    f"rayjobs ({', '.join(name for (name,) in found)}); name another one: "
+                    f"?schema=NAME"
+                )
+            text = Path(__file__).with_name("schema_postgres.sql").read_text(encoding="utf-8")
+            run(text.encode())
+        run("COMMIT")
+
+    # -- errors ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise  # means something to the statement's author
+        except Exception as error:
+            if not type(error).__module__.startswith("psycopg"):
+                raise
+            self._raise(error)
+
+    def _raise(self, error: Exception) -> NoReturn:
+        import psycopg
+
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            self._busy(error)
+        said = " ".join(str(error).split()).removesuffix("?").removesuffix(".")
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            raise StoreError(
+                f"the store {self.where} refuses: {said}. Its owner must grant the user the rights "
+                f"on schema {self._schema} (or CREATE on the database, to make a store)",
+                path=self.where,
+            ) from error
+        if isinstance(error, psycopg.OperationalError):
+            raise StoreError(
+                f"the store {self.where} cannot be reached: {said}. Check that the server runs, "
+                f"its address, and the user's password (PGPASSWORD or ~/.pgpass)",
+                path=self.where,
+            ) from error
+        raise StoreError(f"the store {self.where} failed: {said}", path=self.where) from error
+
+    def _busy(self, error: Exception | None = None) -> NoReturn:
+        raise StoreBusyError(
+            f"the store {self.where} is locked by another process for longer than "
+            f"{duration_text(self.busy_timeout_s)}, so nothing was changed. pg_stat_activity on "
+            f"the server shows who holds it (application_name 'rayjobs'); then repeat the command.",
+            path=self.where,
+        ) from error
+
+    def _refuse_version(self, found: int) -> NoReturn:
+        advice = (
+            "upgrade rayjobs here (pip install --upgrade rayjobs)"
+            if found > VERSION
+            else "no upgrade leads from there"
+        )
+        raise StoreVersionError(
+            f"the store {self.where} has schema version {found}, and this rayjobs has {VERSION}: "
+            f"{advice}",
+            found=found,
+            known=VERSION,
+        )
+
+
+# Connections that a fork has given to a child: their end there would end them in the parent.
+_OF_PARENTS: list[list[Connection]] = []
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is the address of a store in PostgreSQL."""
+    return text.partition("://")[0] in SCHEMES
+
+
+def parsed(url: str) -> tuple[str, str, str]:
+    """Return the address for the driver, the schema's name, and the address for people.
+
+    Args:
+        url: ``postgresql://[USER@]HOST[:PORT]/DATABASE[?schema=NAME&…]``; other parameters are
+            those of libpq.
+
+    Raises:
+        UsageError: it is not such an address, or it has a password, which would be stored and
+            shown.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES or not parts.path.strip("/"):
+        raise UsageError(
+            f"the store's address {_bare(url)!r} is not valid; write "
+            f"postgresql://USER@HOST:PORT/DATABASE, and ?schema=NAME for a schema other than "
+            f"{DEFAULT_SCHEMA}"
+        )
+    query = dict(parse_qsl(parts.query))
+    if parts.password or "password" in query:
+        raise UsageError(
+            f"the store's address {_bare(url)!r} has a password, which would be stored and shown. "
+            f"Leave it out: it is read from PGPASSWORD, or from ~/.pgpass (PGPASSFILE)"
+        )
+    schema = query.pop("schema", DEFAULT_SCHEMA)
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
+        raise UsageError(
+            f"the schema {schema!r} is not valid: use lower case letters, digits and '_'"
+        )
+    address = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(query), ""))
+    shown = urlunsplit(("postgresql", parts.netloc, parts.path, "", ""))
+    return address, schema, shown if schema == DEFAULT_SCHEMA else f"{shown}?schema={schema}"
+
+
+def with_schema(url: str, schema: str) -> str:
+    """Return the address with `schema`, unless it names one.
+
+    Raises:
+        UsageError: see `parsed`.
+    """
+    parsed(url)
+    parts = urlsplit(url)
+    query = {"schema": schema, **dict(parse_qsl(parts.query))}
+    return urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(query), ""))
+
+
+def _bare(url: str) -> str:
+    return re.sub(
+        r"(://[^/:@]*):[^@]*@", r"\1:***@", re.sub(r"password=[^&]*", "password=***", url)
+    )

