@@ -58,6 +58,9 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "datastore": ("datastore:datastore", "Manage datastores (named storage locations)."),
         "data": ("data:data", "Upload, download and register versioned data."),
     },
+    "Images": {
+        "images": ("images:images", "Train image classifiers: convert, train, score."),
+    },
     "Azure ML": {
         "azureml": ("azureml:azureml", "Run and check programs of the Azure ML SDK v1."),
     },

@@ -42,7 +42,7 @@ On a terminal the command stays with the job: stages on stderr, the script's own
 lines on stdout; its exit code is the job's result. Ctrl-C detaches; the
 job goes on.
 """
-_ARGUMENTS = "rayjobs.script_arguments"
+SCRIPT_ARGUMENTS = "rayjobs.script_arguments"
 _DEFAULT_NAME = "rayjobs.default_name"
 
 
@@ -53,7 +53,7 @@ class SubmitCommand(click.Command):
         """Split at the first ``--``."""
         if "--" in args:
             at = args.index("--")
-            args, ctx.meta[_ARGUMENTS] = args[:at], args[at + 1 :]
+            args, ctx.meta[SCRIPT_ARGUMENTS] = args[:at], args[at + 1 :]
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -68,7 +68,7 @@ class SubmitCommand(click.Command):
 
 def script_arguments() -> tuple[str, ...] | None:
     """Return the words after ``--`` on this command line; None without ``--``."""
-    given = click.get_current_context().meta.get(_ARGUMENTS)
+    given = click.get_current_context().meta.get(SCRIPT_ARGUMENTS)
     return None if given is None else tuple(given)
 
 
@@ -118,6 +118,36 @@ def submit(
         raise click.UsageError("--attach does not go together with -d, -q and --json.")
     if script is None and file is None and options.get("command") is None:
         raise click.UsageError("name a script, or give -f FILE or --command TEXT.")
+    return submit_typed(
+        settings,
+        script,
+        file,
+        options,
+        experiment=experiment,
+        detach=detach,
+        attach=attach,
+        dry_run=dry_run,
+        idempotency_key=idempotency_key,
+    )
+
+
+def submit_typed(
+    settings: Settings,
+    script: str | None,
+    file: str | None,
+    options: dict[str, Any],
+    *,
+    experiment: str | None,
+    detach: bool,
+    attach: bool,
+    dry_run: bool,
+    idempotency_key: str | None,
+) -> int:
+    """Submit what was typed, or show its plan; return the exit code. See `submit`.
+
+    Raises:
+        SpecError, CannotBePlacedError: what is wrong with it, named by the options.
+    """
     from rayjobs.submit.project import load_project
 
     project = load_project()

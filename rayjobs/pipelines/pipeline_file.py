@@ -17,6 +17,8 @@ from rayjobs.spec.problems import problem_of
 from rayjobs.spec.text import parse_yaml
 
 OWN_KEYS = frozenset({"after", "params", "reuse", "sweep", "title"})
+# Names of code that rayjobs brings → its folder below the package.
+COMPONENTS = {"images": "images/component"}
 TOP_KEYS = frozenset(
     {
         "name",
@@ -95,6 +97,16 @@ def pipeline_of(data: Mapping[str, Any], *, folder: Path) -> PipelineSpec:
         if not isinstance(one, Mapping):
             problems.append(Problem(f"steps.{name}", "is not a mapping.", "Write fields of a job."))
             continue
+        component = one.get("component")
+        if component is not None and component not in COMPONENTS:
+            problems.append(
+                Problem(
+                    f"steps.{name}.component",
+                    f"{component!r} is not a component.",
+                    f"Use: {', '.join(sorted(COMPONENTS))}.",
+                )
+            )
+            continue
         steps[str(name)] = _step(one, defaults, folder)
     values = {key: data[key] for key in ("version", "name", "description") if key in data}
     values["continue_on_step_failure"] = data.get("continue_on_step_failure", False)
@@ -115,8 +127,11 @@ def pipeline_of(data: Mapping[str, Any], *, folder: Path) -> PipelineSpec:
 
 def _step(one: Mapping[str, Any], defaults: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     own = {key: value for key, value in one.items() if key in OWN_KEYS and value is not None}
-    job = {key: value for key, value in one.items() if key not in OWN_KEYS}
-    if job.get("source_directory") is not None:
+    job = {key: value for key, value in one.items() if key not in {*OWN_KEYS, "component"}}
+    if one.get("component") is not None:
+        place = Path(__file__).parent.parent / COMPONENTS[one["component"]]
+        job["source_directory"] = str(place.absolute())
+    elif job.get("source_directory") is not None:
         place = folder / Path(str(job["source_directory"])).expanduser()
         job["source_directory"] = str(place.absolute())
     if isinstance(job.get("outputs"), Mapping):

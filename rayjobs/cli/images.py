@@ -1,0 +1,268 @@
+"""`rayjobs images`: make image directories, train classifiers, score images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rayjobs.cli.output import print_json
+from rayjobs.cli.settings import (
+    CommandList,
+    Settings,
+    common_options,
+    json_option,
+    quiet_option,
+)
+from rayjobs.cli.spec_options import spec_options
+from rayjobs.cli.submit import SCRIPT_ARGUMENTS, submit_typed
+from rayjobs.core.errors import UsageError
+from rayjobs.core.text import counted
+
+EPILOG = """\b
+Examples:
+  rayjobs images convert photos.zip data --validation-share 0.2
+  rayjobs images train --train data/train --validation data/validation --model resnet18
+  rayjobs images score --model MODEL:1 --data new-photos/
+"""
+# What these jobs run is not the user's choice.
+_OWN = {"command", "source", "array"}
+_DATA = "$AZUREML_DATAREFERENCE_"
+_TRAINING = (
+    "register",
+    "image_size",
+    "augmentation",
+    "cache",
+    "threads",
+    "checkpoint_every",
+    "precision",
+    "onnx",
+)
+_MODES = click.Choice(("mount", "download"))
+PLACE = "FOLDER|DATASTORE/PATH|dataset:NAME|output:JOB/NAME"
+
+
+def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what every job can be given, without what is ours."""
+    for add in reversed(
+        (
+            click.option("-e", "--experiment", metavar="NAME", help="Experiment."),
+            click.option("-d", "--detach", is_flag=True, help="Return at once; do not follow."),
+            click.option("--attach", is_flag=True, help="Follow the job even without a terminal."),
+            click.option("--dry-run", is_flag=True, help="Show the plan; submit nothing."),
+            click.option("--mode", type=_MODES, default="mount", help="How data comes [mount]."),
+            quiet_option("Print only the id; do not follow the job."),
+            json_option,
+            common_options,
+        )
+    ):
+        function = add(function)
+    function = spec_options(function)
+    added = function.__click_params__  # type: ignore[attr-defined]
+    added[:] = [one for one in added if one.name not in _OWN]
+    return function
+
+
+@click.group(cls=CommandList, epilog=EPILOG)
+def images() -> None:
+    """Train image classifiers: from a folder of images to a registered model."""
+
+
+@images.command(
+    epilog="\b\nExamples:\n  rayjobs images convert photos/ data\n"
+    "  rayjobs images convert photos.tar.gz data --validation-share 0.2\n"
+)
+@click.argument("source", type=click.Path(exists=True))
+@click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False))
+@click.option(
+    "--validation-share",
+    metavar="SHARE",
+    type=float,
+    help="Write FOLDER/train and FOLDER/validation, with this part of each class.",
+)
+@click.option("--random-seed", metavar="N", type=int, default=1, help="Seed of the split [1].")
+@json_option
+@common_options
+@click.pass_obj
+def convert(
+    settings: Settings,
+    source: str,
+    folder: str,
+    validation_share: float | None,
+    random_seed: int,
+) -> None:
+    """Make an image directory of SOURCE: a folder, or a zip or tar archive.
+
+    The last folder above an image is its class. Hidden files are ignored; images that cannot be
+    read are left out and listed. In a pipeline it is the script convert.py of the component images.
+    """
+    from rayjobs.images.component.imagemodels.converting import convert as convert_images
+    from rayjobs.images.component.imagemodels.errors import ImageModelError
+
+    root = Path(folder)
+    is_split = validation_share is not None
+    try:
+        done = convert_images(
+            source,
+            str(root / "train" if is_split else root),
+            validation=str(root / "validation") if is_split else None,
+            share=0.2 if validation_share is None else validation_share,
+            seed=random_seed,
+        )
+    except ImageModelError as error:
+        raise UsageError(str(error)) from error
+    for why in done.unreadable.values():
+        settings.note(f"left out: {why}")
+    if settings.as_json:
+        print_json({"folder": str(root), **done.to_json()})
+        return
+    click.echo(
+        f"{counted(done.training, 'image')} for training, {done.validation} for validation, "
+        f"{len(done.classes)} classes in {root}; "
+        f"{len(done.unreadable)} unreadable, {done.ignored} other files"
+    )
+
+
+@images.command(
+    epilog="\b\nExamples:\n"
+    "  rayjobs images train --train data/train --validation data/validation\n"
+    "  rayjobs images train --train dataset:digits --validation dataset:digits-test "
+    "--model densenet121 --epochs 20 --learning-rate 0.01 --register digits\n"
+    "  rayjobs images train --train a --validation b --nodes 2 --procs-per-node 4 "
+    "--gpus-per-proc 1 --backend nccl\n"
+)
+@click.option("--train", "training", metavar=PLACE, required=True, help="Images to train on.")
+@click.option("--validation", metavar="…", required=True, help="Images to judge each epoch by.")
+@click.option("--model", default="resnet18", help="Network, or an untrained model [resnet18].")
+@click.option("--weights", metavar="FILE|…", help="Weights to start from (a state dict).")
+@click.option("--register", metavar="NAME", help="Register the model under this name.")
+@click.option("--epochs", metavar="N", help="Passes over the images, 1 or more [5].")
+@click.option("--batch-size", metavar="N", help="Images of a batch per process, 1 or more [16].")
+@click.option("--warmup-epochs", metavar="N", help="Epochs with a rising rate, 0 or more [0].")
+@click.option("--learning-rate", metavar="X", help="Of one process, above 0 [0.001].")
+@click.option("--random-seed", metavar="N", help="Seed of weights, order, augmentation [1].")
+@click.option("--patience", metavar="N", help="Stop after N epochs without a better loss [3].")
+@click.option("--print-frequency", metavar="N", help="Batches between two lines [10].")
+@click.option("--image-size", metavar="PIXELS", type=click.IntRange(min=8), help="[224]")
+@click.option(
+    "--augmentation",
+    type=click.Choice(("none", "crop", "crop-flip")),
+    help="Of training images [crop-flip].",
+)
+@click.option(
+    "--cache",
+    type=click.Choice(("auto", "none", "encoded", "decoded")),
+    help="Images on the node's disk [auto: measured].",
+)
+@click.option("--threads", metavar="N", type=click.IntRange(min=1), help="That decode.")
+@click.option(
+    "--checkpoint-every",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Batches between checkpoints inside an epoch [one per epoch].",
+)
+@click.option(
+    "--precision", type=click.Choice(("auto", "fp32", "bf16")), help="[auto: measured on CUDA]"
+)
+@click.option("--compile", "compiles", is_flag=True, help="Use torch.compile.")
+@click.option("--onnx", is_flag=True, help="Export the model as ONNX, too.")
+@_job_options
+@click.pass_obj
+def train(
+    settings: Settings,
+    /,
+    *,
+    training: str,
+    validation: str,
+    model: str,
+    weights: str | None,
+    compiles: bool,
+    **options: Any,
+) -> int:
+    """Train an image classifier by a job; its model is in the run's outputs/model."""
+    from rayjobs.images.component.imagemodels.parameters import BY_NAME
+    from rayjobs.images.jobs import NETWORKS, checked_parameters
+
+    values = {name: options.pop(name) for name in (*BY_NAME, *_TRAINING)}
+    values |= checked_parameters(values)
+    data = {"train": training, "validation": validation}
+    if model not in NETWORKS:
+        if "/" not in model and ":" not in model and not Path(model).exists():
+            raise UsageError(
+                f"{model!r} is not a network; use one of: {', '.join(NETWORKS)}, or the folder of "
+                f"an untrained model"
+            )
+        data["model"] = model
+    else:
+        values["model"] = model
+    if weights is not None:
+        data["weights"] = weights
+    values["compile"] = compiles
+    processes = _count(options.get("nodes")) * _count(options.get("procs_per_node"))
+    if processes > 1 and options.get("backend") is None:
+        options["backend"] = "nccl" if options.get("gpus_per_proc") else "gloo"
+    if options.get("backend") not in (None, "none"):
+        values["backend"] = options["backend"]
+    return _submit(settings, "train.py", data, values, options)
+
+
+@images.command(
+    epilog="\b\nExamples:\n  rayjobs images score --model digits --data new/\n"
+    "  rayjobs images score --model output:JOB/model --data dataset:new --format csv\n"
+)
+@click.option("--model", required=True, metavar="MODEL[:VERSION]|…", help="The trained model.")
+@click.option("--data", "scored", metavar=PLACE, required=True, help="The images.")
+@click.option("--format", "table", type=click.Choice(("parquet", "csv")), help="[parquet]")
+@click.option("--batch-size", metavar="N", help="Images scored at once, 1 or more [64].")
+@_job_options
+@click.pass_obj
+def score(
+    settings: Settings,
+    /,
+    *,
+    model: str,
+    scored: str,
+    table: str | None,
+    batch_size: str | None,
+    **options: Any,
+) -> int:
+    """Score images by a job, as a table with a row per image in the run's outputs."""
+    from rayjobs.images.jobs import checked_parameters
+
+    values = {"format": table, **checked_parameters({"batch_size": batch_size})}
+    return _submit(settings, "score.py", {"model": model, "data": scored}, values, options)
+
+
+def _submit(
+    settings: Settings,
+    script: str,
+    data: dict[str, str],
+    values: dict[str, Any],
+    options: dict[str, Any],
+) -> int:
+    from rayjobs.images.jobs import COMPONENT
+    from rayjobs.images.jobs import options as words_of
+    from rayjobs.images.sources import model_of, source_of
+
+    mode = options.pop("mode")
+    inputs = list(options.get("inputs") or ())
+    with settings.open(create=True) as workspace:
+        for name, text in data.items():
+            find = model_of if name == "model" and script == "score.py" else source_of
+            inputs.append(f"{name}={find(workspace, text, settings.note)}:{mode}")
+            values[name] = _DATA + name
+    options["inputs"] = tuple(inputs)
+    options["source"] = str(COMPONENT)
+    context = click.get_current_context()
+    context.meta[SCRIPT_ARGUMENTS] = tuple(map(str, words_of(values)))
+    submitted = {name: options.pop(name) for name in ("experiment", "detach", "attach", "dry_run")}
+    return submit_typed(
+        settings, str(COMPONENT / script), None, options, idempotency_key=None, **submitted
+    )
+
+
+def _count(text: str | None) -> int:
+    """Return a number of nodes or processes; what is none is refused by the submit itself."""
+    return int(text) if text is not None and text.isdigit() else 1

@@ -1,0 +1,1 @@
+"""Image classifiers inside a job: image directories, loading, training, scoring."""

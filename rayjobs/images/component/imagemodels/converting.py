@@ -1,0 +1,212 @@
+"""Make image directories of folders and archives, with a report of what cannot be read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from .decoding import decode
+from .directory import is_hidden, is_image
+from .errors import InvalidDatasetError, UnreadableImageError
+from .loading import cores
+
+REPORT = "convert.json"
+AT_ONCE = 256
+
+
+@dataclass
+class Converted:
+    """What was made.
+
+    Attributes:
+        training: Images written for training; `validation` likewise.
+        classes: Names of the classes, sorted; empty: the images have no labels.
+        unreadable: Name of each image that was left out → why.
+        ignored: Files that are not images by their suffix.
+    """
+
+    training: int = 0
+    validation: int = 0
+    classes: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    ignored: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return dict(vars(self))
+
+
+def convert(
+    source: str,
+    target: str,
+    *,
+    validation: str | None = None,
+    share: float = 0.2,
+    seed: int = 1,
+    report: str | None = None,
+) -> Converted:
+    """Write an image directory of a folder, or of a zip or tar archive.
+
+    The last folder above an image is its class; images without a folder stay without a label.
+    Hidden files are ignored. The files' bytes are copied as they are.
+
+    Args:
+        source: Folder or archive; a folder with one archive in it counts as the archive.
+        target: Folder of the images, new or empty.
+        validation: Folder of a part of them; None: all go to `target`.
+        share: That part, between 0 and 1. Name and seed of an image decide, per class.
+        seed: Another one makes another split.
+        report: JSON file with what was made and left out; None: none.
+
+    Raises:
+        InvalidDatasetError: there is no image in it, or a target is not empty.
+    """
+    if validation is not None and not 0 < share < 1:
+        raise InvalidDatasetError(f"the validation share is {share!r}; it must be between 0 and 1")
+    for folder in (target, validation):
+        if folder is not None and os.path.isdir(folder) and os.listdir(folder):
+            raise InvalidDatasetError(f"{folder} is not empty; name a new folder")
+    done = Converted()
+    kept: dict[str, list[str]] = {}
+    names: set[str] = set()
+
+    def keep(one: tuple[str, Callable[[], bytes]]) -> tuple[str, str, bytes, str]:
+        name, read = one
+        data = read()
+        try:
+            decode(data, name)
+        except UnreadableImageError as error:  # fault 185: an image that no decoder takes
+            return name, "", b"", str(error)
+        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+        return name, parts[-2] if len(parts) > 1 else "", data, ""
+
+    with ThreadPoolExecutor(cores()) as pool:
+        members = _members(source, done)
+        while block := list(islice(members, AT_ONCE)):
+            for name, folder, data, problem in pool.map(keep, block):
+                if problem:
+                    done.unreadable[name] = problem
+                    continue
+                path = os.path.join(folder, _free_name(names, folder, os.path.basename(name)))
+                os.makedirs(os.path.join(target, folder), exist_ok=True)
+                with open(os.path.join(target, path), "wb") as file:
+                    file.write(data)
+                kept.setdefault(folder, []).append(path)
+    if not kept:
+        raise InvalidDatasetError(
+            f"{source} has no image that can be read: {len(done.unreadable)} unreadable, "
+            f"{done.ignored} other files"
+        )
+    done.classes = sorted(name for name in kept if name)
+    for folder, paths in kept.items():
+        moved = [] if validation is None else _chosen(paths, share, seed)
+        for path in moved:
+            os.makedirs(os.path.join(str(validation), folder), exist_ok=True)
+            _move(os.path.join(target, path), os.path.join(str(validation), path))
+        done.training += len(paths) - len(moved)
+        done.validation += len(moved)
+    if report is not None:
+        os.makedirs(os.path.dirname(report) or ".", exist_ok=True)
+        with open(report, "w", encoding="utf-8") as written:
+            json.dump(done.to_json(), written, indent=2, ensure_ascii=False)
+    return done
+
+
+def _chosen(paths: list[str], share: float, seed: int) -> list[str]:
+    """Return the images of a class that are for validation; both parts get at least one."""
+    if len(paths) < 2:
+        return []
+    ordered = sorted(paths, key=lambda path: hashlib.sha256(f"{seed}/{path}".encode()).digest())
+    return ordered[: min(len(paths) - 1, max(1, round(len(paths) * share)))]
+
+
+def _move(old: str, new: str) -> None:
+    try:
+        os.rename(old, new)
+    except OSError:  # another file system
+        with open(old, "rb") as source, open(new, "wb") as target:
+            target.write(source.read())
+        os.unlink(old)
+
+
+def _free_name(names: set[str], folder: str, name: str) -> str:
+    """Return a name that no other image of the class has: archives may nest folders."""
+    stem, suffix = os.path.splitext(name)
+    number, found = 1, name
+    while os.path.join(folder, found) in names:
+        number += 1
+        found = f"{stem}-{number}{suffix}"
+    names.add(os.path.join(folder, found))
+    return found
+
+
+def _members(source: str, done: Converted) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yield name and reader of each image, in order of the names (tar: of the archive)."""
+    if os.path.isdir(source):
+        inside = [name for name in os.listdir(source) if not is_hidden(name)]
+        only = os.path.join(source, inside[0]) if len(inside) == 1 else ""
+        if not only or not _is_archive(only):
+            yield from _of_folder(source, done)
+            return
+        source = only
+    if zipfile.is_zipfile(source):
+        yield from _of_zip(source, done)
+    elif os.path.isfile(source) and tarfile.is_tarfile(source):
+        yield from _of_tar(source, done)
+    elif os.path.exists(source):
+        raise InvalidDatasetError(f"{source} is neither a folder nor a zip or tar archive")
+    else:
+        raise InvalidDatasetError(f"there is no {source}; name a folder, or a zip or tar archive")
+
+
+def _is_archive(path: str) -> bool:
+    return os.path.isfile(path) and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path))
+
+
+def _is_wanted(name: str, done: Converted) -> bool:
+    if any(is_hidden(part) for part in name.split("/") if part not in (".", "..")):
+        return False
+    if not is_image(name):
+        done.ignored += 1
+        return False
+    return True
+
+
+def _of_folder(source: str, done: Converted) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    for folder, folders, files in os.walk(source, followlinks=True):
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        for file in sorted(files):
+            path = os.path.join(folder, file)
+            name = os.path.relpath(path, source)
+            if _is_wanted(name, done):
+                yield name, lambda path=path: _bytes_of(path)  # type: ignore[misc]
+
+
+def _of_zip(source: str, done: Converted) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    with zipfile.ZipFile(source) as archive:
+        for name in sorted(archive.namelist()):
+            if not name.endswith("/") and _is_wanted(name, done):
+                data = archive.read(name)
+                yield name, lambda data=data: data  # type: ignore[misc]
+
+
+def _of_tar(source: str, done: Converted) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    with tarfile.open(source) as archive:
+        for member in archive:
+            if member.isfile() and _is_wanted(member.name, done):
+                found = archive.extractfile(member)
+                data = b"" if found is None else found.read()
+                yield member.name, lambda data=data: data  # type: ignore[misc]
+
+
+def _bytes_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()

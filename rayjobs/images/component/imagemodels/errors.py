@@ -1,0 +1,31 @@
+"""What can be wrong with images, models and parameters; each message says what to do next."""
+
+from __future__ import annotations
+
+
+class ImageModelError(Exception):
+    """Base class: something is wrong with what was given."""
+
+
+class InvalidModelDirectoryError(ImageModelError):
+    """A folder is not a model that can be trained or scored."""
+
+
+class NotLabeledDatasetError(ImageModelError):
+    """An image directory has no folder per class."""
+
+
+class InvalidDatasetError(ImageModelError):
+    """The images or the categories of a data set cannot be used."""
+
+
+class UnreadableImageError(InvalidDatasetError):
+    """One image cannot be decoded."""
+
+
+class ParameterOutOfRangeError(ImageModelError):
+    """A parameter has a value outside of its range."""
+
+
+class DivergedError(ImageModelError):
+    """The training loss is not a finite number."""

@@ -1,0 +1,77 @@
+"""What a user gives as images or as a model, as the source of an input of a job."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import NotFoundError
+from rayjobs.datastore.catalogue import DEFAULT_DATASTORE
+from rayjobs.datastore.stores import Datastore
+from rayjobs.datastore.transfer import files_below
+from rayjobs.workspace.folder import OpenWorkspace
+
+KINDS = ("dataset:", "output:", "saved:")
+
+
+def source_of(workspace: OpenWorkspace, text: str, say: Callable[[str], None]) -> str:
+    """Return the source that a text names; a local folder or file is stored first.
+
+    It is stored once: under the digest of its files' names, sizes and times.
+
+    Raises:
+        NotFoundError: it is neither a local path nor data of the workspace.
+    """
+    path = Path(text).expanduser()
+    if not path.exists():
+        if text.startswith(KINDS) or (
+            "/" in text and not text.startswith((".", "/", "~"))
+        ):  # a datastore's path; the submit checks it
+            return text
+        raise NotFoundError(
+            f"there is no folder {text!r}; give a folder, DATASTORE/PATH, dataset:NAME or "
+            f"output:JOB/NAME"
+        )
+    return _stored(workspace, path, say)
+
+
+def model_of(workspace: OpenWorkspace, text: str, say: Callable[[str], None]) -> str:
+    """Return the source of a trained model: as `source_of`, or a registered one, NAME[:VERSION].
+
+    Raises:
+        NotFoundError: there is neither.
+    """
+    if Path(text).expanduser().exists() or text.startswith(KINDS) or "/" in text:
+        return source_of(workspace, text, say)
+    from rayjobs.models import registry
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = registry.find(workspace.store, text)
+        found = registry.download(workspace.blobs, model, folder)
+        return _stored(workspace, _model_folder(found), say)
+
+
+def _model_folder(folder: Path) -> Path:
+    found = sorted(folder.rglob("model.json"))
+    return found[0].parent if found else folder
+
+
+def _stored(workspace: OpenWorkspace, path: Path, say: Callable[[str], None]) -> str:
+    if path.is_dir():
+        found, base = files_below(path, []), path
+    else:
+        found, base = [path], path.parent
+    digest = hashlib.sha256()
+    for one in found:
+        facts = one.stat()
+        digest.update(f"{one.relative_to(base)}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
+    target = f"images/{digest.hexdigest()[:32]}"
+    store: Any = Datastore(workspace, DEFAULT_DATASTORE)
+    done = store.put(found, base, target, False, None)
+    say(f"{os.fspath(path)}: {len(found)} files in {store.name}/{target}")
+    del done
+    return f"{store.name}/{target}"

@@ -1,0 +1,103 @@
+"""Image directories out of folders and archives."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rayjobs.cli.main import main
+from rayjobs.images.component.imagemodels.converting import convert
+from rayjobs.images.component.imagemodels.directory import open_any, open_labeled
+from rayjobs.images.component.imagemodels.errors import InvalidDatasetError
+
+
+@pytest.fixture
+def photos(data: Path, tmp_path: Path) -> Path:
+    """A folder as a user has it: below another, with a broken image and hidden files."""
+    root = tmp_path / "photos"
+    shutil.copytree(data / "train", root / "all")
+    (root / "all" / "red" / "broken.jpg").write_bytes(b"\xff\xd8 cut off")
+    (root / "all" / "red" / "empty.png").write_bytes(b"")
+    (root / "all" / "red" / ".hidden.png").write_bytes(b"x")
+    (root / "all" / "readme.txt").write_text("x")
+    return root
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_every_source_gives_the_same(kind: str, photos: Path, tmp_path: Path) -> None:
+    source = photos
+    if kind == "zip":
+        source = Path(shutil.make_archive(str(tmp_path / "a"), "zip", photos))
+    elif kind == "tar":
+        source = Path(shutil.make_archive(str(tmp_path / "a"), "gztar", photos))
+    report = tmp_path / "r" / "convert.json"
+    done = convert(str(source), str(tmp_path / "out"), report=str(report))
+    found = open_labeled(str(tmp_path / "out"))
+    assert found.classes == ("blue", "green", "red")
+    assert len(found) == done.training == 36
+    assert (photos / "all" / found.files[0]).read_bytes() == found.read(0)
+    assert done.ignored == 1
+    written = json.loads(report.read_text())
+    assert sorted(Path(name).name for name in written["unreadable"]) == ["broken.jpg", "empty.png"]
+
+
+def test_a_split_has_every_class_in_both_parts_and_repeats(photos: Path, tmp_path: Path) -> None:
+    def split(name: str) -> tuple[str, ...]:
+        root = tmp_path / name
+        convert(str(photos), str(root / "t"), validation=str(root / "v"), share=0.25)
+        parts = open_labeled(str(root / "t")), open_labeled(str(root / "v"))
+        assert parts[0].classes == parts[1].classes
+        assert (len(parts[0]), len(parts[1])) == (27, 9)
+        assert not set(parts[0].files) & set(parts[1].files)
+        return parts[1].files
+
+    assert split("a") == split("b")
+
+
+def test_images_without_folders_have_no_label(photos: Path, tmp_path: Path) -> None:
+    convert(str(photos / "all" / "blue"), str(tmp_path / "out"))
+    assert open_any(str(tmp_path / "out")).classes == ()
+
+
+def test_members_of_an_archive_stay_in_the_folder(data: Path, tmp_path: Path) -> None:
+    image = (data / "val" / "red" / "0.png").read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("../../red/0.png", image)
+        archive.writestr("/etc/red/0.png", image)
+    convert(str(tmp_path / "a.zip"), str(tmp_path / "in" / "out"))
+    assert sorted(one.name for one in (tmp_path / "in" / "out" / "red").iterdir()) == [
+        "0-2.png",
+        "0.png",
+    ]
+    assert not (tmp_path / "red").exists()
+
+
+def test_what_is_not_a_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("no archive")
+    with pytest.raises(InvalidDatasetError, match="neither a folder nor a zip or tar"):
+        convert(str(tmp_path / "x"), str(tmp_path / "out"))
+    with pytest.raises(InvalidDatasetError, match="there is no"):
+        convert(str(tmp_path / "y"), str(tmp_path / "out"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidDatasetError, match="no image"):
+        convert(str(tmp_path / "empty"), str(tmp_path / "out"))
+    with tarfile.open(tmp_path / "e.tar", "w"):
+        pass
+    with pytest.raises(InvalidDatasetError, match="no image"):
+        convert(str(tmp_path / "e.tar"), str(tmp_path / "out"))
+
+
+def test_the_command_splits_and_lists_what_it_left_out(photos: Path, tmp_path: Path) -> None:
+    arguments = ["images", "convert", str(photos), str(tmp_path / "d"), "--validation-share"]
+    done = CliRunner().invoke(main, [*arguments, "0.25", "--json"])
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert (facts["training"], facts["validation"], facts["classes"][0]) == (27, 9, "blue")
+    assert "broken.jpg" in done.stderr
+    assert open_labeled(str(tmp_path / "d" / "validation")).classes == ("blue", "green", "red")

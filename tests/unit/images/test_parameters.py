@@ -1,0 +1,66 @@
+"""The table of parameters: ranges, defaults and errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from rayjobs.core.errors import SpecError
+from rayjobs.images.component.imagemodels import networks
+from rayjobs.images.component.imagemodels.errors import ParameterOutOfRangeError
+from rayjobs.images.component.imagemodels.parameters import TABLE, checked
+from rayjobs.images.jobs import NETWORKS, checked_parameters, options
+
+
+def test_the_defaults_are_those_of_azure_ml() -> None:
+    assert {one.name: one.default for one in TABLE} == {
+        "epochs": 5,
+        "batch_size": 16,
+        "warmup_epochs": 0,
+        "learning_rate": 0.001,
+        "random_seed": 1,
+        "patience": 3,
+        "print_frequency": 10,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", 0),
+        ("batch_size", -1),
+        ("warmup_epochs", -1),
+        ("learning_rate", 0),
+        ("learning_rate", "nan"),
+        ("random_seed", 1.5),
+        ("patience", "three"),
+        ("print_frequency", 0),
+    ],
+)
+def test_a_value_out_of_range_names_parameter_value_and_range(name: str, value: object) -> None:
+    with pytest.raises(ParameterOutOfRangeError) as found:
+        checked(name, value)
+    assert name in str(found.value)
+    assert repr(value) in str(found.value)
+    assert "number" in str(found.value)
+
+
+def test_the_ends_of_the_ranges_are_in() -> None:
+    assert checked("warmup_epochs", "0") == 0
+    assert checked("epochs", "1") == 1
+    assert checked("learning_rate", 5e-300) == 5e-300
+    assert checked("random_seed", "-12345678901234567890") == -12345678901234567890
+
+
+def test_a_submit_reports_all_at_once() -> None:
+    with pytest.raises(SpecError) as found:
+        checked_parameters({"epochs": 0, "patience": 0, "batch_size": 4, "model": "x"})
+    assert [one.path for one in found.value.problems] == ["--epochs", "--patience"]
+
+
+def test_options_of_a_script() -> None:
+    values = {"epochs": 3, "learning_rate": 0.5, "onnx": True, "compile": False, "register": None}
+    assert options(values) == ["--epochs", "3", "--learning-rate", "0.5", "--onnx"]
+
+
+def test_the_command_knows_the_networks_of_the_job() -> None:
+    assert NETWORKS == networks.NETWORKS

@@ -1,0 +1,107 @@
+"""The steps of pipelines, and the commands that submit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rayjobs.api.workspace import Workspace
+from rayjobs.cli.main import main
+from rayjobs.core.errors import SpecError, UsageError
+from rayjobs.datastore import DataReference, Datastore
+from rayjobs.images import (
+    ConvertToImageDirectory,
+    PyTorchModel,
+    ScoreImageModel,
+    TrainPytorchModel,
+)
+from rayjobs.images.jobs import COMPONENT
+from rayjobs.pipelines import Pipeline, PipelineData
+from rayjobs.pipelines.pipeline_file import pipeline_of
+from rayjobs.pipelines.spec import PipelineError
+
+
+@pytest.fixture
+def ws(tmp_path: Path, own_home: Path) -> Iterator[Workspace]:
+    workspace = Workspace.create("ws", path=str(tmp_path / "ws"))
+    yield workspace
+    workspace.close()
+
+
+def test_convert_train_and_score_are_a_pipeline(ws: Workspace) -> None:
+    raw = DataReference(Datastore(ws), "raw", "photos")
+    train, validation = PipelineData("train"), PipelineData("validation")
+    untrained, model, scores = (PipelineData(name) for name in ("untrained", "model", "scores"))
+    steps = [
+        ConvertToImageDirectory(raw, train, validation, compute_target="local"),
+        PyTorchModel("resnet18", untrained, compute_target="local"),
+        TrainPytorchModel(
+            untrained,
+            train,
+            validation,
+            model,
+            parameters={"epochs": 2},
+            settings={"image_size": 32},
+            compute_target="local",
+        ),
+        ScoreImageModel(model, validation, scores, compute_target="local"),
+    ]
+    spec = Pipeline(ws, steps).to_spec()
+    assert set(spec.steps) == {"convert", "untrained", "train", "score"}
+    job = spec.steps["train"].job
+    assert job["source_directory"] == str(COMPONENT)
+    words = list(job["arguments"])
+    assert words[words.index("--epochs") + 1] == "2"
+    assert {one["source"] for one in job["inputs"].values()} == {
+        "step:untrained/untrained",
+        "step:convert/train",
+        "step:convert/validation",
+    }
+
+
+def test_a_step_refuses_what_the_job_would_refuse(ws: Workspace) -> None:
+    out = PipelineData("out")
+    with pytest.raises(UsageError, match="vgg16"):
+        PyTorchModel("vgg16", out, compute_target="local")
+    with pytest.raises(SpecError, match="1 problem"):
+        TrainPytorchModel("resnet18", "a", "b", out, parameters={"epochs": 0})
+    with pytest.raises(UsageError, match="output is a str"):
+        ScoreImageModel("a", "b", "c")
+
+
+def test_a_pipeline_file_names_the_component(tmp_path: Path) -> None:
+    step = {"component": "images", "script": "train.py"}
+    spec = pipeline_of({"steps": {"train": step}}, folder=tmp_path)
+    assert spec.steps["train"].job["source_directory"] == str(COMPONENT)
+    with pytest.raises(PipelineError) as found:
+        pipeline_of({"steps": {"train": {**step, "component": "texts"}}}, folder=tmp_path)
+    assert "Use: images." in str(found.value.problems[0])
+
+
+def test_train_submits_the_component_with_its_inputs(own_home: Path, data: Path) -> None:
+    folders = ["--train", str(data / "train"), "--validation", str(data / "val")]
+    words = ["images", "train", *folders, "--epochs", "3", "--procs-per-node", "2"]
+    done = CliRunner().invoke(main, [*words, "--dry-run", "--json"])
+    assert done.exit_code == 0, done.output
+    spec = json.loads(done.stdout)["spec"]
+    assert spec["distribution"]["backend"] == "gloo"
+    assert set(spec["inputs"]) == {"train", "validation"}
+    assert spec["arguments"][:2] == ["--epochs", "3"]
+
+
+def test_train_names_what_is_wrong(own_home: Path, data: Path) -> None:
+    folders = ["--train", str(data / "train"), "--validation", str(data / "val")]
+    for words, text in (
+        (["--epochs", "0"], "epochs is '0'; it must be a whole number, 1 or more"),
+        (["--model", "vgg16"], "'vgg16' is not a network"),
+        (["--backend", "nccl", "--procs-per-node", "2"], "nccl works between GPUs"),
+        (["--train", "nowhere"], "there is no folder 'nowhere'"),
+    ):
+        done = CliRunner().invoke(main, ["images", "train", *folders, *words, "--dry-run"])
+        assert done.exit_code != 0
+        shown = " ".join((done.output + str(done.exception)).split())
+        assert text in shown + " ".join(str(one) for one in getattr(done.exception, "problems", ()))
