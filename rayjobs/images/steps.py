@@ -9,7 +9,7 @@ from rayjobs.core.errors import UsageError
 from rayjobs.datastore.outputs import OutputFileDatasetConfig
 from rayjobs.images.jobs import COMPONENT, NETWORKS, checked_parameters, options
 from rayjobs.pipelines.data import PipelineData, PipelineParameter
-from rayjobs.pipelines.steps import PythonScriptStep
+from rayjobs.pipelines.script_steps import PythonScriptStep
 
 _OUTPUTS = (PipelineData, OutputFileDatasetConfig)
 

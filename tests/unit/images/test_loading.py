@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from rayjobs.images.component.imagemodels import cache as caches
 from rayjobs.images.component.imagemodels.cache import ImageCache
 from rayjobs.images.component.imagemodels.directory import ImageDirectory, open_labeled
 from rayjobs.images.component.imagemodels.loading import Loader, make_plan
@@ -70,7 +69,7 @@ def test_a_full_disk_ends_the_caching_and_not_the_training(
         written += done
         return done
 
-    monkeypatch.setattr(caches.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     assert torch.equal(load(images, cache), load(images, None))
     monkeypatch.undo()
     assert "is full: no more images are cached" in capfd.readouterr().err
@@ -88,7 +87,7 @@ def test_an_error_of_the_disk_that_is_not_space_is_raised(
     def fail(*_: Any) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(caches.os, "write", fail)
+    monkeypatch.setattr(os, "write", fail)
     with pytest.raises(OSError, match="Input/output"):
         cache.put(0, np.zeros((2, 2, 3), dtype=np.uint8))
 
