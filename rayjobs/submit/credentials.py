@@ -89,11 +89,11 @@ def _records(workspace: OpenWorkspace, source: str) -> Iterable[DatastoreRecord]
         return ()
 
 
-def _of_datastore(record: DatastoreRecord, place: str, needs: Needs) -> None:
+def _of_datastore(record: DatastoreRecord, location: str, needs: Needs) -> None:
     if record.kind == "fsspec":
         named = json.loads(record.settings.get("option_env") or "{}")
         for name in named.values():
-            needs.required.setdefault(name, (place, f"datastore {record.name!r}"))
+            needs.required.setdefault(name, (location, f"datastore {record.name!r}"))
         return
     if record.kind != "s3":
         return
@@ -106,7 +106,7 @@ def _of_datastore(record: DatastoreRecord, place: str, needs: Needs) -> None:
         return
     needs.optional |= proxies_with_password(os.environ)
     for name in settings.variables:
-        needs.required.setdefault(name, (place, f"datastore {record.name!r}"))
+        needs.required.setdefault(name, (location, f"datastore {record.name!r}"))
     if settings.is_found_by_search:
         needs.optional |= {*AWS_KEYS}
 
@@ -160,14 +160,14 @@ def _seen_by(target: str, names: Iterable[str], *, home: Path) -> set[str]:
     from rayjobs.target import wake_client
     from rayjobs.target.requests import TargetRequest
     from rayjobs.target.secrets import TargetSecrets
-    from rayjobs.target.stopping import Place
+    from rayjobs.target.stopping import TargetLocation
 
     kept = set(TargetSecrets(target, home=home).all())
     left = sorted(set(names) - kept)
     if left:
         try:
             answer = wake_client.ask(
-                Place(target, home).socket, TargetRequest("sees", names=tuple(left))
+                TargetLocation(target, home).socket, TargetRequest("sees", names=tuple(left))
             )
         except TimeoutError:
             answer = None

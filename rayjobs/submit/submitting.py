@@ -479,12 +479,12 @@ def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
     Returns at once; True when it is being started (`starting.ensure_target` follows that).
     """
     from rayjobs.target import revive, starting
-    from rayjobs.target.stopping import Place
+    from rayjobs.target.stopping import TargetLocation
 
     at = default_home()
     try:
         if starting.wake(target, home=at, workspace=workspace.path):
-            if starting.lost_its_keeper(Place(target, at)):
+            if starting.lost_its_keeper(TargetLocation(target, at)):
                 revive.in_background(target, home=at, workspace=workspace.path)
             return False
     except TimeoutError:
@@ -496,8 +496,8 @@ def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
 def _older_jobs(job: Job) -> str:
     """Return a sentence about older jobs that start with the target, unless it starts already."""
     from rayjobs.target import keeping, unfinished
-    from rayjobs.target.stopping import Place
+    from rayjobs.target.stopping import TargetLocation
 
-    if keeping.is_kept(Place(job.target, default_home()).paths):
+    if keeping.is_kept(TargetLocation(job.target, default_home()).paths):
         return ""  # the process that began the start has the message
     return unfinished.older(job.target, home=default_home(), than=job.id)

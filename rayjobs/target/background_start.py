@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     """Start the target, unless it runs by then; 1 when that failed."""
     from rayjobs.target import revive
     from rayjobs.target.starting import ensure_target
-    from rayjobs.target.stopping import Place
+    from rayjobs.target.stopping import TargetLocation
 
     parser = argparse.ArgumentParser(prog="rayjobs.target.background_start")
     for name in ("home", "name", "workspace"):
@@ -28,12 +28,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--revive", action="store_true")
     parser.add_argument("--stop-seen")
     options = parser.parse_args(arguments)
-    place = Place(options.name, Path(options.home))
-    failures = revive.started(place)
+    location = TargetLocation(options.name, Path(options.home))
+    failures = revive.started(location)
     try:
         ensure_target(
-            place.name,
-            home=place.home,
+            location.name,
+            home=location.home,
             workspace=Path(options.workspace),
             is_patient=True,
             revives=options.revive,
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         )
     except RayjobsError as error:
         sys.stderr.write(f"{error}\n")
-        revive.failed(place, error.message, before=failures)
+        revive.failed(location, error.message, before=failures)
         return 1
     return 0
 

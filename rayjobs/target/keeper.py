@@ -32,7 +32,7 @@ from rayjobs.target import local_head, stop_record, stopping, timekeeper, wake_c
 from rayjobs.target.keeping import keeper_lock, leave_caller
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.progress import Progress, read
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 
 START_LIMIT_S = 300.0  # of one try; Ray alone took 31 s on a busy machine
 START_TRIES = 3
@@ -56,9 +56,9 @@ class LateError(TargetError):
 class Keeper:
     """One target's keeper; `run` returns when the head is stopped, or cannot be started."""
 
-    def __init__(self, place: Place, start: str, *, is_patient: bool = False) -> None:
-        self.place = place
-        self.paths = place.paths
+    def __init__(self, location: TargetLocation, start: str, *, is_patient: bool = False) -> None:
+        self.location = location
+        self.paths = location.paths
         self.progress = Progress(self.paths.progress, start)
         self.idle_s = LocalSettings.read().idle_s
         # Whether there is a reason to try again: unfinished jobs, as far as is known.
@@ -69,7 +69,7 @@ class Keeper:
         self._failures = 0
         self._looks = 0
         self._paused_until_s: float | None = None
-        self._environment = local_head.head_environment(place.home, self.paths.token)
+        self._environment = local_head.head_environment(location.home, self.paths.token)
         soft = openfiles.original()
         self._environment[openfiles.SOFT_VARIABLE] = "" if soft is None else str(soft)
 
@@ -78,13 +78,13 @@ class Keeper:
         self.paths.pause.unlink(missing_ok=True)
         if not self._tries(self._bring_up):
             return 1
-        timekeeper.ensure(home=self.place.home)
+        timekeeper.ensure(home=self.location.home)
         while True:
             number = signal.sigtimedwait(_WAKING, WATCH_EVERY_S)
             _reap()
             self._looks += 1
             if self._looks % LOOKS_PER_TIMEKEEPER == 0:
-                timekeeper.mend(home=self.place.home)
+                timekeeper.mend(home=self.location.home)
             ending = number is not None and number.si_signo in (signal.SIGTERM, signal.SIGINT)
             if ending and not self.paths.stop_request.exists():
                 return 0  # only the keeper is to end; the next client brings another
@@ -118,7 +118,7 @@ class Keeper:
 
     def _pause(self, reason: str) -> None:
         self._failures += 1
-        reason = reason.removesuffix(local_head.start_again(self.place.name)).strip()
+        reason = reason.removesuffix(local_head.start_again(self.location.name)).strip()
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10))
         self._paused_until_s = _now_s() + pause_s
         next_at = time.strftime("%H:%M:%S", time.localtime(time.time() + pause_s))
@@ -146,12 +146,12 @@ class Keeper:
 
     def _bring_up(self) -> None:
         record = local_head.load_record(self.paths)
-        answers = wake_client.is_listening(self.place.socket)
+        answers = wake_client.is_listening(self.location.socket)
         if record is None or not record.is_running:
             if answers:
                 raise RayjobsError(
-                    f"a target answers at {self.place.socket}, but no running head is on record; "
-                    f"it is not changed"
+                    f"a target answers at {self.location.socket}, but no running head is on "
+                    f"record; it is not changed"
                 )
             self._start_head()
         elif answers:
@@ -164,13 +164,13 @@ class Keeper:
         for number in range(1, START_TRIES + 1):
             # What an earlier life left (a power cut, a crash) would be in the way of this one.
             with contextlib.suppress(RayjobsError):
-                stopping.clear_ray(self.place)
+                stopping.clear_ray(self.location)
             local_head.new_token(self.paths)
             try:
                 self._starter("head")
                 return
             except RayjobsError as exc:
-                stopping.clear_ray(self.place)
+                stopping.clear_ray(self.location)
                 stop_is_wanted = self.paths.stop_request.exists()
                 if isinstance(exc, LateError) and number < START_TRIES and not stop_is_wanted:
                     self._say(exc.message)
@@ -180,7 +180,7 @@ class Keeper:
                     continue
                 if isinstance(exc, LateError):
                     self.progress.failed(exc.message)
-                stopping.remove_files(self.place, keep_progress=True)
+                stopping.remove_files(self.location, keep_progress=True)
                 raise
 
     def _starter(self, what: str) -> None:
@@ -200,15 +200,15 @@ class Keeper:
                 or f"the starter was not done after {duration_text(START_LIMIT_S)}"
             )
             raise LateError(
-                f"Ray did not come up in time for target {self.place.name!r}, as happens on a busy "
-                f"machine: {said.rstrip('.')}. Details are in {log}. "
-                f"{local_head.start_again(self.place.name)}"
+                f"Ray did not come up in time for target {self.location.name!r}, as happens on a "
+                f"busy machine: {said.rstrip('.')}. Details are in {log}. "
+                f"{local_head.start_again(self.location.name)}"
             )
         if code != 0:
             why = f"the starter ended with exit code {code}"
             if code is None:
                 why = f"the starter was not done after {duration_text(START_LIMIT_S)}"
-            message = f"target {self.place.name!r} did not start: {why}. See {log}."
+            message = f"target {self.location.name!r} did not start: {why}. See {log}."
             said = self._last_of("failed")
             if not said:
                 self.progress.failed(message)
@@ -228,7 +228,7 @@ class Keeper:
                 sys.executable,
                 [
                     *(sys.executable, "-P", "-m", module),
-                    *(str(self.place.home), self.place.name, *arguments),
+                    *(str(self.location.home), self.location.name, *arguments),
                 ],
                 self._environment,
                 file_actions=[
@@ -257,7 +257,7 @@ class Keeper:
             self._count_restart()
             self._start_head()
             return
-        if wake_client.is_listening(self.place.socket):
+        if wake_client.is_listening(self.location.socket):
             self._actor_gone_since_s = None
             if self._failures and not self._recent_restarts():
                 self._failures = 0
@@ -278,10 +278,10 @@ class Keeper:
         self._restarts = [*self._recent_restarts(), _now_s()]
         if len(self._restarts) > RESTARTS:
             with contextlib.suppress(RayjobsError):
-                stopping.clear_ray(self.place)
-                stopping.remove_files(self.place)
+                stopping.clear_ray(self.location)
+                stopping.remove_files(self.location)
             raise RayjobsError(
-                f"Ray or the actor of target {self.place.name!r} ended {len(self._restarts)} "
+                f"Ray or the actor of target {self.location.name!r} ended {len(self._restarts)} "
                 f"times within {duration_text(RESTARTS_WITHIN_S)}. See {self.paths.log}."
             )
 
@@ -295,7 +295,7 @@ class Keeper:
         return self._stop(force=bool(asked.get("force")), request=str(asked.get("id", "")))
 
     def _stop_if_idle(self) -> bool:
-        activity = local_head.read_json(self.place.activity)
+        activity = local_head.read_json(self.location.activity)
         if activity is not None and activity.get("busy"):
             self._idle_since_s, self._is_wanted = None, True
             return False
@@ -311,8 +311,8 @@ class Keeper:
     def _stop(self, *, force: bool, request: str) -> bool:
         stop = stop_record.last(self.paths)
         try:
-            with stopping.retired(self.place, force=force):
-                stopping.stop_head(self.place, say=self._say)
+            with stopping.retired(self.location, force=force):
+                stopping.stop_head(self.location, say=self._say)
         except RayjobsError as exc:
             self._say(exc.message)
             is_refused = isinstance(exc, stopping.StopRefusedError)
@@ -379,20 +379,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("start")
     parser.add_argument("--patient", action="store_true")
     options = parser.parse_args(argv)
-    place = Place(options.target, options.home)
+    location = TargetLocation(options.target, options.home)
     # Taken before forking and inherited: the caller's wait for us ends with the lock held.
-    with keeper_lock(place.paths, patience_s=0.5) as mine:
+    with keeper_lock(location.paths, patience_s=0.5) as mine:
         if not mine:
             return 0  # there is one already
         leave_caller(_WAKING)
-        local_head.write_private(place.paths.keeper, json.dumps(own_identity().to_json()))
+        local_head.write_private(location.paths.keeper, json.dumps(own_identity().to_json()))
         openfiles.raise_limit()  # what the keeper starts has it, too
-        keeper = Keeper(place, options.start, is_patient=options.patient)
+        keeper = Keeper(location, options.start, is_patient=options.patient)
         try:
             return keeper.run()
         finally:
-            place.paths.keeper.unlink(missing_ok=True)
-            place.paths.pause.unlink(missing_ok=True)
+            location.paths.keeper.unlink(missing_ok=True)
+            location.paths.pause.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from rayjobs.core.errors import NotFoundError
 from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.target import keeping, local_head, reach, starting, stop_record, wake_client
 from rayjobs.target.record import load_target
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 
 QUICK_LOOK_S = 0.3  # reads of the store do not wait for a cluster
 SPAWNED_WITHIN_S = 5.0  # a process that was spawned has written its own record by then
@@ -74,20 +74,20 @@ def look_after(
         workspace: Where the unfinished jobs are.
         answers: Whether it has just answered, where that is known.
     """
-    place = Place(name, home)
+    location = TargetLocation(name, home)
     try:
         record = load_target(name, home=home)
     except NotFoundError as missing:
         return Condition(Standing.UNKNOWN, missing.message)
     if answers is None:
-        answers = wake_client.is_listening(place.socket)
+        answers = wake_client.is_listening(location.socket)
     # A workspace that was moved is registered at its new path by this question.
-    is_registered = starting.is_registered(place.paths, workspace)
+    is_registered = starting.is_registered(location.paths, workspace)
     if answers:
-        if record.is_local and starting.lost_its_keeper(place):
-            _begin(place, workspace)
+        if record.is_local and starting.lost_its_keeper(location):
+            _begin(location, workspace)
         return Condition(Standing.RUNNING)
-    stop = stop_record.last(place.paths)
+    stop = stop_record.last(location.paths)
     if stop.is_in_force:
         return Condition(
             Standing.STOPPED,
@@ -96,15 +96,15 @@ def look_after(
             may_run_on=stop.is_unreached,
         )
     starts = Condition(Standing.STARTING, f"target {name!r} is being started")
-    if record.is_local and keeping.is_kept(place.paths):
-        pause = keeping.pause_of(place.paths)
+    if record.is_local and keeping.is_kept(location.paths):
+        pause = keeping.pause_of(location.paths)
         return starts if pause is None else Condition(Standing.FAILING, pause.sentence(name))
     if not is_registered:  # no job here was ever to start it
         return Condition(
             Standing.ABSENT,
             f"target {name!r} does not run; start it by `rayjobs target start {name}`",
         )
-    values = _read(place)
+    values = _read(location)
     failures, left_s = int(values.get("failures", 0)), _pause_left_s(values)
     fails = Condition(Standing.FAILING, str(values.get("error", starts.reason)))
     if _is_at_work(values):  # a try after others have failed is not reported yet
@@ -113,11 +113,11 @@ def look_after(
         if reason := reach.why_unreachable(record.address, timeout_s=QUICK_LOOK_S):
             error = reach.unreachable_text(name, record.address, reason)
             if not reason.startswith("no answer"):  # else it may need more time than this
-                failed(place, error, before=0)
+                failed(location, error, before=0)
                 return Condition(Standing.FAILING, error)
     elif failures and left_s > 0:
         return fails
-    _begin(place, workspace)
+    _begin(location, workspace)
     return starts if not failures else fails
 
 
@@ -127,18 +127,18 @@ def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool
     Args:
         revives: Start nothing that a user has stopped, and leave a keeper's pause alone.
     """
-    place = Place(name, home)
-    place.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
+    location = TargetLocation(name, home)
+    location.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "rayjobs.target.background_start"]
     # A stop that a user asks for from now on is newer than this start, and wins over it.
     options = [
-        f"--stop-seen={stop_record.last(place.paths).id}",
+        f"--stop-seen={stop_record.last(location.paths).id}",
         *(["--revive"] if revives else []),
     ]
-    with (place.paths.log / "background-start.log").open("ab") as output:
+    with (location.paths.log / "background-start.log").open("ab") as output:
         child = subprocess.Popen(
             [*command, str(home), name, str(workspace), *options],
-            env=local_head.head_environment(home, place.paths.token),
+            env=local_head.head_environment(home, location.paths.token),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -149,26 +149,26 @@ def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool
     threading.Thread(target=child.wait, daemon=True).start()
 
 
-def started(place: Place) -> int:
+def started(location: TargetLocation) -> int:
     """Record that this process brings the target up; return how often that has failed before."""
-    known = _read(place)
+    known = _read(location)
     failures = int(known.get("failures", 0))
     why = {"error": known["error"]} if failures and "error" in known else {}
-    _write(place, {"failures": failures, **why, **own_identity().to_json()})
+    _write(location, {"failures": failures, **why, **own_identity().to_json()})
     return failures
 
 
-def failed(place: Place, error: str, *, before: int) -> None:
+def failed(location: TargetLocation, error: str, *, before: int) -> None:
     """Record why the target did not come up; the next try waits longer than the one before."""
     values = {"failures": before + 1, "error": error, "failed_at_s": _now_s()}
-    _write(place, {**values, "boot_id": own_identity().boot_id})
+    _write(location, {**values, "boot_id": own_identity().boot_id})
 
 
-def _begin(place: Place, workspace: Path | str) -> None:
+def _begin(location: TargetLocation, workspace: Path | str) -> None:
     try:
-        known = _read(place)
-        _write(place, {**known, "spawned_at_s": _now_s(), "boot_id": own_identity().boot_id})
-        in_background(place.name, home=place.home, workspace=workspace, revives=True)
+        known = _read(location)
+        _write(location, {**known, "spawned_at_s": _now_s(), "boot_id": own_identity().boot_id})
+        in_background(location.name, home=location.home, workspace=workspace, revives=True)
     except OSError:
         return  # a full disk, no process left: the next command tries again
 
@@ -199,12 +199,12 @@ def _is_of_this_boot(values: dict[str, Any]) -> bool:
     return values.get("boot_id") == own_identity().boot_id
 
 
-def _read(place: Place) -> dict[str, Any]:
-    return local_head.read_json(place.paths.revival) or {}
+def _read(location: TargetLocation) -> dict[str, Any]:
+    return local_head.read_json(location.paths.revival) or {}
 
 
-def _write(place: Place, values: dict[str, Any]) -> None:
-    local_head.write_private(place.paths.revival, json.dumps(values))
+def _write(location: TargetLocation, values: dict[str, Any]) -> None:
+    local_head.write_private(location.paths.revival, json.dumps(values))
 
 
 def _now_s() -> float:

@@ -14,13 +14,13 @@ from rayjobs.core.errors import TargetError
 from rayjobs.core.text import duration_text
 from rayjobs.target import local_head, progress, reach
 from rayjobs.target.record import load_target
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 
 START_TIMEOUT_S = 600.0  # the keeper tries several times on a busy machine
 POLL_S = 0.05
 
 
-def spawn(place: Place, start: str, *, is_patient: bool = False) -> None:
+def spawn(location: TargetLocation, start: str, *, is_patient: bool = False) -> None:
     """Start a keeper that outlives this process; returns when it holds the keeper's lock.
 
     Args:
@@ -30,11 +30,17 @@ def spawn(place: Place, start: str, *, is_patient: bool = False) -> None:
         TargetError: the interpreter could not run it.
     """
     command = [sys.executable, "-P", "-m", "rayjobs.target.keeper"]
-    errors = log_file(place, "keeper.err")
+    errors = log_file(location, "keeper.err")
     with errors.open("wb") as output:
         done = subprocess.run(
-            [*command, str(place.home), place.name, start, *(["--patient"] if is_patient else [])],
-            env=local_head.head_environment(place.home, place.paths.token),
+            [
+                *command,
+                str(location.home),
+                location.name,
+                start,
+                *(["--patient"] if is_patient else []),
+            ],
+            env=local_head.head_environment(location.home, location.paths.token),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -44,13 +50,13 @@ def spawn(place: Place, start: str, *, is_patient: bool = False) -> None:
         )
     if done.returncode != 0:
         raise TargetError(
-            f"the keeper of target {place.name!r} could not be started (exit code "
+            f"the keeper of target {location.name!r} could not be started (exit code "
             f"{done.returncode}). See {errors}."
         )
 
 
 def run_starter(
-    place: Place,
+    location: TargetLocation,
     what: str,
     *,
     on_stage: Callable[[str], None] = lambda _text: None,
@@ -64,39 +70,39 @@ def run_starter(
     Raises:
         TargetError: the cluster cannot be reached, or it failed; the message holds the reason.
     """
-    record = load_target(place.name, home=place.home)
-    head = local_head.load_record(place.paths) if record.is_local else None
+    record = load_target(location.name, home=location.home)
+    head = local_head.load_record(location.paths) if record.is_local else None
     address = record.address or (head.gcs_address if head is not None else None)
     if address is not None:  # Ray itself waits for minutes, or for ever
         if what != "end":
             on_stage(f"connecting to Ray at {address}")
-        reach.check_reachable(place.name, address)
-    token = None if record.without_token else record.token_file or str(place.paths.token)
+        reach.check_reachable(location.name, address)
+    token = None if record.without_token else record.token_file or str(location.paths.token)
     start = ids.token(4)
     command = [sys.executable, "-P", "-m", "rayjobs.engine.starter"]
-    command += [str(place.home), place.name, start, what, "--parent", str(os.getpid())]
+    command += [str(location.home), location.name, start, what, "--parent", str(os.getpid())]
     if record.address is not None:
         command += ["--address", record.address]
-    place.paths.progress.unlink(missing_ok=True)
-    log = log_file(place, "start.log")
+    location.paths.progress.unlink(missing_ok=True)
+    log = log_file(location, "start.log")
     with log.open("ab") as output:
         child = subprocess.Popen(
             command,
-            env=local_head.head_environment(place.home, token),
+            env=local_head.head_environment(location.home, token),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
             cwd="/",
         )
-    follower = Follower(place, on_stage, start)
+    follower = Follower(location, on_stage, start)
     deadline = time.monotonic() + timeout_s
     try:
         while child.poll() is None:
             follower.look()
             if time.monotonic() >= deadline:
                 raise TargetError(
-                    f"target {place.name!r} did not answer within "
+                    f"target {location.name!r} did not answer within "
                     f"{duration_text(timeout_s)}. See {log}."
                 )
             time.sleep(POLL_S)
@@ -108,7 +114,7 @@ def run_starter(
     if child.returncode != 0:
         raise TargetError(
             follower.failure
-            or f"target {place.name!r}: the starter ended with exit code {child.returncode}. "
+            or f"target {location.name!r}: the starter ended with exit code {child.returncode}. "
             f"See {log}."
         )
 
@@ -120,17 +126,19 @@ class Follower:
         failure: Why the last start failed, as it reported it; empty while it goes on.
     """
 
-    def __init__(self, place: Place, on_stage: Callable[[str], None], start: str = "") -> None:
+    def __init__(
+        self, location: TargetLocation, on_stage: Callable[[str], None], start: str = ""
+    ) -> None:
         """Follow the start with the name `start`; without one, whichever there is."""
         self.failure = ""
-        self._place = place
+        self._location = location
         self._on_stage = on_stage
         self._start = start
         self._shown = 0
 
     def look(self) -> None:
         """Show what is new."""
-        lines = progress.read(self._place.paths.progress)
+        lines = progress.read(self._location.paths.progress)
         if self._start:
             lines = [line for line in lines if line.start == self._start]
         if len(lines) < self._shown:
@@ -144,7 +152,7 @@ class Follower:
         self._shown = len(lines)
 
 
-def log_file(place: Place, name: str) -> Path:
+def log_file(location: TargetLocation, name: str) -> Path:
     """Return the path of a log of the target's own, in a folder that is there."""
-    place.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return place.paths.log / name
+    location.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return location.paths.log / name

@@ -22,7 +22,7 @@ from rayjobs.target.node_settings import NodeSettings
 from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.starters import POLL_S, START_TIMEOUT_S, Follower, run_starter, spawn
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 from rayjobs.target.versions import check_client, must_replace
 from rayjobs.workspace import registrations
 from rayjobs.workspace.folder import earlier_paths
@@ -87,20 +87,20 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
     Raises:
         TargetError: the home cannot be written (its disk is full).
     """
-    place = Place(name, home)
+    location = TargetLocation(name, home)
     if registers:
-        with _files_written(place):
-            register_workspace(place.paths, workspace)
-    stop_seen = stop_record.last(place.paths).id
+        with _files_written(location):
+            register_workspace(location.paths, workspace)
+    stop_seen = stop_record.last(location.paths).id
     try:
-        answer = _answer(place, workspace, WAKE_ANSWER_S)
+        answer = _answer(location, workspace, WAKE_ANSWER_S)
     except TimeoutError:
         return True
     except BeingStoppedError:
         return False
     if answer is not None and registers:
         # Of a stop that did not happen, and was not taken back.
-        stop_record.lift_if_free(place.paths, stop_seen)
+        stop_record.lift_if_free(location.paths, stop_seen)
     return answer is not None and not must_replace(str(answer.get("version", "")), __version__)
 
 
@@ -134,29 +134,31 @@ def ensure_target(
             stopped the target (with `revives`, or since it was asked for), or the home cannot be
             written (its disk is full).
     """
-    place = Place(name, home)
-    with _files_written(place):
+    location = TargetLocation(name, home)
+    with _files_written(location):
         start = _Start(
-            place=place,
+            location=location,
             workspace=workspace,
             on_stage=on_stage,
             timeout_s=timeout_s,
             is_patient=is_patient,
             revives=revives,
-            stop_seen=stop_record.last(place.paths).id if stop_seen is None else stop_seen,
+            stop_seen=stop_record.last(location.paths).id if stop_seen is None else stop_seen,
         )
         return start.ensure()
 
 
-def lost_its_keeper(place: Place) -> bool:
+def lost_its_keeper(location: TargetLocation) -> bool:
     """Whether a head runs without a keeper, which was killed: a new one has to take over."""
-    if keeping.is_kept(place.paths):
+    if keeping.is_kept(location.paths):
         return False
-    head = local_head.load_record(place.paths)
+    head = local_head.load_record(location.paths)
     return head is not None and head.is_running
 
 
-def _answer(place: Place, workspace: Path | str | None, limit_s: float) -> dict[str, Any] | None:
+def _answer(
+    location: TargetLocation, workspace: Path | str | None, limit_s: float
+) -> dict[str, Any] | None:
     """Return what the target answers; None when no process listens.
 
     Raises:
@@ -166,14 +168,14 @@ def _answer(place: Place, workspace: Path | str | None, limit_s: float) -> dict[
     request = TargetRequest("ping")
     if workspace is not None:
         request = TargetRequest("wake", workspace=str(workspace), client=__version__)
-    answer = wake_client.ask(place.socket, request, timeout_s=limit_s)
+    answer = wake_client.ask(location.socket, request, timeout_s=limit_s)
     if answer is not None and answer.get("stopping"):
-        raise BeingStoppedError(f"target {place.name!r} is being stopped")
+        raise BeingStoppedError(f"target {location.name!r} is being stopped")
     return answer if answer is not None and answer.get("ok") else None
 
 
 @contextlib.contextmanager
-def _files_written(place: Place) -> Iterator[None]:
+def _files_written(location: TargetLocation) -> Iterator[None]:
     """Say of a full disk, or a home that may not be written, where it is and what helps."""
     try:
         yield
@@ -181,15 +183,15 @@ def _files_written(place: Place) -> Iterator[None]:
         raise  # of no file: a process listens and does not answer
     except OSError as exc:
         raise TargetError(
-            f"target {place.name!r} cannot be started: {exc.filename or place.home}: "
+            f"target {location.name!r} cannot be started: {exc.filename or location.home}: "
             f"{exc.strerror or exc}. Make room there, or set RAYJOBS_HOME to a folder that can be "
-            f"written. {local_head.start_again(place.name)}"
+            f"written. {local_head.start_again(location.name)}"
         ) from exc
 
 
-def _check_room(place: Place) -> None:
+def _check_room(location: TargetLocation) -> None:
     """Write and remove a file: a keeper on a full disk could not even say why it ended."""
-    probe = place.paths.root / f".room.{ids.token(4)}"
+    probe = location.paths.root / f".room.{ids.token(4)}"
     local_head.write_private(probe, "." * ROOM_BYTES)
     probe.unlink(missing_ok=True)
 
@@ -206,7 +208,7 @@ def start_lock(paths: TargetPaths) -> Iterator[None]:
 class _Start:
     """One call of `ensure_target`, which describes the fields."""
 
-    place: Place
+    location: TargetLocation
     workspace: Path | str | None
     on_stage: Callable[[str], None]
     timeout_s: float
@@ -216,14 +218,14 @@ class _Start:
 
     def ensure(self) -> TargetStatus:
         """Return once the target answers; start or replace what has to be."""
-        place = self.place
-        record = load_target(place.name, home=place.home)
+        location = self.location
+        record = load_target(location.name, home=location.home)
         if self.workspace is not None:
-            register_workspace(place.paths, self.workspace)
+            register_workspace(location.paths, self.workspace)
         answer = self._patient_answer(self._deadline(), self.on_stage)
         was_started = answer is None
         if answer is not None and not self.revives:
-            stop_record.lift_if_free(place.paths, self.stop_seen)
+            stop_record.lift_if_free(location.paths, self.stop_seen)
         if answer is None:
             with self._alone():  # a stop holds the lock until nothing of the target is left
                 pass
@@ -231,14 +233,14 @@ class _Start:
         elif must_replace(str(answer.get("version", "")), __version__):
             answer = self._replace()
             was_started = True
-        elif record.is_local and lost_its_keeper(place):
+        elif record.is_local and lost_its_keeper(location):
             with self._alone():  # a stop may have ended the head since
-                if lost_its_keeper(place):
-                    spawn(place, ids.token(4), is_patient=True)
-        place.paths.revival.unlink(missing_ok=True)
+                if lost_its_keeper(location):
+                    spawn(location, ids.token(4), is_patient=True)
+        location.paths.revival.unlink(missing_ok=True)
         check_client(str(answer.get("version", "")), __version__)
         return TargetStatus(
-            name=place.name,
+            name=location.name,
             version=str(answer.get("version", "")),
             epoch=str(answer.get("epoch", "")),
             served=answer.get("served"),
@@ -258,7 +260,7 @@ class _Start:
         Raises:
             TargetError: the stop is newer than this start, or it only brings a dead target back.
         """
-        name, paths = self.place.name, self.place.paths
+        name, paths = self.location.name, self.location.paths
         with start_lock(paths):
             stop = stop_record.last(paths)
             if stop.is_in_force:
@@ -284,7 +286,7 @@ class _Start:
         is_reported = False
         while True:
             try:
-                return _answer(self.place, self.workspace, PATIENT_ANSWER_S)
+                return _answer(self.location, self.workspace, PATIENT_ANSWER_S)
             except BeingStoppedError as exc:
                 if not is_reported:
                     on_stage(f"{exc.message}; waiting for that, then starting it again")
@@ -295,18 +297,18 @@ class _Start:
             except TimeoutError as exc:
                 if time.monotonic() >= deadline:
                     raise TargetError(
-                        f"target {self.place.name!r} runs but does not answer: {exc}. "
-                        f"See {self.place.paths.log}."
+                        f"target {self.location.name!r} runs but does not answer: {exc}. "
+                        f"See {self.location.paths.log}."
                     ) from exc
 
     def _start_local(self) -> dict[str, Any]:
         """Bring up a keeper if there is none, and follow its start until the target answers."""
-        place, paths = self.place, self.place.paths
+        location, paths = self.location, self.location.paths
         # A wrong setting is this caller's to correct, and reported at once.
         LocalSettings.read()
         NodeSettings.read(local_head.LOCAL)
-        local_head.ray_folder(place.home)
-        follower = Follower(place, self.on_stage)
+        local_head.ray_folder(location.home)
+        follower = Follower(location, self.on_stage)
         deadline = self._deadline()
         spawned = 0
         while time.monotonic() < deadline:
@@ -317,7 +319,7 @@ class _Start:
             kept = keeping.is_kept(paths)
             if kept and (pause := keeping.pause_of(paths)) is not None:
                 if spawned or self.revives:  # the try that this call asked for has failed
-                    raise TargetError(pause.sentence(place.name))
+                    raise TargetError(pause.sentence(location.name))
                 keeping.give_up_pause(paths)
                 time.sleep(POLL_S)
                 continue
@@ -331,16 +333,16 @@ class _Start:
                     if not keeping.is_kept(paths):
                         if spawned >= SPAWN_LIMIT:
                             raise TargetError(
-                                f"the keeper of target {place.name!r} ended again and again. See "
-                                f"{paths.log}."
+                                f"the keeper of target {location.name!r} ended again and again. "
+                                f"See {paths.log}."
                             )
                         paths.progress.unlink(missing_ok=True)
-                        _check_room(place)
-                        spawn(place, ids.token(4), is_patient=self.is_patient)
+                        _check_room(location)
+                        spawn(location, ids.token(4), is_patient=self.is_patient)
                     spawned += 1
             time.sleep(POLL_S)
         raise TargetError(
-            f"target {place.name!r} did not answer within {duration_text(self.timeout_s)}; "
+            f"target {location.name!r} did not answer within {duration_text(self.timeout_s)}; "
             "it may still come "
             f"up. See {paths.log}."
         )
@@ -353,7 +355,7 @@ class _Start:
                 answer = self._run_starter("actor", deadline)
         if answer is None:
             raise TargetError(
-                f"the actor of target {self.place.name!r} runs, but not on this machine. A "
+                f"the actor of target {self.location.name!r} runs, but not on this machine. A "
                 f"workspace in a SQLite file serves targets of its own machine only; run this on "
                 f"the cluster's node."
             )
@@ -369,10 +371,10 @@ class _Start:
                 answer = self._run_starter("replace", deadline)
         if answer is None:
             raise TargetError(
-                f"target {self.place.name!r} was replaced and does not answer. See its log."
+                f"target {self.location.name!r} was replaced and does not answer. See its log."
             )
         return answer
 
     def _run_starter(self, what: str, deadline: float) -> dict[str, Any] | None:
-        run_starter(self.place, what, on_stage=self.on_stage, timeout_s=self.timeout_s)
+        run_starter(self.location, what, on_stage=self.on_stage, timeout_s=self.timeout_s)
         return self._patient_answer(deadline)

@@ -47,7 +47,7 @@ class StopRefusedError(TargetError):
 
 
 @dataclass(frozen=True)
-class Place:
+class TargetLocation:
     """Where a target's files and sockets are."""
 
     name: str
@@ -69,7 +69,7 @@ class Place:
         return self.paths.root / "activity.json"
 
 
-def retire(place: Place, *, force: bool) -> None:
+def retire(location: TargetLocation, *, force: bool) -> None:
     """Ask the actor to take no more jobs.
 
     From its yes on it refuses wakes and starts nothing, so no job can slip in between this and the
@@ -80,7 +80,7 @@ def retire(place: Place, *, force: bool) -> None:
     """
     deadline = time.monotonic() + SETTLE_S
     while True:
-        busy, jobs = _refusal(place, force)
+        busy, jobs = _refusal(location, force)
         if not busy or force:
             return
         # A job that has just ended is still being tidied up after.
@@ -89,51 +89,51 @@ def retire(place: Place, *, force: bool) -> None:
         time.sleep(POLL_S)
     listed = ", ".join(jobs[:5]) + (f" and {len(jobs) - 5} more" if len(jobs) > 5 else "")
     raise StopRefusedError(
-        f"target {place.name!r} has jobs that are not finished{': ' if listed else ''}{listed}."
+        f"target {location.name!r} has jobs that are not finished{': ' if listed else ''}{listed}."
         " Wait for them or cancel them, or stop it with --force: running jobs go back into "
         "the queue, and start again with the target.",
         jobs=jobs,
     )
 
 
-def resume(place: Place) -> None:
+def resume(location: TargetLocation) -> None:
     """Let the actor, if there is still one, start jobs again: the stop failed."""
     with contextlib.suppress(TimeoutError):  # it does so by itself a little later
-        wake_client.ask(place.socket, TargetRequest("resume"), timeout_s=SHORT_ANSWER_S)
+        wake_client.ask(location.socket, TargetRequest("resume"), timeout_s=SHORT_ANSWER_S)
 
 
 @contextlib.contextmanager
-def retired(place: Place, *, force: bool) -> Iterator[None]:
+def retired(location: TargetLocation, *, force: bool) -> Iterator[None]:
     """Keep the actor from starting jobs for the block, which stops it; see `retire`.
 
     Raises:
         StopRefusedError: as `retire`; what the block raises is passed on.
     """
-    retire(place, force=force)
+    retire(location, force=force)
     try:
         yield
     except BaseException:
-        resume(place)
+        resume(location)
         raise
 
 
-def _refusal(place: Place, force: bool) -> tuple[bool, list[str]]:
+def _refusal(location: TargetLocation, force: bool) -> tuple[bool, list[str]]:
     """Return whether the target has work, and what, as its actor says, or last said."""
     try:
         answer = wake_client.ask(
-            place.socket, TargetRequest("retire", force=force), timeout_s=RETIRE_ANSWER_S
+            location.socket, TargetRequest("retire", force=force), timeout_s=RETIRE_ANSWER_S
         )
     except TimeoutError:
         answer = None
     if answer is not None and answer.get("ok"):
         return False, []
-    known = local_head.read_json(place.activity) or {}
+    known = local_head.read_json(location.activity) or {}
     if answer is not None and "busy" in answer:
         known = answer
     return bool(known.get("busy")), [str(job) for job in known.get("jobs", [])]
 
 
-def stop_head(place: Place, *, say: Callable[[str], None]) -> None:
+def stop_head(location: TargetLocation, *, say: Callable[[str], None]) -> None:
     """End the attempts, warm interpreters, Ray, and all files and sockets of a local head.
 
     Idempotent; it works with any part of it already dead.
@@ -141,19 +141,19 @@ def stop_head(place: Place, *, say: Callable[[str], None]) -> None:
     Raises:
         TargetError: a process could not be ended; the head's record is kept then.
     """
-    put_back(place, say)
-    if _end_attempts(place, say):
+    put_back(location, say)
+    if _end_attempts(location, say):
         with contextlib.suppress(TimeoutError):  # that took a while, and the actor is patient
             wake_client.ask(
-                place.socket, TargetRequest("retire", force=True), timeout_s=SHORT_ANSWER_S
+                location.socket, TargetRequest("retire", force=True), timeout_s=SHORT_ANSWER_S
             )
     say("stopping Ray")
-    clear_ray(place)
-    end_warm(place)
-    remove_files(place)
+    clear_ray(location)
+    end_warm(location)
+    remove_files(location)
 
 
-def put_back(place: Place, say: Callable[[str], None]) -> None:
+def put_back(location: TargetLocation, say: Callable[[str], None]) -> None:
     """Let the actor, if there is one, end what runs and put the jobs back into the queue.
 
     Their logs, metrics and checkpoints are stored, and they go on from there at the next start.
@@ -164,7 +164,7 @@ def put_back(place: Place, say: Callable[[str], None]) -> None:
     while True:
         try:
             answer = wake_client.ask(
-                place.socket, TargetRequest("retire", force=True), timeout_s=RETIRE_ANSWER_S
+                location.socket, TargetRequest("retire", force=True), timeout_s=RETIRE_ANSWER_S
             )
         except TimeoutError:
             return
@@ -179,39 +179,39 @@ def put_back(place: Place, say: Callable[[str], None]) -> None:
         time.sleep(POLL_S)
 
 
-def clear_ray(place: Place) -> None:
+def clear_ray(location: TargetLocation) -> None:
     """End Ray's processes of this home and remove its folder; attempts are not touched.
 
     Raises:
         TargetError: a process could not be ended; Ray's folder is kept then.
     """
-    folder = local_head.ray_folder(place.home)
-    _end_starters(place)
-    _end_ray(place, folder)
+    folder = local_head.ray_folder(location.home)
+    _end_starters(location)
+    _end_ray(location, folder)
     survivors = list(local_head.processes_of(folder))
     if survivors:
         raise TargetError(
-            f"these processes of target {place.name!r} could not be ended: "
+            f"these processes of target {location.name!r} could not be ended: "
             + ", ".join(str(identity.pid) for identity in survivors)
             + ". Look at them with ps, and stop the target again.",
             pids=[identity.pid for identity in survivors],
         )
     shutil.rmtree(folder, ignore_errors=True)
-    place.paths.head.unlink(missing_ok=True)
+    location.paths.head.unlink(missing_ok=True)
 
 
-def remove_files(place: Place, *, keep_progress: bool = False) -> None:
+def remove_files(location: TargetLocation, *, keep_progress: bool = False) -> None:
     """Remove what only a running head needs; folders go where nothing is left in them."""
-    place.socket.unlink(missing_ok=True)
+    location.socket.unlink(missing_ok=True)
     for file in _LIVE_FILES:
         if not (keep_progress and file in _TOLD_FILES):
-            (place.paths.root / file).unlink(missing_ok=True)
-    place.paths.token.unlink(missing_ok=True)
-    folder = runtime_dir(place.home, create=False)
+            (location.paths.root / file).unlink(missing_ok=True)
+    location.paths.token.unlink(missing_ok=True)
+    folder = runtime_dir(location.home, create=False)
     for path in folder.glob("*"):
         if not path.is_dir() and not wake_client.is_listening(path):
             path.unlink(missing_ok=True)
-    for empty in (place.paths.workspaces, place.paths.log, folder):
+    for empty in (location.paths.workspaces, location.paths.log, folder):
         with contextlib.suppress(OSError):
             empty.rmdir()
 
@@ -229,9 +229,9 @@ def end(identities: Iterable[Identity], *, polite_s: float = POLITE_S) -> None:
 STARTERS = (b"rayjobs.engine.starter", b"rayjobs.compute.raylaunch")
 
 
-def _end_starters(place: Place) -> None:
+def _end_starters(location: TargetLocation) -> None:
     """End starters whose keeper was killed: they would go on with an unwanted start."""
-    place_words = [os.fsencode(place.home), place.name.encode()]
+    place_words = [os.fsencode(location.home), location.name.encode()]
     starters = [
         identity
         for pid in all_pids()
@@ -246,8 +246,8 @@ def _end_starters(place: Place) -> None:
     end(starters, polite_s=0.0)
 
 
-def _end_ray(place: Place, folder: Path) -> None:
-    record = local_head.load_record(place.paths)
+def _end_ray(location: TargetLocation, folder: Path) -> None:
+    record = local_head.load_record(location.paths)
     known = set(local_head.processes_of(folder))
     raylet = record.identity("raylet") if record else None
     if raylet is not None and is_alive(raylet):
@@ -269,9 +269,9 @@ def _end_ray(place: Place, folder: Path) -> None:
         end(alive, polite_s=0.0)
 
 
-def _end_attempts(place: Place, say: Callable[[str], None]) -> bool:
+def _end_attempts(location: TargetLocation, say: Callable[[str], None]) -> bool:
     """End attempts that still run on this machine, through their hosts; False if none did."""
-    hosts = list(_living_hosts(place))
+    hosts = list(_living_hosts(location))
     if hosts:
         say(f"ending {counted(len(hosts), 'running attempt')}")
     for _values, identity in hosts:
@@ -286,8 +286,8 @@ def _end_attempts(place: Place, say: Callable[[str], None]) -> bool:
     return bool(hosts)
 
 
-def _living_hosts(place: Place) -> Iterator[tuple[dict[str, Any], Identity]]:
-    attempts = NodePaths(place.home / "node").root / "attempts"
+def _living_hosts(location: TargetLocation) -> Iterator[tuple[dict[str, Any], Identity]]:
+    attempts = NodePaths(location.home / "node").root / "attempts"
     for path in attempts.glob("*/a*/host.json"):
         if (path.parent / "exit.json").exists():
             continue
@@ -300,12 +300,12 @@ def _living_hosts(place: Place) -> Iterator[tuple[dict[str, Any], Identity]]:
             yield values, identity
 
 
-def end_warm(place: Place) -> None:
+def end_warm(location: TargetLocation) -> None:
     """End warm interpreters: they live outside Ray, and serve this home alone.
 
     One that is still importing does not listen yet, so its command line tells who it is.
     """
-    folder = runtime_dir(place.home, create=False)
+    folder = runtime_dir(location.home, create=False)
     for path in folder.glob("warm-*.sock"):
         with contextlib.suppress(TimeoutError):
             wake_client.ask(path, WarmRequest("stop"), timeout_s=2.0)

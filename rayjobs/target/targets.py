@@ -41,7 +41,7 @@ from rayjobs.target.record import (
     save_target,
 )
 from rayjobs.target.requests import TargetRequest
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 from rayjobs.target.token_check import WITHOUT_TOKEN, check_token, check_without_token, read_token
 
 LOOK_S = 2.0  # of a list of targets, at a cluster that does not answer
@@ -187,10 +187,10 @@ def remove_target(
         TargetError: it has jobs that are not finished, and `force` is off.
     """
     at = home or default_home()
-    record, place = load_target(name, home=at), Place(name, at)
+    record, location = load_target(name, home=at), TargetLocation(name, at)
     if record.address is None:
         raise UsageError("the local target cannot be removed; stop it: `rayjobs target stop`.")
-    with starting.start_lock(place.paths):
+    with starting.start_lock(location.paths):
         if not force:
             why = reach.why_unreachable(record.address)
             where = f"{record.address}: {why}" if why else ""
@@ -200,11 +200,11 @@ def remove_target(
         reason = reach.why_unreachable(record.address)
         if not reason:
             try:
-                _end_actor(place, force, on_stage, timeout_s=REMOVE_S)
+                _end_actor(location, force, on_stage, timeout_s=REMOVE_S)
             except TargetError as error:
                 reason = error.message
-        stopping.remove_files(place)
-        shutil.rmtree(place.paths.root, ignore_errors=True)
+        stopping.remove_files(location)
+        shutil.rmtree(location.paths.root, ignore_errors=True)
     return reason
 
 
@@ -224,11 +224,11 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
         NotFoundError: no such target.
     """
     at = home or default_home()
-    record, place = load_target(name, home=at), Place(name, at)
-    head = local_head.load_record(place.paths) if record.is_local else None
-    answer, is_there = _ask(place, "status" if ask else "ping")
-    activity = local_head.read_json(place.activity) or {}
-    kept = keeping.is_kept(place.paths) if record.is_local else False
+    record, location = load_target(name, home=at), TargetLocation(name, at)
+    head = local_head.load_record(location.paths) if record.is_local else None
+    answer, is_there = _ask(location, "status" if ask else "ping")
+    activity = local_head.read_json(location.activity) or {}
+    kept = keeping.is_kept(location.paths) if record.is_local else False
     if is_there:
         state = "running"
     elif head is not None and head.is_running:
@@ -236,12 +236,12 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
     else:
         state = "starting" if kept else "stopped"
     problem = ""
-    if kept and not is_there and (pause := keeping.pause_of(place.paths)) is not None:
+    if kept and not is_there and (pause := keeping.pause_of(location.paths)) is not None:
         state, problem = "failing", pause.sentence(name)
     elif not is_there:
-        state, problem = _why_not(record, place, state)
+        state, problem = _why_not(record, location, state)
     running = state in ("running", "lost")
-    owner = keeping.keeper_of(place.paths)
+    owner = keeping.keeper_of(location.paths)
     return TargetView(
         name=name,
         without_token=record.without_token,
@@ -252,7 +252,7 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
         version=str(answer.get("version", "")),
         busy=bool(activity["busy"]) if "busy" in activity and is_there else None,
         nodes=tuple(
-            (local_head.read_json(place.paths.root / "capacity.json") or {}).get("nodes", [])
+            (local_head.read_json(location.paths.root / "capacity.json") or {}).get("nodes", [])
         ),
         keeper_pid=owner.pid if owner else None,
         detail=answer if ask and answer else None,
@@ -260,14 +260,14 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
     )
 
 
-def _why_not(record: TargetRecord, place: Place, state: str) -> tuple[str, str]:
+def _why_not(record: TargetRecord, location: TargetLocation, state: str) -> tuple[str, str]:
     """Return the state of a target that does not answer, and what is known of the reason."""
     if record.address is not None:
         reason = reach.why_unreachable(record.address, timeout_s=LOOK_S)
         if reason:
-            return "unreachable", reach.unreachable_text(place.name, record.address, reason)
-    stop = stop_record.last(place.paths)
-    failed = local_head.read_json(place.paths.revival) or {}
+            return "unreachable", reach.unreachable_text(location.name, record.address, reason)
+    stop = stop_record.last(location.paths)
+    failed = local_head.read_json(location.paths.revival) or {}
     if state == "stopped" and failed.get("error") and not stop.is_in_force:
         return "failing", str(failed["error"])
     if record.address is not None and state == "stopped" and not stop.is_in_force:
@@ -307,52 +307,52 @@ def stop_target(
             Nothing brings the target back by itself then, either.
     """
     at = home or default_home()
-    record, place = load_target(name, home=at), Place(name, at)
-    with starting.start_lock(place.paths), stop_record.noted(place.paths):
+    record, location = load_target(name, home=at), TargetLocation(name, at)
+    with starting.start_lock(location.paths), stop_record.noted(location.paths):
         if record.address is not None:
-            return _stop_attached(place, record.address, force, on_stage)
+            return _stop_attached(location, record.address, force, on_stage)
         while True:
-            with keeping.keeper_lock(place.paths) as no_keeper:
+            with keeping.keeper_lock(location.paths) as no_keeper:
                 if no_keeper:
-                    return _stop_here(place, force, on_stage)
-            if _stop_by_keeper(place, force, on_stage):
+                    return _stop_here(location, force, on_stage)
+            if _stop_by_keeper(location, force, on_stage):
                 return True
 
 
 def was_stopped(name: str, *, home: Path | None = None) -> bool:
     """Whether a user has stopped a target already, and nothing of it runs."""
-    place = Place(name, home or default_home())
-    is_there = wake_client.is_listening(place.socket) or keeping.is_kept(place.paths)
-    return stop_record.last(place.paths).is_in_force and not is_there
+    location = TargetLocation(name, home or default_home())
+    is_there = wake_client.is_listening(location.socket) or keeping.is_kept(location.paths)
+    return stop_record.last(location.paths).is_in_force and not is_there
 
 
-def _stop_here(place: Place, force: bool, on_stage: Stages) -> bool:
+def _stop_here(location: TargetLocation, force: bool, on_stage: Stages) -> bool:
     """Stop a head whose keeper was killed; the caller holds the keeper's lock."""
-    folder = local_head.ray_folder(place.home)
-    ran = place.paths.head.exists() or any(True for _ in local_head.processes_of(folder))
+    folder = local_head.ray_folder(location.home)
+    ran = location.paths.head.exists() or any(True for _ in local_head.processes_of(folder))
     if ran:
-        with stopping.retired(place, force=force):
-            stopping.stop_head(place, say=on_stage)
+        with stopping.retired(location, force=force):
+            stopping.stop_head(location, say=on_stage)
     else:
-        stopping.remove_files(place)
+        stopping.remove_files(location)
     return ran
 
 
-def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
+def _stop_by_keeper(location: TargetLocation, force: bool, on_stage: Stages) -> bool:
     """Ask the keeper; False when it ended without an answer (it was killed)."""
     request = ids.token(4)
-    answer = place.paths.stop_answer
+    answer = location.paths.stop_answer
     answer.unlink(missing_ok=True)
     wanted = json.dumps({"id": request, "force": force})
-    local_head.write_private(place.paths.stop_request, wanted)
-    on_stage(f"stopping target {place.name}")
+    local_head.write_private(location.paths.stop_request, wanted)
+    on_stage(f"stopping target {location.name}")
     deadline = time.monotonic() + STOP_TIMEOUT_S
     signaled: Identity | None = None
     while time.monotonic() < deadline:
-        owner = keeping.keeper_of(place.paths)
+        owner = keeping.keeper_of(location.paths)
         if owner is not None and owner != signaled:
             if signaled is not None:  # that one died with the request in its hands
-                local_head.write_private(place.paths.stop_request, wanted)
+                local_head.write_private(location.paths.stop_request, wanted)
             send_signal(owner, SIGUSR1)  # it would look within a second anyway
             signaled = owner
         said = local_head.read_json(answer)
@@ -361,51 +361,53 @@ def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
                 answer.unlink(missing_ok=True)
                 kind = stopping.StopRefusedError if said.get("is_refused") else TargetError
                 raise kind(str(said["error"]))
-            if not keeping.is_kept(place.paths):
+            if not keeping.is_kept(location.paths):
                 answer.unlink(missing_ok=True)
                 return True
-        elif not keeping.is_kept(place.paths):
-            place.paths.stop_request.unlink(missing_ok=True)
+        elif not keeping.is_kept(location.paths):
+            location.paths.stop_request.unlink(missing_ok=True)
             return False
         time.sleep(POLL_S)
-    place.paths.stop_request.unlink(missing_ok=True)
+    location.paths.stop_request.unlink(missing_ok=True)
     raise TargetError(
-        f"the keeper of target {place.name!r} did not stop it within "
+        f"the keeper of target {location.name!r} did not stop it within "
         f"{duration_text(STOP_TIMEOUT_S)}. "
-        f"See {place.paths.log / 'keeper.log'}."
+        f"See {location.paths.log / 'keeper.log'}."
     )
 
 
-def _stop_attached(place: Place, address: str, force: bool, on_stage: Stages) -> bool:
+def _stop_attached(location: TargetLocation, address: str, force: bool, on_stage: Stages) -> bool:
     on_stage(f"connecting to Ray at {address}")
     if reason := reach.why_unreachable(address):
         raise reach.UnreachedError(
-            f"{reach.unreachable_text(place.name, address, reason)}. The stop is recorded: no "
+            f"{reach.unreachable_text(location.name, address, reason)}. The stop is recorded: no "
             f"command starts the target again by itself when the cluster is back. If its actor "
-            f"still runs there, it goes on: run `rayjobs target stop {place.name}` again then",
+            f"still runs there, it goes on: run `rayjobs target stop {location.name}` again then",
             address=address,
         )
-    _end_actor(place, force, on_stage, timeout_s=STOP_TIMEOUT_S)
-    stopping.remove_files(place)
+    _end_actor(location, force, on_stage, timeout_s=STOP_TIMEOUT_S)
+    stopping.remove_files(location)
     return True
 
 
-def _end_actor(place: Place, force: bool, on_stage: Stages, *, timeout_s: float) -> None:
-    with stopping.retired(place, force=force):
-        stopping.put_back(place, on_stage)
-        on_stage(f"ending the actor of target {place.name}")
-        starters.run_starter(place, "end", on_stage=on_stage, timeout_s=timeout_s)
+def _end_actor(
+    location: TargetLocation, force: bool, on_stage: Stages, *, timeout_s: float
+) -> None:
+    with stopping.retired(location, force=force):
+        stopping.put_back(location, on_stage)
+        on_stage(f"ending the actor of target {location.name}")
+        starters.run_starter(location, "end", on_stage=on_stage, timeout_s=timeout_s)
 
 
 def dashboard_url(name: str = LOCAL, *, home: Path | None = None) -> str:
     """Return where the Ray dashboard of a target is; empty when none is known."""
     at = home or default_home()
-    record, place = load_target(name, home=at), Place(name, at)
+    record, location = load_target(name, home=at), TargetLocation(name, at)
     if record.is_local:
-        head = local_head.load_record(place.paths)
+        head = local_head.load_record(location.paths)
         return head.dashboard_url if head is not None and head.is_running else ""
     try:
-        return (place.paths.root / "dashboard").read_text(encoding="ascii").strip()
+        return (location.paths.root / "dashboard").read_text(encoding="ascii").strip()
     except OSError:
         return ""
 
@@ -418,16 +420,16 @@ def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
     cluster that was never seen, and whose node types are not known, is unbounded.
     """
     at = home or default_home()
-    record, place = load_target(name, home=at), Place(name, at)
+    record, location = load_target(name, home=at), TargetLocation(name, at)
     shapes: list[NodeShape] = []
-    head = local_head.load_record(place.paths) if record.is_local else None
+    head = local_head.load_record(location.paths) if record.is_local else None
     if record.is_local and (head is None or not head.is_running):
         settings = LocalSettings.read()
         shapes = [NodeShape(float(settings.cpus), float(settings.gpus), settings.memory_bytes)]
     elif head is not None:
         shapes = [NodeShape(head.cpus, head.gpus, head.memory_bytes)]
     else:
-        seen = local_head.read_json(place.paths.root / "capacity.json") or {}
+        seen = local_head.read_json(location.paths.root / "capacity.json") or {}
         shapes = [
             NodeShape(
                 float(node["cpus"]),
@@ -457,9 +459,9 @@ def _with_types(seen: list[NodeShape], types: NodeTypes) -> Capacity:
     )
 
 
-def _ask(place: Place, operation: str) -> tuple[dict[str, Any], bool]:
+def _ask(location: TargetLocation, operation: str) -> tuple[dict[str, Any], bool]:
     try:
-        answer = wake_client.ask(place.socket, TargetRequest(operation))
+        answer = wake_client.ask(location.socket, TargetRequest(operation))
     except TimeoutError:
         return {}, True  # slow is not gone
     return answer or {}, answer is not None

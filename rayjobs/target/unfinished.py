@@ -19,7 +19,7 @@ from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter
 from rayjobs.target import abandoned, keeper, local_head, reach, starting, stop_record, wake_client
 from rayjobs.target.record import all_targets, load_target
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 
 UNFINISHED = [state for state in JobState if state not in FINAL]
@@ -90,7 +90,7 @@ def of_target(name: str, *, home: Path, but: Path | None = None) -> Unfinished:
     running: list[tuple[Path, JobLine]] = []
     waiting: list[tuple[Path, JobLine]] = []
     unreadable: list[tuple[Path, str]] = []
-    for path in served(Place(name, home)):
+    for path in served(TargetLocation(name, home)):
         if path == but or not WorkspaceFiles(path).record.exists():
             continue  # it was removed, and its jobs with it
         try:
@@ -109,9 +109,9 @@ def of_target(name: str, *, home: Path, but: Path | None = None) -> Unfinished:
     return Unfinished(tuple(running), tuple(waiting), tuple(unreadable))
 
 
-def served(place: Place) -> list[Path]:
+def served(location: TargetLocation) -> list[Path]:
     """Return the workspaces that were registered with a target."""
-    files = sorted(place.paths.workspaces.glob("*.json"))
+    files = sorted(location.paths.workspaces.glob("*.json"))
     found = [(local_head.read_json(file) or {}).get("path") for file in files]
     return [
         Path(path) for path in dict.fromkeys(os.path.realpath(str(one)) for one in found if one)
@@ -125,9 +125,9 @@ def check_not_served(workspace: Path, *, home: Path) -> None:
         TargetError: a target that was registered for it answers.
     """
     for record in all_targets(home=home):
-        place = Place(record.name, home)
-        if wake_client.is_listening(place.socket) and starting.is_registered(
-            place.paths, workspace
+        location = TargetLocation(record.name, home)
+        if wake_client.is_listening(location.socket) and starting.is_registered(
+            location.paths, workspace
         ):
             raise TargetError(
                 f"target {record.name!r} runs and uses the workspace {workspace}: its store cannot "
@@ -236,7 +236,7 @@ def older(name: str, *, home: Path, than: str | None = None) -> str:
     # Of a burst of submits each would tell of the others. What waited at a stop that a user asked
     # for is reported whatever its age: it was to stay where it is.
     since = datetime.now(UTC) - timedelta(seconds=AGE_S)
-    stopped_at = datetime.fromtimestamp(stop_record.last(Place(name, home).paths).at, UTC)
+    stopped_at = datetime.fromtimestamp(stop_record.last(TargetLocation(name, home).paths).at, UTC)
     jobs = [
         (path, job)
         for path, job in of_target(name, home=home).all

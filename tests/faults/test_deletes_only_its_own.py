@@ -146,7 +146,7 @@ def test_a_link_in_the_place_of_a_snapshot_is_replaced(
 def test_a_targets_stop_removes_links_and_not_what_they_lead_to(
     own_home: Path, precious: Path
 ) -> None:
-    place = stopping.Place("local", own_home)
+    place = stopping.TargetLocation("local", own_home)
     place.paths.root.mkdir(parents=True)
     runtime = runtime_dir(own_home)
     (runtime / "link.sock").symlink_to(precious / "thesis.txt")

@@ -17,7 +17,7 @@ from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.identity import Identity, is_alive, send_signal
 from rayjobs.target import keeping, local_head, revive, starters, starting, targets, wake_client
 from rayjobs.target.revive import Standing
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 
 # A start takes 5 s, and ten times that on a machine that is busy with other things.
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -44,9 +44,9 @@ def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home without a head; whatever the test leaves running there is ended."""
     monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", "2")
     monkeypatch.setenv("RAYJOBS_LOCAL_DASHBOARD", "0")  # half the time of a start
-    place = Place("local", short_path / "h")
-    yield place.home
-    targets.stop_target(force=True, home=place.home)
+    location = TargetLocation("local", short_path / "h")
+    yield location.home
+    targets.stop_target(force=True, home=location.home)
 
 
 def nothing_is_left(home: Path) -> None:
@@ -104,7 +104,7 @@ def test_life_of_a_head_with_two_starters_and_killed_keepers(
     assert send_signal(second, signal.SIGKILL)
     wait_for(lambda: not keeping.is_kept(paths), "the killed keeper's lock is free")
     monkeypatch.setenv("RAYJOBS_LOCAL_IDLE_S", "1")
-    starters.spawn(Place("local", home), ids.token(4))
+    starters.spawn(TargetLocation("local", home), ids.token(4))
     wait_for(lambda: not keeping.is_kept(paths), "the keeper stopped the idle head")
     nothing_is_left(home)
 
@@ -130,7 +130,10 @@ def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: 
     # that reads the queue brings all of it back, and does not wait for that.
     starting.register_workspace(paths, home)
     _kill_all(paths, second)
-    wait_for(lambda: not wake_client.is_listening(Place("local", home).socket), "the actor's end")
+    wait_for(
+        lambda: not wake_client.is_listening(TargetLocation("local", home).socket),
+        "the actor's end",
+    )
     assert revive.look_after("local", home=home, workspace=home).standing is Standing.STARTING
     wait_for(lambda: _is_another(paths, second.instance), "a third head")
     wait_for(

@@ -8,7 +8,7 @@ import pytest
 
 from rayjobs.core.errors import UnreachableError, UsageError
 from rayjobs.target import dashboard, starters, starting, targets
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 from tests.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
@@ -38,7 +38,7 @@ def test_an_attached_cluster_is_started_replaced_and_let_go(
     assert dashboard.dashboard_of("pool", home=home).read_token() == local_target.token
 
     # As after an upgrade: another actor takes the place of the one that ran.
-    starters.run_starter(Place("pool", home), "replace")
+    starters.run_starter(TargetLocation("pool", home), "replace")
     again = starting.ensure_target("pool", home=home)
     assert again.epoch != started.epoch and not again.was_started
 

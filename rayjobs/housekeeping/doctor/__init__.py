@@ -9,11 +9,11 @@ from pathlib import Path
 from subprocess import SubprocessError
 
 from rayjobs.core.errors import RayjobsError
+from rayjobs.housekeeping.doctor.findings import DoctorContext as DoctorContext
 from rayjobs.housekeeping.doctor.findings import Finding as Finding
 from rayjobs.housekeeping.doctor.findings import Level as Level
-from rayjobs.housekeeping.doctor.findings import Place as Place
 
-# Module → its functions; each takes the `Place` and gives findings.
+# Module → its functions; each takes the `DoctorContext` and gives findings.
 CHECKS = {
     "versions": ("programs", "store", "target"),
     "capabilities": ("ending", "memory", "namespaces", "inputs", "fuse", "packages", "containers"),
@@ -37,14 +37,14 @@ def examine(home: Path, workspace: Path | None) -> Iterator[Finding]:
     Args:
         workspace: Its folder; None where there is none yet.
     """
-    place = Place(home, workspace)
+    context = DoctorContext(home, workspace)
     began = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
     for module, names in CHECKS.items():
         loaded = importlib.import_module(f"rayjobs.housekeeping.doctor.{module}")
         for name in names:
-            check: Callable[[Place], Iterable[Finding]] = getattr(loaded, name)
+            check: Callable[[DoctorContext], Iterable[Finding]] = getattr(loaded, name)
             try:
-                yield from check(place)
+                yield from check(context)
             except (RayjobsError, OSError, ValueError, SubprocessError) as error:
                 yield Finding(
                     name.replace("_", " "),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rayjobs.housekeeping.doctor.findings import Finding, Level, Place
+from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.injob import cgroups
 from rayjobs.injob.memory import MemoryLimit, remove_cgroups_of
 from rayjobs.injob.tree import CGROUP, NAMESPACE, Tree, find_cgroup, make_cgroup
@@ -51,7 +51,7 @@ def _tried() -> Iterator[tuple[Tree, MemoryLimit, subprocess.Popen[bytes]]]:
         remove_cgroups_of(marker)
 
 
-def ending(_place: Place) -> Iterator[Finding]:
+def ending(_context: DoctorContext) -> Iterator[Finding]:
     """What holds the processes of an attempt, and why nothing better does."""
     why = ""
     with _tried() as (tree, _limit, child):
@@ -86,7 +86,7 @@ def ending(_place: Place) -> Iterator[Finding]:
     yield Finding(topic, Level.WARN, text, _DELEGATE, {"kind": "subreaper", "refused": refused})
 
 
-def memory(_place: Place) -> Iterator[Finding]:
+def memory(_context: DoctorContext) -> Iterator[Finding]:
     """How a job's memory limit is kept."""
     with _tried() as (_tree, limit, _child):
         how = limit.how
@@ -96,7 +96,7 @@ def memory(_place: Place) -> Iterator[Finding]:
     yield Finding("memory limits", level, text, remedy, {"kind": how})
 
 
-def namespaces(_place: Place) -> Iterator[Finding]:
+def namespaces(_context: DoctorContext) -> Iterator[Finding]:
     """Whether an attempt can have a PID namespace with a /proc of its own."""
     why = nodehold.why_no_namespace()
     if why:
@@ -106,10 +106,10 @@ def namespaces(_place: Place) -> Iterator[Finding]:
     yield Finding("namespaces", Level.OK, text, "", {"works": not why, "why": why})
 
 
-def inputs(place: Place) -> Iterator[Finding]:
+def inputs(context: DoctorContext) -> Iterator[Finding]:
     """How jobs are kept from changing the data that their inputs come from."""
     settings = NodeSettings.read(LOCAL)
-    found = InputViews(_writable_folder(place), is_on=settings.input_views).protection()
+    found = InputViews(_writable_folder(context), is_on=settings.input_views).protection()
     data = {"read_only": found.read_only, "overlay": found.overlay}
     if found.why:
         text = f"inputs from local folders are mounted by FUSE, or copied: {found.why}"
@@ -127,7 +127,7 @@ def inputs(place: Place) -> Iterator[Finding]:
     yield Finding("inputs", level, text, remedy if found.why else "", data)
 
 
-def fuse(_place: Place) -> Iterator[Finding]:
+def fuse(_context: DoctorContext) -> Iterator[Finding]:
     """Whether inputs can be mounted."""
     from rayjobs.datastore.mounts import fuse_missing
 
@@ -144,7 +144,7 @@ def fuse(_place: Place) -> Iterator[Finding]:
     )
 
 
-def packages(_place: Place) -> Iterator[Finding]:
+def packages(_context: DoctorContext) -> Iterator[Finding]:
     """Which kinds of environments this machine can build."""
     from rayjobs.core.errors import PrepareError
     from rayjobs.environments import condas, settings
@@ -167,14 +167,14 @@ def packages(_place: Place) -> Iterator[Finding]:
         yield Finding("environments", Level.OK, text, remedy, data)
 
 
-def containers(place: Place) -> Iterator[Finding]:
+def containers(context: DoctorContext) -> Iterator[Finding]:
     """Whether jobs can run in images here, and which programs fetch and build them."""
     from rayjobs.containers import engines
     from rayjobs.node.containers import INSTEAD, capability_of
 
     found = engines.available(ENGINES)
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
-    able = capability_of(_writable_folder(place))
+    able = capability_of(_writable_folder(context))
     fetching = f"fetched by {', '.join(found)}" if found else "no program here fetches them"
     data = {
         "works": not able.why,
@@ -195,7 +195,7 @@ def containers(place: Place) -> Iterator[Finding]:
         yield Finding("containers", Level.OK, text, "", data)
 
 
-def _writable_folder(place: Place) -> Path:
+def _writable_folder(context: DoctorContext) -> Path:
     """Return the node's scratch folder, or the one in which it would be made."""
-    node = NodeSettings.read(LOCAL).scratch or place.home / "node"
+    node = NodeSettings.read(LOCAL).scratch or context.home / "node"
     return next(one for one in (node, *node.parents) if one.is_dir() and os.access(one, os.W_OK))

@@ -35,7 +35,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Place:
+class DoctorContext:
     """Where to look."""
 
     home: Path

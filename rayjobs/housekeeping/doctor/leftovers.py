@@ -14,7 +14,7 @@ from rayjobs.core.text import counted, size_text, verb
 from rayjobs.environments import settings
 from rayjobs.environments.cache import KEY, Cache
 from rayjobs.housekeeping import scratch
-from rayjobs.housekeeping.doctor.findings import Finding, Level, Place
+from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.injob import cgroups
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.target import local_head, wake_client
@@ -30,9 +30,11 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + more
 
 
-def attempts(place: Place) -> Iterator[Finding]:
+def attempts(context: DoctorContext) -> Iterator[Finding]:
     """Folders of attempts without a live job; what is kept for others and was unused for long."""
-    made = scratch.plan(place.home, workspace=place.workspace, older_than_s=AGE_S, ended_s=ENDED_S)
+    made = scratch.plan(
+        context.home, workspace=context.workspace, older_than_s=AGE_S, ended_s=ENDED_S
+    )
     dead = [item.name for item in made.items if item.kind == "attempt"]
     data = {"attempts": dead, "bytes": made.bytes, "unused": len(made.items) - len(dead)}
     prune = (
@@ -75,9 +77,9 @@ def _bytes(folder: Path) -> int:
     return total
 
 
-def environments(place: Place) -> Iterator[Finding]:
+def environments(context: DoctorContext) -> Iterator[Finding]:
     """Environments that were built on this machine, and the room they take."""
-    cache = Cache(scratch.node_root(place.home) / "environments")
+    cache = Cache(scratch.node_root(context.home) / "environments")
     try:
         with OwnFolder(cache.root) as folder:
             names = [name for name, _info in folder.entries() if KEY.fullmatch(name)]
@@ -108,9 +110,9 @@ def environments(place: Place) -> Iterator[Finding]:
     yield Finding("environments", Level.OK, text, remedy if names else "", data)
 
 
-def processes(place: Place) -> Iterator[Finding]:
+def processes(context: DoctorContext) -> Iterator[Finding]:
     """Processes of this home's attempts whose host is gone: nothing else would end them."""
-    root = scratch.node_root(place.home)
+    root = scratch.node_root(context.home)
     hosted, ours = set(), {}
     for _job, folder in scratch.attempt_folders(root):
         for file in ("plan.json", "host.json"):
@@ -152,9 +154,9 @@ def _has(pid: int, start: bytes) -> bool:
     return any(entry.startswith(start) for entry in block.split(b"\0"))
 
 
-def mounts(place: Place) -> Iterator[Finding]:
+def mounts(context: DoctorContext) -> Iterator[Finding]:
     """Mounts of inputs whose process is gone: whatever touches them hangs or fails."""
-    root = scratch.node_root(place.home) / "data" / "mounts"
+    root = scratch.node_root(context.home) / "data" / "mounts"
     if not root.is_dir():
         yield Finding("dead mounts", Level.OK, "none")
         return
@@ -180,9 +182,9 @@ def mounts(place: Place) -> Iterator[Finding]:
     )
 
 
-def sockets(place: Place) -> Iterator[Finding]:
+def sockets(context: DoctorContext) -> Iterator[Finding]:
     """Sockets on which no process listens."""
-    folder = runtime_folder(place.home)
+    folder = runtime_folder(context.home)
     stale = [
         str(path)
         for path in (sorted(folder.glob("*.sock")) if folder.is_dir() else ())
@@ -200,10 +202,10 @@ def sockets(place: Place) -> Iterator[Finding]:
     )
 
 
-def ray_folder(place: Place) -> Iterator[Finding]:
+def ray_folder(context: DoctorContext) -> Iterator[Finding]:
     """Ray's folder of a head that does not run."""
-    folder = runtime_folder(place.home) / "r"
-    head = local_head.load_record(TargetPaths.of(local_head.LOCAL, under=place.home))
+    folder = runtime_folder(context.home) / "r"
+    head = local_head.load_record(TargetPaths.of(local_head.LOCAL, under=context.home))
     if not folder.is_dir() or (head is not None and head.is_running):
         yield Finding("Ray's folder", Level.OK, "none without a running head")
         return
@@ -222,7 +224,7 @@ def ray_folder(place: Place) -> Iterator[Finding]:
     )
 
 
-def control_groups(_place: Place) -> Iterator[Finding]:
+def control_groups(_context: DoctorContext) -> Iterator[Finding]:
     """Empty cgroups of attempts."""
     empty = sorted(
         {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rayjobs.core.paths import TargetPaths, runtime_folder
 from rayjobs.core.text import counted
-from rayjobs.housekeeping.doctor.findings import Finding, Level, Place
+from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.target import local_head
 from rayjobs.target.record import all_targets
 from rayjobs.target.secrets import TargetSecrets
@@ -63,9 +63,9 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def ports(place: Place) -> Iterator[Finding]:
+def ports(context: DoctorContext) -> Iterator[Finding]:
     """The ports of the local head, and whether it demands its token."""
-    folder = runtime_folder(place.home) / "r"
+    folder = runtime_folder(context.home) / "r"
     pids = [identity.pid for identity in local_head.processes_of(folder)] if folder.exists() else []
     if not pids:
         yield Finding("ports", Level.OK, "the local target does not run: nothing listens")
@@ -108,16 +108,16 @@ def _is_open(pid: int) -> bool:
         return False
 
 
-def tokens(place: Place) -> Iterator[Finding]:
+def tokens(context: DoctorContext) -> Iterator[Finding]:
     """The token files, and the folders that hold files and sockets."""
     files = {
         record.name: Path(record.token_file)
         if record.token_file
-        else TargetPaths.of(record.name, under=place.home).token
-        for record in all_targets(home=place.home)
+        else TargetPaths.of(record.name, under=context.home).token
+        for record in all_targets(home=context.home)
         if not record.without_token
     }
-    for record in all_targets(home=place.home):
+    for record in all_targets(home=context.home):
         if record.without_token:
             yield Finding(
                 "token",
@@ -127,8 +127,8 @@ def tokens(place: Place) -> Iterator[Finding]:
                 "start the cluster with RAY_AUTH_MODE=token, then `rayjobs target rm` and create",
             )
     good = []
-    for record in all_targets(home=place.home):
-        secrets = TargetSecrets(record.name, home=place.home).path
+    for record in all_targets(home=context.home):
+        secrets = TargetSecrets(record.name, home=context.home).path
         if secrets.exists() and (problem := exposed(secrets, 0o077)):
             yield Finding(
                 "token",
@@ -157,9 +157,9 @@ def tokens(place: Place) -> Iterator[Finding]:
                 f"Put it back (0600), or forget the target: rayjobs target rm {name}",
             )
     # Others may look into a home's folder: its files are private one by one.
-    folders = {runtime_folder(place.home): 0o077, place.home: 0o022}
-    if place.workspace is not None:
-        folders[place.workspace] = 0o022
+    folders = {runtime_folder(context.home): 0o077, context.home: 0o022}
+    if context.workspace is not None:
+        folders[context.workspace] = 0o022
     for folder, forbidden in folders.items():
         problem = exposed(folder, forbidden)
         if problem:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rayjobs.core.clock import to_text
 from rayjobs.core.text import GIB, size_text
-from rayjobs.housekeeping.doctor.findings import Finding, Level, Place
+from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.workspace.folder import WorkspaceFiles
 
 FAIL_BYTES = 100 * 2**20
@@ -27,11 +27,11 @@ _ERROR = 5  # Source: adjtimex(2), TIME_ERROR
 _UNSYNCHRONISED = 0x0040  # Source: adjtimex(2), STA_UNSYNC
 
 
-def disks(place: Place) -> Iterator[Finding]:
+def disks(context: DoctorContext) -> Iterator[Finding]:
     """Free space where we write."""
-    folders = {"home": place.home, "/tmp": Path("/tmp"), "/dev/shm": Path("/dev/shm")}
-    if place.workspace is not None:
-        folders = {"workspace": place.workspace, **folders}
+    folders = {"home": context.home, "/tmp": Path("/tmp"), "/dev/shm": Path("/dev/shm")}
+    if context.workspace is not None:
+        folders = {"workspace": context.workspace, **folders}
     for name, folder in folders.items():
         yield _disk(name, folder)
 
@@ -64,7 +64,7 @@ def _disk(name: str, folder: Path) -> Finding:
     return Finding(f"disk of {name}", level, text, remedy, data)
 
 
-def clock(place: Place) -> Iterator[Finding]:
+def clock(context: DoctorContext) -> Iterator[Finding]:
     """Whether the wall clock can be believed."""
     now = datetime.now(UTC)
     if now < OLDEST_NOW:
@@ -75,7 +75,7 @@ def clock(place: Place) -> Iterator[Finding]:
             "Set it: timedatectl set-ntp true.",
         )
         return
-    latest = _latest_record(place)
+    latest = _latest_record(context)
     if latest is not None and latest > to_text(now + timedelta(seconds=5)):
         yield Finding(
             "clock",
@@ -99,10 +99,10 @@ def clock(place: Place) -> Iterator[Finding]:
         )
 
 
-def _latest_record(place: Place) -> str | None:
-    if place.workspace is None:
+def _latest_record(context: DoctorContext) -> str | None:
+    if context.workspace is None:
         return None
-    path = WorkspaceFiles(place.workspace).store
+    path = WorkspaceFiles(context.workspace).store
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5.0)) as connection:

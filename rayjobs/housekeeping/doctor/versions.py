@@ -13,7 +13,7 @@ from rayjobs.core.errors import TargetError
 from rayjobs.core.hiding import hiding
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.version import __version__
-from rayjobs.housekeeping.doctor.findings import Finding, Level, Place
+from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.store.filesystem import SHARED, file_system_of
 from rayjobs.store.schema import OLDEST, UNRELEASED, VERSION, version_of
 from rayjobs.target import local_head, targets
@@ -31,7 +31,7 @@ def installed(package: str) -> str:
         return ""
 
 
-def programs(_place: Place) -> Iterator[Finding]:
+def programs(_context: DoctorContext) -> Iterator[Finding]:
     """Python and the packages that jobs need."""
     found = {
         "rayjobs": __version__,
@@ -54,12 +54,12 @@ def programs(_place: Place) -> Iterator[Finding]:
         yield Finding("own rayjobs", Level.WARN, why, "Programs here cannot use this package.")
 
 
-def store(place: Place) -> Iterator[Finding]:
+def store(context: DoctorContext) -> Iterator[Finding]:
     """The workspace's store: its version, and what it lies on."""
-    if place.workspace is None or not WorkspaceFiles(place.workspace).store.exists():
+    if context.workspace is None or not WorkspaceFiles(context.workspace).store.exists():
         yield Finding("store", Level.OK, "there is no workspace yet: the first submit creates it")
         return
-    path = WorkspaceFiles(place.workspace).store
+    path = WorkspaceFiles(context.workspace).store
     data = {"path": str(path)}
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
@@ -105,9 +105,9 @@ def store(place: Place) -> Iterator[Finding]:
         )
 
 
-def target(place: Place) -> Iterator[Finding]:
+def target(context: DoctorContext) -> Iterator[Finding]:
     """The local target: whether it runs, and fits this client."""
-    view = targets.target_status(local_head.LOCAL, home=place.home)
+    view = targets.target_status(local_head.LOCAL, home=context.home)
     data = {"state": view.state, "version": view.version}
     mine = __version__
     if view.state == "lost":
@@ -128,7 +128,7 @@ def target(place: Place) -> Iterator[Finding]:
     except TargetError as error:
         yield Finding("target", Level.FAIL, error.message, "", data)
         return
-    head = local_head.load_record(TargetPaths.of(local_head.LOCAL, under=place.home))
+    head = local_head.load_record(TargetPaths.of(local_head.LOCAL, under=context.home))
     here = installed("ray")
     if view.version and must_replace(view.version, mine):
         yield Finding(

@@ -83,7 +83,7 @@ def test_a_stop_ends_a_starter_by_either_name(tmp_path: Path, name: str) -> None
     words = [sys.executable, "-c", "import time; time.sleep(60)", name, str(tmp_path)]
     starter, other = (subprocess.Popen([*words, target]) for target in ("local", "another"))
     try:
-        stopping._end_starters(stopping.Place("local", tmp_path))
+        stopping._end_starters(stopping.TargetLocation("local", tmp_path))
         assert starter.wait(timeout=30) < 0
         assert other.poll() is None
     finally:

@@ -13,7 +13,7 @@ from rayjobs.core.files import locked
 from rayjobs.environments.cache import Cache
 from rayjobs.environments.realise import Environments, Realised
 from rayjobs.housekeeping import scratch
-from rayjobs.housekeeping.doctor.findings import Place
+from rayjobs.housekeeping.doctor.findings import DoctorContext
 from rayjobs.housekeeping.doctor.leftovers import attempts as look
 from tests.conda_channel import VERSION, Channel
 from tests.unit.environments.conftest import Builder
@@ -40,10 +40,10 @@ def kept(builder: Builder) -> set[str]:
 def with_project(builder: Builder, project: Path, *lines: str) -> dict[str, object]:
     """Return a request with a project that travels with the job, brought as an agent does."""
     digest = "sha256:" + "5" * 64
-    place = Cache(builder.node.environments).source(digest)
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        make_project(place, "own-package")
+    context = Cache(builder.node.environments).source(digest)
+    if not context.exists():
+        context.parent.mkdir(parents=True, exist_ok=True)
+        make_project(context, "own-package")
     return {"pip": [str(project), "--no-index", *lines], "sources": {str(project): digest}}
 
 
@@ -64,7 +64,9 @@ def test_packages_of_conda_go_when_no_build_has_used_them_for_long(
     assert kept(builder) == set()
     set_back(*folder.iterdir())
     assert kept(builder) == {f"conda/{name}" for name in packages}
-    assert "packages of builds" in next(iter(look(Place(builder.node.root.parent, None)))).text
+    assert (
+        "packages of builds" in next(iter(look(DoctorContext(builder.node.root.parent, None)))).text
+    )
     # Another environment uses two of them.
     builder.build(conda=["tiny-tool"], channels=[channel.url])
     made = plan(builder)
@@ -126,11 +128,11 @@ def test_a_build_waits_for_the_moment_of_a_removal(builder: Builder) -> None:
 @pytest.mark.parametrize("name", ["base/stand-ins", "programs/uv-1-1"])
 def test_stand_ins_and_copied_programs_go_when_they_are_old(builder: Builder, name: str) -> None:
     builder.build()
-    place = builder.node.environments / name
-    place.mkdir(parents=True)
-    (place / "file").write_text("x")
+    context = builder.node.environments / name
+    context.mkdir(parents=True)
+    (context / "file").write_text("x")
     assert kept(builder) == set()
-    set_back(place)
+    set_back(context)
     assert kept(builder) == {name}
     scratch.apply(plan(builder))
-    assert not place.exists()
+    assert not context.exists()

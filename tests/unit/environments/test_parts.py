@@ -17,7 +17,7 @@ from rayjobs.core.files import locked_if_free
 from rayjobs.environments import building, interpreter, settings, tied
 from rayjobs.environments.cache import RECORD, Cache
 from rayjobs.housekeeping import scratch
-from rayjobs.housekeeping.doctor.findings import Place
+from rayjobs.housekeeping.doctor.findings import DoctorContext
 from rayjobs.housekeeping.doctor.leftovers import environments as look
 from rayjobs.injob.identity import stat_of
 from rayjobs.node.warm import stamp
@@ -100,7 +100,7 @@ def test_without_uv_one_sentence_says_what_to_do(
     with pytest.raises(PrepareError, match="pip install uv") as told:
         settings.find_uv()
     assert told.value.failure_class == FailureClass.ENVIRONMENT
-    (finding,) = look(Place(tmp_path, None))
+    (finding,) = look(DoctorContext(tmp_path, None))
     assert "uv is not there" in finding.text
 
 
@@ -227,7 +227,7 @@ def test_an_environment_goes_when_nobody_has_used_it_for_long(builder: Builder) 
     made = plan(home)
     assert [(item.kind, item.name) for item in made.items] == [("environment", name)]
     assert made.bytes > 0
-    (finding,) = look(Place(home, None))
+    (finding,) = look(DoctorContext(home, None))
     assert finding.data["environments"] == 1
     with locked_if_free(cache.lock_of(found.key)):
         assert scratch.apply(made).spared == 1

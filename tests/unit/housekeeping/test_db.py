@@ -15,7 +15,7 @@ from rayjobs.core.paths import home
 from rayjobs.store import care, schema
 from rayjobs.store.sql import SqlStore
 from rayjobs.target import starting
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 from tests.schema_steps import NEWEST_STORE, use_next_version
 from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target
@@ -165,7 +165,7 @@ def test_a_store_that_a_target_uses_is_not_replaced(
     copy, store = tmp_path / "copy.db", queue.workspace.path / "store.db"
     queue.completed()
     assert terminal.type("db", "backup", str(copy)).code == 0
-    starting.register_workspace(Place("local", home()).paths, queue.workspace.path)
+    starting.register_workspace(TargetLocation("local", home()).paths, queue.workspace.path)
     inode = store.stat().st_ino
     with target(None):
         for what in (str(copy), "--as-is"):

@@ -20,9 +20,9 @@ from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.housekeeping import scratch
 from rayjobs.housekeeping.doctor import (
     CHECKS,
+    DoctorContext,
     Finding,
     Level,
-    Place,
     capabilities,
     examine,
     leftovers,
@@ -42,9 +42,9 @@ HEAVY = ("ray", "torch", "pandas", "pyarrow", "rich", "sqlalchemy", "numpy", "al
 
 
 @pytest.fixture
-def place(own_home: Path) -> Place:
+def context(own_home: Path) -> DoctorContext:
     (own_home / "h").mkdir(mode=0o700)
-    return Place(own_home / "h", None)
+    return DoctorContext(own_home / "h", None)
 
 
 def one(findings: Any) -> Finding:
@@ -62,12 +62,14 @@ def test_every_check_answers_and_what_is_not_well_has_a_remedy(
         assert finding.level is Level.OK or finding.remedy, finding
 
 
-def test_a_check_that_breaks_is_a_finding(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_place: Place) -> None:
+def test_a_check_that_breaks_is_a_finding(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_context: DoctorContext) -> None:
         raise OSError("no such luck")
 
     monkeypatch.setattr(resources, "disks", broken)
-    found = [finding for finding in examine(place.home, None) if finding.topic == "disks"]
+    found = [finding for finding in examine(context.home, None) if finding.topic == "disks"]
     assert [finding.level for finding in found] == [Level.WARN]
     assert "no such luck" in found[0].text
 
@@ -102,30 +104,32 @@ def test_the_command_imports_nothing_heavy(queue: Queue) -> None:
     assert {"versions", "ending jobs", "memory limits", "ports", "clock", "cgroups"} <= topics
 
 
-def test_what_is_tried_leaves_no_cgroup(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_tried_leaves_no_cgroup(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = f"{os.getpid()}-tried"  # of this test alone: others may be trying, too
     monkeypatch.setattr(secrets, "token_hex", lambda _length: name)
-    list(capabilities.ending(place))
-    list(capabilities.memory(place))
+    list(capabilities.ending(context))
+    list(capabilities.memory(context))
     assert not [path for mount in cgroups.mounts() for path in Path(mount.own).glob(f"*{name}*")]
 
 
 # -- versions --------------------------------------------------------------------------------------
 
 
-def test_a_missing_ray_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_fails(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "installed", lambda name: "" if name == "ray" else "1")
-    assert one(versions.programs(place)).level is Level.FAIL
+    assert one(versions.programs(context)).level is Level.FAIL
 
 
 def test_a_newer_store_fails_and_an_older_one_is_warned_of(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, own_home: Path
 ) -> None:
-    place = Place(own_home / "h", queue.workspace.path)
-    assert one(versions.store(place)).level is Level.OK
+    context = DoctorContext(own_home / "h", queue.workspace.path)
+    assert one(versions.store(context)).level is Level.OK
     for known, level in ((VERSION - 1, Level.FAIL), (VERSION + 1, Level.WARN)):
         monkeypatch.setattr(versions, "VERSION", known)
-        assert one(versions.store(place)).level is level
+        assert one(versions.store(context)).level is level
         monkeypatch.undo()
 
 
@@ -139,45 +143,49 @@ def test_a_newer_store_fails_and_an_older_one_is_warned_of(
     ],
 )
 def test_a_target_that_does_not_fit_is_told(
-    view: tuple[str, str], level: Level, place: Place, monkeypatch: pytest.MonkeyPatch
+    view: tuple[str, str], level: Level, context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         targets,
         "target_status",
         lambda _name, home: SimpleNamespace(state=view[0], version=view[1]),
     )
-    assert one(versions.target(place)).level is level
+    assert one(versions.target(context)).level is level
 
 
 # -- capabilities ----------------------------------------------------------------------------------
 
 
 def test_without_cgroups_the_lesser_ways_are_named(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayjobs.injob.cgroups.mounts", list)
     monkeypatch.setattr(nodehold, "why_no_namespace", lambda: "")
-    held, limit = one(capabilities.ending(place)), one(capabilities.memory(place))
+    held, limit = one(capabilities.ending(context)), one(capabilities.memory(context))
     assert (held.level, held.data["kind"]) == (Level.OK, "namespace")
     assert "no cgroup v2 is mounted" in held.text
     assert (limit.level, limit.data["kind"]) == (Level.WARN, "watch")
     monkeypatch.setattr(nodehold, "why_no_namespace", lambda: "sysctl says no")
-    held, other = one(capabilities.ending(place)), one(capabilities.namespaces(place))
+    held, other = one(capabilities.ending(context)), one(capabilities.namespaces(context))
     assert (held.level, held.data["kind"]) == (Level.WARN, "subreaper")
     assert "no cgroup v2 is mounted" in held.text and "sysctl says no" in held.text
     assert "sysctl says no" in other.text and not other.data["works"]
 
 
-def test_how_inputs_are_protected_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_inputs_are_protected_is_told(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAYJOBS_INPUT_VIEWS", "0")
-    found = one(capabilities.inputs(place))
+    found = one(capabilities.inputs(context))
     assert (found.level, found.data) == (Level.WARN, {"read_only": False, "overlay": False})
     assert "RAYJOBS_INPUT_VIEWS=0" in found.text
 
 
-def test_without_fuse_the_reason_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fuse_the_reason_is_named(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
-    found = one(capabilities.fuse(place))
+    found = one(capabilities.fuse(context))
     assert found.level is Level.WARN and "DATASTORE_NO_FUSE" in found.text
 
 
@@ -196,43 +204,43 @@ def test_listening_ports_are_found_with_their_address(address: str, loopback: bo
 
 
 def test_a_head_without_a_token_fails(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (runtime_dir(place.home) / "r").mkdir()
+    (runtime_dir(context.home) / "r").mkdir()
     monkeypatch.setattr(
         local_head, "processes_of", lambda _folder: [SimpleNamespace(pid=os.getpid())]
     )
-    assert one(network.ports(place)).level is Level.OK
+    assert one(network.ports(context)).level is Level.OK
     monkeypatch.setattr(network, "_is_open", lambda _pid: True)
-    found = one(network.ports(place))
+    found = one(network.ports(context))
     assert found.level is Level.FAIL and "without a token" in found.text
 
 
-def test_a_token_that_others_can_read_fails(place: Place) -> None:
-    token = TargetPaths.of("local", under=place.home).token
+def test_a_token_that_others_can_read_fails(context: DoctorContext) -> None:
+    token = TargetPaths.of("local", under=context.home).token
     token.parent.mkdir(parents=True)
     token.write_text("secret")
     token.chmod(0o644)
-    [found] = [one for one in network.tokens(place) if one.level is Level.FAIL]
+    [found] = [one for one in network.tokens(context) if one.level is Level.FAIL]
     assert f"chmod 600 {token}" in found.remedy
     assert "secret" not in found.text
     token.chmod(0o600)
-    assert all(one.level is Level.OK for one in network.tokens(place))
+    assert all(one.level is Level.OK for one in network.tokens(context))
 
 
-def test_a_secrets_file_that_others_can_read_fails(place: Place) -> None:
-    secrets = TargetSecrets("local", home=place.home)
+def test_a_secrets_file_that_others_can_read_fails(context: DoctorContext) -> None:
+    secrets = TargetSecrets("local", home=context.home)
     secrets.set("PHOTOS_KEY", "a value")
-    assert not [one for one in network.tokens(place) if one.level is Level.FAIL]
+    assert not [one for one in network.tokens(context) if one.level is Level.FAIL]
     secrets.path.chmod(0o640)
-    [found] = [one for one in network.tokens(place) if one.level is Level.FAIL]
+    [found] = [one for one in network.tokens(context) if one.level is Level.FAIL]
     assert f"chmod 600 {secrets.path}" in found.remedy
     assert "a value" not in found.text
 
 
-def test_a_target_without_a_token_is_shown(place: Place) -> None:
-    save_target(TargetRecord("open", address="h:1", without_token=True), home=place.home)
-    [found] = [one for one in network.tokens(place) if one.level is Level.WARN]
+def test_a_target_without_a_token_is_shown(context: DoctorContext) -> None:
+    save_target(TargetRecord("open", address="h:1", without_token=True), home=context.home)
+    [found] = [one for one in network.tokens(context) if one.level is Level.WARN]
     assert "anyone who can reach h:1 can run code" in found.text
 
 
@@ -243,7 +251,7 @@ def test_a_target_without_a_token_is_shown(place: Place) -> None:
     ("free", "level"), [(10 * 2**30, Level.OK), (2**30, Level.WARN), (2**20, Level.FAIL)]
 )
 def test_a_disk_that_fills_up_is_told(
-    free: int, level: Level, place: Place, monkeypatch: pytest.MonkeyPatch
+    free: int, level: Level, context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = SimpleNamespace(
         f_bavail=free // 4096,
@@ -253,7 +261,7 @@ def test_a_disk_that_fills_up_is_told(
         f_favail=10**6,
     )
     monkeypatch.setattr(os, "statvfs", lambda _path: room)
-    [found] = [one for one in resources.disks(place) if one.topic == "disk of home"]
+    [found] = [one for one in resources.disks(context) if one.topic == "disk of home"]
     assert found.level is level
 
 
@@ -263,7 +271,7 @@ def test_records_from_the_future_are_told(queue: Queue, own_home: Path) -> None:
         connection.execute(
             "UPDATE jobs SET changed_at = '2999-01-01T00:00:00.000000Z' WHERE id = ?", (job.id,)
         )
-    found = one(resources.clock(Place(own_home / "h", queue.workspace.path)))
+    found = one(resources.clock(DoctorContext(own_home / "h", queue.workspace.path)))
     assert found.level is Level.WARN and "2999" in found.text
 
 
@@ -280,8 +288,8 @@ def test_the_kernel_says_whether_it_follows_ntp() -> None:
 # -- leftovers -------------------------------------------------------------------------------------
 
 
-def test_a_process_without_its_host_is_found(place: Place) -> None:
-    folder = place.home / "node" / "attempts" / "job_1_ab" / "a1"
+def test_a_process_without_its_host_is_found(context: DoctorContext) -> None:
+    folder = context.home / "node" / "attempts" / "job_1_ab" / "a1"
     folder.mkdir(parents=True)
     marker = f"rj-doctor-{os.getpid()}"
     (folder / "plan.json").write_text(json.dumps({"marker": marker}))
@@ -289,53 +297,53 @@ def test_a_process_without_its_host_is_found(place: Place) -> None:
     try:
         while marker not in scratch.living_markers():  # until its exec; pytest's limit ends it
             assert child.poll() is None
-        found = one(leftovers.processes(place))
+        found = one(leftovers.processes(context))
         assert (found.level, found.data["markers"]) == (Level.WARN, {marker: [child.pid]})
     finally:
         child.kill()
         child.wait()
-    assert one(leftovers.processes(place)).level is Level.OK
+    assert one(leftovers.processes(context)).level is Level.OK
 
 
 def test_attempt_folders_without_a_live_job_are_found(queue: Queue, own_home: Path) -> None:
-    place = Place(own_home / "h", queue.workspace.path)
-    assert one(leftovers.attempts(place)).level is Level.OK
-    folder = place.home / "node" / "attempts" / "gone_1_ab" / "a1"
+    context = DoctorContext(own_home / "h", queue.workspace.path)
+    assert one(leftovers.attempts(context)).level is Level.OK
+    folder = context.home / "node" / "attempts" / "gone_1_ab" / "a1"
     folder.mkdir(parents=True)
     os.utime(folder, (0, 0))
-    found = one(leftovers.attempts(place))
+    found = one(leftovers.attempts(context))
     assert found.level is Level.WARN and "prune --scratch" in found.remedy
     assert folder.exists()
 
 
-def test_stale_sockets_and_rays_folder_are_found(place: Place) -> None:
-    folder = runtime_dir(place.home)
+def test_stale_sockets_and_rays_folder_are_found(context: DoctorContext) -> None:
+    folder = runtime_dir(context.home)
     (folder / "r").mkdir()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(folder / "host-1.sock"))
         server.listen()
-        assert one(leftovers.sockets(place)).level is Level.OK
-    found = one(leftovers.sockets(place))
+        assert one(leftovers.sockets(context)).level is Level.OK
+    found = one(leftovers.sockets(context))
     assert found.data["sockets"] == [str(folder / "host-1.sock")]
-    assert one(leftovers.ray_folder(place)).level is Level.WARN
+    assert one(leftovers.ray_folder(context)).level is Level.WARN
 
 
 def test_empty_cgroups_are_found(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "rayjobs-rj-x").mkdir()
     monkeypatch.setattr(
         "rayjobs.injob.cgroups.mounts", lambda: [SimpleNamespace(own=str(tmp_path))]
     )
-    found = one(leftovers.control_groups(place))
+    found = one(leftovers.control_groups(context))
     assert found.level is Level.WARN and str(tmp_path / "rayjobs-rj-x") in found.remedy
 
 
 def test_which_environments_can_be_built_here(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert one(capabilities.packages(place)).data == {
+    assert one(capabilities.packages(context)).data == {
         "pip": True,
         "conda": True,
         "conda_commands": [],
@@ -343,6 +351,6 @@ def test_which_environments_can_be_built_here(
     (tmp_path / "mamba").write_text("")
     (tmp_path / "mamba").chmod(0o755)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    found = one(capabilities.packages(place))
+    found = one(capabilities.packages(context))
     assert found.data["conda"] is False
     assert "conda by mamba (`conda_command`)" in found.text

@@ -15,7 +15,7 @@ from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.injob.identity import identity_of, is_alive
 from rayjobs.target import keeping, local_head, progress, stopping
 from rayjobs.target.progress import Line, Progress
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 
 STUBBORN = """
 import signal, sys, time
@@ -135,7 +135,7 @@ def test_running_attempts_are_ended_through_their_hosts(
         f'"boot_id": "{identity.boot_id}", "marker": ""}}'
     )
     said: list[str] = []
-    stopping.stop_head(Place("local", home), say=said.append)
+    stopping.stop_head(TargetLocation("local", home), say=said.append)
     assert not is_alive(identity)
     assert "ending 1 running attempt" in said
 
@@ -149,7 +149,7 @@ def test_a_warm_interpreter_that_does_not_listen_yet_is_ended(
     with subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)", "--socket", str(socket)]
     ) as importing:
-        stopping.stop_head(Place("local", home), say=lambda _text: None)
+        stopping.stop_head(TargetLocation("local", home), say=lambda _text: None)
         assert importing.wait(timeout=120) == -signal.SIGTERM
 
 

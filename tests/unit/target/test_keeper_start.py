@@ -16,7 +16,7 @@ from rayjobs.engine import starter as raylaunch
 from rayjobs.injob.identity import identity_of, is_alive
 from rayjobs.target import keeper, keeping, local_head, progress, stopping
 from rayjobs.target.keeper import Keeper
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 
 STACK = "raylet(+0x8d2f4a) [0x55d1] ray::RayLog::~RayLog()"
 STARTER = """#!/bin/sh
@@ -32,14 +32,14 @@ FakeStarter = Callable[..., list[str]]
 
 
 @pytest.fixture
-def place(short_path: Path) -> Iterator[Place]:
-    place = Place("local", short_path / "h")
-    yield place
-    stopping.remove_files(place)
+def location(short_path: Path) -> Iterator[TargetLocation]:
+    location = TargetLocation("local", short_path / "h")
+    yield location
+    stopping.remove_files(location)
 
 
 @pytest.fixture
-def start(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeStarter:
+def start(location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeStarter:
     """Start a head with a starter that fails so many times first; gives what it was asked."""
 
     def run(failures: int, *, code: int = local_head.EXIT_LATE, kind: str = "late") -> list[str]:
@@ -51,14 +51,14 @@ def start(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake
                 failures=failures,
                 kind=kind,
                 text="the raylet did not register within 120 s",
-                progress=place.paths.progress,
+                progress=location.paths.progress,
                 code=code,
             )
         )
         script.chmod(0o700)
         monkeypatch.setattr(sys, "executable", str(script))
         try:
-            Keeper(place, "s1")._start_head()
+            Keeper(location, "s1")._start_head()
         finally:
             monkeypatch.undo()
         return calls.read_text().split()
@@ -66,47 +66,49 @@ def start(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake
     return run
 
 
-def _said(place: Place) -> list[tuple[str, str]]:
-    return [(line.kind, line.text) for line in progress.read(place.paths.progress)]
+def _said(location: TargetLocation) -> list[tuple[str, str]]:
+    return [(line.kind, line.text) for line in progress.read(location.paths.progress)]
 
 
-def test_a_start_that_was_too_slow_is_tried_again(place: Place, start: FakeStarter) -> None:
+def test_a_start_that_was_too_slow_is_tried_again(
+    location: TargetLocation, start: FakeStarter
+) -> None:
     assert start(failures=2) == ["head"] * 3
-    assert [text for kind, text in _said(place) if kind == "stage"] == [
+    assert [text for kind, text in _said(location) if kind == "stage"] == [
         "Ray did not come up in time; trying again (2 of 3)",
         "Ray did not come up in time; trying again (3 of 3)",
     ]
-    assert "failed" not in dict(_said(place))
-    assert place.paths.token.exists()
+    assert "failed" not in dict(_said(location))
+    assert location.paths.token.exists()
 
 
 def test_the_last_failure_says_what_to_do_next_and_shows_no_stack(
-    place: Place, start: FakeStarter
+    location: TargetLocation, start: FakeStarter
 ) -> None:
     with pytest.raises(RayjobsError) as caught:
         start(failures=99)
-    kind, told = _said(place)[-1]
+    kind, told = _said(location)[-1]
     assert (kind, told) == ("failed", caught.value.message)
     assert told.endswith("stay queued; run `rayjobs target start local`.")
     assert "did not register within 120 s" in told
-    log = place.paths.log / "start.log"
+    log = location.paths.log / "start.log"
     assert str(log) in told
     assert STACK not in told
     assert log.read_text().count(STACK) == 3
-    assert not place.paths.token.exists()
+    assert not location.paths.token.exists()
 
 
-def test_what_ray_refuses_is_not_tried_again(place: Place, start: FakeStarter) -> None:
+def test_what_ray_refuses_is_not_tried_again(location: TargetLocation, start: FakeStarter) -> None:
     with pytest.raises(RayjobsError):
         start(failures=99, code=1, kind="failed")
-    assert [kind for kind, _ in _said(place)] == ["failed"]
+    assert [kind for kind, _ in _said(location)] == ["failed"]
 
 
-def test_a_stop_ends_the_tries(place: Place, start: FakeStarter) -> None:
-    local_head.write_private(place.paths.stop_request, '{"id": "r1", "force": true}')
+def test_a_stop_ends_the_tries(location: TargetLocation, start: FakeStarter) -> None:
+    local_head.write_private(location.paths.stop_request, '{"id": "r1", "force": true}')
     with pytest.raises(RayjobsError):
         start(failures=99)
-    assert [kind for kind, _ in _said(place)] == ["late", "failed"]
+    assert [kind for kind, _ in _said(location)] == ["late", "failed"]
 
 
 def _fails() -> None:
@@ -114,15 +116,15 @@ def _fails() -> None:
 
 
 def test_a_keeper_with_work_tries_again_after_pauses_that_grow(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
     monkeypatch.setattr(keeper, "_now_s", lambda: now_s)
-    kept = Keeper(place, "s1", is_patient=True)
+    kept = Keeper(location, "s1", is_patient=True)
     for failures, pause_s in enumerate((10.0, 20.0, 40.0), start=1):
         assert kept._tries(_fails)
         assert kept._paused_until_s == now_s + pause_s
-        pause = keeping.pause_of(place.paths)
+        pause = keeping.pause_of(location.paths)
         assert pause is not None and pause.failures == failures
         assert "Ray does not start. It is tried again at " in pause.sentence("local")
         assert "`rayjobs target start local` does it now" in pause.sentence("local")
@@ -130,20 +132,20 @@ def test_a_keeper_with_work_tries_again_after_pauses_that_grow(
     kept._pause("again")
     assert kept._paused_until_s == now_s + 600.0
     kept._end_pause()
-    assert keeping.pause_of(place.paths) is None
+    assert keeping.pause_of(location.paths) is None
 
 
-def test_a_keeper_without_work_ends_when_a_start_fails(place: Place) -> None:
-    assert not Keeper(place, "s1")._tries(_fails)
-    assert keeping.pause_of(place.paths) is None
+def test_a_keeper_without_work_ends_when_a_start_fails(location: TargetLocation) -> None:
+    assert not Keeper(location, "s1")._tries(_fails)
+    assert keeping.pause_of(location.paths) is None
 
 
 def test_the_fourth_death_within_ten_minutes_is_the_first_with_a_pause(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
     monkeypatch.setattr(keeper, "_now_s", lambda: now_s)
-    kept = Keeper(place, "s1", is_patient=True)
+    kept = Keeper(location, "s1", is_patient=True)
     for _ in range(3):
         assert kept._tries(kept._count_restart)
         assert kept._paused_until_s is None

@@ -16,7 +16,7 @@ import pytest
 from rayjobs.core.errors import NotFoundError, TargetError
 from rayjobs.target import reach, targets
 from rayjobs.target.record import TargetRecord, save_target
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 
 SILENT = """
 import socket, sys
@@ -112,17 +112,17 @@ def test_an_address_that_cannot_be_used_is_a_reason_too(address: str) -> None:
 
 
 @pytest.fixture
-def lab(short_path: Path) -> Place:
+def lab(short_path: Path) -> TargetLocation:
     """An attached target whose cluster is gone."""
-    place = Place("lab", short_path / "h")
+    location = TargetLocation("lab", short_path / "h")
     record = TargetRecord("lab", address=_closed_address(), token_file="t", lease_s=90.0)
-    save_target(record, home=place.home)
-    return place
+    save_target(record, home=location.home)
+    return location
 
 
 @pytest.mark.parametrize("command", [targets.start_target, targets.stop_target])
 def test_what_needs_the_cluster_names_its_address_and_starts_no_process(
-    lab: Place, monkeypatch: pytest.MonkeyPatch, command: object
+    lab: TargetLocation, monkeypatch: pytest.MonkeyPatch, command: object
 ) -> None:
     def start(*_arguments: object, **_more: object) -> None:
         raise AssertionError("no process is started for a cluster that does not answer")
@@ -132,20 +132,20 @@ def test_what_needs_the_cluster_names_its_address_and_starts_no_process(
         command("lab", home=lab.home)  # type: ignore[operator]
 
 
-def test_a_target_whose_cluster_is_gone_is_removed(lab: Place) -> None:
+def test_a_target_whose_cluster_is_gone_is_removed(lab: TargetLocation) -> None:
     assert "Connection refused" in targets.remove_target("lab", home=lab.home)
     with pytest.raises(NotFoundError):
         targets.target_status("lab", home=lab.home)
     assert not lab.paths.root.exists()
 
 
-def test_a_cluster_that_is_gone_is_the_state_of_its_target(lab: Place) -> None:
+def test_a_cluster_that_is_gone_is_the_state_of_its_target(lab: TargetLocation) -> None:
     view = targets.target_status("lab", home=lab.home)
     assert view.state == "unreachable"
     assert "127.0.0.1:" in view.problem
 
 
-def test_a_cluster_that_answers_is_ready_before_its_first_job(lab: Place) -> None:
+def test_a_cluster_that_answers_is_ready_before_its_first_job(lab: TargetLocation) -> None:
     import grpc
 
     server = grpc.server(futures.ThreadPoolExecutor(1))

@@ -21,14 +21,14 @@ from rayjobs.target import (
 )
 from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.target.revive import Condition, Standing
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 
 
 @pytest.fixture
-def place(short_path: Path) -> Iterator[Place]:
-    place = Place("local", short_path / "h")
-    yield place
-    stopping.remove_files(place)
+def location(short_path: Path) -> Iterator[TargetLocation]:
+    location = TargetLocation("local", short_path / "h")
+    yield location
+    stopping.remove_files(location)
 
 
 @pytest.fixture
@@ -40,17 +40,19 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, place: Place) -> Path:
+def workspace(tmp_path: Path, location: TargetLocation) -> Path:
     """A workspace with jobs for the target."""
-    starting.register_workspace(place.paths, tmp_path)
+    starting.register_workspace(location.paths, tmp_path)
     return tmp_path
 
 
-def _look(place: Place, workspace: Path, *, answers: bool = False) -> Condition:
-    return revive.look_after(place.name, home=place.home, workspace=workspace, answers=answers)
+def _look(location: TargetLocation, workspace: Path, *, answers: bool = False) -> Condition:
+    return revive.look_after(
+        location.name, home=location.home, workspace=workspace, answers=answers
+    )
 
 
-def _head(place: Place) -> None:
+def _head(location: TargetLocation) -> None:
     """Record a head whose processes live."""
     own = own_identity().to_json()
     record = local_head.HeadRecord(
@@ -61,86 +63,86 @@ def _head(place: Place) -> None:
         memory_bytes=1,
         processes={"gcs_server": own, "raylet": own},
     )
-    local_head.save_record(place.paths, record)
+    local_head.save_record(location.paths, record)
 
 
 def test_a_target_that_died_is_brought_back(
-    place: Place, workspace: Path, begun: list[str]
+    location: TargetLocation, workspace: Path, begun: list[str]
 ) -> None:
-    assert _look(place, workspace).standing is Standing.STARTING
+    assert _look(location, workspace).standing is Standing.STARTING
     assert begun == ["local"]
-    assert _look(place, workspace).standing is Standing.STARTING
+    assert _look(location, workspace).standing is Standing.STARTING
     assert begun == ["local"]  # that process is at work
 
 
 def test_a_keeper_that_was_killed_is_replaced_though_the_target_answers(
-    place: Place, workspace: Path, begun: list[str]
+    location: TargetLocation, workspace: Path, begun: list[str]
 ) -> None:
-    _head(place)
-    assert _look(place, workspace, answers=True).standing is Standing.RUNNING
+    _head(location)
+    assert _look(location, workspace, answers=True).standing is Standing.RUNNING
     assert begun == ["local"]
 
 
 def test_a_target_that_a_user_stopped_stays_so(
-    place: Place, workspace: Path, begun: list[str]
+    location: TargetLocation, workspace: Path, begun: list[str]
 ) -> None:
-    with starting.start_lock(place.paths):
-        stop_record.note(place.paths)
-    condition = _look(place, workspace)
+    with starting.start_lock(location.paths):
+        stop_record.note(location.paths)
+    condition = _look(location, workspace)
     assert condition.is_stopped
     assert "was stopped" in condition.reason
     assert begun == []
     with pytest.raises(TargetError, match="was stopped"):  # a process that began before the stop
-        starting.ensure_target("local", home=place.home, revives=True)
+        starting.ensure_target("local", home=location.home, revives=True)
 
 
 def test_a_target_that_never_served_these_jobs_is_not_started(
-    place: Place, tmp_path: Path, begun: list[str]
+    location: TargetLocation, tmp_path: Path, begun: list[str]
 ) -> None:
-    assert _look(place, tmp_path).standing is Standing.ABSENT
+    assert _look(location, tmp_path).standing is Standing.ABSENT
     assert begun == []
 
 
 def test_a_living_keeper_is_left_to_its_work(
-    place: Place, workspace: Path, begun: list[str]
+    location: TargetLocation, workspace: Path, begun: list[str]
 ) -> None:
-    with place.paths.keeper_lock.open("w") as held:
+    with location.paths.keeper_lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert _look(place, workspace).standing is Standing.STARTING
+        assert _look(location, workspace).standing is Standing.STARTING
         pause = {"failures": 4, "reason": "Ray ended 4 times", "next_at": "14:05:10"}
         local_head.write_private(
-            place.paths.pause, json.dumps({**pause, **own_identity().to_json()})
+            location.paths.pause, json.dumps({**pause, **own_identity().to_json()})
         )
-        condition = _look(place, workspace)
+        condition = _look(location, workspace)
     assert condition.standing is Standing.FAILING
     assert "Ray ended 4 times. It is tried again at 14:05:10" in condition.reason
     assert begun == []
 
 
 def test_what_failed_is_tried_again_after_a_pause_that_grows(
-    place: Place, workspace: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, workspace: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
     monkeypatch.setattr(revive, "_now_s", lambda: now_s)
     for failures, pause_s in enumerate((10.0, 20.0, 40.0)):
-        revive.failed(place, "no room", before=failures)
+        revive.failed(location, "no room", before=failures)
         now_s += pause_s - 1
-        assert _look(place, workspace) == Condition(Standing.FAILING, "no room")
+        assert _look(location, workspace) == Condition(Standing.FAILING, "no room")
         assert len(begun) == failures
         now_s += 1
-        assert _look(place, workspace).standing is Standing.FAILING
+        assert _look(location, workspace).standing is Standing.FAILING
         assert len(begun) == failures + 1
     assert revive.pause_s(99) == 600.0
     # While a further try is under way, the last reason stands: nothing is known to be better.
-    assert revive.started(place) == 3
-    assert _look(place, workspace) == Condition(Standing.FAILING, "no room")
+    assert revive.started(location) == 3
+    assert _look(location, workspace) == Condition(Standing.FAILING, "no room")
     assert len(begun) == 3
 
 
 def test_jobs_of_a_cluster_that_is_gone_are_told_its_address_at_once(
     short_path: Path, tmp_path: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lab = Place("lab", short_path / "h")
+    lab = TargetLocation("lab", short_path / "h")
     save_target(TargetRecord("lab", address="127.0.0.1:1", token_file="t"), home=lab.home)
     starting.register_workspace(lab.paths, tmp_path)
     condition = _look(lab, tmp_path)

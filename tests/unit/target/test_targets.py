@@ -32,7 +32,7 @@ from rayjobs.target import (
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.record import LEASE_S, TargetRecord, load_target
 from rayjobs.target.requests import TargetRequest
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 from rayjobs.target.token_check import check_token
 from rayjobs.target.versions import check_client, must_replace
 from tests.unit.target.actor_double import answering
@@ -46,10 +46,10 @@ def home(short_path: Path) -> Path:
 
 
 @pytest.fixture
-def place(home: Path) -> Iterator[Place]:
+def location(home: Path) -> Iterator[TargetLocation]:
     runtime_dir(home)
-    yield Place("local", home)
-    stopping.remove_files(Place("local", home))
+    yield TargetLocation("local", home)
+    stopping.remove_files(TargetLocation("local", home))
 
 
 @pytest.fixture
@@ -223,62 +223,70 @@ def test_a_runtime_folder_too_long_for_sockets_is_told(
 # --- waking --------------------------------------------------------------------------------------
 
 
-def test_a_wake_reaches_the_actor_and_registers_the_workspace(place: Place, tmp_path: Path) -> None:
-    assert not starting.wake("local", home=place.home, workspace=tmp_path)
-    with answering(place.socket, lambda _: {"ok": True, "version": rayjobs.__version__}) as asked:
-        assert starting.wake("local", home=place.home, workspace=tmp_path)
+def test_a_wake_reaches_the_actor_and_registers_the_workspace(
+    location: TargetLocation, tmp_path: Path
+) -> None:
+    assert not starting.wake("local", home=location.home, workspace=tmp_path)
+    with answering(
+        location.socket, lambda _: {"ok": True, "version": rayjobs.__version__}
+    ) as asked:
+        assert starting.wake("local", home=location.home, workspace=tmp_path)
     assert asked == [
         TargetRequest("wake", workspace=str(tmp_path), client=rayjobs.__version__).to_json()
     ]
-    (registered,) = place.paths.workspaces.glob("*.json")
+    (registered,) = location.paths.workspaces.glob("*.json")
     assert json.loads(registered.read_text()) == {"path": str(tmp_path)}
     assert stat.S_IMODE(registered.stat().st_mode) == 0o600
 
 
-def test_an_actor_of_an_older_version_does_not_count_as_awake(place: Place, tmp_path: Path) -> None:
-    with answering(place.socket, lambda _: {"ok": True, "version": "0.0.1"}):
-        assert not starting.wake("local", home=place.home, workspace=tmp_path)
+def test_an_actor_of_an_older_version_does_not_count_as_awake(
+    location: TargetLocation, tmp_path: Path
+) -> None:
+    with answering(location.socket, lambda _: {"ok": True, "version": "0.0.1"}):
+        assert not starting.wake("local", home=location.home, workspace=tmp_path)
 
 
 def test_a_slow_actor_is_awake_and_is_waited_for(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(starting, "WAKE_ANSWER_S", 0.05)
     monkeypatch.setattr(starting, "PATIENT_ANSWER_S", 0.05)
     with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(place.socket))
+        silent.bind(str(location.socket))
         silent.listen(64)
-        assert starting.wake("local", home=place.home, workspace=tmp_path)
+        assert starting.wake("local", home=location.home, workspace=tmp_path)
         with pytest.raises(TargetError, match="runs but does not answer"):
-            starting.ensure_target("local", home=place.home, timeout_s=0.3)
+            starting.ensure_target("local", home=location.home, timeout_s=0.3)
 
 
-def test_a_target_that_answers_is_not_started_again(place: Place, tmp_path: Path) -> None:
+def test_a_target_that_answers_is_not_started_again(
+    location: TargetLocation, tmp_path: Path
+) -> None:
     stages: list[str] = []
     with answering(
-        place.socket, lambda _: {"ok": True, "version": rayjobs.__version__, "epoch": "e1"}
+        location.socket, lambda _: {"ok": True, "version": rayjobs.__version__, "epoch": "e1"}
     ):
         status = starting.ensure_target(
-            "local", home=place.home, workspace=tmp_path, on_stage=stages.append
+            "local", home=location.home, workspace=tmp_path, on_stage=stages.append
         )
     assert (status.epoch, status.was_started, stages) == ("e1", False, [])
 
 
-def test_a_socket_whose_owner_died_is_nobody(place: Place) -> None:
+def test_a_socket_whose_owner_died_is_nobody(location: TargetLocation) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(place.socket))
-    assert place.socket.exists()
-    assert wake_client.ask(place.socket, {"op": "ping"}) is None
-    assert not wake_client.is_listening(place.socket)
+        dead.bind(str(location.socket))
+    assert location.socket.exists()
+    assert wake_client.ask(location.socket, {"op": "ping"}) is None
+    assert not wake_client.is_listening(location.socket)
 
 
-def test_a_silent_actor_is_slow_and_not_gone(place: Place) -> None:
+def test_a_silent_actor_is_slow_and_not_gone(location: TargetLocation) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(place.socket))
+        silent.bind(str(location.socket))
         silent.listen()
         with pytest.raises(TimeoutError, match="did not answer"):
-            wake_client.ask(place.socket, {"op": "ping"}, timeout_s=0.1)
-        assert wake_client.is_listening(place.socket)
+            wake_client.ask(location.socket, {"op": "ping"}, timeout_s=0.1)
+        assert wake_client.is_listening(location.socket)
 
 
 def test_waking_imports_nothing_large() -> None:
@@ -292,17 +300,17 @@ def test_waking_imports_nothing_large() -> None:
 
 
 def test_a_client_does_not_start_again_what_a_user_stopped_meanwhile(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start in the background must not outlive `target stop`."""
 
-    def stopped_at_once(_place: Place, _start: str, *, is_patient: bool) -> None:
+    def stopped_at_once(_location: TargetLocation, _start: str, *, is_patient: bool) -> None:
         assert not is_patient
-        stop_record.note(place.paths)
+        stop_record.note(location.paths)
 
     monkeypatch.setattr(starting, "spawn", stopped_at_once)
     with pytest.raises(TargetError, match="was stopped while it was starting"):
-        starting.ensure_target("local", home=place.home)
+        starting.ensure_target("local", home=location.home)
 
 
 # --- versions ------------------------------------------------------------------------------------
@@ -340,32 +348,32 @@ def _busy(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_target_with_jobs_is_not_stopped_without_force(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping, "SETTLE_S", 0.0)
-    with answering(place.socket, _busy):
+    with answering(location.socket, _busy):
         with pytest.raises(TargetError, match=r"not finished: digits_1, digits_2.*--force"):
-            stopping.retire(place, force=False)
-        stopping.retire(place, force=True)
+            stopping.retire(location, force=False)
+        stopping.retire(location, force=True)
 
 
-def test_a_job_that_has_just_ended_does_not_keep_a_target(place: Place) -> None:
+def test_a_job_that_has_just_ended_does_not_keep_a_target(location: TargetLocation) -> None:
     answers: Iterator[dict[str, Any]] = iter(
         [{"ok": False, "busy": True, "jobs": ["digits_1"]}, {"ok": True}]
     )
-    with answering(place.socket, lambda _: next(answers)):
-        stopping.retire(place, force=False)
+    with answering(location.socket, lambda _: next(answers)):
+        stopping.retire(location, force=False)
 
 
 def test_a_target_whose_actor_died_busy_is_not_stopped_without_force(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping, "SETTLE_S", 0.0)
-    place.paths.root.mkdir(parents=True)
-    place.activity.write_text('{"busy": true, "at": 1.0}')
+    location.paths.root.mkdir(parents=True)
+    location.activity.write_text('{"busy": true, "at": 1.0}')
     with pytest.raises(TargetError, match="not finished"):
-        stopping.retire(place, force=False)
-    stopping.retire(place, force=True)
+        stopping.retire(location, force=False)
+    stopping.retire(location, force=True)
 
 
 # --- the head's settings -------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from rayjobs.target import (
 from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.revive import in_background  # a fixture replaces it where it is called
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 from tests.fakes.world import World, play
 from tests.unit.target.actor_double import answering
 
@@ -47,11 +47,11 @@ SERVING = {"ok": True, "version": rayjobs.__version__, "epoch": "e1"}
 
 
 @pytest.fixture
-def place(short_path: Path) -> Iterator[Place]:
-    place = Place("local", short_path / "h")
-    runtime_dir(place.home)
-    yield place
-    stopping.remove_files(place)
+def location(short_path: Path) -> Iterator[TargetLocation]:
+    location = TargetLocation("local", short_path / "h")
+    runtime_dir(location.home)
+    yield location
+    stopping.remove_files(location)
 
 
 def _actor(world: World) -> TargetActor:
@@ -150,22 +150,22 @@ def test_a_forced_stop_puts_running_jobs_back_at_no_cost(tmp_path: Path) -> None
 # --- who stops it --------------------------------------------------------------------------------
 
 
-def test_a_stop_that_fails_lets_the_target_serve_again(place: Place) -> None:
-    with answering(place.socket, lambda _: SERVING) as asked:
+def test_a_stop_that_fails_lets_the_target_serve_again(location: TargetLocation) -> None:
+    with answering(location.socket, lambda _: SERVING) as asked:
         with (
             pytest.raises(TargetError, match="could not be ended"),
-            stopping.retired(place, force=False),
+            stopping.retired(location, force=False),
         ):
             raise TargetError("these processes could not be ended: 7")
         assert [request["op"] for request in asked] == ["retire", "resume"]
 
 
 def test_a_stop_is_asked_again_of_the_keeper_that_took_over(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first keeper takes the request and dies; the second one finishes the stop."""
     keepers = [Identity(pid=number, start_time=1, boot_id="b") for number in (1, 2)]
-    request, answer = place.paths.stop_request, place.paths.stop_answer
+    request, answer = location.paths.stop_request, location.paths.stop_answer
     asked: list[str] = []
 
     def signal_keeper(owner: Identity, _number: int) -> bool:
@@ -179,7 +179,7 @@ def test_a_stop_is_asked_again_of_the_keeper_that_took_over(
     monkeypatch.setattr(keeping, "keeper_of", lambda _paths: keepers[0] if keepers else None)
     monkeypatch.setattr(keeping, "is_kept", lambda _paths: bool(keepers))
     monkeypatch.setattr(targets, "send_signal", signal_keeper)
-    assert targets._stop_by_keeper(place, False, lambda _stage: None)
+    assert targets._stop_by_keeper(location, False, lambda _stage: None)
     assert len(asked) == 2
     assert asked[0] == asked[1]
 
@@ -188,54 +188,54 @@ def test_a_stop_is_asked_again_of_the_keeper_that_took_over(
 
 
 @pytest.fixture
-def kept(place: Place) -> Iterator[None]:
+def kept(location: TargetLocation) -> Iterator[None]:
     """A keeper lives; nothing of it answers."""
-    place.paths.root.mkdir(mode=0o700, parents=True)
-    with keeping.keeper_lock(place.paths) as mine:
+    location.paths.root.mkdir(mode=0o700, parents=True)
+    with keeping.keeper_lock(location.paths) as mine:
         assert mine
         yield
 
 
 @pytest.mark.usefixtures("kept")
 def test_a_stop_stands_recorded_when_its_client_is_interrupted(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keeper completes it, and nothing may bring the target back then."""
 
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    starting.register_workspace(place.paths, tmp_path)
+    starting.register_workspace(location.paths, tmp_path)
     monkeypatch.setattr(time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        targets.stop_target("local", force=True, home=place.home)
-    condition = revive.look_after("local", home=place.home, workspace=tmp_path)
+        targets.stop_target("local", force=True, home=location.home)
+    condition = revive.look_after("local", home=location.home, workspace=tmp_path)
     assert condition.is_stopped, condition
 
 
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("is_refused", [True, False])
 def test_only_a_refusal_takes_the_record_of_a_stop_back(
-    place: Place, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
     """What failed in another way may have ended half of the target."""
 
     def answer(_seconds: float) -> None:
-        asked = json.loads(place.paths.stop_request.read_text())
+        asked = json.loads(location.paths.stop_request.read_text())
         said = {"id": asked["id"], "error": "that did not work", "is_refused": is_refused}
-        place.paths.stop_answer.write_text(json.dumps(said))
+        location.paths.stop_answer.write_text(json.dumps(said))
 
     monkeypatch.setattr(time, "sleep", answer)
     with pytest.raises(TargetError, match="that did not work"):
-        targets.stop_target("local", home=place.home)
-    assert stop_record.last(place.paths).is_in_force is not is_refused
+        targets.stop_target("local", home=location.home)
+    assert stop_record.last(location.paths).is_in_force is not is_refused
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_a_stop_of_an_attached_target_with_jobs_is_refused_and_not_recorded(
     short_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
 ) -> None:
-    lab = Place("lab", short_path / "h")
+    lab = TargetLocation("lab", short_path / "h")
     save_target(TargetRecord("lab", address="10.0.0.1:6379", token_file="t"), home=lab.home)
     monkeypatch.setattr(reach, "why_unreachable", lambda *_, **__: "")
     monkeypatch.setattr(starters, "run_starter", lambda *_, **__: None)
@@ -252,7 +252,7 @@ def test_a_stop_of_an_attached_target_with_jobs_is_refused_and_not_recorded(
 def test_a_stop_is_recorded_though_the_cluster_cannot_be_reached(
     short_path: Path, tmp_path: Path
 ) -> None:
-    lab = Place("lab", short_path / "h")
+    lab = TargetLocation("lab", short_path / "h")
     save_target(TargetRecord("lab", address="127.0.0.1:1", token_file="t"), home=lab.home)
     starting.register_workspace(lab.paths, tmp_path)
     with pytest.raises(TargetError, match=r"127\.0\.0\.1:1: Connection refused.*is recorded"):
@@ -260,11 +260,11 @@ def test_a_stop_is_recorded_though_the_cluster_cannot_be_reached(
     assert revive.look_after("lab", home=lab.home, workspace=tmp_path).is_stopped
 
 
-def test_a_record_that_cannot_be_written_keeps_the_one_before(place: Place) -> None:
+def test_a_record_that_cannot_be_written_keeps_the_one_before(location: TargetLocation) -> None:
     """A crash, or a full disk, must not lose the stop that is in force."""
-    with starting.start_lock(place.paths):
-        stop_record.note(place.paths)
-    known = stop_record.last(place.paths)
+    with starting.start_lock(location.paths):
+        stop_record.note(location.paths)
+    known = stop_record.last(location.paths)
     code = (
         "import resource, sys; from pathlib import Path\n"
         "from rayjobs.core.paths import TargetPaths\n"
@@ -273,21 +273,21 @@ def test_a_record_that_cannot_be_written_keeps_the_one_before(place: Place) -> N
         "stops.note(TargetPaths(Path(sys.argv[1])))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(place.paths.root)],
+        [sys.executable, "-c", code, str(location.paths.root)],
         capture_output=True,
         text=True,
         check=False,
     )
     assert "File too large" in done.stderr
     assert known.is_in_force
-    assert stop_record.last(place.paths) == known
+    assert stop_record.last(location.paths) == known
 
 
 def test_a_start_in_the_background_loses_to_a_stop_that_came_after_it(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`submit -d`, and `target stop --force` before the process of its start is up."""
-    place.paths.root.mkdir(mode=0o700, parents=True)
+    location.paths.root.mkdir(mode=0o700, parents=True)
     asked: list[list[str]] = []
 
     class Recorded:
@@ -301,16 +301,16 @@ def test_a_start_in_the_background_loses_to_a_stop_that_came_after_it(
     monkeypatch.setattr(starting, "spawn", _spawns_nothing)
     for stop_comes_first in (False, True):
         if stop_comes_first:
-            targets.stop_target("local", force=True, home=place.home)
-        in_background("local", home=place.home, workspace=tmp_path)
+            targets.stop_target("local", force=True, home=location.home)
+        in_background("local", home=location.home, workspace=tmp_path)
         if not stop_comes_first:
-            targets.stop_target("local", force=True, home=place.home)
+            targets.stop_target("local", force=True, home=location.home)
             assert background_start.main(asked.pop()) == 1
-            assert stop_record.last(place.paths).is_in_force
+            assert stop_record.last(location.paths).is_in_force
     # A start that was asked for after the stop lifts it, and begins.
     with pytest.raises(_SpawnedError):
         background_start.main(asked.pop())
-    assert not stop_record.last(place.paths).is_in_force
+    assert not stop_record.last(location.paths).is_in_force
 
 
 class _SpawnedError(Exception):
@@ -326,7 +326,7 @@ def test_a_stop_between_the_look_and_the_start_of_an_attached_target_wins(
     short_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
 ) -> None:
     """Both the first start and the replacement of an older version take the lock a second time."""
-    lab = Place("lab", short_path / "h")
+    lab = TargetLocation("lab", short_path / "h")
     save_target(TargetRecord("lab", address="10.0.0.1:6379", token_file="t"), home=lab.home)
     answers = iter([{"ok": True, "version": "0.0.1"} if is_old else None])
     locked = starting.start_lock
@@ -354,75 +354,77 @@ def test_a_stop_between_the_look_and_the_start_of_an_attached_target_wins(
 
 
 def test_a_keeper_is_not_replaced_after_a_stop(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target answered before the stop, and its keeper was gone."""
 
-    def lost_its_keeper(_place: Place) -> bool:
-        with starting.start_lock(place.paths):
-            stop_record.note(place.paths)
+    def lost_its_keeper(_location: TargetLocation) -> bool:
+        with starting.start_lock(location.paths):
+            stop_record.note(location.paths)
         return True
 
     monkeypatch.setattr(starting, "spawn", _spawns_nothing)
     monkeypatch.setattr(starting, "lost_its_keeper", lost_its_keeper)
     with (
-        answering(place.socket, lambda _: SERVING),
+        answering(location.socket, lambda _: SERVING),
         pytest.raises(TargetError, match="was stopped while it was starting"),
     ):
-        starting.ensure_target("local", home=place.home)
-    assert stop_record.last(place.paths).is_in_force
+        starting.ensure_target("local", home=location.home)
+    assert stop_record.last(location.paths).is_in_force
 
 
 def test_a_keeper_that_refuses_a_stop_takes_back_what_a_killed_client_recorded(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping, "SETTLE_S", 0.0)
-    local_head.write_private(place.activity, '{"busy": true, "jobs": ["digits_1"]}')
-    with starting.start_lock(place.paths):
-        stop_record.note(place.paths)
+    local_head.write_private(location.activity, '{"busy": true, "jobs": ["digits_1"]}')
+    with starting.start_lock(location.paths):
+        stop_record.note(location.paths)
         # The client lives: it takes the record back by itself.
-        assert not keeper.Keeper(place, "s1")._stop(force=False, request="r1")
-        assert stop_record.last(place.paths).is_in_force
-    assert json.loads(place.paths.stop_answer.read_text())["is_refused"]
-    assert not keeper.Keeper(place, "s1")._stop(force=False, request="r1")
-    assert not stop_record.last(place.paths).is_in_force
+        assert not keeper.Keeper(location, "s1")._stop(force=False, request="r1")
+        assert stop_record.last(location.paths).is_in_force
+    assert json.loads(location.paths.stop_answer.read_text())["is_refused"]
+    assert not keeper.Keeper(location, "s1")._stop(force=False, request="r1")
+    assert not stop_record.last(location.paths).is_in_force
 
 
 def test_work_for_a_target_that_goes_on_lifts_what_is_left_of_a_stop(
-    place: Place, tmp_path: Path
+    location: TargetLocation, tmp_path: Path
 ) -> None:
-    with answering(place.socket, lambda _: SERVING):
+    with answering(location.socket, lambda _: SERVING):
         for use in (
-            lambda: starting.wake("local", home=place.home, workspace=tmp_path),
-            lambda: starting.ensure_target("local", home=place.home),
+            lambda: starting.wake("local", home=location.home, workspace=tmp_path),
+            lambda: starting.ensure_target("local", home=location.home),
         ):
-            with starting.start_lock(place.paths):
-                stop_record.note(place.paths)
+            with starting.start_lock(location.paths):
+                stop_record.note(location.paths)
                 assert use()
-                assert stop_record.last(place.paths).is_in_force  # a stop is under way
+                assert stop_record.last(location.paths).is_in_force  # a stop is under way
             assert use()
-            assert not stop_record.last(place.paths).is_in_force
+            assert not stop_record.last(location.paths).is_in_force
 
 
 # --- clients -------------------------------------------------------------------------------------
 
 
-def test_a_wake_of_a_stopping_target_leaves_something_to_do(place: Place, tmp_path: Path) -> None:
-    with answering(place.socket, lambda _: STOPPING):
-        assert not starting.wake("local", home=place.home, workspace=tmp_path)
+def test_a_wake_of_a_stopping_target_leaves_something_to_do(
+    location: TargetLocation, tmp_path: Path
+) -> None:
+    with answering(location.socket, lambda _: STOPPING):
+        assert not starting.wake("local", home=location.home, workspace=tmp_path)
 
 
-def test_a_client_waits_for_a_target_whose_stop_was_given_up(place: Place) -> None:
+def test_a_client_waits_for_a_target_whose_stop_was_given_up(location: TargetLocation) -> None:
     answers = iter([STOPPING, STOPPING])
     stages: list[str] = []
-    with answering(place.socket, lambda _: next(answers, SERVING)):
-        status = starting.ensure_target("local", home=place.home, on_stage=stages.append)
+    with answering(location.socket, lambda _: next(answers, SERVING)):
+        status = starting.ensure_target("local", home=location.home, on_stage=stages.append)
     assert (status.epoch, status.was_started) == ("e1", False)
     assert stages == ["target 'local' is being stopped; waiting for that, then starting it again"]
 
 
 def test_a_client_starts_a_target_again_once_its_stop_is_over(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages: list[str] = []
 
@@ -436,7 +438,7 @@ def test_a_client_starts_a_target_again_once_its_stop_is_over(
     answers = iter([STOPPING, STOPPING, None])
     monkeypatch.setattr(wake_client, "ask", ask)
     monkeypatch.setattr(starting._Start, "_start_local", start)
-    status = starting.ensure_target("local", home=place.home, on_stage=stages.append)
+    status = starting.ensure_target("local", home=location.home, on_stage=stages.append)
     assert status.was_started
     assert stages[-1] == "started"
     assert "is being stopped" in stages[0]
@@ -447,10 +449,10 @@ def test_a_client_starts_a_target_again_once_its_stop_is_over(
 
 @pytest.mark.parametrize("is_registered", [False, True])
 def test_a_full_disk_is_told_with_its_path_and_what_helps(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_registered: bool
+    location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_registered: bool
 ) -> None:
     if is_registered:
-        starting.register_workspace(place.paths, tmp_path)
+        starting.register_workspace(location.paths, tmp_path)
 
     def on_a_full_disk(descriptor: int, *_: Any, **__: Any) -> IO[bytes]:
         os.close(descriptor)
@@ -458,8 +460,8 @@ def test_a_full_disk_is_told_with_its_path_and_what_helps(
 
     monkeypatch.setattr(os, "fdopen", on_a_full_disk)
     with pytest.raises(TargetError) as caught:
-        starting.ensure_target("local", home=place.home, workspace=tmp_path)
-    assert f"{place.paths.root}/" in caught.value.message
+        starting.ensure_target("local", home=location.home, workspace=tmp_path)
+    assert f"{location.paths.root}/" in caught.value.message
     assert "No space left on device. Make room there" in caught.value.message
     assert caught.value.message.endswith("stay queued; run `rayjobs target start local`.")
     assert caught.value.exit_code == 5

@@ -31,23 +31,23 @@ from rayjobs.target import (
     unfinished,
 )
 from rayjobs.target.record import TargetRecord, load_target, save_target
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from tests.unit.cli.conftest import Queue, Terminal
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    place = Place("local", home())
-    yield place
-    stopping.remove_files(place)
+def location() -> Iterator[TargetLocation]:
+    location = TargetLocation("local", home())
+    yield location
+    stopping.remove_files(location)
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, place: Place) -> Iterator[OpenWorkspace]:
+def workspace(tmp_path: Path, location: TargetLocation) -> Iterator[OpenWorkspace]:
     """A workspace that the target serves."""
     with open_workspace(tmp_path / "w") as opened:
-        starting.register_workspace(place.paths, opened.path)
+        starting.register_workspace(location.paths, opened.path)
         yield opened
 
 
@@ -80,7 +80,9 @@ def test_a_stop_with_jobs_lists_them_and_what_can_be_done(
         assert text in done.err, text
 
 
-def test_jobs_of_other_targets_are_none_of_its(workspace: OpenWorkspace, place: Place) -> None:
+def test_jobs_of_other_targets_are_none_of_its(
+    workspace: OpenWorkspace, location: TargetLocation
+) -> None:
     job, _ = workspace.store.submit(
         NewJob(
             spec=JobSpec(script="a.py", name="a", target="lab"),
@@ -89,31 +91,31 @@ def test_jobs_of_other_targets_are_none_of_its(workspace: OpenWorkspace, place: 
             user="u",
         )
     )
-    assert not unfinished.of_target("local", home=place.home)
+    assert not unfinished.of_target("local", home=location.home)
     assert job.state is JobState.QUEUED
 
 
 def test_a_forced_stop_says_what_starts_with_the_next_start(
-    workspace: OpenWorkspace, terminal: Terminal, place: Place
+    workspace: OpenWorkspace, terminal: Terminal, location: TargetLocation
 ) -> None:
     job = Queue(workspace).submit()
     done = terminal.type("target", "stop", "--force")
     assert done.code == 0
     assert "1 waiting job" in done.err
     assert job.id in done.err
-    assert stop_record.last(place.paths).is_in_force
+    assert stop_record.last(location.paths).is_in_force
     assert "was stopped" in terminal.type("why", job.id).out
     assert terminal.type("target", "stop").code == 0  # it is what was asked for
 
 
 def test_a_job_of_a_stopped_target_is_not_shown_as_not_responding(
-    workspace: OpenWorkspace, terminal: Terminal, place: Place
+    workspace: OpenWorkspace, terminal: Terminal, location: TargetLocation
 ) -> None:
     """Its actor was killed before it could put the job back; nothing of it runs all the same."""
     queue = Queue(workspace)
     queue.start(queue.submit())
     assert "NotResponding" in terminal.type("ls").out
-    targets.stop_target("local", force=True, home=place.home)
+    targets.stop_target("local", force=True, home=location.home)
     shown = terminal.type("ls").out
     assert "NotResponding" not in shown
     assert "was stopped" in shown
@@ -131,13 +133,13 @@ def test_a_stop_with_cancel_cancels_first(
 
 
 def test_a_stop_with_cancel_of_a_stopped_target_starts_nothing(
-    workspace: OpenWorkspace, terminal: Terminal, place: Place, begun: list[str]
+    workspace: OpenWorkspace, terminal: Terminal, location: TargetLocation, begun: list[str]
 ) -> None:
     """A sweep and an array are unfinished without being among the jobs that wait."""
     queue = Queue(workspace)
     running = queue.start(queue.submit("ran"))
     waiting = queue.submit("waits")
-    targets.stop_target("local", force=True, home=place.home)
+    targets.stop_target("local", force=True, home=location.home)
     done = terminal.type("target", "stop", "--cancel")
     assert done.code == 0, done.err
     assert "canceled: 2 jobs" in done.err
@@ -145,11 +147,11 @@ def test_a_stop_with_cancel_of_a_stopped_target_starts_nothing(
         assert workspace.store.job(job.id).state is JobState.CANCELED
     assert "its target had been stopped" in workspace.store.job(running.id).reason
     assert begun == []
-    assert stop_record.last(place.paths).is_in_force
+    assert stop_record.last(location.paths).is_in_force
 
 
 def test_ctrl_c_during_a_start_says_what_goes_on(
-    terminal: Terminal, place: Place, monkeypatch: pytest.MonkeyPatch
+    terminal: Terminal, location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -175,7 +177,10 @@ def _age(workspace: OpenWorkspace, monkeypatch: pytest.MonkeyPatch, days: float)
 
 
 def test_a_submit_that_starts_the_target_says_which_older_jobs_start_with_it(
-    workspace: OpenWorkspace, place: Place, monkeypatch: pytest.MonkeyPatch, begun: list[str]
+    workspace: OpenWorkspace,
+    location: TargetLocation,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: list[str],
 ) -> None:
     old = Queue(workspace).submit()
     spec = JobSpec(command="true", name="new")
@@ -185,7 +190,7 @@ def test_a_submit_that_starts_the_target_says_which_older_jobs_start_with_it(
     assert "2 older jobs of target 'local' start with it, the oldest 3 days old" in note
     assert old.id in note
     assert begun == ["local", "local"]
-    with place.paths.keeper_lock.open("w") as held:  # somebody is starting it already
+    with location.paths.keeper_lock.open("w") as held:  # somebody is starting it already
         fcntl.flock(held, fcntl.LOCK_EX)
         assert not any("older job" in note for note in submit(workspace, spec).notes)
 
@@ -226,7 +231,7 @@ def test_a_stop_lists_what_is_left_after_it(
 def test_a_target_with_jobs_is_removed_only_on_demand(workspace: OpenWorkspace) -> None:
     from rayjobs.target.record import TargetRecord, save_target
 
-    lab = Place("lab", home())
+    lab = TargetLocation("lab", home())
     save_target(TargetRecord("lab", address="127.0.0.1:1", token_file="t"), home=lab.home)
     starting.register_workspace(lab.paths, workspace.path)
     workspace.store.submit(
@@ -243,7 +248,7 @@ def test_a_target_with_jobs_is_removed_only_on_demand(workspace: OpenWorkspace) 
 
 
 def test_a_keeper_gives_up_once_no_job_waits_for_its_target(
-    workspace: OpenWorkspace, place: Place, monkeypatch: pytest.MonkeyPatch
+    workspace: OpenWorkspace, location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All jobs were canceled while it paused after a start that failed."""
     job = Queue(workspace).submit()
@@ -259,14 +264,16 @@ def test_a_keeper_gives_up_once_no_job_waits_for_its_target(
     monkeypatch.setattr(keeper.Keeper, "_bring_up", fail)
     monkeypatch.setattr(keeper, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(keeper, "WATCH_EVERY_S", 0.01)
-    assert keeper.Keeper(place, "s1", is_patient=True).run() == 0
+    assert keeper.Keeper(location, "s1", is_patient=True).run() == 0
     assert len(tries) == 2
-    assert "no job waits" in (place.paths.log / "keeper.log").read_text()
-    assert keeping.pause_of(place.paths) is None
+    assert "no job waits" in (location.paths.log / "keeper.log").read_text()
+    assert keeping.pause_of(location.paths) is None
 
 
-def test_a_store_that_cannot_be_read_may_have_jobs(workspace: OpenWorkspace, place: Place) -> None:
-    arguments = [str(place.home), place.name]
+def test_a_store_that_cannot_be_read_may_have_jobs(
+    workspace: OpenWorkspace, location: TargetLocation
+) -> None:
+    arguments = [str(location.home), location.name]
     assert unfinished.main(arguments) == keeper.NO_JOBS
     workspace.store.close()
     for file in workspace.path.glob("store.db*"):
@@ -278,24 +285,24 @@ def test_a_store_that_cannot_be_read_may_have_jobs(workspace: OpenWorkspace, pla
 
 
 @pytest.fixture
-def lab(workspace: OpenWorkspace) -> Iterator[Place]:
+def lab(workspace: OpenWorkspace) -> Iterator[TargetLocation]:
     """An attached target that serves the workspace, and whose cluster is gone."""
-    place = Place("lab", home())
+    location = TargetLocation("lab", home())
     with socket.socket() as listener:  # its port is nobody else's, and nobody listens there
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        save_target(TargetRecord("lab", address=address, token_file="t"), home=place.home)
-        starting.register_workspace(place.paths, workspace.path)
-        yield place
-    stopping.remove_files(place)
+        save_target(TargetRecord("lab", address=address, token_file="t"), home=location.home)
+        starting.register_workspace(location.paths, workspace.path)
+        yield location
+    stopping.remove_files(location)
 
 
-def _address(place: Place) -> str:
-    return str(load_target(place.name, home=place.home).address)
+def _address(location: TargetLocation) -> str:
+    return str(load_target(location.name, home=location.home).address)
 
 
 def test_a_stop_with_cancel_needs_no_cluster(
-    workspace: OpenWorkspace, terminal: Terminal, lab: Place, begun: list[str]
+    workspace: OpenWorkspace, terminal: Terminal, lab: TargetLocation, begun: list[str]
 ) -> None:
     queue = Queue(workspace)
     jobs = [queue.submit(name, target="lab") for name in ("a", "b")]
@@ -316,7 +323,7 @@ def test_a_stop_with_cancel_needs_no_cluster(
 
 
 def test_the_stacks_of_its_jobs_name_a_cluster_that_is_gone(
-    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+    workspace: OpenWorkspace, terminal: Terminal, lab: TargetLocation
 ) -> None:
     queue = Queue(workspace)
     running = queue.start(queue.submit("a", target="lab"))
@@ -327,7 +334,7 @@ def test_the_stacks_of_its_jobs_name_a_cluster_that_is_gone(
 
 
 def test_a_job_that_ran_there_is_asked_to_end_and_is_not_called_canceled(
-    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+    workspace: OpenWorkspace, terminal: Terminal, lab: TargetLocation
 ) -> None:
     queue = Queue(workspace)
     running = queue.start(queue.submit("a", target="lab"))
@@ -348,7 +355,7 @@ def test_a_job_that_ran_there_is_asked_to_end_and_is_not_called_canceled(
 
 
 def test_a_stop_without_cancel_says_what_becomes_of_jobs_of_a_cluster_that_is_gone(
-    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+    workspace: OpenWorkspace, terminal: Terminal, lab: TargetLocation
 ) -> None:
     queue = Queue(workspace)
     running = queue.start(queue.submit("a", target="lab"))
@@ -375,7 +382,7 @@ def test_a_stop_without_cancel_says_what_becomes_of_jobs_of_a_cluster_that_is_go
 
 
 def test_a_job_of_a_cluster_that_is_gone_ends_by_a_forced_cancel(
-    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+    workspace: OpenWorkspace, terminal: Terminal, lab: TargetLocation
 ) -> None:
     queue = Queue(workspace)
     running = queue.start(queue.submit("a", target="lab"))
@@ -414,7 +421,7 @@ def test_a_forced_cancel_leaves_jobs_alone_whose_target_may_answer(
 
 
 def test_a_target_whose_cluster_is_gone_is_removed_with_its_jobs(
-    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+    workspace: OpenWorkspace, terminal: Terminal, lab: TargetLocation
 ) -> None:
     queue = Queue(workspace)
     running = queue.start(queue.submit("a", target="lab"))
@@ -433,7 +440,7 @@ def test_a_target_whose_cluster_is_gone_is_removed_with_its_jobs(
 
 
 def test_a_job_of_a_removed_target_is_not_shown_as_running(
-    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+    workspace: OpenWorkspace, terminal: Terminal, lab: TargetLocation
 ) -> None:
     queue = Queue(workspace)
     running = queue.start(queue.submit("a", target="lab"))

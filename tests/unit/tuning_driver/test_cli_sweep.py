@@ -18,7 +18,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.target import starting, stop_record
-from rayjobs.target.stopping import Place
+from rayjobs.target.stopping import TargetLocation
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.spec import parse_sweep
 from tests.unit.tuning_driver.world import World
@@ -341,10 +341,10 @@ def test_a_stopped_target_is_told_alike_by_all_lists(
     world.play()
     first = world.jobs(sweep)[0]
     assert first.state is JobState.RUNNING
-    place = Place("local", home())
-    starting.register_workspace(place.paths, world.workspace.path)
-    with starting.start_lock(place.paths):
-        stop_record.note(place.paths)
+    location = TargetLocation("local", home())
+    starting.register_workspace(location.paths, world.workspace.path)
+    with starting.start_lock(location.paths):
+        stop_record.note(location.paths)
     assert run(["ls", "--expand", "--json"]) == 0
     listed = {row["id"]: row["shown_state"] for row in json.loads(capsys.readouterr().out)}
     assert listed == {sweep: "Queued", **{job.id: "Queued" for job in world.jobs(sweep)}}
