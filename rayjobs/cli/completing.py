@@ -178,6 +178,10 @@ def _metrics(store: Store) -> Candidates:
     return [(name, "") for name in store.metric_names(most=MOST)]
 
 
+def _published(store: Store) -> Candidates:
+    return [(one.id, one.name) for one in store.published_pipelines()]
+
+
 def _models(store: Store) -> Candidates:
     return [(name, "") for name in dict.fromkeys(one.name for one in store.models())]
 
@@ -294,6 +298,10 @@ SOURCES: Mapping[str, Source] = {
     "columns": _store(_columns),
     "metrics": _store(_metrics),
     "models": _store(_models),
+    "schedules": _store(
+        lambda store: [(one.id, one.name) for one in store.schedules(active=False)]
+    ),
+    "published pipelines": _store(_published),
     "model versions": _store(_model_versions),
     "aliases": _store(_aliases),
     "datasets": _store(_dataset_names),

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from rayjobs.cli.output import print_json
+from rayjobs.cli.params import Names
 from rayjobs.cli.settings import (
     CommandList,
     Settings,
@@ -133,11 +134,26 @@ def convert(
     "  rayjobs images train --train a --validation b --nodes 2 --procs-per-node 4 "
     "--gpus-per-proc 1 --backend nccl\n"
 )
-@click.option("--train", "training", metavar=PLACE, required=True, help="Images to train on.")
-@click.option("--validation", metavar="…", required=True, help="Images to judge each epoch by.")
+@click.option(
+    "--train",
+    "training",
+    metavar=PLACE,
+    type=Names("data paths"),
+    required=True,
+    help="Images to train on.",
+)
+@click.option(
+    "--validation",
+    metavar="…",
+    type=Names("data paths"),
+    required=True,
+    help="Images to judge each epoch by.",
+)
 @click.option("--model", default="resnet18", help="Network, or an untrained model [resnet18].")
 @click.option("--weights", metavar="FILE|…", help="Weights to start from (a state dict).")
-@click.option("--register", metavar="NAME", help="Register the model under this name.")
+@click.option(
+    "--register", metavar="NAME", type=Names("models"), help="Register the model under this name."
+)
 @click.option("--epochs", metavar="N", help="Passes over the images, 1 or more [5].")
 @click.option("--batch-size", metavar="N", help="Images of a batch per process, 1 or more [16].")
 @click.option("--warmup-epochs", metavar="N", help="Epochs with a rising rate, 0 or more [0].")
@@ -212,8 +228,16 @@ def train(
     epilog="\b\nExamples:\n  rayjobs images score --model digits --data new/\n"
     "  rayjobs images score --model output:JOB/model --data dataset:new --format csv\n"
 )
-@click.option("--model", required=True, metavar="MODEL[:VERSION]|…", help="The trained model.")
-@click.option("--data", "scored", metavar=PLACE, required=True, help="The images.")
+@click.option(
+    "--model",
+    required=True,
+    metavar="MODEL[:VERSION]|…",
+    type=Names("model versions"),
+    help="The trained model.",
+)
+@click.option(
+    "--data", "scored", metavar=PLACE, type=Names("data paths"), required=True, help="The images."
+)
 @click.option("--format", "table", type=click.Choice(("parquet", "csv")), help="[parquet]")
 @click.option("--batch-size", metavar="N", help="Images scored at once, 1 or more [64].")
 @_job_options

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayjobs.cli.output import ago_text, facts, print_json, table
-from rayjobs.cli.params import values_of
+from rayjobs.cli.params import Names, values_of
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rayjobs.jobs.records import ScheduleRecord
 
-SCHEDULE = click.argument("schedule", metavar="SCHEDULE")
+SCHEDULE = click.argument("schedule", metavar="SCHEDULE", type=Names("schedules"))
 EVERY = re.compile(r"^(\d+)?\s*(minute|hour|day|week|month)s?$")
 
 EPILOG = """\b
@@ -37,7 +37,7 @@ def schedule() -> None:
     "  rayjobs pipeline schedule create digits --every '2 weeks' --on Monday\n"
     "  rayjobs pipeline schedule create digits --when-changed workspaceblobstore/in --poll 1\n"
 )
-@click.argument("pipeline", metavar="PIPELINE")
+@click.argument("pipeline", metavar="PIPELINE", type=Names("published pipelines"))
 @click.option("--name", metavar="NAME", help="Name (default: the pipeline's).")
 @click.option("-e", "--experiment", metavar="NAME", help="Experiment of its runs.")
 @click.option("-p", "--parameter", metavar="NAME=VALUE", multiple=True, help="Set a parameter.")
@@ -46,7 +46,12 @@ def schedule() -> None:
 @click.option("--on", metavar="DAY", multiple=True, help="Day of the week, with weeks.")
 @click.option("--start", metavar="TIME", help="First time, as 2026-11-27T09:30:00.")
 @click.option("--time-zone", metavar="NAME", default="UTC", help="Of these times (UTC).")
-@click.option("--when-changed", metavar="DATASTORE[/PATH]", help="Run when these files change.")
+@click.option(
+    "--when-changed",
+    metavar="DATASTORE[/PATH]",
+    type=Names("data paths"),
+    help="Run when these files change.",
+)
 @click.option("--poll", metavar="MINUTES", type=float, default=5.0, help="Between looks (5).")
 @click.option("--path-parameter", metavar="NAME", help="Parameter that gets the changed path.")
 @json_option

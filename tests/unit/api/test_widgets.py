@@ -140,5 +140,5 @@ def test_curves_skip_what_is_no_number_and_long_series_stay_small() -> None:
     series = html.numbers_of({"a": [1.0, float("nan"), 3], "b": "text", "t": {"x": [1, 2]}})
     assert list(series) == ["a", "t/x"]
     drawn = html.curves_html({"long": [float(n) for n in range(100_000)]})
-    assert len(drawn) < 20_000 and "100000 values" in drawn
+    assert len(drawn) < 20_000 and "100,000 values" in drawn
     assert "nan" not in html.curves_html(series).split("points=")[1].split('"')[1]

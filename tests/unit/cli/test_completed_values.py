@@ -31,7 +31,10 @@ FREE = {
     *("--endpoint", "--region", "--profile", "--access-key-env", "--secret-key-env"),
     *("--session-token-env", "--max-size", "--set", "--since", "--grep", "--credentials"),
     *("--image", "--shm-size", "--docker-arg", "--parameter", "--label", "--published"),
-    *("--fetch", "--code", "--from", "--remove"),
+    *("--fetch", "--code", "--from", "--remove", "--store", "--weights", "--model"),
+    *("--every", "--at", "--on", "--start", "--time-zone", "--path-parameter", "--epochs"),
+    *("--batch-size", "--warmup-epochs", "--learning-rate", "--random-seed", "--patience"),
+    "--print-frequency",
 }
 FREE_ARGUMENTS = {
     *("submit extra", "verify-resume extra", "rerun extra", "datastore add name"),
