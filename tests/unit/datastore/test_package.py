@@ -43,7 +43,7 @@ def test_importing_brings_nothing_heavy_and_nothing_of_jobs() -> None:
     assert {name for name in loaded if name.split(".")[0] in HEAVY} == set()
     ours = {name for name in loaded if name.split(".")[0] == "rayjobs"}
     others = {name for name in ours if not name.startswith("rayjobs.datastore")}
-    inside = {"files", "identity", "messages", "openfiles", "text", "urlmap"}
+    inside = {"afterimport", "files", "identity", "messages", "openfiles", "text", "urlmap"}
     inside |= {"azureml", "azureml.exceptions", "azureml.names"}
     below = {f"rayjobs.injob.{name}" for name in inside}
     below |= {"rayjobs.core.files", "rayjobs.core.refusing", "rayjobs.core.text"}
