@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -135,6 +136,8 @@ def record_of_url(name: str, url: str) -> DatastoreRecord:
         InvalidReference: `url` is not one of these, or could carry a secret.
     """
     check_url(url, wildcards=not url.startswith("s3://"))
+    if "://" not in url and "\0" not in url:  # a folder, named from where the user is
+        url = os.path.normpath(Path(url).expanduser().absolute())
     (source,) = parse_sources(url)
     base = record_of_url_root(source.datastore) if "://" in source.datastore else None
     if base is None or base.kind == "web":

@@ -15,10 +15,13 @@ from rayjobs.cli.output import print_json, print_json_line
 from rayjobs.cli.params import JobId, Since
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
 from rayjobs.core.terminal import one_line, plain_text
+from rayjobs.core.text import counted
 from rayjobs.jobs.records import Job
 
 if TYPE_CHECKING:
     from rayjobs.cli.loglines import View
+    from rayjobs.cli.screen import Screen
+    from rayjobs.results.logs import Logs
     from rayjobs.workspace.folder import OpenWorkspace
 
 EPILOG = """\b
@@ -166,6 +169,7 @@ def _print_bytes(settings: Settings, workspace: OpenWorkspace, job: Job, view: V
         return Exit.DONE
     of_job = Logs(workspace, job.id)
     name = of_job.driver_name(rank)
+    _name_earlier(screen, of_job, job)
     if view.tail is not None:
         screen.write(of_job.tail(name, lines=view.tail))
     else:
@@ -173,6 +177,18 @@ def _print_bytes(settings: Settings, workspace: OpenWorkspace, job: Job, view: V
             screen.write(part)
     screen.end()
     return Exit.DONE
+
+
+def _name_earlier(screen: Screen, logs: Logs, job: Job) -> None:
+    """Say that attempts before the one that is printed have logs, too, and how to read them."""
+    if job.attempt < 2:
+        return
+    earlier = [name for name in logs.names() if name.startswith("azureml-logs/attempt-")]
+    if earlier:
+        screen.note(
+            f"this is attempt {job.attempt}; attempts before it have "
+            f"{counted(len(earlier), 'log')}: rayjobs logs {job.id} {earlier[-1]}"
+        )
 
 
 def _print_file(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError
+from rayjobs.core.text import did_you_mean
 from rayjobs.datastore.catalogue import DEFAULT_DATASTORE
 from rayjobs.datastore.stores import Datastore
 from rayjobs.datastore.transfer import files_below
@@ -28,13 +29,17 @@ def source_of(workspace: OpenWorkspace, text: str, say: Callable[[str], None]) -
     """
     path = Path(text).expanduser()
     if not path.exists():
-        if text.startswith(KINDS) or (
-            "/" in text and not text.startswith((".", "/", "~"))
-        ):  # a datastore's path; the submit checks it
+        if text.startswith(KINDS):
             return text
+        name, slash, _ = text.partition("/")
+        known = {one.name for one in workspace.catalogue.datastores()}
+        if slash and name in known:  # the submit checks the rest
+            return text
+        there = [os.fspath(one) for one in path.parent.glob("*")] if path.parent.is_dir() else []
         raise NotFoundError(
-            f"there is no folder {text!r}; give a folder, DATASTORE/PATH, dataset:NAME or "
-            f"output:JOB/NAME"
+            f"there is no folder {text!r}.{did_you_mean(os.fspath(path), there)} "
+            f"Give a folder, DATASTORE/PATH (datastores: {', '.join(sorted(known))}), dataset:NAME "
+            f"or output:JOB/NAME"
         )
     return _stored(workspace, path, say)
 

@@ -431,7 +431,8 @@ class RunStore(Protocol):
     def publish_files(self, job_id: str, *, attempt: int, files: Sequence[StoredFile]) -> bool:
         """Make files visible, unless the job has ended or has a newer attempt.
 
-        A file of the same name is replaced (a newer attempt's file, a longer log).
+        A file of the same name is replaced (a newer attempt's file, a longer log). A log of an
+        earlier attempt stays, as ``azureml-logs/attempt-<n>/…``.
         """
 
     def drop_files(self, job_id: str, *, attempt: int, names: Sequence[str]) -> bool:

@@ -76,6 +76,12 @@ ON CONFLICT (job, name) DO UPDATE SET attempt = excluded.attempt, size = exclude
     digest = excluded.digest, blob = excluded.blob, stored_at = excluded.stored_at
 """
 
+# What an earlier attempt printed stays, under a folder of its own: a retry has the same names.
+KEEP_EARLIER_LOG = """
+UPDATE files SET name = 'azureml-logs/attempt-' || attempt || substr(name, 13)
+WHERE job = ? AND name = ? AND attempt < ?
+"""
+
 CLAIM = """
 INSERT INTO targets (name, number, epoch, claimed_at) VALUES (:target, 1, :epoch, :now)
 ON CONFLICT (name) DO UPDATE SET number = targets.number + 1, epoch = excluded.epoch,
@@ -194,6 +200,8 @@ class RunsPart(Part):
             job = self._row(connection, job_id)
             if job["attempt"] != attempt or JobState(job["state"]).is_final:
                 return False
+            logs = [f.name for f in files if f.name.startswith("azureml-logs/")]
+            connection.executemany(KEEP_EARLIER_LOG, [(job_id, name, attempt) for name in logs])
             connection.executemany(
                 PUBLISH_FILE,
                 [

@@ -551,7 +551,13 @@ def _place_of_files(path: str, place: str | None) -> Iterator[Problem]:
 def _in_datastore(path: str, place: str, *, is_input: bool = False) -> Iterator[Problem]:
     if _PLACE.fullmatch(place) is None or "\0" in place or ".." in place.split("/"):
         remedy = "Write datastore/path, such as workspaceblobstore/digits."
-        if is_input and _DATASET.fullmatch(f"dataset:{place}") is not None:
+        local = Path(place).resolve().name if place and "\0" not in place else ""
+        if is_input and local and Path(place).exists():
+            remedy = (
+                f"It is a path of this machine: store it first (`rayjobs data put {place} "
+                f"workspaceblobstore/{local}`), and use workspaceblobstore/{local}."
+            )
+        elif is_input and "/" not in place and _DATASET.fullmatch(f"dataset:{place}") is not None:
             remedy += f" A dataset of that name is dataset:{place}, a whole datastore {place}/."
         yield Problem(path, f"{place!r} is not a path in a datastore.", remedy)
 

@@ -214,6 +214,23 @@ class StoreRecordsContract:
         assert store.metrics(job.id) == []
         assert store.metrics(job.id, all_attempts=True) == [late]
 
+    def test_the_logs_of_earlier_attempts_stay(self, store: Store) -> None:
+        job = submit(store)
+        log = "azureml-logs/70_driver_log.txt"
+        for attempt in (1, 2, 3):
+            bring(store, job, S.RUNNING)
+            for size in (10 * attempt, 10 * attempt + 1):  # it grows while it is published
+                found = [stored(log, attempt, size), stored("outputs/m.pt", attempt)]
+                assert store.publish_files(job.id, attempt=attempt, files=found)
+            if attempt < 3:
+                assert store.requeue(job.id, attempt=attempt, reason="x", outcome=Outcome.FAILED)
+        assert [(one.name, one.attempt, one.size) for one in store.files(job.id)] == [
+            (log, 3, 31),
+            ("azureml-logs/attempt-1/70_driver_log.txt", 1, 11),
+            ("azureml-logs/attempt-2/70_driver_log.txt", 2, 21),
+            ("outputs/m.pt", 3, 1),
+        ]
+
     def test_files_are_published_and_replaced(self, store: Store) -> None:
         job = submit(store)
         bring(store, job, S.RUNNING)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.cli.main import run
 from tests.unit.cli.conftest import Terminal, terminal  # noqa: F401
 
 
@@ -339,3 +340,24 @@ def test_two_values_for_one_tag_are_refused(terminal: Terminal, folder: Path) ->
     )
     assert done.code == 2
     assert "--tag 'a' is given as '1' and as '2': give one" in done.err
+
+
+def test_a_datastore_may_be_a_folder_above_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    assert run(["datastore", "add", "images", "../data"]) == 0
+    assert run(["datastore", "ls", "--json"]) == 0
+    assert str(tmp_path / "data") in capsys.readouterr().out
+
+
+def test_a_local_folder_as_input_says_how_to_store_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert run(["submit", "-d", "train.py", "--input", "d=./digits"]) == 2
+    assert "`rayjobs data put ./digits workspaceblobstore/digits`" in capsys.readouterr().err

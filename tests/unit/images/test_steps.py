@@ -105,3 +105,19 @@ def test_train_names_what_is_wrong(own_home: Path, data: Path) -> None:
         assert done.exit_code != 0
         shown = " ".join((done.output + str(done.exception)).split())
         assert text in shown + " ".join(str(one) for one in getattr(done.exception, "problems", ()))
+
+
+def test_a_misspelt_folder_of_images_is_named_before_anything_is_stored(tmp_path: Path) -> None:
+    from rayjobs.core.errors import NotFoundError
+    from rayjobs.images.sources import source_of
+    from rayjobs.workspace.folder import open_workspace
+
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    said: list[str] = []
+    with open_workspace(tmp_path / "w") as workspace:
+        with pytest.raises(
+            NotFoundError, match=r"trian'.*Did you mean '.*data/train'.*workspaceblob"
+        ):
+            source_of(workspace, str(tmp_path / "data" / "trian"), said.append)
+        assert source_of(workspace, "workspaceblobstore/x", said.append) == "workspaceblobstore/x"
+    assert said == []

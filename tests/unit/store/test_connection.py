@@ -31,7 +31,7 @@ def test_a_path_and_its_url_name_the_same_store(tmp_path: Path, form: str) -> No
     second.close()
 
 
-@pytest.mark.parametrize("url", ["postgresql://host/db", "sqlite://host/db", "sqlite:///"])
+@pytest.mark.parametrize("url", ["mysql://host/db", "sqlite://host/db", "sqlite:///"])
 def test_an_unknown_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="sqlite:///path"):
         SqlStore(url)
