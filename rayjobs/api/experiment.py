@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.api import html
 from rayjobs.api.configs import ScriptRunConfig
 from rayjobs.api.estimators import Estimator
+from rayjobs.api.notices import notice
 from rayjobs.api.submitters import register, submitter_of
 from rayjobs.core.errors import UsageError
 from rayjobs.core.refusing import refuses
+from rayjobs.spec import substitutes
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter
 from rayjobs.submit.submitting import submit
@@ -291,6 +293,8 @@ def _submit_job(
     run = JobRun(experiment, done.job.id)
     run.warnings = done.warnings
     run.notes = done.notes
+    for sentence in substitutes.sentences(done.job.spec.substitutes):
+        notice(sentence)  # a driver's results depend on it, and nothing else tells its user
     return run
 
 

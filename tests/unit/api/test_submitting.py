@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 
-from rayjobs import Experiment, JobSpec, PyTorch, Run, ScriptRunConfig, Workspace
+from rayjobs import (
+    CondaDependencies,
+    Environment,
+    Experiment,
+    JobSpec,
+    PyTorch,
+    Run,
+    ScriptRunConfig,
+    Workspace,
+)
 from rayjobs.api.run import JobRun
 from rayjobs.api.submitters import register
 from rayjobs.core.errors import (
@@ -421,3 +430,16 @@ def test_submitting_imports_nothing_heavy(tmp_path: Path, source: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_what_an_environment_gets_instead_is_printed_once(
+    experiment: Experiment, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = Environment("old")
+    environment.python.conda_dependencies = CondaDependencies.create(
+        pip_packages=["azureml-defaults", "torch==1.6.0"]
+    )
+    for seed in ("1", "2"):
+        experiment.submit(ScriptRunConfig(str(source), "train.py", [seed], environment=environment))
+    said = capsys.readouterr().err
+    assert said.count("rayjobs: instead of torch==1.6.0: torch==") == 1
