@@ -18,9 +18,9 @@ Examples:
   rayjobs workspace check
 
 A workspace is made by the first submit; `create` is for one whose records are kept
-in PostgreSQL. Then several machines that mount the same folder may use it, which a
-store in a file does not allow on network file systems. The password is read from
-PGPASSWORD or ~/.pgpass on each machine, and is never stored.
+in PostgreSQL. Its folder may be on a network file system, and other machines can read
+it; submit from the machine that runs the target. The password is read from PGPASSWORD
+or ~/.pgpass, and is never stored.
 """
 
 
