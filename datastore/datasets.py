@@ -50,7 +50,7 @@ from rayjobs.datastore.sources import (
 from rayjobs.datastore.stores import Datastore
 from rayjobs.datastore.transfer import Download, download, files_below
 
-_FACT = "file metadata: "  # before the facts of files, beside the columns of `partition_format`
+_FACT = "file metadata: "  # before the names of a file's facts, not of its columns
 FILE_FACTS = ("Size", "Path", "CanonicalPath")
 
 
@@ -234,7 +234,7 @@ class FileDataset(AbstractDataset):
         """Return the dataset of the files of which a condition is true.
 
         Raises:
-            InvalidReference: it is no condition over `file_metadata` and partition columns.
+            InvalidReference: it is not a condition over `file_metadata` and partition columns.
         """
         import pyarrow as pa
 

@@ -150,7 +150,7 @@ def column(name: Any) -> Expression:
     """Return the values of a column.
 
     Raises:
-        InvalidReference: `name` is no text.
+        InvalidReference: `name` is not a text.
     """
     if not isinstance(name, str):
         raise InvalidReference(f"a column is named by its text, not by {name!r}.")
@@ -161,7 +161,7 @@ def as_tree(value: Any) -> list[Any]:
     """Return an expression, or a value in one, as JSON.
 
     Raises:
-        InvalidReference: a value is no number, text, truth value, date, time or None.
+        InvalidReference: a value is not a number, text, truth value, date, time or None.
     """
     if isinstance(value, Expression):
         return value.tree
@@ -182,7 +182,7 @@ def checked_condition(expression: Any) -> list[Any]:
     """Return the JSON of what `filter` was given.
 
     Raises:
-        InvalidReference: it is no condition over columns.
+        InvalidReference: it is not a condition over columns.
     """
     if not isinstance(expression, Expression):
         raise InvalidReference(

@@ -145,8 +145,8 @@ class TabularDataset(AbstractDataset):
         value is empty are left out; `table["town"].is_null()` finds them.
 
         Raises:
-            InvalidReference: it is no condition over columns; when rows are asked for: a column is
-                not there, or is of another type.
+            InvalidReference: it is not a condition over columns; when rows are asked for: a column
+                is not there, or is of another type.
         """
         return self._step("filter", checked_condition(expression))
 
@@ -172,7 +172,7 @@ class TabularDataset(AbstractDataset):
             validate: Check now that they are columns of times.
 
         Raises:
-            InvalidReference: one is no column of times (with `validate`).
+            InvalidReference: one is not a column of times (with `validate`).
         """
         options = replace(
             self._options, timestamp=timestamp, partition_timestamp=partition_timestamp

@@ -30,7 +30,6 @@ Examples:
 """
 # What these jobs run is not the user's choice.
 _OWN = {"command", "source", "array"}
-_DATA = "$AZUREML_DATAREFERENCE_"
 _TRAINING = (
     "register",
     "image_size",
@@ -266,7 +265,7 @@ def _submit(
     values: dict[str, Any],
     options: dict[str, Any],
 ) -> int:
-    from rayjobs.images.jobs import COMPONENT
+    from rayjobs.images.jobs import COMPONENT, DATA
     from rayjobs.images.jobs import options as words_of
     from rayjobs.images.sources import model_of, source_of
 
@@ -276,7 +275,7 @@ def _submit(
         for name, text in data.items():
             find = model_of if name == "model" and script == "score.py" else source_of
             inputs.append(f"{name}={find(workspace, text, settings.note)}:{mode}")
-            values[name] = _DATA + name
+            values[name] = DATA + name
     options["inputs"] = tuple(inputs)
     options["source"] = str(COMPONENT)
     context = click.get_current_context()
@@ -288,5 +287,5 @@ def _submit(
 
 
 def _count(text: str | None) -> int:
-    """Return a number of nodes or processes; what is none is refused by the submit itself."""
+    """Return a number of nodes or processes; the submit itself refuses other texts."""
     return int(text) if text is not None and text.isdigit() else 1

@@ -14,6 +14,7 @@ from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, print_json_line
 from rayjobs.cli.params import JobId, Since
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
+from rayjobs.core.paths import EARLIER_LOGS
 from rayjobs.core.terminal import one_line, plain_text
 from rayjobs.core.text import counted
 from rayjobs.jobs.records import Job
@@ -183,7 +184,7 @@ def _name_earlier(screen: Screen, logs: Logs, job: Job) -> None:
     """Say that attempts before the one that is printed have logs, too, and how to read them."""
     if job.attempt < 2:
         return
-    earlier = [name for name in logs.names() if name.startswith("azureml-logs/attempt-")]
+    earlier = [name for name in logs.names() if name.startswith(EARLIER_LOGS)]
     if earlier:
         screen.note(
             f"this is attempt {job.attempt}; attempts before it have "

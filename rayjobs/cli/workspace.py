@@ -106,7 +106,7 @@ def check(settings: Settings) -> None:
         return
     click.echo(
         f"{values['folder']} can be used: {counted(values['jobs'], 'job')}; a read took "
-        f"{values['read_ms']} ms and a durable write {values['write_ms']} ms at {values['store']}"
+        f"{values['read_ms']} ms and a write {values['write_ms']} ms at {values['store']}"
     )
 
 

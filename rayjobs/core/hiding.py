@@ -11,12 +11,12 @@ def hiding(folder: Path) -> str:
     """Return a sentence about what hides this package from programs in a folder; else empty."""
     module, package = folder / f"{PACKAGE}.py", folder / PACKAGE / "__init__.py"
     if module.is_file():
-        found, shown = module, module.name
+        shown = module.name
     elif package.is_file() and not (folder / PACKAGE / "injob").is_dir():
-        found, shown = package, f"{PACKAGE}/"
+        shown = f"{PACKAGE}/"
     else:
         return ""
     return (
-        f"{shown} in {found.parents[0 if found is module else 1]} hides the installed package: "
+        f"{shown} in {folder} hides the installed package: "
         f"`import {PACKAGE}` of a program next to it gets that one. Rename it"
     )

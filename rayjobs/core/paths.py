@@ -14,6 +14,7 @@ WORKSPACE_DIR = ".rayjobs"
 DRIVER_LOG = "azureml-logs/70_driver_log.txt"
 BUILD_LOG = "azureml-logs/20_image_build_log.txt"
 MPI_LOG = "azureml-logs/70_mpi_log.txt"
+EARLIER_LOGS = "azureml-logs/attempt-"  # before the number of an earlier attempt
 ENVIRONMENT_LOCK = "azureml-setup/environment.lock.txt"
 LOG_TIMES = "azureml-setup/log_times.txt"
 

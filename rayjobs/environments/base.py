@@ -67,9 +67,8 @@ class Base:
         return "".join(
             f"{name}=={version}\n"
             for name, version in sorted(self.versions.items())
-            if _PLAIN_VERSION.fullmatch(
-                version
-            )  # a distribution's own scheme is not a version that pip knows
+            # A distribution's own scheme is not a version that pip knows.
+            if _PLAIN_VERSION.fullmatch(version)
         )
 
     def without_own(self, lock: str) -> tuple[str, list[str]]:

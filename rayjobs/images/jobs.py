@@ -9,28 +9,12 @@ from typing import Any
 from rayjobs.core.errors import Problem, SpecError
 from rayjobs.images.component.imagemodels import parameters
 from rayjobs.images.component.imagemodels.errors import ParameterOutOfRangeError
+from rayjobs.images.component.imagemodels.names import NETWORKS as NETWORKS
 
 COMPONENT = Path(__file__).parent / "component"
 """The folder that such jobs pack: a run keeps the code that it ran."""
 DATA = "$AZUREML_DATAREFERENCE_"
 """Before the name of an input: the variable with its path in a rank."""
-NETWORKS = (
-    "densenet121",
-    "densenet161",
-    "densenet169",
-    "densenet201",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "resnext50_32x4d",
-    "resnext101_32x8d",
-    "resnext101_64x4d",
-    "wide_resnet50_2",
-    "wide_resnet101_2",
-)
-"""The networks, by their names in torchvision; the same as in the job's own list."""
 
 
 def checked_parameters(given: Mapping[str, Any]) -> dict[str, Any]:

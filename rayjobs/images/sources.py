@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError
-from rayjobs.core.text import did_you_mean
+from rayjobs.core.text import counted, did_you_mean
 from rayjobs.datastore.catalogue import DEFAULT_DATASTORE
 from rayjobs.datastore.stores import Datastore
 from rayjobs.datastore.transfer import files_below
@@ -76,7 +76,6 @@ def _stored(workspace: OpenWorkspace, path: Path, say: Callable[[str], None]) ->
         digest.update(f"{one.relative_to(base)}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
     target = f"images/{digest.hexdigest()[:32]}"
     store: Any = Datastore(workspace, DEFAULT_DATASTORE)
-    done = store.put(found, base, target, False, None)
-    say(f"{os.fspath(path)}: {len(found)} files in {store.name}/{target}")
-    del done
+    store.put(found, base, target, False, None)
+    say(f"{os.fspath(path)}: {counted(len(found), 'file')} in {store.name}/{target}")
     return f"{store.name}/{target}"

@@ -135,12 +135,13 @@ class Ledger:
             self._changed.notify_all()
 
     def lost(self, holder: Any) -> None:
-        """Take back what a worker held that is gone."""
-        for number in [number for number, one in self._held.items() if one is holder]:
-            self.failed(number, "its process is gone")
+        """Take back the mini-batches of a worker whose process is gone."""
+        with self._changed:
+            for number in [number for number, one in self._held.items() if one is holder]:
+                self.failed(number, "its process is gone")
 
     def stop(self, reason: str) -> None:
-        """Let nobody start another mini-batch."""
+        """Give out no further mini-batch."""
         with self._changed:
             self.stop_reason = self.stop_reason or reason
             self._changed.notify_all()

@@ -22,7 +22,7 @@ def elements(result: Any) -> Tuple[List[str], int]:
     A data frame's rows are its values with a space between them, as Azure ML writes them.
 
     Raises:
-        TypeError: it is no list, array, series or data frame.
+        TypeError: it is not a list, array, series or data frame.
     """
     if hasattr(result, "to_csv") and hasattr(result, "columns"):
         text = result.to_csv(sep=" ", header=False, index=False)

@@ -371,3 +371,8 @@ def is_data_value(value: Any) -> bool:
     from rayjobs.datastore.abstract_dataset import AbstractDataset
 
     return isinstance(value, DataPath | DataReference | AbstractDataset)
+
+
+def default_of(value: Any) -> Any:
+    """Return a parameter's default; any other value as it is."""
+    return value.default_value if isinstance(value, PipelineParameter) else value

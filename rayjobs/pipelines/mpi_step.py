@@ -14,9 +14,7 @@ from rayjobs.api.configs import RunConfiguration
 from rayjobs.api.estimators import Estimator, Mpi
 from rayjobs.core.errors import Problem, SpecError
 from rayjobs.core.numbers import is_whole
-from rayjobs.pipelines.data import PipelineParameter
-from rayjobs.pipelines.spec import StepSpec
-from rayjobs.pipelines.step_data import Building
+from rayjobs.pipelines.data import default_of
 from rayjobs.pipelines.steps import ScriptStep, StepBase
 
 # Targets of Azure ML that take jobs on one node alone; those of rayjobs take what fits.
@@ -106,7 +104,7 @@ class MpiStep(ScriptStep):
             inputs=inputs, outputs=outputs, hash_paths=hash_paths, params=params
         )
         problems += _wrong_reuse(allow_reuse, version)
-        nodes, processes = _plain(node_count), _plain(process_count_per_node)
+        nodes, processes = default_of(node_count), default_of(process_count_per_node)
         settings = RunConfiguration()
         if not problems:
             is_distributed = nodes * processes > 1 or node_count is not nodes
@@ -145,22 +143,6 @@ class MpiStep(ScriptStep):
         settings.mpi.process_count_per_node = process_count_per_node
         self._settings = settings
 
-    def build(self, building: Building) -> StepSpec:
-        """See `StepBase.build`."""
-        data = self._gather(building)
-        job = self._job(
-            building,
-            data,
-            self._settings,
-            source_directory=self.source_directory,
-            script=self.script_name,
-        )
-        return self._spec(building, data, job, params=self.params)
-
-
-def _plain(value: Any) -> Any:
-    return value.default_value if isinstance(value, PipelineParameter) else value
-
 
 def _wrong_values(
     arguments: Any, node_count: Any, process_count_per_node: Any, compute_target: Any
@@ -172,16 +154,16 @@ def _wrong_values(
         )
     counts = {"node_count": node_count, "process_count_per_node": process_count_per_node}
     for key, value in counts.items():
-        if value is not None and not is_whole(_plain(value), at_least=1):
+        if value is not None and not is_whole(default_of(value), at_least=1):
             found.append(
                 Problem(
                     key,
-                    f"{_plain(value)!r:.80} is not a whole number, 1 or more.",
+                    f"{default_of(value)!r:.80} is not a whole number, 1 or more.",
                     "Give a number, or a PipelineParameter with such a default.",
                 )
             )
     kind = getattr(compute_target, "type", None)
-    nodes = _plain(node_count)
+    nodes = default_of(node_count)
     if kind in SINGLE_NODE_TYPES and is_whole(nodes) and nodes > 1:
         found.append(
             Problem(

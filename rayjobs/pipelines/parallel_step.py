@@ -16,7 +16,7 @@ from rayjobs.core.errors import Problem, SpecError, UsageError
 from rayjobs.core.numbers import is_whole
 from rayjobs.datastore.outputs import OutputFileDatasetConfig
 from rayjobs.injob.parallel_settings import bytes_of
-from rayjobs.pipelines.data import PipelineData, PipelineParameter
+from rayjobs.pipelines.data import PipelineData, PipelineParameter, default_of
 from rayjobs.pipelines.spec import StepSpec
 from rayjobs.pipelines.step_data import Building
 from rayjobs.pipelines.steps import ScriptStep, settings_of
@@ -111,17 +111,17 @@ class ParallelRunConfig:
         )
         for key, value, known in (
             ("output_action", output_action, OUTPUT_ACTIONS),
-            ("logging_level", _plain(logging_level), LEVELS),
+            ("logging_level", default_of(logging_level), LEVELS),
         ):
             if value is not None and value not in known:
                 problems.append(
                     Problem(key, f"{value!r:.80} is not one of them.", f"Use: {', '.join(known)}.")
                 )
-        if mini_batch_size is not None and not _is_size(_plain(mini_batch_size)):
+        if mini_batch_size is not None and not _is_size(default_of(mini_batch_size)):
             problems.append(
                 Problem(
                     "mini_batch_size",
-                    f"{_plain(mini_batch_size)!r:.80} is not a size.",
+                    f"{default_of(mini_batch_size)!r:.80} is not a size.",
                     "Give a number of files, or bytes of a table such as 10MB.",
                 )
             )
@@ -246,10 +246,6 @@ class ParallelRunStep(ScriptStep):
         return self._spec(building, data, job)
 
 
-def _plain(value: Any) -> Any:
-    return value.default_value if isinstance(value, PipelineParameter) else value
-
-
 def _stored(value: Any, building: Building) -> Any:
     return building.parameter(value) if isinstance(value, PipelineParameter) else value
 
@@ -263,7 +259,7 @@ def _is_size(value: Any) -> bool:
 
 def _wrong(**counts: tuple[Any, int]) -> list[Problem]:
     return [
-        Problem(key, f"{_plain(value)!r:.80} is not a whole number, {least} or more.")
+        Problem(key, f"{default_of(value)!r:.80} is not a whole number, {least} or more.")
         for key, (value, least) in counts.items()
-        if value is not None and not is_whole(_plain(value), at_least=least)
+        if value is not None and not is_whole(default_of(value), at_least=least)
     ]

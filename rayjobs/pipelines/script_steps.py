@@ -71,18 +71,6 @@ class PythonScriptStep(ScriptStep):
             settings_of(runconfig, compute_target), runconfig_pipeline_params
         )
 
-    def build(self, building: Building) -> StepSpec:
-        """See `StepBase.build`."""
-        data = self._gather(building)
-        job = self._job(
-            building,
-            data,
-            self._settings,
-            source_directory=self.source_directory,
-            script=self.script_name,
-        )
-        return self._spec(building, data, job, params=self.params)
-
 
 class CommandStep(ScriptStep):
     """A step that runs a command in a shell, once on each node, or once for each process of MPI.

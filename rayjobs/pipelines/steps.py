@@ -145,7 +145,30 @@ PipelineStep = StepBase
 
 
 class ScriptStep(StepBase):
-    """A step that one configuration of a job describes."""
+    """A step that one configuration of a job describes: a script, unless `build` is overridden.
+
+    Attributes:
+        script_name: The script, relative to `source_directory`.
+        source_directory: Folder with the script; None takes the pipeline's default.
+        params: Become the variables ``AML_PARAMETER_<NAME>``.
+    """
+
+    script_name: str
+    source_directory: str | None
+    params: dict[str, Any]
+    _settings: RunConfiguration
+
+    def build(self, building: Building) -> StepSpec:
+        """See `StepBase.build`."""
+        data = self._gather(building)
+        job = self._job(
+            building,
+            data,
+            self._settings,
+            source_directory=self.source_directory,
+            script=self.script_name,
+        )
+        return self._spec(building, data, job, params=self.params)
 
     def _job(
         self,

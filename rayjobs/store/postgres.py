@@ -8,7 +8,6 @@ serial that is seen is never followed by a smaller one, and statements need no r
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -99,15 +98,8 @@ class Connection:
         text = translated(statement)
         if not _may_collide(text):
             return self._run(text, values)
-        # PostgreSQL gives up a whole transaction after an error; SQLite, the statement alone.
-        self._send("SAVEPOINT statement")
-        try:
-            result = self._run(text, values)
-        except sqlite3.IntegrityError:
-            self._send("ROLLBACK TO SAVEPOINT statement")
-            raise
-        self._send("RELEASE SAVEPOINT statement")
-        return result
+        with self._savepoint():
+            return self._run(text, values)
 
     def cursor(self) -> Cursor:
         """Return what runs statements and gives plain rows."""
@@ -122,22 +114,27 @@ class Connection:
             sqlite3.IntegrityError: one breaks a constraint. The transaction goes on without all.
         """
         text = translated(statement)
-        with self.plain.cursor() as cursor, _violations():
+        with self.plain.cursor() as cursor:
             bound = [_bound(cursor, text, row) for row in rows]
             if not bound:
                 return
-            cursor.execute("SAVEPOINT statement")
-            try:
+            with self._savepoint(), _violations():
                 for start in range(0, len(bound), MANY):
                     cursor.execute(";\n".join(bound[start : start + MANY]).encode())
                     self.total_changes += max(0, cursor.rowcount)
                     while cursor.nextset():
                         self.total_changes += max(0, cursor.rowcount)
-            except Exception:
-                with contextlib.suppress(Exception):
-                    cursor.execute("ROLLBACK TO SAVEPOINT statement")
-                raise
-            cursor.execute("RELEASE SAVEPOINT statement")
+
+    @contextmanager
+    def _savepoint(self) -> Iterator[None]:
+        """Let the transaction go on after a violation, as SQLite does: PostgreSQL would end it."""
+        self._send("SAVEPOINT statement")
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            self._send("ROLLBACK TO SAVEPOINT statement")
+            raise
+        self._send("RELEASE SAVEPOINT statement")
 
     def _run(self, text: str, values: Sequence[Any] | Mapping[str, Any]) -> Result:
         with self.plain.cursor() as cursor, _violations():
@@ -499,13 +496,13 @@ class PostgresDatabase:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        import psycopg
+
         try:
             yield
         except sqlite3.IntegrityError:
             raise  # means something to the statement's author
-        except Exception as error:
-            if not type(error).__module__.startswith("psycopg"):
-                raise
+        except psycopg.Error as error:
             self._raise(error)
 
     def _raise(self, error: Exception) -> NoReturn:

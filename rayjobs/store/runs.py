@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rayjobs.core.clock import to_text
+from rayjobs.core.paths import EARLIER_LOGS
 from rayjobs.jobs.queue_records import RESUMED
 from rayjobs.jobs.records import Event, MetricPoint, StoredFile
 from rayjobs.jobs.states import JobState
@@ -77,10 +78,10 @@ ON CONFLICT (job, name) DO UPDATE SET attempt = excluded.attempt, size = exclude
 """
 
 # What an earlier attempt printed stays, under a folder of its own: a retry has the same names.
-KEEP_EARLIER_LOG = """
-UPDATE files SET name = 'azureml-logs/attempt-' || attempt || substr(name, 13)
+KEEP_EARLIER_LOG = f"""
+UPDATE files SET name = '{EARLIER_LOGS}' || attempt || substr(name, 13)
 WHERE job = ? AND name = ? AND attempt < ?
-"""
+"""  # noqa: S608 - made of our own names
 
 CLAIM = """
 INSERT INTO targets (name, number, epoch, claimed_at) VALUES (:target, 1, :epoch, :now)

@@ -31,7 +31,6 @@ OWN = """
 INSERT INTO meta (key, value) VALUES ('workspace', :workspace) ON CONFLICT (key) DO NOTHING
 """
 OWNER = "SELECT value FROM meta WHERE key = 'workspace'"
-POSTGRES = ("postgresql", "postgres")
 
 
 class SqlStore(
@@ -118,11 +117,13 @@ class SqlStore(
 
 
 def _database(url_or_path: str | Path, busy_timeout_s: float) -> Database:
-    if isinstance(url_or_path, str) and url_or_path.partition("://")[0] in POSTGRES:
-        from rayjobs.store.postgres import PostgresDatabase
+    if isinstance(url_or_path, str) and "://" in url_or_path:
+        from rayjobs.store import postgres
 
-        # It has the same methods; a common base would be one more file for two users.
-        return cast(Database, PostgresDatabase(url_or_path, busy_timeout_s=busy_timeout_s))
+        if postgres.is_url(url_or_path):
+            # It has the same methods; a common base would be one more file for two users.
+            opened = postgres.PostgresDatabase(url_or_path, busy_timeout_s=busy_timeout_s)
+            return cast(Database, opened)
     return Database(_path_of(url_or_path), busy_timeout_s=busy_timeout_s)
 
 

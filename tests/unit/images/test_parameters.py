@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rayjobs.core.errors import SpecError
-from rayjobs.images.component.imagemodels import networks
 from rayjobs.images.component.imagemodels.errors import ParameterOutOfRangeError
 from rayjobs.images.component.imagemodels.parameters import TABLE, checked
-from rayjobs.images.jobs import NETWORKS, checked_parameters, options
+from rayjobs.images.jobs import checked_parameters, options
 
 
 def test_the_defaults_are_those_of_azure_ml() -> None:
@@ -60,7 +59,3 @@ def test_a_submit_reports_all_at_once() -> None:
 def test_options_of_a_script() -> None:
     values = {"epochs": 3, "learning_rate": 0.5, "onnx": True, "compile": False, "register": None}
     assert options(values) == ["--epochs", "3", "--learning-rate", "0.5", "--onnx"]
-
-
-def test_the_command_knows_the_networks_of_the_job() -> None:
-    assert NETWORKS == networks.NETWORKS
