@@ -114,7 +114,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "--pip",
         multiple=True,
         metavar="PACKAGE",
-        help="A package for the job's environment, such as 'numpy>=2'; repeatable.",
+        help="A package to add to the job's environment, such as 'numpy>=2'; repeatable.",
     ),
     _option(
         "--image",

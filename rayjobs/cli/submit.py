@@ -204,6 +204,12 @@ def typed_spec(
         )
     data = typed if file is None else merge(filed, typed)
     data = with_defaults(data, project)
+    has_packages_alone = options.get("pip") and not options.get("env")
+    if has_packages_alone and not (
+        data.get("container") or filed.get("environment") or project.job.get("environment")
+    ):
+        # Whoever adds a package on the command line still wants the target's torch.
+        data["environment"]["base"] = "target"
     if "name" not in data:
         data["name"] = name_from(Path(str(data.get("script") or "job")).stem, default="job")
         click.get_current_context().meta[_DEFAULT_NAME] = True

@@ -114,6 +114,7 @@ def diagnose(
     tails: Mapping[int, bytes],
     *,
     data: Sequence[DataFacts] = (),
+    has_only_its_packages: bool = False,
 ) -> tuple[Outcome, Failure | None]:
     """Return an attempt's outcome and, unless it completed or was canceled, its root cause.
 
@@ -121,6 +122,8 @@ def diagnose(
         exits: Exit records, one per node.
         tails: The end of each rank's log, by rank.
         data: Of each node, what is known of its inputs.
+        has_only_its_packages: The job's environment has the packages that the job asked for, and
+            none of the target's own.
     """
     bad = [record for record in exits if record.outcome is not Outcome.COMPLETED]
     if exits and not bad:
@@ -182,6 +185,8 @@ def diagnose(
             is_permanent = not is_outage and any(one.is_permanent for one in troubles)
             return outcome, replace(failure, is_outage=is_outage, is_permanent=is_permanent)
         message = _message(blamed) + _refused_write(said, data)
+        if has_only_its_packages:
+            message += _missing_package(said)
         return outcome, _failure(failure_class, message, rank, said)
     return outcome, _failure(failure_class, _message(blamed), rank, said)
 
@@ -336,6 +341,16 @@ def _data_cause(said: tracebacks.Said, tail: bytes, data: Sequence[DataFacts]) -
                 names = ", ".join(node.mounted) or "its inputs"
                 return f"an input could not be read ({names})"
     return None
+
+
+def _missing_package(said: tracebacks.Said) -> str:
+    """Return where to find a package that an environment of its own lacks, if that ended it."""
+    if not said.error.startswith("ModuleNotFoundError: No module named "):
+        return ""
+    return (
+        "; the job's environment has only the packages that the job asked for. Add the package "
+        "that is missing, or use `base: target` to add them to the target's own packages"
+    )
 
 
 def _refused_write(said: tracebacks.Said, data: Sequence[DataFacts]) -> str:

@@ -30,6 +30,7 @@ from rayjobs.protocol.calls import CLEAN, COLLECT, SETTLE, Settle
 from rayjobs.protocol.collected import Collected
 from rayjobs.protocol.settled import Found, Settled
 from rayjobs.resume.checkpoints import Lost, steps_lost
+from rayjobs.spec.model import Packages
 from rayjobs.workspace.blobs import FolderBlobs
 from rayjobs.workspace.folder import WorkspaceFiles
 
@@ -109,7 +110,13 @@ class AttemptEnding:
             tails.update(one.tails)
             problems += one.problems
         facts = [one.data for one in collected if one.data is not None]
-        outcome, failure = rootcause.diagnose(exits, tails, data=facts)
+        asked = record.job.spec.environment
+        outcome, failure = rootcause.diagnose(
+            exits,
+            tails,
+            data=facts,
+            has_only_its_packages=isinstance(asked, Packages) and asked.base is None,
+        )
         proven = all(one.leftovers.proven_dead for one in exits)
         refused = [sentence for one in facts for sentence in one.refused]
         kept = record.nodes[0].on.root

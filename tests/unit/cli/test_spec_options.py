@@ -9,7 +9,7 @@ import pytest
 
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.submit import submit, typed_spec
-from rayjobs.spec.model import JobSpec, Resources
+from rayjobs.spec.model import JobSpec, Packages, Resources
 from rayjobs.submit.project import Project
 from tests.unit.cli.conftest import Terminal
 
@@ -53,6 +53,13 @@ def spec_of(*arguments: str) -> JobSpec:
     with context:
         options = dict(context.params)
         return typed_spec(options.pop("script"), options.pop("file"), options, Project())
+
+
+def base_of(*arguments: str) -> str | None:
+    """Return what the packages of a command line are added to."""
+    asked = spec_of(*arguments).environment
+    assert isinstance(asked, Packages)
+    return asked.base
 
 
 def test_options_and_a_file_give_the_same_spec(project: Path) -> None:
@@ -100,6 +107,23 @@ def test_options_stand_on_top_of_a_file(project: Path) -> None:
     assert spec.resources == Resources(cpus=1.0, memory_gib=1.0)
     assert spec.tags == {"a": "x", "b": "z"}
     assert spec.arguments == ("-x",)
+
+
+def test_a_package_alone_is_added_to_the_targets_own(project: Path) -> None:
+    (project / "own.yaml").write_text("script: code/train.py\nenvironment: {pip: [numpy]}\n")
+    (project / "image.yaml").write_text("script: code/train.py\ncontainer: train:2\n")
+    (project / "requirements.txt").write_text("numpy\n")
+    added = {
+        words: base_of(*words)
+        for words in [
+            ("--pip", "tqdm", "code/train.py"),
+            ("--pip", "tqdm", "--env", "requirements.txt", "code/train.py"),
+            ("--pip", "tqdm", "--image", "train:2", "code/train.py"),
+            ("--pip", "tqdm", "-f", "own.yaml"),
+            ("--pip", "tqdm", "-f", "image.yaml"),
+        ]
+    }
+    assert list(added.values()) == ["target", None, None, None, None]
 
 
 def test_the_source_is_the_scripts_folder(project: Path) -> None:

@@ -293,6 +293,24 @@ def test_the_root_cause_is_told(broken: Broken) -> None:
     assert Failure.from_dict(failure.to_dict()) == failure
 
 
+def test_a_module_missing_from_packages_of_its_own_names_the_base() -> None:
+    log = (
+        "Traceback (most recent call last):\n"
+        f'  File "{WORK}/train.py", line 2, in <module>\n    import torch\n'
+        "ModuleNotFoundError: No module named 'torch'\n"
+    )
+    exits, tails = [record("failed", rank_record(exit_code=1))], {0: log.encode()}
+    _, plain = diagnose(exits, tails)
+    _, failure = diagnose(exits, tails, has_only_its_packages=True)
+    assert plain is not None
+    assert failure is not None
+    assert failure.message == (
+        f"{plain.message}; the job's environment has only the packages that the job asked for. "
+        "Add the package that is missing, or use `base: target` to add them to the target's own "
+        "packages"
+    )
+
+
 def test_a_completed_attempt_has_no_failure() -> None:
     assert diagnose([record("completed", rank_record())], {}) == ("completed", None)
 
