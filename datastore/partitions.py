@@ -68,8 +68,8 @@ class PartitionFormat:
             parts = [one[0] for one in _TIME.finditer(time)]
             if not parts or parts[0] != "yyyy" or len(set(parts)) != len(parts):
                 raise InvalidReference(
-                    f"partition_format {text!r}: {time!r} is no time; write {key}:{TIMES}, or its "
-                    "first parts."
+                    f"partition_format {text!r}: {time!r} is not a time format; "
+                    f"write {key}:{TIMES}, or its first parts."
                 )
             inner, before = "", 0
             for one in _TIME.finditer(time):
@@ -143,7 +143,7 @@ def key_values(
     for name in names:
         if name not in parsed.keys:
             raise InvalidReference(
-                f"{name!r} is no partition key; the keys are {', '.join(parsed.keys)}."
+                f"{name!r} is not a partition key; the keys are {', '.join(parsed.keys)}."
             )
     found: list[dict[str, Any]] = []
     for entry in files:

@@ -186,9 +186,10 @@ def _name_earlier(screen: Screen, logs: Logs, job: Job) -> None:
         return
     earlier = [name for name in logs.names() if name.startswith(EARLIER_LOGS)]
     if earlier:
+        newest = max(earlier, key=lambda name: int(name[len(EARLIER_LOGS) :].partition("/")[0]))
         screen.note(
             f"this is attempt {job.attempt}; attempts before it have "
-            f"{counted(len(earlier), 'log')}: rayjobs logs {job.id} {earlier[-1]}"
+            f"{counted(len(earlier), 'log')}: rayjobs logs {job.id} {newest}"
         )
 
 

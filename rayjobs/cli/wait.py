@@ -56,6 +56,13 @@ def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> in
         except TimeoutError as error:
             settings.note(str(error))
             return Exit.TIME_LIMIT
+        except KeyboardInterrupt:
+            typed = " ".join(jobs)
+            settings.note(
+                f"interrupted: what has not ended goes on. `rayjobs wait {typed}` waits again, "
+                f"`rayjobs cancel {typed}` ends it"
+            )
+            return Exit.INTERRUPTED
     if settings.as_json:
         print_json([job_json(job, earlier_s=earlier.get(job.id)) for job in ended])
     elif not settings.quiet:

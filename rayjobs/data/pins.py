@@ -197,7 +197,7 @@ def _look_for(catalogue: Catalogue, store: str, path: str) -> None:
 
 
 def _meant_job(workspace: OpenWorkspace, text: str) -> str:
-    """Return what to write in place of a text that is no job's id."""
+    """Return what to write in place of a text that is not a job's id."""
     try:
         return f"Write its id: output:{workspace.store.find(text, newest=True).id}/NAME."
     except (NotFoundError, UsageError):

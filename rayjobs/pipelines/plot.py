@@ -160,7 +160,7 @@ def _box(axes: Any, centre: tuple[float, float], view: StepView, *, is_critical:
             linewidth=2.4 if is_critical else 1.2,
         )
     )
-    # A name between dollar signs is no formula.
+    # A name between dollar signs is not a formula.
     name = textwrap.shorten(view.name, NAME_CHARACTERS, placeholder="…").replace("$", r"\$")
     name = name if len(name) <= NAME_CHARACTERS else name[: NAME_CHARACTERS - 1] + "…"
     axes.text(x, y + 0.14, name, ha="center", va="center", fontsize=9.5, weight="bold")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rayjobs.core.paths import WORKSPACE_DIR, home
 
-# In a folder that `rayjobs download` made: what a job made is no source of the next one.
+# In a folder that `rayjobs download` made: what a job made is not a source of the next one.
 DOWNLOAD_MARK = ".rayjobs-download"
 WORKSPACE_RECORD = "workspace.json"
 STORE = "store.db"

@@ -14,13 +14,15 @@ TRANSPORTS = ("docker", "oci", "oci-archive", "docker-archive", "tar", "dir")
 DOCKERFILE_LIMIT = 256 * 1024  # bytes
 _TEXT = re.compile(r"^\s*(#|FROM\b|ARG\b)", re.IGNORECASE)
 _RELATIVE = ("./", "../", "~")
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 
 
 def anchored_container(value: Any, folder: Path) -> Any:
     """Return a spec's `container` with absolute paths, and with the text of its Dockerfile.
 
     An image's path is one of the target's nodes: only one that begins with ``./``, ``../`` or
-    ``~`` is relative to `folder`; anything else without a slash in front is a name.
+    ``~``, or ends as an archive does, is relative to `folder`; anything else without a slash in
+    front is a name.
 
     Raises:
         NotFoundError: the Dockerfile is not there.
@@ -74,7 +76,8 @@ def _anchored_image(text: str, folder: Path) -> str:
     transport, separator, rest = text.partition(":")
     if not separator or transport not in TRANSPORTS or transport == "docker":
         transport, rest = "", text
-    if not rest.startswith(_RELATIVE):
+    is_path = rest.startswith(_RELATIVE) or rest.lower().endswith(_ARCHIVES)
+    if not is_path or rest.startswith("/"):
         return text
     path = str(folder / Path(rest).expanduser())
     return f"{transport}:{path}" if transport else path

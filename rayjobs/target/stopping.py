@@ -45,6 +45,8 @@ _TOLD_FILES = ("starting.log", "revival.json")
 class StopRefusedError(TargetError):
     """The target has unfinished jobs, so it was left as it is."""
 
+    exit_code = 1  # it was reached: only the operation was refused
+
 
 @dataclass(frozen=True)
 class TargetLocation:

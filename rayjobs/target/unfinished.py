@@ -19,7 +19,7 @@ from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter
 from rayjobs.target import abandoned, keeper, local_head, reach, starting, stop_record, wake_client
 from rayjobs.target.record import all_targets, load_target
-from rayjobs.target.stopping import TargetLocation
+from rayjobs.target.stopping import StopRefusedError, TargetLocation
 from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 
 UNFINISHED = [state for state in JobState if state not in FINAL]
@@ -261,7 +261,8 @@ def check_none(name: str, jobs: Unfinished, *, command: str, unreached: str = ""
         unreached: Where its cluster cannot be reached, and why; empty: it can be.
 
     Raises:
-        TargetError: it has; the message lists them and what can be done.
+        StopRefusedError: it has; the message lists them and what can be done.
+        TargetError: it has, and its cluster cannot be reached.
     """
     if not jobs:
         return
@@ -286,7 +287,7 @@ def check_none(name: str, jobs: Unfinished, *, command: str, unreached: str = ""
             f"to end. With --force all of them are kept.",
             jobs=[job.id for _path, job in jobs.all],
         )
-    raise TargetError(
+    raise StopRefusedError(
         f"target {name!r} has {jobs.text}:\n{listed}\n"
         f"Wait for them (`rayjobs wait`), or end them with `rayjobs target {command} {name} "
         f"--cancel`. With --force they are kept: {kept}.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cli.conftest import Terminal
+from tests.unit.cli.conftest import Queue, Terminal
 
 
 @pytest.mark.usefixtures("own_home")
@@ -23,3 +23,17 @@ def test_ctrl_c_in_verify_resume_says_what_became_of_its_runs(
     assert done.code == 130
     assert "nothing was verified, and its runs are canceled" in done.err
     assert "`rayjobs ls -e train` lists them" in done.err
+
+
+def test_ctrl_c_in_wait_says_that_the_jobs_go_on(
+    terminal: Terminal, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    job = queue.submit("train")
+    monkeypatch.setattr("rayjobs.cli.following.await_end", interrupted)
+    done = terminal.type("wait", job.id)
+    assert done.code == 130
+    assert "goes on" in done.err
+    assert f"`rayjobs wait {job.id}` waits again" in done.err

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from datetime import datetime
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from rayjobs.cli.logs import _name_earlier
+from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.submit import stay
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.results.logs import Logs
 from rayjobs.submit.submitting import Submitted
 from tests.unit.cli.conftest import LOG, Queue, Terminal
 
@@ -44,6 +50,17 @@ def test_logs_in_part(
     job = queue.completed()
     done = terminal.type("logs", job.id, *options)
     assert (done.code, done.out) == (0, expected)
+
+
+def test_the_newest_of_the_earlier_logs_is_named(queue: Queue, terminal: Terminal) -> None:
+    job = queue.start(queue.submit())
+    for attempt in (2, 10):
+        queue.store_file(job, f"azureml-logs/attempt-{attempt}/70_driver_log.txt", b"earlier\n")
+    ended = replace(queue.finish(job), attempt=11)
+    said: list[str] = []
+    screen = cast("Screen", SimpleNamespace(note=said.append))
+    _name_earlier(screen, Logs(queue.workspace, job.id), ended)
+    assert said[0].endswith(f"rayjobs logs {job.id} azureml-logs/attempt-10/70_driver_log.txt")
 
 
 def test_logs_of_each_rank_are_told_apart(queue: Queue, terminal: Terminal) -> None:

@@ -204,7 +204,7 @@ def test_files_are_chosen_by_what_their_paths_and_sizes_say(
         files.filter(files["town"] == "x")
     with pytest.raises(InvalidReference, match="a dataset knows Size, Path"):
         files.file_metadata("Owner")
-    with pytest.raises(InvalidReference, match="'town' is no partition key"):
+    with pytest.raises(InvalidReference, match="'town' is not a partition key"):
         files.get_partition_key_values(["town"])
 
 
@@ -213,7 +213,7 @@ def test_files_are_chosen_by_what_their_paths_and_sizes_say(
     [
         ("data.csv", "names no column"),
         ("{a}/{a}/data.csv", "names 'a' twice"),
-        ("{a:dd}/data.csv", "is no time"),
+        ("{a:dd}/data.csv", "is not a time format"),
         ("{a}/{day:yyyy/MM}/x/data.csv", "does not fit partition_format"),
         ("{a}/other.csv", "does not fit partition_format"),
     ],

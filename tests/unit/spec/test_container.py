@@ -9,6 +9,7 @@ import pytest
 from rayjobs.core.errors import SpecError, UsageError
 from rayjobs.spec import container_arguments
 from rayjobs.spec.container_arguments import Volume
+from rayjobs.spec.container_files import anchored_container
 from rayjobs.spec.file import build_spec, dump_spec, load_spec_file, load_spec_text, merge
 from rayjobs.spec.model import Container
 
@@ -97,6 +98,15 @@ def test_arguments_of_docker_run_that_can_be_honored() -> None:
 def test_others_are_refused_in_one_sentence(words: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         container_arguments.parse(words)
+
+
+@pytest.mark.parametrize(
+    ("typed", "is_path"),
+    [("train.tar", True), ("images/train.TGZ", True), ("train:2", False), ("tar/train", False)],
+)
+def test_an_archive_is_a_file_and_not_a_name(typed: str, is_path: bool, tmp_path: Path) -> None:
+    expected = str(tmp_path / typed) if is_path else typed
+    assert anchored_container(typed, tmp_path) == expected
 
 
 def test_a_job_file_names_paths_relative_to_itself(tmp_path: Path) -> None:
