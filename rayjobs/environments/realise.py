@@ -341,8 +341,10 @@ class Environments:
     ) -> str:
         """Return the lock of a request to conda: kept here, of an earlier attempt, or made now."""
         digest = request.digest()
+        # Waited for without the lock: the job's first node may need it, on this same machine.
+        given = await _given(request, work)
         async with self._alone(digest, work):
-            lock = await _given(request, work) or self._cache.resolved(digest)
+            lock = given or self._cache.resolved(digest)
             if lock is None:
                 work.tell(f"solving {_listed(list(wanted.specs))}", {"step": "resolve"})
                 solved = await conda.solve(wanted)
@@ -431,8 +433,10 @@ class Environments:
     async def _resolved(self, request: Request, base: Base | None, work: Work) -> str:
         """Return the lock of a request: kept here, or of an earlier attempt, or made now."""
         digest = request.digest()
+        # Waited for without the lock: the job's first node may need it, on this same machine.
+        given = await _given(request, work)
         async with self._alone(digest, work):
-            lock = await _given(request, work) or self._cache.resolved(digest)
+            lock = given or self._cache.resolved(digest)
             if lock is None:
                 lock = request.head() + await self._resolve(request, base, work)
             self._cache.keep_resolved(digest, lock)

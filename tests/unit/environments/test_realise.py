@@ -305,6 +305,30 @@ def test_the_nodes_of_a_job_use_the_lock_of_the_first(
     assert elsewhere.build(*lines(wheels, "tiny-tool"), wish=wish)[0].lock == newer
 
 
+def test_two_nodes_of_a_job_on_one_machine_do_not_wait_for_each_other(
+    builder: Builder, wheels: Path
+) -> None:
+    """The second comes first, and waits for a lock that the first makes."""
+    published: list[str] = []
+    first, second = builder.wish(), builder.wish()
+    first.work.publish = published.append
+    second.work.first_lock = lambda: published[0] if published else None
+    wanted = {"pip": lines(wheels, "tiny-tool"), "python": None}
+
+    async def both() -> list[str]:
+        environments = builder.environments()
+        waiting = asyncio.ensure_future(environments.realise(wanted, second.work))
+        while "wait" not in second.steps:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            found = await asyncio.gather(environments.realise(wanted, first.work), waiting)
+        return [one.key for one in found]
+
+    keys = asyncio.run(both())
+    assert keys[0] == keys[1]
+    assert "resolve" in first.steps and "resolve" not in second.steps
+
+
 def test_pre_takes_releases_before_a_final_one(builder: Builder, tmp_path: Path) -> None:
     for version in ("1.0", "2.0rc1"):
         make_wheel(tmp_path / "wheels", "tiny-tool", version)
