@@ -162,6 +162,8 @@ class TabularDataset(AbstractDataset):
         timestamp: str | None = None,
         partition_timestamp: str | None = None,
         validate: bool = False,
+        fine_grain_timestamp: str | None = None,
+        coarse_grain_timestamp: str | None = None,
     ) -> Self:
         """Return the table with columns for `time_before` and its kin; None takes one back.
 
@@ -170,10 +172,21 @@ class TabularDataset(AbstractDataset):
             partition_timestamp: The coarser one that `partition_format` makes; `time_before` and
                 its kin look at it if there is no `timestamp`.
             validate: Check now that they are columns of times.
+            fine_grain_timestamp: The name that `timestamp` had before.
+            coarse_grain_timestamp: The name that `partition_timestamp` had before.
 
         Raises:
-            InvalidReference: one is not a column of times (with `validate`).
+            InvalidReference: one is not a column of times (with `validate`), or a column is given
+                by its old and its new name.
         """
+        older = (fine_grain_timestamp, coarse_grain_timestamp)
+        if any(older):
+            if timestamp or partition_timestamp:
+                raise InvalidReference(
+                    "timestamp and partition_timestamp replace fine_grain_timestamp and "
+                    "coarse_grain_timestamp: give the columns by the new names alone"
+                )
+            timestamp, partition_timestamp = older
         options = replace(
             self._options, timestamp=timestamp, partition_timestamp=partition_timestamp
         )

@@ -35,6 +35,7 @@ _STATUS = {
     JobState.QUEUED: "SCHEDULED",
 }
 _servers: dict[tuple[int, Path], TrackingServer] = {}
+_served: dict[tuple[int, Path], Workspace] = {}
 _lock = threading.Lock()
 
 
@@ -53,7 +54,14 @@ def tracking_uri(workspace: Workspace) -> str:
             server = TrackingServer(Tracking(WorkspaceSink(workspace)), token)
             server.start()
             _servers[key] = server
+            _served[key] = workspace
     return server.uri
+
+
+def served_workspaces() -> list[Workspace]:
+    """Return the workspaces that this process serves to MLflow clients."""
+    with _lock:
+        return [one for (pid, _), one in _served.items() if pid == os.getpid()]
 
 
 class WorkspaceSink(Sink):

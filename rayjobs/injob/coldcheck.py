@@ -64,9 +64,10 @@ def cold_reason(
     if os.path.isdir(plan.script) or plan.script.endswith((".zip", ".pyz", ".egg")):
         return f"{plan.argv[0]} is a folder or an archive, not a script"
     known = dict(started_with or {})
+    ours = {os.path.join(plan.injob_path, one) for one in (rank.ON_PATH, rank.MAPPED_ON_PATH)}
     for one in plan.ranks:
         env = plan.rank_env(one, {})
-        if env.get("PYTHONPATH") == os.path.join(plan.injob_path, rank.ON_PATH):
+        if set(env.get("PYTHONPATH", "").split(os.pathsep)) <= ours:
             del env["PYTHONPATH"]  # ours alone: a fork puts it onto its path by itself
         reason = _variable_reason(env, known, preloaded)
         if reason:

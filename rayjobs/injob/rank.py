@@ -20,6 +20,8 @@ STACKS_VARIABLE = "RAYJOBS_STACKS_FILE"
 # Below the folder from which ranks import `rayjobs`: what answers `import azureml`. It stands on
 # PYTHONPATH, so that it comes before installed packages, in commands and child processes as well.
 ON_PATH = os.path.join("rayjobs", "injob", "onpath")
+# The same for the map of addresses (`urlmap`), on the path of jobs of workspaces that have one.
+MAPPED_ON_PATH = os.path.join("rayjobs", "injob", "onpath_mapped")
 
 _STDERR = 2
 _PR_SET_MM = 35

@@ -12,7 +12,7 @@ from pathlib import Path
 from rayjobs.core.paths import NodePaths, short_socket
 from rayjobs.injob import parallel_settings, urlmap
 from rayjobs.injob.plan import LaunchPlan, RankPlan
-from rayjobs.injob.rank import ON_PATH
+from rayjobs.injob.rank import MAPPED_ON_PATH, ON_PATH
 from rayjobs.jobs.records import Job
 from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
 
@@ -181,11 +181,13 @@ def rank_environment(context: AttemptContext, planned: PlannedNode) -> dict[str,
 def with_azureml(environment: Mapping[str, str], injob_path: str) -> dict[str, str]:
     """Return the variables with which ``import azureml`` is answered by rayjobs on a node.
 
-    What the job itself has on PYTHONPATH comes after it.
+    In workspaces with a map of addresses, every interpreter of the job asks it first. What the job
+    itself has on PYTHONPATH comes after both.
     """
-    first = f"{injob_path}{os.sep}{ON_PATH}"
+    folders = [ON_PATH, *([MAPPED_ON_PATH] if urlmap.VARIABLE in environment else [])]
+    path = [f"{injob_path}{os.sep}{one}" for one in folders]
     own = environment.get("PYTHONPATH")
-    return {**environment, "PYTHONPATH": f"{first}{os.pathsep}{own}" if own else first}
+    return {**environment, "PYTHONPATH": os.pathsep.join([*path, *([own] if own else [])])}
 
 
 _COMMUNICATORS = {"mpi": "OpenMpi", "horovod-gloo": "Gloo", "gloo": "Gloo", "nccl": "Nccl"}

@@ -81,9 +81,15 @@ def refuse_without(job: Job, *, at_its_end: bool = False) -> None:
             run=job.id,
         )
     if job.snapshot is None:
+        instead = (
+            "start it by Experiment.start_logging(snapshot_directory=...), or register a "
+            "downloaded copy of the file by Model.register"
+            if job.kind == INTERACTIVE
+            else "submit it with its source directory (--source)"
+        )
         raise UsageError(
             f"run {job.id} has no snapshot of its code, so a model of it would be without "
-            f"lineage; submit it with its source directory (--source)",
+            f"lineage; {instead}",
             run=job.id,
         )
 

@@ -243,6 +243,8 @@ class PipelineEndpoint:
         )
         return [PipelineEndpoint.get(workspace, name=name) for name in names]
 
+    get_all = list
+
     @property
     def id(self) -> str:
         """Names it."""
@@ -299,8 +301,11 @@ class PipelineEndpoint:
         )
 
     def list_pipelines(self, active_only: bool = True) -> Sequence[PublishedPipeline]:
-        """Return the published pipelines of all versions."""
-        return [self.get_pipeline(version) for version in self.get_all_versions()]
+        """Return the published pipelines of all versions; disabled ones only if asked for."""
+        found = [self.get_pipeline(version) for version in self.get_all_versions()]
+        return [one for one in found if one.status == ACTIVE or not active_only]
+
+    get_all_pipelines = list_pipelines
 
     def add(self, pipeline: Any) -> None:
         """Add a version."""

@@ -218,6 +218,7 @@ class HyperDriveStep(ScriptStep):
         metrics_output: Where the metrics of all trials are stored, as JSON.
         allow_reuse: Take the results of an earlier run if nothing has changed.
         version: Another value means that the step does something else now.
+        hyperdrive_run_config: The name that `hyperdrive_config` had before.
     """
 
     def __init__(
@@ -230,9 +231,17 @@ class HyperDriveStep(ScriptStep):
         metrics_output: Any = None,
         allow_reuse: bool = True,
         version: str | None = None,
+        hyperdrive_run_config: Any = None,
     ) -> None:
         from rayjobs.tuning.config import HyperDriveConfig
 
+        if hyperdrive_run_config is not None:
+            if hyperdrive_config is not None:
+                raise UsageError(
+                    "HyperDriveStep: hyperdrive_run_config is the older name of "
+                    "hyperdrive_config; give one of them"
+                )
+            hyperdrive_config = hyperdrive_run_config
         if not isinstance(hyperdrive_config, HyperDriveConfig):
             raise UsageError(
                 f"HyperDriveStep: hyperdrive_config is a {type(hyperdrive_config).__name__}; give "

@@ -287,6 +287,16 @@ MODULES: Dict[str, Dict[str, str]] = {
         ),
         "UserErrorException": _EXCEPTIONS + "UserErrorException",
     },
+    "azureml.mlflow": {
+        **_same(
+            "rayjobs.azureml.mlflow_names:",
+            "get_mlflow_tracking_uri",
+            "get_portal_url",
+            "register_model",
+        ),
+        "VERSION": _VERSION,
+        "__version__": _VERSION,
+    },
     "azureml.opendatasets": {
         "MNIST": "rayjobs.azureml.opendatasets:MNIST",
         **_refused("opendatasets", "Diabetes", "NoaaIsdWeather", "NycTlcGreen", "NycTlcYellow"),

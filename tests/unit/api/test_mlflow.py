@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import Experiment, Workspace
+from rayjobs import Experiment, Model, Workspace
 from rayjobs.api.mlflow_runs import tracking_uri
 from rayjobs.injob import mlflow_server
 from rayjobs.injob.metricsfile import read_all
@@ -192,6 +192,47 @@ def test_runs_of_a_driver_are_interactive_runs_of_the_workspace(
     status, run_id = said["project"]
     assert status == "FINISHED"
     assert workspace.get_run(run_id).get_metrics() == {"alpha": 0.7}
+    workspace.close()
+
+
+NAMES = """
+import json, os
+import rayjobs.azureml.install
+import azureml.mlflow, mlflow
+from pathlib import Path
+from azureml.core import Experiment, Workspace
+from azureml.exceptions import UserErrorException
+workspace = Workspace(path=os.environ["FOLDER"])
+mlflow.set_tracking_uri(azureml.mlflow.get_mlflow_tracking_uri(workspace))
+mlflow.set_experiment("trees")
+with mlflow.start_run() as run:
+    mlflow.log_text("text", "net/a.txt")
+found = workspace.get_run(run.info.run_id)
+urls = [azureml.mlflow.get_portal_url(one) for one in (run, found)]
+with Experiment(workspace, "trees").start_logging() as logged:
+    Path("net").write_text("x")
+    logged.upload_file("net", "net")
+model = azureml.mlflow.register_model(logged, "net", "net", tags={"a": "1"})
+refused = []
+for _ in range(2):
+    try:
+        azureml.mlflow.register_model(run, "net", "net")
+    except UserErrorException as error:
+        refused.append(str(error))
+    run.info._run_id = "gone"
+print(json.dumps([urls, found.id, model.run_id == logged.id, refused]))
+"""
+
+
+def test_names_of_azureml_mlflow_take_runs_of_both_kinds(own_home: Path, tmp_path: Path) -> None:
+    workspace = Workspace.create("w", path=own_home / "w")
+    out = run(NAMES, tmp_path, FOLDER=str(own_home / "w"))
+    urls, run_id, is_of_run, refused = json.loads(out.splitlines()[-1])
+    assert (urls, is_of_run) == ([f"rayjobs://w/{run_id}"] * 2, True)
+    assert "no snapshot of its code" in refused[0] and "snapshot_directory=" in refused[0]
+    assert "'gone' is not in a workspace" in refused[1]
+    (model,) = Model.list(workspace)
+    assert (model.name, model.version, model.tags) == ("net", 1, {"a": "1"})
     workspace.close()
 
 

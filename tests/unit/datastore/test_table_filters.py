@@ -153,6 +153,10 @@ def test_a_table_without_times_says_so(people: TabularDataset, measured: Tabular
         people.with_timestamp_columns("age", validate=True)
     with pytest.raises(InvalidReference, match="'age' holds no times"):
         people.with_timestamp_columns("age").time_after(NOON)
+    older = people.with_timestamp_columns(fine_grain_timestamp="at", coarse_grain_timestamp="day")
+    assert older.timestamp_columns == ("at", "day")
+    with pytest.raises(InvalidReference, match="by the new names alone"):
+        people.with_timestamp_columns("at", coarse_grain_timestamp="day")
     assert measured.drop_columns("at").timestamp_columns == (None, None)
     assert measured.keep_columns("id").timestamp_columns == (None, None)
     assert measured.keep_columns(["at"]).timestamp_columns == ("at", None)

@@ -28,9 +28,11 @@ from rayjobs.datastore.inputs import resolve_input
 from rayjobs.datastore.materialise import materialise, release
 from rayjobs.housekeeping import scratch
 from rayjobs.injob import urlmap
+from rayjobs.launch.plan import with_azureml
 from tests.unit.datastore.web_server import WebServer
 
 DAY_S = 86_400.0
+PLAIN_PYTHON = Path(sys.base_prefix) / "bin" / "python3"  # without the packages of the tests
 
 
 @pytest.fixture
@@ -235,6 +237,33 @@ try:
 except requests.ConnectionError:
     print("not mapped")
 """
+
+
+def test_what_a_command_of_a_job_opens_is_answered_by_the_map(tmp_path: Path) -> None:
+    """Also in an environment with nothing but Python, whose own sitecustomize still runs."""
+    (tmp_path / "a.csv").write_text("1,2")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/sitecustomize.py").write_text("import sys; sys.own = __file__")
+    source = (
+        "import urllib.request as u, sys; print(u.urlopen('https://data.invalid/files/a.csv')"
+        ".read().decode(), sys.own, sys.modules['sitecustomize'].__file__)"
+    )
+    urls = {urlmap.VARIABLE: json.dumps({"https://data.invalid/files": str(tmp_path)})}
+    env = with_azureml(urls, str(Path(urlmap.__file__).parents[2]))
+    own = str(tmp_path / "own")
+    env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{own}"
+    # In a folder with no rayjobs, by an interpreter of the system: no package is there.
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"{PLAIN_PYTHON}" -c "$0"', source],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    answer, own_said, own_module = done.stdout.split()
+    assert (answer, own_said, own_module) == ("1,2", *[f"{own}/sitecustomize.py"] * 2)
 
 
 @pytest.mark.parametrize("before", ["", "import urllib.request, requests; urllib.request._opener"])

@@ -9,6 +9,7 @@ import pytest
 
 from rayjobs.injob.coldcheck import cold_reason, shadowed_module
 from rayjobs.injob.plan import LaunchPlan, parse
+from rayjobs.injob.rank import MAPPED_ON_PATH, ON_PATH
 from tests.unit.injob.test_plan import values
 
 LOADED = {"torch", "numpy", "random", "json", "sys"}
@@ -62,6 +63,14 @@ def test_variable_the_warm_interpreter_started_with_is_no_reason(tmp_path: Path)
     assert cold_reason(wanted, LOADED) is not None
     assert cold_reason(wanted, LOADED, started_with={"LANG": "C.UTF-8"}) is None
     assert cold_reason(plan(tmp_path), LOADED, started_with={"PYTHONPATH": "/p"}) is not None
+
+
+def test_folders_of_ours_on_the_path_are_no_reason(tmp_path: Path) -> None:
+    """A fork puts the first onto its path itself, and asks the map without the second."""
+    ours = [f"/lib/{one}" for one in (ON_PATH, MAPPED_ON_PATH)]
+    for path in (ours[0], ":".join(ours)):
+        assert cold_reason(plan(tmp_path, {"PYTHONPATH": path}), LOADED) is None
+    assert cold_reason(plan(tmp_path, {"PYTHONPATH": f"{ours[0]}:/p"}), LOADED) is not None
 
 
 def test_variable_of_a_package_matters_only_when_that_is_loaded(tmp_path: Path) -> None:

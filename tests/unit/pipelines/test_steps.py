@@ -309,6 +309,10 @@ def test_a_sweep_step_stores_metrics_and_the_best_model(ws: Workspace) -> None:
         "metrics": "metrics",
     }
     assert "best" not in one.job.get("outputs", {})
+    older = HyperDriveStep("search", hyperdrive_run_config=config)
+    assert only(ws, older).sweep is not None
+    with pytest.raises(UsageError, match="older name of hyperdrive_config"):
+        HyperDriveStep("search", config, hyperdrive_run_config=config)
 
 
 def test_what_is_not_supported_is_refused_by_name() -> None:
@@ -350,3 +354,8 @@ def test_an_endpoint_takes_another_default_and_name(ws: Workspace) -> None:
     endpoint.set_name("nightly")
     assert endpoint.name == "nightly"
     assert PipelineEndpoint.get(ws, name="nightly").get_pipeline().id == second.id
+    assert [one.name for one in PipelineEndpoint.get_all(ws)] == ["nightly"]
+    assert [one.id for one in endpoint.get_all_pipelines()] == [first.id, second.id]
+    first.disable()
+    assert [one.id for one in endpoint.list_pipelines()] == [second.id]
+    assert len(endpoint.list_pipelines(active_only=False)) == 2
