@@ -5,7 +5,8 @@ Usage: python -m benchmarks.azure_programs --examples CLONE --notebooks CLONE --
 `--examples` is a clone of Azure/azureml-examples, `--notebooks` one of
 Azure/MachineLearningNotebooks, each with its history. Every program runs by `rayjobs azureml run`
 in a new folder and a new workspace. What is changed in it is named: reduced data, and names that
-are in no release of a package any more.
+are in no release of a package any more. Outcomes stay in `--keep`, with the commit of rayjobs and
+the load; the page is made of the last outcome of every program, so a part can be run again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.azure_fixtures import write_fixtures
-from benchmarks.figures import machine, machine_line
+from benchmarks.figures import machine
 from benchmarks.head import own_folder
 
 PAGE = Path(__file__).parents[1] / "docs" / "azure-programs.md"
@@ -97,12 +98,16 @@ class Outcome:
 
     Attributes:
         metrics: Of its runs, name and last value.
+        version: The commit of rayjobs that ran it; with a "+" if files were changed since.
+        load: Of the machine, when the program started.
     """
 
     program: Program
     code: int | None
     seconds: float
     changed: str = ""
+    version: str = ""
+    load: float = 0.0
     runs: list[tuple[str, str]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     last_words: str = ""
@@ -260,6 +265,7 @@ def run(program: Program, clone: Path, urls: dict[str, Path], folder: Path) -> O
     command = [sys.executable, "-m", "rayjobs", "azureml"]
     mapped = [f"{url}={path}" for url, path in urls.items()]
     subprocess.run([*command, "map", *mapped], env=variables, check=True, stdout=subprocess.DEVNULL)
+    load = round(os.getloadavg()[0], 1)
     begun = time.monotonic()
     with (folder / "output.txt").open("wb") as output:
         try:
@@ -274,11 +280,19 @@ def run(program: Program, clone: Path, urls: dict[str, Path], folder: Path) -> O
             ).returncode
         except subprocess.TimeoutExpired:
             code = None
-    outcome = Outcome(program, code, time.monotonic() - begun, changed)
+    seconds = time.monotonic() - begun
+    outcome = Outcome(program, code, seconds, changed, _version(), load)
     _read_runs(folder / "workspace", outcome)
     lines = [one for one in (folder / "output.txt").read_text(errors="replace").splitlines() if one]
     outcome.last_words = lines[-1][:200] if lines else ""
     return outcome
+
+
+def _version() -> str:
+    git = ["git", "-C", str(PAGE.parent)]
+    at = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, check=True)
+    dirty = subprocess.run([*git, "status", "--porcelain", "--", "../rayjobs"], capture_output=True)
+    return at.stdout.decode().strip() + ("+" if dirty.stdout else "")
 
 
 def _without_docker(folder: Path) -> Path:
@@ -337,10 +351,11 @@ def page(outcomes: Sequence[Outcome], checks: str) -> str:
         f"--allow-cpu`, {sum(not one.changed for one in done)} of them as they are. Written by "
         "`python -m benchmarks.azure_programs --examples CLONE --notebooks CLONE`.",
         "",
-        machine_line(machine()),
+        f"{_machine()}. A row's last column: the commit of rayjobs that ran it (+: with changes "
+        "that were not committed), and the machine's load when the program started.",
         "",
-        "| program | commit | result | runs | metric | time | changed |",
-        "|---|---|---|---|---|---|---|",
+        "| program | commit | result | runs | metric | time | changed | rayjobs, load |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for one in outcomes:
         path = f"{one.program.folder}/{one.program.path}".rstrip("/")
@@ -350,9 +365,17 @@ def page(outcomes: Sequence[Outcome], checks: str) -> str:
         runs = f"{len(one.runs)}" + (f", {failed} failed" if failed else "")
         lines.append(
             f"| {one.program.repository}: {short} | {one.program.commit} | {result} | {runs} | "
-            f"{_metric(one)} | {one.seconds:.0f} s | {one.changed or 'nothing'} |"
+            f"{_metric(one)} | {one.seconds:.0f} s | {one.changed or 'nothing'} | "
+            f"{one.version}, {one.load:g} |"
         )
     return "\n".join([*lines, "", checks])
+
+
+def _machine() -> str:
+    facts = machine()
+    names = ("Python", "Ray", "torch")
+    versions = ", ".join(f"{name} {facts[name.lower()]}" for name in names)
+    return f"{facts['cores']} cores, {versions}"
 
 
 def _save(path: Path, outcome: Outcome) -> None:
@@ -378,16 +401,22 @@ def main() -> int:
     parser.add_argument("--examples", type=Path, required=True)
     parser.add_argument("--notebooks", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=[""], help="words of names")
+    parser.add_argument(
+        "--failed", action="store_true", help="only those whose last outcome is not `completed`"
+    )
     parser.add_argument("--keep", type=Path, required=True, help="where outcomes and folders stay")
     arguments = parser.parse_args()
     clones = {EXAMPLES: arguments.examples, NOTEBOOKS: arguments.notebooks}
     os.environ.setdefault("RAYJOBS_LOCAL_CPUS", "4")
     arguments.keep.mkdir(parents=True, exist_ok=True)
+    ended = {_name(one.program) for one in _saved(arguments.keep) if completed(one)}
+    skipped = ended if arguments.failed else set()
     with own_folder() as folder:
         urls = write_fixtures(folder / "fixtures")
         try:
             for program in PROGRAMS:
-                if not any(word in _name(program) for word in arguments.only):
+                name = _name(program)
+                if name in skipped or not any(word in name for word in arguments.only):
                     continue
                 here = arguments.keep / f"{time.time_ns() // 10**6}"
                 outcome = run(program, clones[program.repository], urls, here)
