@@ -59,8 +59,8 @@ mean what the target's own limits allow.
 
 `rayjobs azureml map URL=PATH` lets a local file or folder answer for an address, or for all
 addresses below it: for data that no longer exists, or machines without a connection. It
-holds for datasets, and for what drivers, scripts and commands of jobs open themselves by `urllib` or
-`requests`: torchvision, scikit-learn and `pandas.read_csv` do.
+holds for datasets, and for what drivers, scripts and commands of jobs open themselves by `urllib`
+or `requests`: torchvision, scikit-learn and `pandas.read_csv` do.
 
 ## Notebooks
 
