@@ -26,9 +26,10 @@ demo: ## train on real digits through the queue: live lines, metrics, stored fil
 test: check ## everything CI runs: checks and all tests
 	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" --durations=15 $(PYTEST_ARGS)
 
-quick: check ## the checks and the tests that start neither Ray nor a server: for the loop
-	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup tests/unit tests/contract \
-		-m "not slow and not ray and not storage and not conformance" $(PYTEST_ARGS)
+quick: setup ## in 90 s: the checks, and the unit and contract tests that are not long: for the loop
+	@tools/check.sh
+	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup tests/unit tests/contract -q \
+		-m "not slow and not long and not ray and not storage and not conformance" $(PYTEST_ARGS)
 
 coverage: setup ## branch coverage of the quick tests: a table, and pages in build/coverage
 	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup tests/unit tests/contract \

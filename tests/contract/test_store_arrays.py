@@ -268,6 +268,7 @@ def test_what_has_ended_is_not_held(store: SqlStore) -> None:
         store.hold(job.id, reason="")
 
 
+@pytest.mark.long
 def test_ten_thousand_members_are_one_submit(store: SqlStore) -> None:
     spec = SPEC.model_copy(update={"array": Array(indices="0-9999")})
     array = submit_array(store, spec)

@@ -10,6 +10,8 @@ import pytest
 
 from tools.mutants import FOLDER, Mutant, MutantError, load, mutation
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = load(ROOT / FOLDER)
 

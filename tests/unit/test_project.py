@@ -44,6 +44,7 @@ def test_import_rayjobs_is_light() -> None:
     assert _heavy_modules_after("import rayjobs") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [[], ["submit"], ["ls"], ["logs"], ["show"]])
 def test_help_is_light(command: list[str]) -> None:
     code = (

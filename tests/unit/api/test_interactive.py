@@ -97,6 +97,7 @@ def test_fail_fails_and_an_end_is_final(run: InteractiveRun) -> None:
     assert run.get_status() == "Failed"
 
 
+@pytest.mark.long
 def test_every_kind_of_value_reads_back_equal(run: InteractiveRun, tmp_path: Path) -> None:
     import matplotlib as mpl
 

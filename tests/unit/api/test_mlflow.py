@@ -19,6 +19,8 @@ from rayjobs.injob import mlflow_server
 from rayjobs.injob.metricsfile import read_all
 from rayjobs.injob.mlflow_server import TrackingServer, tracking_of
 
+pytestmark = pytest.mark.long
+
 REPOSITORY = Path(__file__).parents[3]
 
 

@@ -113,6 +113,7 @@ def test_what_is_no_number_is_refused(
     assert records(in_job) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "call",
     [

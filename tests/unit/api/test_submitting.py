@@ -410,6 +410,7 @@ def test_tags_metrics_and_properties_from_outside(run: JobRun) -> None:
         run.register_model("m")
 
 
+@pytest.mark.long
 def test_submitting_imports_nothing_heavy(tmp_path: Path, source: Path) -> None:
     code = (
         "import sys\n"

@@ -61,6 +61,7 @@ def test_without_tensorboard_the_way_out_is_named(
     assert done.code == 2 and "rayjobs[tensorboard]" in done.err
 
 
+@pytest.mark.long
 def test_runs_are_served(runs: Runs) -> None:
     pytest.importorskip("tensorboard")
     run = runs.workspace.get_run(write_events(runs))

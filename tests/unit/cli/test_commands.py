@@ -126,6 +126,7 @@ def trained(queue: Queue, lr: str, accuracy: object, **spec: object) -> Job:
     return job
 
 
+@pytest.mark.long
 def test_ls_shows_sorts_and_filters_by_metrics_arguments_and_tags(
     queue: Queue, terminal: Terminal
 ) -> None:
@@ -313,6 +314,7 @@ def test_of_several_jobs_of_a_name_none_is_changed(queue: Queue, terminal: Termi
         assert queue.workspace.store.job(job.id) == job
 
 
+@pytest.mark.long
 def test_default_names_are_numbered_and_their_common_part_means_the_newest(
     queue: Queue, terminal: Terminal, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_one_job_is_refused(pair: tuple[Job, Job], terminal: Terminal) -> None:
     assert "are the same job" in same.err
 
 
+@pytest.mark.long
 def test_common_metrics_are_drawn(
     queue: Queue, pair: tuple[Job, Job], terminal: Terminal, tmp_path: Path
 ) -> None:

@@ -166,6 +166,7 @@ def offered_for(words: str) -> list[str]:
     return [item.value for item in items]
 
 
+@pytest.mark.long
 def test_bash_completes_values_with_equals_signs_and_colons(filled: Queue) -> None:
     # Bash gives five words for the last one, and replaces only what follows the last break.
     line = "rayjobs submit --input data=ph"
@@ -174,6 +175,7 @@ def test_bash_completes_values_with_equals_signs_and_colons(filled: Queue) -> No
     assert completed(line, line=line) == ["any"]
 
 
+@pytest.mark.long
 def test_completion_imports_neither_ray_nor_torch(filled: Queue) -> None:
     code = (
         "import sys\n"

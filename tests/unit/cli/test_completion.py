@@ -60,12 +60,14 @@ def test_commands_and_options_are_offered() -> None:
     assert "--max-duration" in completed("rayjobs submit --max")
 
 
+@pytest.mark.long
 def test_ids_of_jobs_are_offered(queue: Queue) -> None:
     job, other = queue.submit("mnist"), queue.submit("other")
     assert completed("rayjobs logs mn") == [job.id]
     assert completed(f"rayjobs cancel {other.id[-8:-3]}") == [other.id[-8:]]
 
 
+@pytest.mark.long
 def test_only_jobs_for_which_a_command_makes_sense_are_offered(queue: Queue) -> None:
     ended, running = queue.completed("ended"), queue.start(queue.submit("running"))
     waiting = queue.submit("waiting")
@@ -78,5 +80,6 @@ def test_only_jobs_for_which_a_command_makes_sense_are_offered(queue: Queue) -> 
     assert completed("rayjobs stacks ") == [running.id]
 
 
+@pytest.mark.long
 def test_without_a_workspace_nothing_is_offered() -> None:
     assert completed("rayjobs logs m") == []

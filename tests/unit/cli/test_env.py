@@ -39,6 +39,7 @@ def asked(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_an_environment_from_its_file_to_its_removal(env: Env, asked: Path, tmp_path: Path) -> None:
     assert json.loads(env("ls", "--json"))["built"] == []
     assert "Built here  no" in env("show", asked)

@@ -23,6 +23,7 @@ def watched(queue: Queue) -> Iterator[Terminal]:
     command.kill()
 
 
+@pytest.mark.long
 def test_a_watched_list_is_redrawn_in_place(queue: Queue, watched: Terminal) -> None:
     screen = watched.screen
     first = watched.until_screen(lambda text: "limits the list" in text)

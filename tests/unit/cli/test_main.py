@@ -107,6 +107,7 @@ def test_a_group_without_a_command_prints_its_help(
     assert done.out == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -31,7 +31,7 @@ from tests.unit.containers.conftest import ImageNode, Wish
 
 __all__ = ["image"]
 
-pytestmark = needs_containers
+pytestmark = [needs_containers, pytest.mark.long]
 SMALL = layer([file("etc/os-release", b"small\n"), file("bin/tool", b"x", mode=0o755)])
 
 

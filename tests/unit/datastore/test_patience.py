@@ -12,6 +12,8 @@ from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.errors import DatastoreUnavailable
 from tests.storage.proxy import Proxy
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:

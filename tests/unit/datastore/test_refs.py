@@ -85,6 +85,7 @@ def test_cleaning_a_path_twice_changes_nothing(parts: list[str]) -> None:
     assert not once.startswith("/")
 
 
+@pytest.mark.long
 @given(
     name=st.none() | st.from_regex(r"[A-Za-z0-9_]{1,8}", fullmatch=True),
     path=st.none() | st.sampled_from(["a", "a/b", "x y/z"]),

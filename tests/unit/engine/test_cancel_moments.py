@@ -60,6 +60,7 @@ class Moments:
             self.cancel(job)
 
 
+@pytest.mark.long
 def test_a_cancel_at_any_moment_gives_one_true_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_cancel_in_every_stage(tmp_path: Path, stage: str) -> None:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_group_that_finds_no_room_puts_its_job_back(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.cluster.place_error = NotPlacedError("others were faster")
@@ -222,6 +223,7 @@ def test_a_lost_agent_does_not_end_its_attempt(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_an_agent_that_is_lost_while_it_is_told_to_stop_leaves_no_error_unseen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +411,7 @@ def test_groups_that_belong_to_nobody_are_removed(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_place_that_the_actor_before_recorded_late_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

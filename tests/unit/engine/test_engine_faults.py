@@ -148,6 +148,7 @@ def test_a_place_whose_release_could_not_be_written_is_released_again(tmp_path: 
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["requeue", "finish", "job", "attempts"])
 def test_a_failure_is_written_once_the_store_takes_it(tmp_path: Path, call: str) -> None:
     async def scene(here: World) -> None:
@@ -329,6 +330,7 @@ def test_of_a_long_error_of_an_agent_the_history_has_the_first_sentence(
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_node_whose_agents_never_start_keeps_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ async def runs_on(here: World, job: Job, *nodes: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_job_makes_its_nodes_start_and_runs_on_them(tmp_path: Path) -> None:
     """Off switch: `PendingNodes.capacities` is always empty."""
 
@@ -65,6 +66,7 @@ def test_a_job_makes_its_nodes_start_and_runs_on_them(tmp_path: Path) -> None:
     play(scene, tmp_path, nodes=0, growth=growth())
 
 
+@pytest.mark.long
 def test_another_size_waits_until_the_nodes_of_the_first_have_started(tmp_path: Path) -> None:
     """Ray would give the first node to the small job. Off switch: `_Pass._take` is `take`."""
 
@@ -122,6 +124,7 @@ def test_a_better_job_has_the_place_of_one_that_waits_for_nodes(tmp_path: Path) 
     play(scene, tmp_path, nodes=0, growth=growth())
 
 
+@pytest.mark.long
 def test_room_that_becomes_free_meanwhile_is_taken(tmp_path: Path) -> None:
     """Off switch: `Allocations.hasten` does nothing."""
 

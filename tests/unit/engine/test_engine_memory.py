@@ -65,6 +65,7 @@ def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, *, jobs: int) -> floa
     return grown[0]
 
 
+@pytest.mark.long
 def test_a_hundred_jobs_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def supervisor_of(here: World, job: Job) -> AttemptSupervisor:
     return supervisor
 
 
+@pytest.mark.long
 def test_a_lost_node_ends_the_group_and_it_is_tried_elsewhere(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(distribution={"backend": "gloo", "nodes": 2, "processes_per_node": 1})

@@ -134,6 +134,7 @@ def test_the_start_that_was_foretold_is_kept(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_estimates_come_from_what_such_jobs_took(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.agent.instant = 0

@@ -18,7 +18,7 @@ from tests.conda_channel import VERSION, Channel
 from tests.unit.environments.conftest import Builder
 from tests.wheels import make_wheel
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

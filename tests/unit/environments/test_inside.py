@@ -25,7 +25,7 @@ from tests.unit.environments.conftest import Builder, Wish
 from tests.wheels import make_project, make_wheel
 
 __all__ = ["image"]
-pytestmark = [needs_containers, pytest.mark.timeout(300)]
+pytestmark = [needs_containers, pytest.mark.timeout(300), pytest.mark.long]
 SITE = f"usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
 

@@ -19,6 +19,8 @@ from tests.conda_channel import VERSION, Channel
 from tests.unit.environments.conftest import Builder
 from tests.wheels import SlowPackage, make_project
 
+pytestmark = pytest.mark.long
+
 DAY_S = 86_400.0
 
 

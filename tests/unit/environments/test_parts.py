@@ -213,6 +213,7 @@ def plan(home: Path) -> scratch.ScratchPlan:
     return scratch.plan(home, older_than_s=DAY_S)
 
 
+@pytest.mark.long
 def test_an_environment_goes_when_nobody_has_used_it_for_long(builder: Builder) -> None:
     home = builder.node.root.parent
     found, wish = builder.build()

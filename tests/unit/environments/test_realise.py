@@ -17,7 +17,7 @@ from rayjobs.environments.cache import RECORD, Cache
 from tests.unit.environments.conftest import Builder
 from tests.wheels import make_source_archive, make_wheel
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 
 @pytest.fixture

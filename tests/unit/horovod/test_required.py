@@ -167,6 +167,7 @@ def test_no_host_is_started_for_it(tmp_path: Path, packages: Path) -> None:
     assert not (Path(plan.root) / "plan.json").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["mpi", "horovod-gloo"])
 def test_an_environment_with_a_torch_of_its_own_is_refused_beside_another_ones_horovod(
     tmp_path: Path, packages: Path, backend: str

@@ -52,6 +52,7 @@ def one(findings: Any) -> Finding:
     return found  # type: ignore[no-any-return]
 
 
+@pytest.mark.long
 def test_every_check_answers_and_what_is_not_well_has_a_remedy(
     queue: Queue, own_home: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_every_check_answers_and_what_is_not_well_has_a_remedy(
         assert finding.level is Level.OK or finding.remedy, finding
 
 
+@pytest.mark.long
 def test_a_check_that_breaks_is_a_finding(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +91,7 @@ def test_the_command_exits_with_1_when_something_fails(
     assert terminal.type("doctor").code == 0
 
 
+@pytest.mark.long
 def test_the_command_imports_nothing_heavy(queue: Queue) -> None:
     code = (
         "import sys\n"

@@ -16,6 +16,8 @@ from rayjobs.images.component.imagemodels.converting import convert
 from rayjobs.images.component.imagemodels.directory import open_any, open_labeled
 from rayjobs.images.component.imagemodels.errors import InvalidDatasetError
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def photos(data: Path, tmp_path: Path) -> Path:

@@ -40,6 +40,7 @@ def test_a_jpeg_has_the_pixels_that_pil_and_torchvision_give() -> None:
     assert np.array_equal(mine, np.asarray(same))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("data", [b"", encoded(picture())[:-60], b"not an image"])
 def test_a_damaged_image_is_named(data: bytes) -> None:
     with pytest.raises(UnreadableImageError, match=r"cat/1\.jpg"):

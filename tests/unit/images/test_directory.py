@@ -60,6 +60,7 @@ def test_training_and_validation_have_the_same_categories(tmp_path: Path) -> Non
         check_same_classes(first, second)
 
 
+@pytest.mark.long
 def test_ten_thousand_classes(tmp_path: Path) -> None:
     touch(tmp_path, *(f"c{number:05}/1.png" for number in range(10_000)))
     found = open_labeled(str(tmp_path))

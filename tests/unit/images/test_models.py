@@ -17,6 +17,8 @@ from rayjobs.images.component.imagemodels.directory import open_any
 from rayjobs.images.component.imagemodels.errors import ImageModelError, InvalidModelDirectoryError
 from rayjobs.images.component.imagemodels.scoring import score
 
+pytestmark = pytest.mark.long
+
 CLASSES = ("blue", "green", "red")
 
 

@@ -31,6 +31,8 @@ from rayjobs.images.component.imagemodels.schedule import (
 from rayjobs.images.component.imagemodels.training import Progress, Training
 from tests.unit.images.conftest import save_images
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 Make = Callable[..., Training]
 

@@ -59,6 +59,7 @@ def test_an_address_that_no_interface_has_is_told_where_ranks_must_meet_others()
     assert unknown_interface(replace(plan, env={"NCCL_SOCKET_IFNAME": "ib0"})) == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("address", "count"), [(NOWHERE, 1), ("127.0.0.1", 0)])
 def test_the_history_says_so(tmp_path: Path, address: str, count: int) -> None:
     told = [one for one in prepared(tmp_path, address=address) if one.kind == "network"]

@@ -58,6 +58,7 @@ def test_cpu_and_memory_of_a_busy_process(tmp_path: Path, busy: int) -> None:
     assert (written.t, written.memory) == (record.t, record.memory)
 
 
+@pytest.mark.long
 def test_any_length_of_run_keeps_a_bounded_number_of_points(tmp_path: Path) -> None:
     samples = Usage(*host(tmp_path))
     samples._memory_bytes = lambda: 1  # type: ignore[method-assign]

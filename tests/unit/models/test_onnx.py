@@ -18,6 +18,8 @@ from rayjobs.core.errors import UsageError
 from rayjobs.models import onnx_export
 from tests.unit.cli.conftest import Terminal, terminal
 
+pytestmark = pytest.mark.long
+
 __all__ = ["terminal"]
 
 NET = """

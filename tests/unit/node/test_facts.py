@@ -91,6 +91,7 @@ def test_what_cannot_be_found_out_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     assert NodeFacts(tmp_path / "facts").of(str(tmp_path / "none"), [])["why"]
 
 
+@pytest.mark.long
 def test_a_cache_that_is_damaged_or_cannot_be_written_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert NodeFacts(tmp_path / "file" / "facts").of(sys.executable, [])["packages"]

@@ -275,6 +275,7 @@ WITH_RAYJOBS = """
 """
 
 
+@pytest.mark.long
 def test_a_script_whose_python_has_rayjobs_gets_the_full_workspace(
     scene: Scene, agent: Agent
 ) -> None:

@@ -76,6 +76,7 @@ def test_show_draws_states_and_the_critical_path(typed: Typed) -> None:
     assert critical_path(views)[:2] == ["prep", "train"]
 
 
+@pytest.mark.long
 def test_show_draws_the_graph_into_a_file(typed: Typed, tmp_path: Path) -> None:
     first = typed.played.submit()
     typed.played.complete_all(first.id, fails="train")

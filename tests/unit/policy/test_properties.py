@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +31,8 @@ from rayjobs.policy.order import rank
 from rayjobs.policy.simulate import Outcome, Pool, TraceJob, play
 from rayjobs.policy.simulate.play import GRACE_S
 from tests.unit.policy.jobs import capacity, less
+
+pytestmark = pytest.mark.long
 
 shapes = st.builds(
     Shape,

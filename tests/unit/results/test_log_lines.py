@@ -186,6 +186,7 @@ class Steady:
             yield Part("log", rank, 1, b"of rank %d\n" % rank)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_lines_are_shown_while_news_never_pauses(ranks: int) -> None:
     logs = Steady()

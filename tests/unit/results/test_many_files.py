@@ -19,6 +19,7 @@ from rayjobs.workspace.folder import open_workspace
 from tests.attempts import on_node
 
 
+@pytest.mark.long
 def test_small_files_are_stored_together_and_large_ones_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

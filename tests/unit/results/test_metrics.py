@@ -164,6 +164,7 @@ def test_very_many_points_are_summed_up() -> None:
     assert len(one.line) == 30
 
 
+@pytest.mark.long
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     some = [series([1.0, math.nan, 3.0]), series([2.0]), series([math.nan])]

@@ -57,6 +57,7 @@ def write_tree(root: Path, tree: list[tuple[list[str], bytes, bool]]) -> None:
         path.chmod(0o700 if executable else 0o600)
 
 
+@pytest.mark.long
 @given(tree=TREES)
 def test_a_tree_survives_packing_and_unpacking_whatever_its_times_and_owners(
     tmp_path_factory: pytest.TempPathFactory, tree: list[tuple[list[str], bytes, bool]]

@@ -194,6 +194,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -121,6 +121,7 @@ def test_a_parent_and_its_forked_child_both_go_on(tmp_path: Path) -> None:
     connection.close()
 
 
+@pytest.mark.long
 def test_a_fork_waits_for_the_transactions_of_other_threads(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db", busy_timeout_s=60)
     inside, stop = threading.Event(), threading.Event()

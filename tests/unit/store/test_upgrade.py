@@ -206,6 +206,7 @@ def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("photos",)]
 
 
+@pytest.mark.long
 def test_everyday_use_imports_neither_sqlalchemy_nor_alembic(tmp_path: Path) -> None:
     program = (
         "import sys; from rayjobs.store.sql import SqlStore;"

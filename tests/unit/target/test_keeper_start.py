@@ -70,6 +70,7 @@ def _said(location: TargetLocation) -> list[tuple[str, str]]:
     return [(line.kind, line.text) for line in progress.read(location.paths.progress)]
 
 
+@pytest.mark.long
 def test_a_start_that_was_too_slow_is_tried_again(
     location: TargetLocation, start: FakeStarter
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_start_that_was_too_slow_is_tried_again(
     assert location.paths.token.exists()
 
 
+@pytest.mark.long
 def test_the_last_failure_says_what_to_do_next_and_shows_no_stack(
     location: TargetLocation, start: FakeStarter
 ) -> None:

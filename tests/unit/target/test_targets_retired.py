@@ -65,6 +65,7 @@ def _actor(world: World) -> TargetActor:
 # --- the engine and its actor --------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_retired_target_starts_no_job_until_it_is_resumed(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         turns: list[int] = []

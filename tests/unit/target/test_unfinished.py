@@ -247,6 +247,7 @@ def test_a_target_with_jobs_is_removed_only_on_demand(workspace: OpenWorkspace) 
     assert "Connection refused" in targets.remove_target("lab", force=True, home=lab.home)
 
 
+@pytest.mark.long
 def test_a_keeper_gives_up_once_no_job_waits_for_its_target(
     workspace: OpenWorkspace, location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

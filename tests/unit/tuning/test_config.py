@@ -292,6 +292,7 @@ def test_old_sweeps_load_for_ever() -> None:
     assert (spec.version, spec.metric, spec.total) == (1, "accuracy", 12)
 
 
+@pytest.mark.long
 def test_importing_the_public_names_imports_no_heavy_library() -> None:
     code = (
         "import sys, tuning, tuning.engine, tuning.results, tuning.plots, tuning.pages;"
@@ -314,6 +315,7 @@ def test_every_public_name_exists() -> None:
         tuning.nothing
 
 
+@pytest.mark.long
 def test_a_star_import_brings_every_public_name() -> None:
     code = "from rayjobs.tuning import *; print(choice, HyperDriveConfig)"
     # A new interpreter: here, other tests may have loaded these names already.

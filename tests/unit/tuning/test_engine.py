@@ -335,6 +335,7 @@ def test_crashes_change_nothing_about_limits(crashes: set[int], allowed: int) ->
     assert len(world.submissions) == len(set(world.submissions)) <= allowed + 3
 
 
+@pytest.mark.long
 def test_a_bayesian_sweep_survives_two_crashes_without_repeating_a_trial() -> None:
     spec = sweep(
         sampling={"type": "bayesian", "seed": 3, "parameters": {"--x": ["uniform", [0, 1]]}},

@@ -68,6 +68,7 @@ def test_wire_forms_are_azure_mls() -> None:
     assert parse_expression(["choice", [1, 2]]) == choice(1, 2)
 
 
+@pytest.mark.long
 def test_choice_draws_every_option_about_equally() -> None:
     found = draws(choice("a", "b", "c"))
     assert {option: round(found.count(option) / len(found), 1) for option in "abc"} == {
@@ -77,6 +78,7 @@ def test_choice_draws_every_option_about_equally() -> None:
     }
 
 
+@pytest.mark.long
 def test_randint_draws_zero_and_never_its_upper_bound() -> None:
     assert set(draws(randint(4))) == {0, 1, 2, 3}
 
@@ -92,12 +94,14 @@ def test_a_draw_depends_on_its_source_alone() -> None:
     assert draw(uniform(0, 1), "a") == draw(uniform(0, 1), "a") != draw(uniform(0, 1), "b")
 
 
+@pytest.mark.long
 def test_uniform_stays_within_its_bounds() -> None:
     found = draws(uniform(-1, 3))
     assert -1 <= min(found) < -0.95 and 2.95 < max(found) <= 3
     assert statistics.fmean(found) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.long
 def test_quniform_draws_multiples_of_q_as_ints() -> None:
     found = draws(quniform(1, 10, 3))
     # round(1/3)*3 = 0 … round(10/3)*3 = 9: multiples of q, not steps from the lower bound.
@@ -105,17 +109,20 @@ def test_quniform_draws_multiples_of_q_as_ints() -> None:
     assert all(type(value) is int for value in found)
 
 
+@pytest.mark.long
 def test_loguniform_takes_logarithms_as_bounds() -> None:
     found = draws(loguniform(-9, -2))
     assert math.exp(-9) <= min(found) and max(found) <= math.exp(-2)
     assert statistics.fmean(math.log(value) for value in found) == pytest.approx(-5.5, abs=0.15)
 
 
+@pytest.mark.long
 def test_qloguniform_rounds_the_exponential() -> None:
     found = draws(qloguniform(0, 3, 5))
     assert set(found) == {0, 5, 10, 15, 20}  # exp(3) = 20.09
 
 
+@pytest.mark.long
 def test_normal_has_its_mean_and_deviation() -> None:
     found = draws(normal(10, 3))
     assert statistics.fmean(found) == pytest.approx(10, abs=0.2)
@@ -123,17 +130,20 @@ def test_normal_has_its_mean_and_deviation() -> None:
     assert draws(normal(5, 0), 3) == [5, 5, 5]
 
 
+@pytest.mark.long
 def test_qnormal_rounds_to_multiples() -> None:
     found = draws(qnormal(0, 4, 5))
     assert all(value % 5 == 0 for value in found) and {-5, 0, 5} <= set(found)
 
 
+@pytest.mark.long
 def test_lognormal_is_the_exponential_of_a_gaussian() -> None:
     found = draws(lognormal(1, 0.5))
     assert min(found) > 0
     assert statistics.fmean(math.log(value) for value in found) == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.long
 def test_qlognormal_rounds_to_multiples() -> None:
     found = draws(qlognormal(2, 0.5, 4))
     assert all(type(value) is int and value % 4 == 0 and value >= 0 for value in found)

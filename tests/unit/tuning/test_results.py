@@ -212,6 +212,7 @@ def test_a_curve_ends_at_its_last_finite_report() -> None:
     assert Curve(1, COMPLETED, (float("nan"),)).end is None
 
 
+@pytest.mark.long
 def test_pngs_are_drawn_even_from_a_single_trial(tmp_path: Path) -> None:
     with pytest.raises(SweepUsageError, match=r"\.png, \.svg, \.pdf"):
         write_plot(tmp_path / "p.gif", "curves", TRIALS, name="s", metric="a", goal=MAX)
@@ -235,6 +236,7 @@ def _overlapping(boxes: list[Any]) -> int:
     return sum(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
+@pytest.mark.long
 def test_no_label_of_a_plot_covers_another_or_a_mark() -> None:
     names = ["--learning-rate-schedule", "--weight-decay-factor", "--augmentation-strength",
              "--dropout-probability", "--momentum", "--batch-size"]  # fmt: skip
@@ -259,6 +261,7 @@ def test_no_label_of_a_plot_covers_another_or_a_mark() -> None:
         assert all(plot.x0 <= box.x0 and box.y1 <= plot.y1 for box in _boxes(drawn.axes[0].texts))
 
 
+@pytest.mark.long
 def test_the_page_carries_everything_and_escapes_every_name(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>"
     trials = [

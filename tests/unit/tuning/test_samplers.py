@@ -75,6 +75,7 @@ def test_a_parameter_added_later_leaves_the_others_as_they_were() -> None:
     assert before and after and {key: after[key] for key in before} == before
 
 
+@pytest.mark.long
 def test_draws_are_the_same_in_another_process() -> None:
     code = (
         "from rayjobs.tuning import PrimaryMetricGoal, RandomParameterSampling, loguniform;"
@@ -232,6 +233,7 @@ class TestBayesian:
             sampler.tell(number, 0.1)  # told again: nothing changes
         assert set(sampler.suggest(4) or {}) == {"a/b"}
 
+    @pytest.mark.long
     def test_the_gaussian_process_repeats_itself_as_well(self) -> None:
         sampling = BayesianParameterSampling(BAYESIAN_SPACE, {"seed": 5, "algorithm": "gp"})
         records: list[TrialRecord] = []

@@ -78,6 +78,7 @@ def test_create_prints_the_id_and_what_to_type_next(
     assert (code, len(out.split()), err) == (0, 1, "")
 
 
+@pytest.mark.long
 def test_a_sweep_is_submitted_without_ray_and_without_a_trial(world: World, tmp_path: Path) -> None:
     finished(world)
     (tmp_path / "sweep.yaml").write_text(FILE)
@@ -245,6 +246,7 @@ def test_cancel_asks_once_and_tells_of_a_finished_one(world: World, call: Call) 
     assert (code, out) == (0, f"{sweep} has already ended (Canceled)\n")
 
 
+@pytest.mark.long
 def test_plot_writes_pngs_and_a_page(world: World, call: Call, tmp_path: Path) -> None:
     sweep = finished(world)
     code, out, _ = call("plot", sweep, "-o", str(tmp_path / "plots"))

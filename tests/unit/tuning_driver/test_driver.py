@@ -378,6 +378,7 @@ class Death(Exception):
     """The driver's process ends here."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 def test_drivers_that_die_anywhere_repeat_no_trial_and_lose_none(world: World, seed: int) -> None:
     dice = random.Random(seed)
