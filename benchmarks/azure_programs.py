@@ -400,10 +400,13 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=Path, required=True)
     parser.add_argument("--notebooks", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=[""], help="words of names")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="words of names; none: only the page"
+    )
     parser.add_argument(
         "--failed", action="store_true", help="only those whose last outcome is not `completed`"
     )
+    parser.add_argument("--no-page", action="store_true", help="run, and leave the page as it is")
     parser.add_argument("--keep", type=Path, required=True, help="where outcomes and folders stay")
     arguments = parser.parse_args()
     clones = {EXAMPLES: arguments.examples, NOTEBOOKS: arguments.notebooks}
@@ -416,7 +419,8 @@ def main() -> int:
         try:
             for program in PROGRAMS:
                 name = _name(program)
-                if name in skipped or not any(word in name for word in arguments.only):
+                is_meant = any(word in name for word in arguments.only)
+                if name in skipped or not is_meant:
                     continue
                 here = arguments.keep / f"{time.time_ns() // 10**6}"
                 outcome = run(program, clones[program.repository], urls, here)
@@ -430,6 +434,8 @@ def main() -> int:
         finally:
             command = [sys.executable, "-m", "rayjobs", "target", "stop", "local", "--force"]
             subprocess.run(command, check=False)
+    if arguments.no_page:
+        return 0
     PAGE.write_text(page(_saved(arguments.keep), _checks(clones)))
     return 0
 

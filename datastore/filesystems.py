@@ -38,7 +38,11 @@ def _of_bucket(record: DatastoreRecord) -> Any:
     from rayjobs.datastore.backends.s3_settings import S3Settings
 
     settings = S3Settings.from_record(record)
-    options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    options: dict[str, Any] = {
+        "use_listings_cache": False,
+        "skip_instance_cache": True,
+        "config_kwargs": settings.client_config(),
+    }
     names = {
         "key": settings.access_key_env,
         "secret": settings.secret_key_env,
@@ -57,7 +61,8 @@ def _of_bucket(record: DatastoreRecord) -> Any:
         options["profile"] = settings.profile
     if settings.endpoint:
         options["endpoint_url"] = settings.endpoint
-    if settings.region:
-        options["client_kwargs"] = {"region_name": settings.region}
+    region = settings.known_region()
+    if region:
+        options["client_kwargs"] = {"region_name": region}
     path = f"{settings.bucket}/{settings.prefix}".rstrip("/")
     return DirFileSystem(path=path, fs=s3fs.S3FileSystem(**options))

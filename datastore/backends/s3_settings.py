@@ -144,6 +144,36 @@ class S3Settings:
             read_s=self.read_timeout_s,
         )
 
+    def client_config(self) -> dict[str, Any]:
+        """Return how clients of botocore behave: waits, retries, and what any S3 server takes."""
+        return {
+            "connect_timeout": self.connect_timeout_s,
+            "read_timeout": self.read_timeout_s,
+            "retries": {"mode": "standard", "total_max_attempts": self.attempts},
+            "max_pool_connections": POOL,
+            # Not every S3 server takes the trailing checksums that newer clients add by themselves.
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
+            "s3": {"addressing_style": "path"} if self.endpoint else {},
+        }
+
+    def known_region(self) -> str:
+        """Return the region to sign for: that of the datastore, of its profile, or of AWS's files.
+
+        Raises:
+            AccessDenied: the profile is not known.
+        """
+        from botocore.exceptions import ProfileNotFound
+
+        from rayjobs.datastore.backends.s3_errors import explain
+
+        try:
+            found = self.region or _session(self.profile, os.getpid()).get_config_variable("region")
+        except ProfileNotFound as error:
+            raise explain(error, what="open", where=self.where) from error
+        # A name is needed to sign; one's own server ignores it.
+        return found or ("us-east-1" if self.endpoint else "")
+
     def client(self) -> Any:
         """Return a new S3 client.
 
@@ -153,16 +183,7 @@ class S3Settings:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
-        config = Config(
-            connect_timeout=self.connect_timeout_s,
-            read_timeout=self.read_timeout_s,
-            retries={"mode": "standard", "total_max_attempts": self.attempts},
-            max_pool_connections=POOL,
-            # Not every S3 server takes the trailing checksums that newer clients add by themselves.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"addressing_style": "path"} if self.endpoint else {},
-        )
+        config = Config(**self.client_config())
         options: dict[str, Any] = {"config": config}
         if self.endpoint:
             options["endpoint_url"] = self.endpoint
@@ -181,9 +202,7 @@ class S3Settings:
         with _sessions_lock:  # a session is not safe from threads
             try:
                 session = _session(self.profile, os.getpid())
-                region = self.region or session.get_config_variable("region")
-                if not region and self.endpoint:
-                    region = "us-east-1"  # a name is needed to sign; one's own server ignores it
+                region = self.known_region() or None
                 client = session.create_client("s3", region_name=region, **options)
                 proxies = _given_proxies(client.meta.endpoint_url)
                 if proxies:

@@ -68,6 +68,16 @@ print(choice, sorted(set(dir(azureml.core)) & {"Workspace", "Dataset"}))
     assert "['Dataset', 'Workspace']" in printed(source)
 
 
+def test_importing_it_loads_no_package_of_others() -> None:
+    """A driver begins at once: what a name stands for is loaded when the program asks for it."""
+    source = """
+import sys
+import rayjobs.azureml.install, azureml.core
+print(sorted({name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)))
+"""
+    assert printed(source) == "['__main__', 'azureml', 'rayjobs']\n"
+
+
 def test_names_outside_the_workflow_are_refused_when_they_are_used() -> None:
     source = """
 import rayjobs.azureml.install
