@@ -1,1 +1,1 @@
-"""From a job's attempt to processes on a node."""
+"""Turns a job's attempt into processes on its nodes."""

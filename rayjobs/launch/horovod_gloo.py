@@ -1,4 +1,4 @@
-"""Ranks of Horovod's own Gloo controller: no MPI, the first node's host holds where they meet.
+"""Launches ranks with Horovod's Gloo controller: without MPI, over a server on the first node.
 
 Source: the variables of `horovod.runner.gloo_run.create_slot_env_vars` 0.28.
 """
@@ -15,7 +15,7 @@ from rayjobs.spec.model import JobSpec
 
 
 class HorovodGlooLauncher:
-    """Ranks that find each other at a small server next to the first node's ranks."""
+    """Plans ranks that find each other through a small server next to the first node's ranks."""
 
     def plans(self, context: AttemptContext) -> list[LaunchPlan]:
         """Return the plan of each node's host.
@@ -31,21 +31,21 @@ class HorovodGlooLauncher:
             | horovod_variables(spec, planned.node, local)
             for local in range(spec.distribution.processes_per_node)
         ]
-        told = {
+        rendezvous = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": context.nodes[0].address,
         }
-        # Read before ours replaces it: a job says so that what it exchanges is on the CPU.
+        # Read before our value replaces it: with it, a job says that it exchanges CPU tensors.
         on_cpu = bool(spec.environment_variables.get("HOROVOD_CPU_OPERATIONS"))
         if context.master_port is not None:
-            told["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(context.master_port)
+            rendezvous["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(context.master_port)
         here = planned.node == 0
         port = context.master_port if here else None
         plan = host_plan(context, planned, each)
         return replace(
             plan,
-            env={**plan.env, **told},
+            env={**plan.env, **rendezvous},
             address=planned.address,
             master_port=port,
             extras=ExtrasPlan(HOROVOD_GLOO, on_cpu=on_cpu, port=port),

@@ -1,8 +1,8 @@
 """Talks to attempt hosts: ask, cancel, wait, read the exit record. Starting is in `hoststart`.
 
-WarmError        a warm interpreter, or a host at its start, said no or died
-HostUnreachable  a host lives but does not answer: *not* a sign that its attempt failed
-HostGone         a host is dead; the caller must read its exit record, or prove its tree dead
+WarmError        a warm interpreter or a starting host refused or died
+HostUnreachable  a host is alive but does not answer: its attempt need *not* have failed
+HostGone         a host is dead; the caller must read its exit record or prove its processes dead
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PEER = struct.Struct("iII")  # struct ucred of Linux: pid, user, group
 
 
 class HostUnreachable(TargetError):
-    """A living host does not answer."""
+    """The host is alive but does not answer."""
 
 
 class HostGone(TargetError):
@@ -70,7 +70,7 @@ class HostGone(TargetError):
 
 
 def read_exit_record(root: str) -> ExitRecord | None:
-    """Return the exit record below an attempt's directory, or None while there is none.
+    """Return the exit record in an attempt's directory, or None if it does not exist yet.
 
     Raises:
         ValueError: the file exists but is not a record.
@@ -92,8 +92,8 @@ class HostConnection:
         """Return the connection to the host that wrote `root`/host.json; None before that.
 
         Raises:
-            ValueError: the file is torn or of another kind.
-            OSError: a link, FIFO, folder or device is in its place, or it cannot be read.
+            ValueError: the file is incomplete or not a host file.
+            OSError: the path is a link, FIFO, folder or device, or cannot be read.
         """
         try:
             host = HostFile.read(root)
@@ -103,15 +103,15 @@ class HostConnection:
 
     @staticmethod
     def listening_at(socket: str, root: str) -> HostConnection | None:
-        """Return the connection to the host that listens at `socket`; None where none does.
+        """Return the connection to the host that listens at `socket`; None if no host does.
 
-        The kernel names the process, a stopped one too, so that this needs no file below `root`.
+        The kernel names the process, even a stopped one, so this needs no file below `root`.
 
         Raises:
             OSError: no more files can be opened.
         """
         with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as stream:
-            stream.setblocking(False)  # connecting is done at once, or refused
+            stream.setblocking(False)  # connect() succeeds or fails immediately
             try:
                 stream.connect(socket)
             except OSError:
@@ -122,7 +122,7 @@ class HostConnection:
         return None if identity is None else HostConnection(socket, root, identity)
 
     async def status(self, *, timeout_s: float = 10.0) -> HostStatus:
-        """Return what the host says about its ranks.
+        """Return the host's report on its ranks.
 
         Raises:
             HostGone: the host is dead.
@@ -143,7 +143,7 @@ class HostConnection:
             HostGone: the host is dead and left no exit record.
             HostUnreachable: it lives and does not answer in time.
         """
-        # A host of an earlier version reads the sentence alone.
+        # A host of an earlier version reads only the sentence.
         request = HostRequest(
             "cancel", reason=cause.sentence, end_reason=cause.reason, grace_s=grace_s
         )
@@ -164,7 +164,7 @@ class HostConnection:
         """
         async with asyncio.timeout(timeout_s):
             while True:
-                # In this order: a host that ends between the two looks has written its record.
+                # In this order: a host that ends between the two checks has written its record.
                 lives = is_alive(self.identity)
                 record = self._record()
                 if record is not None:
@@ -177,7 +177,7 @@ class HostConnection:
                 await asyncio.sleep(RETRY_S)
 
     async def _wait_once(self) -> ExitRecord | None:
-        """Hold one connection until the record comes; None when the connection broke."""
+        """Wait for the record on one connection; return None if the connection breaks."""
         try:
             reader, writer = await asyncio.open_unix_connection(self.socket, limit=LINE_LIMIT)
         except OSError:
@@ -217,7 +217,7 @@ class HostConnection:
             await asyncio.sleep(RETRY_S)
 
     def _record(self) -> ExitRecord | None:
-        """Return the exit record; one that its script has spoilt is none (the host writes it)."""
+        """Return the exit record, or None if the script has damaged it. The host writes it."""
         try:
             return read_exit_record(self.root)
         except (OSError, ValueError):
@@ -226,5 +226,5 @@ class HostConnection:
     def _gone(self) -> HostGone:
         return HostGone(
             f"the attempt host (pid {self.identity.pid}) is dead. Read {self.root}/exit.json; "
-            "without one, end its leftovers before anything else is placed there."
+            "without one, end its leftovers before you start anything else there."
         )

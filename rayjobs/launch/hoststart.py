@@ -1,4 +1,4 @@
-"""Starts attempt hosts: warm interpreters found or started, asked to fork; cold hosts."""
+"""Starts attempt hosts, cold or forked by a warm interpreter, which is started if needed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
 
-# torch._dynamo is what every optimizer of torch imports at its first use. Not pandas: its import
-# takes half a second of the first job's wait, and starts a thread of pyarrow's before all forks.
+# torch's optimizers import torch._dynamo at their first use. Not pandas: its import adds half a
+# second to the first job's wait and starts a pyarrow thread before all forks.
 DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "numpy")
 MARKER_PAD = 160
 LINE_LIMIT = 16 * 1024 * 1024
 RETRY_S = 0.05
-HELD_S = 5.0  # for one that is about to serve, or about to leave
+HELD_S = 5.0  # for a process that is about to serve or to leave
 _INJOB = Path(exitrecord.__file__).parent
 PING = WarmRequest("ping")
 
@@ -33,7 +33,7 @@ One = TypeVar("One", bound=Message)
 
 
 class WarmError(TargetError):
-    """A warm interpreter, or a host at its start, said no or died."""
+    """A warm interpreter or a starting host refused or died."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class WarmInterpreter:
 
 @dataclass(frozen=True)
 class ForkAnswer:
-    """What came of a fork: exactly one of the two is set.
+    """The result of a fork: exactly one of the two is set.
 
     Attributes:
         identity: The attempt host's.
-        cold: Why the plan must be started cold instead.
+        cold: Why the plan needs a cold start instead.
     """
 
     identity: Identity | None
@@ -70,7 +70,7 @@ async def ask(socket: str, request: Message, kind: type[One], *, timeout_s: floa
     """Send one request and return the answer, which is of class `kind`.
 
     Raises:
-        OSError: nothing listens there, or the connection broke before the answer.
+        OSError: no process listens there, or the connection broke before the answer.
         TimeoutError: no answer in time.
         ValueError: the answer is not of this protocol.
     """
@@ -96,7 +96,7 @@ async def ping_warm(
     """Return the warm interpreter that answers at `socket`, or None.
 
     Args:
-        request: A ping; that of an agent names the raylet with which its use ends.
+        request: A ping; an agent's ping names the raylet that the interpreter must not outlive.
     """
     try:
         answer = await ask(socket, request, WarmStatus, timeout_s=timeout_s)
@@ -119,22 +119,23 @@ async def ensure_warm(
     idle_s: float = 1800.0,
     timeout_s: float = 180.0,
 ) -> WarmInterpreter:
-    """Return the warm interpreter at `socket`, started if there is none. Idempotent.
+    """Return the warm interpreter at `socket`; start it if it does not run. Idempotent.
 
-    Two callers at once are safe: the interpreter locks its socket's name, and both get that one.
-    One that imports is waited for; a lock whose holder does not answer, for some seconds only.
+    Concurrent callers are safe: the interpreter locks its socket's name, and all get the same one.
+    This waits for an interpreter that still imports, but only a few seconds for a lock whose holder
+    does not answer.
 
     Args:
-        env: What its ranks will be started with (PATH, HOME, LANG, …): a job whose variables
-            of this kind differ is started cold.
-        log_file: Receives what the packages print while they are imported.
+        env: The variables of its ranks (PATH, HOME, LANG, …): a job whose variables of this kind
+            differ gets a cold start.
+        log_file: Receives what the packages print during their import.
 
     Raises:
-        WarmError: it does not come up in time, or dies; says why.
+        WarmError: it does not start in time or dies; the message says why.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    said = ""
+    failure = ""
     held_since: float | None = None
     while True:
         found = await ping_warm(socket)
@@ -143,32 +144,32 @@ async def ensure_warm(
         if loop.time() > deadline:
             raise WarmError(
                 f"the warm interpreter did not come up within {duration_text(timeout_s)}: "
-                f"{said or 'no answer'}; see {log_file}. Jobs can still be started cold."
+                f"{failure or 'no answer'}; see {log_file}. Jobs can still start cold."
             )
         arguments = [
             *(python, str(_INJOB / "warm.py"), "--socket", socket, "--log", log_file),
             *("--preload", ",".join(preload), "--idle-s", str(idle_s)),
             *("--marker-pad", str(MARKER_PAD)),
         ]
-        # OpenBLAS joins its threads at every fork; sleeping ones are joined at once.
+        # OpenBLAS joins its threads at every fork; joining sleeping threads takes no time.
         full_env = {"OPENBLAS_THREAD_TIMEOUT": "20", **env, MARKER_VARIABLE: "-" * MARKER_PAD}
         answer = await _start(arguments, full_env, b"", timeout_s=max(deadline - loop.time(), 0.1))
         if not answer.ok:
-            said = answer.error
+            failure = answer.error
             if not answer.held or _is_importing(socket):
                 held_since = None
             elif held_since is None:
                 held_since = loop.time()
             elif loop.time() - held_since > HELD_S:
                 raise WarmError(
-                    f"{said}, and no process answers at {socket}. Jobs can still be started cold; "
+                    f"{failure}, and no process answers at {socket}. Jobs can still start cold; "
                     f"end that process (see `fuser {socket}.lock`) to have them start warm again."
                 )
             await asyncio.sleep(RETRY_S)
 
 
 def _is_importing(socket: str) -> bool:
-    """Whether the holder of the lock lives and does not listen yet."""
+    """Whether the holder of the lock is alive and does not listen yet."""
     try:
         holder = Identity.from_json(json.loads(Path(socket + ".lock").read_bytes()))
     except (OSError, ValueError, KeyError, TypeError):
@@ -177,20 +178,20 @@ def _is_importing(socket: str) -> bool:
 
 
 async def stop_warm(socket: str, *, timeout_s: float = 10.0) -> None:
-    """Ask a warm interpreter to end; attempts it has started go on. Idempotent."""
+    """Ask a warm interpreter to end; attempts that it started continue. Idempotent."""
     try:
         await ask(socket, WarmRequest("stop"), Answer, timeout_s=timeout_s)
     except OSError:
-        return  # there is none
+        return  # it does not run
 
 
 async def fork(
     socket: str, plan: str, *, secrets: Mapping[str, str] | None = None, timeout_s: float = 60.0
 ) -> ForkAnswer:
-    """Let the warm interpreter fork the attempt host of the plan file `plan`.
+    """Have the warm interpreter fork the attempt host of the plan file `plan`.
 
-    When this raises WarmError after the request was sent, a host may have been started all the
-    same: read host.json before trying again.
+    If this raises WarmError after it sent the request, a host may run all the same: read host.json
+    before you try again.
 
     Raises:
         WarmError: the interpreter does not answer, or the host could not start.
@@ -219,7 +220,7 @@ async def start_cold(
     """Start a cold attempt host for the plan file `plan`; its ranks use the plan's own python.
 
     Args:
-        reason: Why cold, as it will stand in the exit record.
+        reason: Why the start is cold, for the exit record.
         env: The host's own environment; ranks do not see it.
         python: The interpreter of the host itself.
 
@@ -238,7 +239,7 @@ async def start_cold(
 async def _start(
     arguments: Sequence[str], env: Mapping[str, str], text: bytes, *, timeout_s: float
 ) -> StartAnswer:
-    """Run a program that detaches itself, and return the line it prints before."""
+    """Run a program that detaches itself; return the line that it prints first."""
     try:
         process = await asyncio.create_subprocess_exec(
             *arguments,

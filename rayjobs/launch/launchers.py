@@ -1,4 +1,4 @@
-"""Launchers turn a spec and an attempt's nodes into the plans that attempt hosts carry out."""
+"""Launchers: from a spec and an attempt's nodes to the plans that attempt hosts execute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayjobs.spec.model import JobSpec
 
 
 class Launcher(Protocol):
-    """Plans one way of starting ranks. Pure: `--dry-run` prints the same plan."""
+    """Plans one way to start ranks. Without side effects: `--dry-run` prints the same plan."""
 
     def plans(self, context: AttemptContext) -> list[LaunchPlan]:
         """Return one host plan per node."""
@@ -29,7 +29,7 @@ class SingleLauncher:
 
 
 def launcher_for(spec: JobSpec) -> Launcher:
-    """Return what starts the ranks of a spec."""
+    """Return the launcher for a spec."""
     backend = spec.distribution.backend
     if backend in TORCH_BACKENDS:
         return TorchLauncher()

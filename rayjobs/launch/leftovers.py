@@ -1,4 +1,4 @@
-"""Ends what an attempt left behind when its host is dead, and proves that nothing is left."""
+"""Ends the processes of an attempt whose host is dead, and proves that none is left."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _KILL_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found and done.
+    """The result of ending an attempt's processes.
 
     Attributes:
-        proven_dead: Nothing of the attempt runs on this machine any more.
-        killed: How many processes were ended.
-        remaining: Those that could not be ended, such as a process in
-            uninterruptible sleep: the node's share must be drained, not handed on.
-        how: What the proof rests on, in words.
+        proven_dead: No process of the attempt runs on this machine any more.
+        killed: How many processes this ended.
+        remaining: Processes that did not end, such as one in uninterruptible sleep: the node's
+            share must be drained and not reused.
+        how: The evidence, in words.
     """
 
     proven_dead: bool
@@ -46,17 +46,17 @@ def find_leftovers(marker: str, cgroup: str | None = None) -> list[ProcessStat]:
 def end_leftovers(
     marker: str, cgroup: str | None = None, grace_s: float = 2.0, *, boot: str | None = None
 ) -> Proof:
-    """End every process of an attempt and prove it. Blocks for `grace_s` plus 15 s at most.
+    """End every process of an attempt and prove it. Blocks for at most `grace_s` plus 15 s.
 
-    The attempt's host counts as part of it: ask a living host to cancel instead. Only processes
-    seen in the cgroup or with the marker, at this moment, are signalled, each by its identity,
-    so a pid that now belongs to somebody else is never hit. Idempotent.
+    This includes the attempt's host: ask a living host to cancel instead. It signals only processes
+    that are in the cgroup or have the marker at this moment, each by its identity, and so never a
+    process that reuses a pid. Idempotent.
 
     Args:
         marker: The attempt's marker, unique for all time.
-        cgroup: The cgroup from host.json; looked for by name when None.
+        cgroup: The cgroup from host.json; if None, it is found by its name.
         grace_s: Time between SIGTERM and SIGKILL.
-        boot: The boot id of the attempt's host: after a reboot nothing can be left.
+        boot: The boot id of the attempt's host: no process survives a reboot.
     """
     if boot is not None and boot != boot_id():
         return Proof(True, 0, (), "the machine was restarted since")
@@ -87,7 +87,7 @@ def end_leftovers(
 
 
 def signal_ranks(host: Identity, number: int) -> None:
-    """Send a signal to the children of an attempt's host: its ranks, and what serves them."""
+    """Send a signal to the children of an attempt's host: its ranks and their helpers."""
     found = children(host.pid)
     listed = descendants(host.pid) if found is None else found
     for stat in listed if is_alive(host) else ():
@@ -96,16 +96,16 @@ def signal_ranks(host: Identity, number: int) -> None:
 
 
 def kill_with_host(marker: str, host: Identity) -> None:
-    """Send SIGKILL to an attempt whose host does not answer: all that it holds, then the host.
+    """Send SIGKILL to an attempt whose host does not answer: to its processes, then to the host.
 
-    A host that is stopped still holds its tree: every process of it is a descendant, whatever its
-    environment says. A PID namespace ends with its host. `end_leftovers` proves the end.
+    A stopped host still holds its tree: every process of it is a descendant, whatever its
+    environment is. A PID namespace ends with its host. `end_leftovers` proves the end.
     """
     if not is_alive(host):
         return
     tree = Tree(marker, _cgroup_of(marker, None), holder=host.pid)
     for _ in range(_KILL_ROUNDS):
-        # The host last: the job of an orphan with a wiped environment could not be found.
+        # The host last: without it, an orphan with a cleared environment cannot be found.
         held = [stat for stat in tree.members() if stat.pid != host.pid]
         if not held:
             break
@@ -117,9 +117,9 @@ def kill_with_host(marker: str, host: Identity) -> None:
 
 
 def _cgroup_of(marker: str, cgroup: str | None) -> str | None:
-    """Return the attempt's cgroup folder if it still exists and is really its own."""
+    """Return the attempt's cgroup folder if it still exists and belongs to the attempt."""
     name = cgroup_name(marker)
-    # A wrong path in a record must never lead to the killing of another cgroup.
+    # A wrong path in a record must never kill another cgroup.
     if cgroup is not None and Path(cgroup).name == name and Path(cgroup).is_dir():
         return cgroup
     for mount in cgroups.mounts():

@@ -1,6 +1,6 @@
-"""Ranks that Open MPI starts: mpirun on the first node, orted on the others, no ssh between them.
+"""Launches ranks with Open MPI: mpirun on the first node, orted on the others, without ssh.
 
-The attempt hosts are whose children all of these are, and who fork the ranks (injob.mpi).
+All of these are children of the attempt hosts, which also fork the ranks (injob.mpi).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from rayjobs.launch.plan import AttemptContext, PlannedNode, host_plan
 from rayjobs.launch.torch_env import meeting_variables, rank_variables
 from rayjobs.spec.model import JobSpec
 
-# What mpirun starts for each rank. On every node the node's own variables say what that is.
+# The command that mpirun starts for each rank. Each node sets its own values of the variables.
 RANK_COMMAND = ("/bin/sh", "-c", 'exec "$RAYJOBS_MPI_PYTHON" -S -E "$RAYJOBS_MPI_STUB" rank')
 FIRST_NODE = "localhost"
 LOOPBACK = "127."
 
 
 class MpiLauncher:
-    """Ranks under mpirun, numbered node by node; each node's plan says how it takes part."""
+    """Plans ranks under mpirun, numbered node by node; each plan says what its host starts."""
 
     def plans(self, context: AttemptContext) -> list[LaunchPlan]:
-        """Return the plan of each node's host; the first one's holds mpirun's command line.
+        """Return the plan of each node's host; the first plan has mpirun's command line.
 
-        Without a port in the context (`--dry-run`), the variables that name it are left out.
+        Without a port in the context (`--dry-run`), the plans omit the variables that name it.
         """
         names = node_names(len(context.nodes))
         sockets = [str(short_socket("mpi", marker)) for marker in context.markers]
@@ -68,15 +68,15 @@ def shares_machine(context: AttemptContext, planned: PlannedNode) -> bool:
 
 
 def without_mpi(variables: dict[str, str]) -> dict[str, str]:
-    """Return variables without those that mpirun sets itself."""
+    """Return the variables without those that mpirun sets."""
     return {name: value for name, value in variables.items() if not name.startswith("OMPI_")}
 
 
 def node_names(count: int) -> list[str]:
-    """Return what mpirun calls the nodes.
+    """Return the names that mpirun uses for the nodes.
 
-    All but the first are loopback addresses that no interface has: mpirun looks up no name, takes
-    none for its own machine, and several nodes may share one. Nothing connects to them.
+    All but the first are loopback addresses that no interface has. So mpirun resolves no name and
+    takes none for its own machine, and several nodes may share a machine. Nothing connects to them.
     """
     return [
         FIRST_NODE,
@@ -85,7 +85,7 @@ def node_names(count: int) -> list[str]:
 
 
 def command(spec: JobSpec) -> list[str]:
-    """Return mpirun's command line, to be run in the folder that holds the stand-in for ssh."""
+    """Return mpirun's command line; it must run in the folder with the replacement for ssh."""
     shape = spec.distribution
     hosts = ",".join(f"{name}:{shape.processes_per_node}" for name in node_names(shape.nodes))
     return [

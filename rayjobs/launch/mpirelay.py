@@ -1,7 +1,7 @@
-"""Brings mpirun's requests for orted from the first node's attempt host to the other nodes' hosts.
+"""Forwards mpirun's requests for orted from the first node's host to the other nodes' hosts.
 
-Whoever runs it may be replaced at any moment: what was asked is asked again, and a host that has
-started its orted starts no other.
+The process that runs the relay may be replaced at any moment: its successor repeats the requests,
+and a host that has started its orted does not start another.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rayjobs.launch.hoststart import ask
 log = logging.getLogger(__name__)
 
 ANSWER_S = 60.0
-LISTEN_S = 3600.0  # then it is asked again
+LISTEN_S = 3600.0  # then the relay asks again
 PAUSE_S = 0.2
 
-# (another node, orted's command) → why it could not be started; empty when it was.
+# (another node, orted's command) → why it did not start; empty if it started.
 StartDaemon = Callable[[Peer, str], Awaitable[str]]
 
 
 async def start_daemon(socket: str, command: str) -> str:
-    """Have the attempt host at `socket` start orted; return why it did not, empty when it did."""
+    """Have the attempt host at `socket` start orted; return why it did not, or "" if it did."""
     try:
         request = MpiRequest("daemon", command=command)
         answer = await ask(socket, request, Answer, timeout_s=ANSWER_S)
@@ -36,9 +36,9 @@ async def start_daemon(socket: str, command: str) -> str:
 
 
 async def relay(of: Relay, start: StartDaemon) -> None:
-    """Wait until mpirun has asked for all other nodes, have them started, and tell it.
+    """Wait until mpirun has requested all other nodes, have them started, and report to mpirun.
 
-    Returns early when the host ends. Errors of `start` are passed to mpirun, which then ends.
+    Returns early if the host ends. This passes errors of `start` to mpirun, which then ends.
     """
     peers = {peer.node: peer for peer in of.peers}
     while True:
@@ -53,8 +53,8 @@ async def relay(of: Relay, start: StartDaemon) -> None:
         commands = asked.commands
         if asked.over or not commands:
             return
-        said = await asyncio.gather(*(start(peers[node], commands[node]) for node in commands))
-        errors = {node: error for node, error in zip(commands, said, strict=True) if error}
+        answers = await asyncio.gather(*(start(peers[node], commands[node]) for node in commands))
+        errors = {node: error for node, error in zip(commands, answers, strict=True) if error}
         try:
             done = MpiRequest("relayed", errors=errors)
             await ask(of.socket, done, Answer, timeout_s=ANSWER_S)

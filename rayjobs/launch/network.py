@@ -1,4 +1,4 @@
-"""What is said of a node whose address no network interface of it has."""
+"""The warning for a node whose address belongs to none of its network interfaces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rayjobs.injob.plan import LaunchPlan
 
 
 def unknown_interface(plan: LaunchPlan) -> str:
-    """Return what a user may have to do so that this node's ranks meet the others; else nothing."""
+    """Return advice if this node's ranks may not reach the others; else nothing."""
     address = plan.address
     if address is None or plan.node_count < 2:
         return ""

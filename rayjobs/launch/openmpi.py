@@ -1,4 +1,4 @@
-"""Whether the Open MPI that a job needs is there: mpirun and orted of version 4."""
+"""Checks that the Open MPI that a job needs is installed: mpirun and orted of version 4."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import lru_cache
 from rayjobs.core.errors import PrepareError
 from rayjobs.injob.plan import LaunchPlan
 
-# Version 5 starts ranks by other programs (prterun, prted), whose settings are not these.
+# Version 5 starts ranks with other programs (prterun, prted), which have other settings.
 MAJOR = 4
 INSTALL = "sudo apt-get install openmpi-bin"
 _VERSION_S = 30.0
@@ -18,7 +18,7 @@ _VERSION = re.compile(r"\(Open MPI\) (\d+)(\.\S+)?")
 
 
 def problem(path: str | None) -> str:
-    """Return what is wrong with the Open MPI that a PATH leads to; empty when it can be used."""
+    """Return what is wrong with the first Open MPI in a PATH; empty if it is usable."""
     missing = [name for name in ("mpirun", "orted") if shutil.which(name, path=path) is None]
     if missing:
         return f"Open MPI is not installed: no {' and no '.join(missing)} in PATH"
@@ -27,12 +27,12 @@ def problem(path: str | None) -> str:
     return version_problem(program, _version(program))
 
 
-def version_problem(program: str, said: str) -> str:
-    """Return what is wrong with an mpirun that says this of its version; empty if nothing is."""
-    match = _VERSION.search(said)
+def version_problem(program: str, text: str) -> str:
+    """Return what is wrong with an mpirun that prints this version; empty if nothing is."""
+    match = _VERSION.search(text)
     if match is None:
         return (
-            f"{program} is not Open MPI's: it says {said.splitlines()[0] if said else 'nothing'!r}"
+            f"{program} is not Open MPI's: it says {text.splitlines()[0] if text else 'nothing'!r}"
         )
     if int(match[1]) != MAJOR:
         version = f"{match[1]}{match[2] or ''}"
@@ -52,10 +52,10 @@ def _version(program: str) -> str:
 
 
 def require(plan: LaunchPlan) -> None:
-    """Check that this node has what a host's plan needs of Open MPI.
+    """Check that this node has the parts of Open MPI that a host's plan needs.
 
     Raises:
-        PrepareError: class ``environment``: it has not.
+        PrepareError: class ``environment``: it does not.
     """
     if not plan.is_mpi:
         return

@@ -1,4 +1,4 @@
-"""What a launcher knows of an attempt, and what the plans of all launchers have in common."""
+"""The input of every launcher, and the parts that the plans of all launchers share."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rayjobs.injob.rank import MAPPED_ON_PATH, ON_PATH
 from rayjobs.jobs.records import Job
 from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
 
-# What a rank inherits from the node's own environment: nothing else, so that neither Ray's
-# token nor a user's credentials reach a script by accident.
+# The variables that a rank inherits from the node's environment. It gets no others, so that neither
+# Ray's token nor a user's credentials reach a script by accident.
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TERM", "SHELL")
 INHERITED_PREFIXES = ("NVIDIA_", "CUDA_HOME", "CUDA_PATH")
 
 DEFAULT_PIDS_MAX = 16_384
 TORCH_BACKENDS = ("gloo", "nccl")
-# Their ranks meet at a port of the first node, which is chosen before they are planned.
+# Their ranks meet at a port of the first node, which must be chosen before planning.
 MEETING_BACKENDS = (*TORCH_BACKENDS, "mpi", "horovod-gloo")
 
 
@@ -36,7 +36,7 @@ class PlannedNode:
         address: Where other nodes reach it.
         root: The node's scratch folder.
         gpus: GPU ids of the bundle there.
-        base_environment: The node agent's own variables, from which a few are inherited.
+        base_environment: The node agent's own variables, of which ranks inherit a few.
     """
 
     node: int
@@ -49,10 +49,10 @@ class PlannedNode:
 
 @dataclass(frozen=True)
 class AzureIdentity:
-    """How programs of Azure ML v1 name the workspace of a job, and where the job runs.
+    """The names under which programs of Azure ML v1 know a job's workspace and target.
 
     Attributes:
-        urls: Which local path answers for an address of the web.
+        urls: Which local path replaces a web address.
     """
 
     workspace_name: str
@@ -65,11 +65,11 @@ class AzureIdentity:
 
 @dataclass(frozen=True)
 class AttemptContext:
-    """What a launcher must know besides the spec.
+    """What a launcher needs in addition to the spec.
 
     Attributes:
-        master_port: Where the ranks meet on the first node; None for one process alone.
-        azure: How programs of Azure ML v1 name the workspace; None: by its own name.
+        master_port: Where the ranks meet on the first node; None for a single process.
+        azure: The names for programs of Azure ML v1; None: the workspace's own name.
     """
 
     job: Job
@@ -134,11 +134,11 @@ def _why_cold(spec: JobSpec) -> str | None:
 
 
 def rank_environment(context: AttemptContext, planned: PlannedNode) -> dict[str, str]:
-    """Return what all ranks of a node see: an allow-list, the job's own, and ours (§9)."""
+    """Return the variables of all ranks of a node: an allow-list, the job's own, and ours."""
     job = context.job
     attempt_paths = NodePaths(planned.root).attempt(job.id, context.attempt, planned.node)
     work = attempt_paths.work
-    # In an image the node's own paths mean something else, or nothing: it has its own variables.
+    # In an image, the node's own paths have another meaning or none: the image sets its own.
     container = job.spec.container
     environment = inherited(planned.base_environment) if container is None else {}
     if container is not None:
@@ -165,7 +165,7 @@ def rank_environment(context: AttemptContext, planned: PlannedNode) -> dict[str,
         }
     )
     if planned.gpus:
-        # The numbers are Ray's, which are the driver's; CUDA's own order may be another one.
+        # The numbers are Ray's, which are the driver's; CUDA's default order may differ.
         environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if job.spec.parallel_run is not None:
         environment[parallel_settings.VARIABLE] = job.spec.parallel_run.model_dump_json()
@@ -179,10 +179,10 @@ def rank_environment(context: AttemptContext, planned: PlannedNode) -> dict[str,
 
 
 def with_azureml(environment: Mapping[str, str], injob_path: str) -> dict[str, str]:
-    """Return the variables with which ``import azureml`` is answered by rayjobs on a node.
+    """Return the variables that make ``import azureml`` find the one of rayjobs on a node.
 
-    In workspaces with a map of addresses, every interpreter of the job asks it first. What the job
-    itself has on PYTHONPATH comes after both.
+    In workspaces with a map of addresses, every interpreter of the job loads it first. The job's
+    own PYTHONPATH entries come after both.
     """
     folders = [ON_PATH, *([MAPPED_ON_PATH] if urlmap.VARIABLE in environment else [])]
     path = [f"{injob_path}{os.sep}{one}" for one in folders]
@@ -194,7 +194,7 @@ _COMMUNICATORS = {"mpi": "OpenMpi", "horovod-gloo": "Gloo", "gloo": "Gloo", "ncc
 
 
 def azure_variables(context: AttemptContext) -> dict[str, str]:
-    """Return the variables by which programs of Azure ML v1 find their run, workspace and peers.
+    """Return the variables that lead programs of Azure ML v1 to their run, workspace and peers.
 
     Source: azureml-core's ``Run.get_context``, and the variables of Azure's Batch AI.
     """
@@ -207,7 +207,7 @@ def azure_variables(context: AttemptContext) -> dict[str, str]:
         "AZUREML_ARM_PROJECT_NAME": job.experiment,
         "AZUREML_EXPERIMENT_ID": f"{azure.workspace_id}/{job.experiment}",
         "AZUREML_WORKSPACE_ID": azure.workspace_id,
-        # Tested for, never asked: a script reaches its workspace through its node's agent.
+        # Programs test that it exists and never connect: a script uses its node's agent instead.
         "AZUREML_SERVICE_ENDPOINT": f"rayjobs://{context.workspace_name}",
         "AZUREML_DISCOVERY_SERVICE_ENDPOINT": f"rayjobs://{context.workspace_name}",
         "AZUREML_TARGET_TYPE": azure.target_type,
@@ -223,7 +223,7 @@ def azure_variables(context: AttemptContext) -> dict[str, str]:
 
 
 def array_variables(job: Job) -> dict[str, str]:
-    """Return the variables by which a script finds which member of an array it is; else none."""
+    """Return the variables that give a script its index in an array; none if it is in no array."""
     array = job.spec.array
     if array is None or job.array_index is None:
         return {}
@@ -244,9 +244,9 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def resume_variables(folder: Path) -> dict[str, str]:
-    """Return the variables by which a script finds the checkpoint that it goes on from.
+    """Return the variables that name the checkpoint from which a script continues.
 
-    A retry gets them from its node, where it turns out whether there is a checkpoint.
+    A retry gets them from its node, which looks for a checkpoint.
 
     Source: Azure ML v1's resume_from (`AZUREML_DATAREFERENCE_MODEL_LOCATION`).
     """
@@ -257,7 +257,7 @@ def resume_variables(folder: Path) -> dict[str, str]:
 
 
 def output_variables(name: str, path: str) -> dict[str, str]:
-    """Return the variables by which a script finds the folder of an output.
+    """Return the variables that name the folder of an output.
 
     Source: Azure ML v1 (the same names as for an input).
     """
@@ -266,7 +266,7 @@ def output_variables(name: str, path: str) -> dict[str, str]:
 
 
 def input_variables(name: str, path: str) -> dict[str, str]:
-    """Return the variables by which a script finds an input.
+    """Return the variables that name the path of an input.
 
     Source: Azure ML v1 (`AZUREML_DATAREFERENCE_<name>`, and the plain name).
     """

@@ -1,4 +1,4 @@
-"""Ranks that meet as torch.distributed's ``env://`` expects: one host per node, P ranks each."""
+"""Launches ranks for torch.distributed's ``env://``: one host per node, P ranks each."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from rayjobs.injob.plan import HEAD_START, ExtrasPlan, LaunchPlan
 from rayjobs.launch.plan import AttemptContext, PlannedNode, host_plan
 from rayjobs.spec.model import JobSpec
 
-# Rank 0 is to listen before the others come. So long they wait at most: a script that imports for
-# longer takes as long in all, since rank 0 then waits for them.
+# How long the other ranks wait at most for rank 0 to listen before they start. A script that
+# imports for longer still takes no longer in all, since rank 0 then waits for them.
 MOST_S = 0.1
-# On nodes that cannot see whether rank 0 listens.
+# For nodes that cannot see whether rank 0 listens.
 ELSEWHERE_S = 0.05
 
 
 class TorchLauncher:
-    """Ranks of torch.distributed over gloo or nccl, numbered node by node."""
+    """Plans ranks of torch.distributed over gloo or nccl, numbered node by node."""
 
     def plans(self, context: AttemptContext) -> list[LaunchPlan]:
-        """Return the plan of each node's host; node 0's holds the port where the ranks meet.
+        """Return the plan of each node's host; node 0's host reserves the meeting port.
 
         Without a port in the context (`--dry-run`), the variables that name it are left out.
         """
