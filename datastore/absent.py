@@ -61,8 +61,6 @@ _ABSENT = {
         "register_spark_dataframe": "write it as Parquet, and use from_parquet_files",
     },
     "OutputFileDatasetConfig": {
-        "as_input": "register_on_complete(NAME) and let the next job, submitted to run after this "
-        "one, read dataset:NAME, or give it the destination's path as an input",
         "read_delimited_files": _READ_LATER.format("from_delimited_files"),
         "read_parquet_files": _READ_LATER.format("from_parquet_files"),
     },

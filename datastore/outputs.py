@@ -11,7 +11,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,17 @@ def _there_already(output: DataOutput, backend: Backend, uploads: Sequence[Uploa
     )
 
 
+@dataclass
+class Origin:
+    """What all copies of one output share: `as_upload` and the like return copies.
+
+    Attributes:
+        makers: The steps of pipelines that write it, noted by whoever builds pipelines.
+    """
+
+    makers: list[Any] = field(default_factory=list)
+
+
 @dataclass(frozen=True, eq=False)
 @with_absent("OutputFileDatasetConfig")
 class OutputFileDatasetConfig:
@@ -242,6 +253,7 @@ class OutputFileDatasetConfig:
     overwrite: bool = False
     source_globs: tuple[str, ...] = ()
     register_as: tuple[str, str | None, tuple[tuple[str, str], ...]] | None = None
+    origin: Origin = field(default_factory=Origin, repr=False)
 
     def __post_init__(self) -> None:
         if self.partition_format is not None:
@@ -250,10 +262,10 @@ class OutputFileDatasetConfig:
         # Of its own: a job may have several outputs without a name.
         name = self.name or f"output_{uuid.uuid4().hex[:8]}"
         object.__setattr__(self, "name", check_name(name, "output name"))
-        for field in _FIELD.findall(self.path_template):
-            if field not in ("run-id", "output-name"):
+        for one in _FIELD.findall(self.path_template):
+            if one not in ("run-id", "output-name"):
                 raise InvalidReference(
-                    f"destination {self.path_template!r} has the field {{{field}}}; only "
+                    f"destination {self.path_template!r} has the field {{{one}}}; only "
                     "{run-id} and {output-name} are filled in."
                 )
 
@@ -305,6 +317,14 @@ class OutputFileDatasetConfig:
         globs = (source_globs,) if isinstance(source_globs, str) else tuple(source_globs or ())
         return replace(self, mode="upload", overwrite=overwrite, source_globs=globs)
 
+    def as_input(self, name: str | None = None) -> OutputAsInput:
+        """Return this output as what a later step of a pipeline reads.
+
+        Raises:
+            InvalidReference: an input cannot have this name.
+        """
+        return OutputAsInput(self, check_name(name or str(self.name), "input name"))
+
     def register_on_complete(
         self, name: str, description: str | None = None, tags: Mapping[str, str] | None = None
     ) -> OutputFileDatasetConfig:
@@ -327,3 +347,36 @@ class OutputFileDatasetConfig:
             path_on_compute=self.source,
             mode=self.mode,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class OutputAsInput:
+    """An output of one step of a pipeline as the input of others, mounted or downloaded.
+
+    Only the run of the pipeline knows where the files are: `OutputFileDatasetConfig.as_input`.
+    """
+
+    output: OutputFileDatasetConfig
+    name: str
+    mode: str = "mount"
+    path_on_compute: str | None = None
+
+    @property
+    def environment_variable(self) -> str:
+        """The variable that holds the local path in the job."""
+        return f"AZUREML_DATAREFERENCE_{self.name}"
+
+    def __str__(self) -> str:
+        return f"${self.environment_variable}"
+
+    def as_mount(self, path_on_compute: str | None = None) -> OutputAsInput:
+        """Return this input mounted."""
+        return replace(self, mode="mount", path_on_compute=path_on_compute)
+
+    def as_download(self, path_on_compute: str | None = None) -> OutputAsInput:
+        """Return this input downloaded: a private copy."""
+        return replace(self, mode="download", path_on_compute=path_on_compute)
+
+    def as_direct(self) -> OutputAsInput:
+        """Return this input as files: what a step makes is not known as a dataset before it ran."""
+        return self.as_mount()

@@ -1,10 +1,11 @@
-"""Shows the logs of several ranks, array members or jobs as one, line by line."""
+"""Shows the logs of several ranks, array members, steps or jobs as one, line by line."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.summary import closing_line
 from rayjobs.core.errors import NotFoundError
-from rayjobs.jobs.records import Job, JobLine
+from rayjobs.jobs.records import Job, JobLine, StepRow
 from rayjobs.results.log_lines import (
     FRESH_S,
     Line,
@@ -61,7 +62,7 @@ class View:
 
 
 def show_lines(settings: Settings, workspace: OpenWorkspace, jobs: list[Job], view: View) -> int:
-    """Print lines of jobs, of arrays' members and of sweeps' trials; return the exit code."""
+    """Print lines of jobs, of arrays' members, sweeps' trials and pipelines' steps."""
     screen = Screen(settings, raw=view.raw)
     wanted = Wanted(view.since, _matcher(view.grep))
     shown = _Shown(settings, workspace, screen, view, several=len(jobs) > 1)
@@ -116,21 +117,63 @@ class _Shown:
         self._several = several
         self._sources: dict[str, Source] = {}
         self._members: dict[str, int] = {}
+        self._steps: dict[str, str] = {}
+        self._reused: set[str] = set()
 
-    def source(self, job: Job) -> Source:
-        """Return the logs of a job by itself."""
-        world_size = job.spec.distribution.world_size
-        label = short_id(job) if self._several else ""
-        return self._add(job.id, label, world_size)
+    def sources_of(self, job: Job, known: Collection[str] = ()) -> Iterator[Source]:
+        """Return the logs of a job: its own, or those of its members, trials or steps.
 
-    def member(self, parent: Job, member: JobLine) -> Source:
-        """Return the logs of a member of an array, or of a sweep's trial."""
-        number = member.array_index
-        name = member.tags.get("trial", "?") if number is None else str(number)
-        if number is not None:
-            self._members[member.id] = number
-        label = f"{short_id(parent)}[{name}]" if self._several else name
-        return self._add(member.id, label, parent.spec.distribution.world_size)
+        Args:
+            known: Jobs whose logs are left out.
+        """
+        if job.kind == "job":
+            if job.id not in known:
+                label = short_id(job) if self._several else ""
+                yield self._add(job.id, label, job.spec.distribution.world_size)
+        elif job.kind == "pipeline":
+            for row in self._workspace.store.steps(job.id):
+                yield from self._of_step(job, row, known)
+        else:
+            yield from self._of_members(job, short_id(job) if self._several else "", known)
+
+    def _of_step(self, pipeline: Job, row: StepRow, known: Collection[str]) -> Iterator[Source]:
+        label = f"{short_id(pipeline)}[{row.name}]" if self._several else row.name
+        store = self._workspace.store
+        if row.original is not None:
+            # What is followed is what happens now.
+            if not self.view.follow:
+                with contextlib.suppress(NotFoundError):  # it was pruned
+                    yield from self._of_one_step(store.job(row.original), label, row.name, known)
+            if row.job not in self._reused:
+                self._reused.add(row.job)
+                self.screen.note(
+                    f"{row.name}: reused from {row.original} (rayjobs logs {row.original})"
+                )
+            return
+        yield from self._of_one_step(store.job(row.job), label, row.name, known)
+
+    def _of_one_step(
+        self, step: Job, label: str, name: str, known: Collection[str]
+    ) -> Iterator[Source]:
+        if step.kind != "job":
+            yield from self._of_members(step, label, known)
+            return
+        world_size = step.spec.distribution.world_size
+        has_rank = self.view.rank is None or self.view.rank < world_size
+        if step.attempt and step.id not in known and has_rank:
+            self._steps[step.id] = name
+            yield self._add(step.id, label, world_size)
+
+    def _of_members(self, parent: Job, label: str, known: Collection[str]) -> Iterator[Source]:
+        world_size = parent.spec.distribution.world_size
+        for member in _members(self._workspace, parent):
+            if member.id in known:
+                continue
+            number = member.array_index
+            name = member.tags.get("trial", "?") if number is None else str(number)
+            if number is not None:
+                self._members[member.id] = number
+            yield self._add(member.id, f"{label}[{name}]" if label else name, world_size)
 
     def _add(self, job_id: str, label: str, world_size: int) -> Source:
         rank = self.view.rank
@@ -174,6 +217,8 @@ class _Shown:
         }
         if line.job in self._members:
             data["array_index"] = self._members[line.job]
+        if line.job in self._steps:
+            data["step"] = self._steps[line.job]
         print_json_line(data)
 
 
@@ -194,21 +239,19 @@ def _read(
     """Print what is there, job after job."""
     fold = not shown.view.raw
     for job in jobs:
-        if job.kind == "job":
-            source = shown.source(job)
-            shown.warn_of_times(source)
-            shown.print(_last(read_lines(source, wanted, fold=fold), shown.view.tail))
-            continue
         is_empty = True
-        for member in _members(workspace, job):
-            source = shown.member(job, member)
+        for source in shown.sources_of(job):
+            if job.kind == "job":
+                shown.warn_of_times(source)
             try:  # a log that is not there is noticed at its first line
                 shown.print(_last(read_lines(source, wanted, fold=fold), shown.view.tail))
                 is_empty = False
             except NotFoundError:
+                if job.kind == "job":
+                    raise
                 continue  # it failed before it printed, or its files were pruned
         if is_empty:
-            what = "trial" if job.kind == "sweep" else "member"
+            what = {"sweep": "trial", "pipeline": "step"}.get(job.kind, "member")
             settings.note(f"no {what} of {job.id} has printed anything yet")
 
 
@@ -239,15 +282,9 @@ def _follow(
 
     def sources() -> Iterator[Source]:
         for job in jobs:
-            if job.kind == "job":
-                if job.id not in known:
-                    known.add(job.id)
-                    yield shown.source(job)
-                continue
-            for member in _members(workspace, job):
-                if member.id not in known:
-                    known.add(member.id)
-                    yield shown.member(job, member)
+            for source in shown.sources_of(job, known):
+                known.add(source.job)
+                yield source
 
     def is_over() -> bool:
         # A job by itself is known from the start; its streams end with it.

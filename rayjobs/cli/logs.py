@@ -37,6 +37,7 @@ Examples:
   rayjobs logs --failed 1f3c       the lines about the failure
   rayjobs logs 1f3c logs/train.txt
   rayjobs logs '1f3c[3]'           a member of an array; 1f3c alone prints all members
+  rayjobs logs digits              all steps of a pipeline, each line after its step's name
   rayjobs logs 1f3c > out.bin      byte for byte (one process)
 """
 
@@ -71,10 +72,10 @@ def logs(
 ) -> int:
     """Print the logs of jobs.
 
-    Several processes, array members or jobs are merged: each line names its process, and lines
-    that several processes of a job print are shown once. The log of a single process is printed
-    unchanged; on a terminal, escape sequences other than colours are removed. FILE is one of the
-    names that --list prints. Times (-t, --since) are exact to half a second.
+    Several processes, array members, steps or jobs are merged: each line names its process, and
+    lines that several processes of a job print are shown once. The log of a single process is
+    printed unchanged; on a terminal, escape sequences other than colours are removed. FILE is one
+    of the names that --list prints. Times (-t, --since) are exact to half a second.
 
     With -f, the last line on stderr says how each job ended. The exit code is then 0 however the
     jobs ended, and 130 after Ctrl-C; `rayjobs wait` exits with their result.
@@ -92,7 +93,8 @@ def logs(
     if len(jobs) > 1 and (failed or list_names):
         raise click.UsageError("--failed and --list are about one job; name one.")
     with settings.open() as workspace:
-        found = [newest_named(settings, workspace.store, job) for job in dict.fromkeys(jobs)]
+        named = (newest_named(settings, workspace.store, job) for job in dict.fromkeys(jobs))
+        found = [_original(settings, workspace, job) for job in named]
         if failed:
             return _print_failed(settings, workspace, found[0])
         if list_names or file is not None:
@@ -134,9 +136,21 @@ def _rank(text: str | None) -> int | None:
     return int(text)
 
 
+def _original(settings: Settings, workspace: OpenWorkspace, job: Job) -> Job:
+    """Return the job whose logs a job has: that of a reused step, else the job itself."""
+    if job.attempt or not job.state.is_final:
+        return job
+    step = workspace.store.step_of(job.id)
+    if step is None or step.original is None:
+        return job
+    settings.note(f"step {step.name!r} was not run: these are the logs of {step.original}")
+    return workspace.store.job(step.original)
+
+
 def _check_rank(job: Job, rank: int | None) -> None:
     world_size = job.spec.distribution.world_size
-    if rank is not None and rank >= world_size:
+    # The steps of a pipeline may have any number of processes.
+    if rank is not None and rank >= world_size and job.kind != "pipeline":
         from rayjobs.core.errors import NotFoundError
 
         last = world_size - 1
@@ -202,9 +216,11 @@ def _print_file(
     from rayjobs.results.logs import Logs
 
     if job.kind != "job":
+        parts_are = {"sweep": "trials", "pipeline": "steps"}.get(job.kind, "members")
         raise click.UsageError(
             f"{job.id} is {'an array' if job.kind == 'array' else f'a {job.kind}'}; --list and "
-            "FILE are about one job: name one of its members, as `rayjobs ls --parent` lists them."
+            f"FILE are about one job: name one of its {parts_are}, as "
+            f"`rayjobs ls --parent {job.id}` lists them."
         )
     of_job = Logs(workspace, job.id)
     if file is None:

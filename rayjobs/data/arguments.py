@@ -30,7 +30,7 @@ def is_data(item: Any) -> bool:
     if isinstance(item, (str, bool, int, float, Path)) or item is None:
         return False
     from rayjobs.datastore.abstract_dataset import AbstractDataset, DatasetConsumptionConfig
-    from rayjobs.datastore.outputs import OutputFileDatasetConfig
+    from rayjobs.datastore.outputs import OutputAsInput, OutputFileDatasetConfig
     from rayjobs.datastore.refs import (
         DataPath,
         DataPathComputeBinding,
@@ -52,6 +52,7 @@ def is_data(item: Any) -> bool:
         DataReferenceConfiguration,
         DatasetConsumptionConfig,
         Datastore,
+        OutputAsInput,
         OutputFileDatasetConfig,
     )
     return isinstance(item, kinds)
@@ -83,7 +84,7 @@ class DataArguments:
         from rayjobs.datastore.abstract_dataset import AbstractDataset, DatasetConsumptionConfig
         from rayjobs.datastore.datasets import FileDataset
         from rayjobs.datastore.errors import DatastoreError
-        from rayjobs.datastore.outputs import OutputFileDatasetConfig
+        from rayjobs.datastore.outputs import OutputAsInput, OutputFileDatasetConfig
         from rayjobs.datastore.refs import DataPath, DataReference, DataReferenceConfiguration
         from rayjobs.datastore.stores import Datastore
 
@@ -108,6 +109,12 @@ class DataArguments:
                 return self._output(item)
         except DatastoreError as error:
             raise UsageError(f"{item!r:.120}: {error}") from error
+        if isinstance(item, OutputAsInput):
+            raise UsageError(
+                f"{item.name!r} is read by steps of the pipeline that makes it; a job of its own "
+                f"reads a dataset (register_on_complete(NAME)), or an output by the job's id "
+                f"(--input NAME=output:JOB/OUTPUT)"
+            )
         raise UsageError(f"a {type(item).__name__} ({item!r:.80}) is not data of a job")
 
     def text(self, item: Any) -> str:

@@ -17,6 +17,7 @@ from rayjobs.models import requested
 from rayjobs.node.collections import Collections, Progress, on_own_thread
 from rayjobs.node.data import NodeData
 from rayjobs.node.hosts import record_of
+from rayjobs.node.outputs import OutageProblem
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.collected import Collected, RequestedModel
@@ -149,9 +150,10 @@ class Collecting:
             AttemptPaths(root).stored.touch()
         return Collected(
             tails=log_tails(on),
-            problems=tuple(problems),
+            problems=tuple(map(str, problems)),
             data=facts,
             models=tuple(requests),
+            outage=next((str(one) for one in problems if isinstance(one, OutageProblem)), None),
         )
 
     def _restored(self, on: AttemptOnNode) -> str:

@@ -18,7 +18,7 @@ from rayjobs.core.errors import StoreError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import counted
 from rayjobs.data import made
-from rayjobs.datastore.errors import DataExists, DatastoreError
+from rayjobs.datastore.errors import DataExists, DatastoreError, DatastoreUnavailable
 from rayjobs.injob.datafile import AttemptOutput, DataFile
 from rayjobs.node import data_record
 from rayjobs.node.data_record import DataRecord
@@ -37,6 +37,12 @@ _OWN = "{run-id}"
 RELEASE_WAIT_S = 30.0
 # A late sync of an attempt that was released comes within minutes.
 REMEMBERED = 10_000
+
+
+class OutageProblem(str):
+    """A sentence about an output whose storage does not answer: only patience helps."""
+
+    __slots__ = ()
 
 
 class Outputs:
@@ -207,7 +213,8 @@ class Outputs:
     def store(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:
         """Store what the script wrote; return the problems that may pass. Repeatable.
 
-        What is refused for good, since other files are there, stands in the record as "refused".
+        Those of a storage that does not answer are `OutageProblem`s. What is refused for good,
+        since other files are there, stands in the record as "refused".
         """
         from rayjobs.datastore.outputs import DataOutput
 
@@ -230,7 +237,9 @@ class Outputs:
                 record.add_refused(name, f"output {name}: {error}")
                 continue
             except (DatastoreError, StoreError, OSError) as error:
-                problems.append(f"output {name}: {data_record.sentence_of(error)}")
+                text = f"output {name}: {data_record.sentence_of(error)}"
+                is_outage = isinstance(error, DatastoreUnavailable)
+                problems.append(OutageProblem(text) if is_outage else text)
                 continue
             # After the note: a consumer reads the pin in it, so it must never be missing.
             record.add_stored(name)

@@ -6,7 +6,7 @@ Signature: as in Azure ML's reference.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,8 @@ class MpiStep(ScriptStep):
             inputs=inputs, outputs=outputs, hash_paths=hash_paths, params=params
         )
         problems += _wrong_reuse(allow_reuse, version)
+        problems += _wrong_names(name, source_directory, script_name, compute_target)
+        problems += _wrong_environment(kwargs)
         nodes, processes = default_of(node_count), default_of(process_count_per_node)
         settings = RunConfiguration()
         if not problems:
@@ -173,6 +175,57 @@ def _wrong_values(
             )
         )
     return found
+
+
+def _wrong_names(
+    name: Any, source_directory: Any, script_name: Any, compute_target: Any
+) -> list[Problem]:
+    texts = {"name": name, "source_directory": source_directory, "script_name": script_name}
+    found = [
+        Problem(key, f"{value!r:.80} is not a text.")
+        for key, value in texts.items()
+        if value is not None and not isinstance(value, str | Path)
+    ]
+    # A target that was looked up has a type, whatever its kind.
+    is_target = isinstance(getattr(compute_target, "type", None), str)
+    if not (compute_target is None or isinstance(compute_target, str) or is_target):
+        found.append(
+            Problem(
+                "compute_target",
+                f"{compute_target!r:.80} is not a compute target.",
+                "Give its name, such as 'local', or what ComputeTarget returns.",
+            )
+        )
+    return found
+
+
+# What each option of the environment is, in words, and as a check.
+_FLAG = ("True or False", lambda value: isinstance(value, bool))
+_TEXT = ("a text", lambda value: isinstance(value, str))
+_PATH = ("a path", lambda value: isinstance(value, str | Path))
+_TEXTS = (
+    "a list of texts",
+    lambda value: isinstance(value, list | tuple) and all(isinstance(one, str) for one in value),
+)
+_MAPPING = ("a mapping", lambda value: isinstance(value, Mapping))
+_KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "use_gpu": _FLAG,
+    "use_docker": _FLAG,
+    "user_managed": _FLAG,
+    "custom_docker_image": _TEXT,
+    "conda_packages": _TEXTS,
+    "pip_packages": _TEXTS,
+    "pip_requirements_file_path": _PATH,
+    "environment_variables": _MAPPING,
+}
+
+
+def _wrong_environment(given: Mapping[str, Any]) -> list[Problem]:
+    return [
+        Problem(key, f"{given[key]!r:.80} is not {words}.")
+        for key, (words, is_right) in _KINDS.items()
+        if given.get(key) is not None and not is_right(given[key])
+    ]
 
 
 def _wrong_reuse(allow_reuse: Any, version: Any) -> list[Problem]:

@@ -88,7 +88,7 @@ class Pipeline:
         )
         for step in self.steps:
             for output in step.output_objects:
-                building.producers[id(output)] = (step, output_name_of(output))
+                building.add_producer(step, output, output_name_of(output))
         self._check_listed(building)
         built = {names[index]: step.build(building) for index, step in enumerate(self.steps)}
         return PipelineSpec(
@@ -206,7 +206,7 @@ def defaults_of(spec: PipelineSpec) -> dict[str, Any]:
 def output_name_of(output: Any) -> str:
     """Return the name of an output in its step's job."""
     found = getattr(output, "_output_name", None) or getattr(output, "data_reference_name", None)
-    return str(found or output.name)
+    return str(found or getattr(output, "name", output))
 
 
 def _keys(steps: list[StepBase]) -> list[str]:

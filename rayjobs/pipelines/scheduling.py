@@ -6,6 +6,7 @@ a workspace and prints when the next one falls due (see `rayjobs.target.timekeep
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.clock import Clock, SystemClock
-from rayjobs.core.errors import NotFoundError, RayjobsError, UsageError
+from rayjobs.core.errors import (
+    NotFoundError,
+    RayjobsError,
+    StoreError,
+    UnreachableError,
+    UnreadableSpecError,
+    UsageError,
+)
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.core.text import counted
 from rayjobs.datastore.backends import open_backend
@@ -23,14 +31,16 @@ from rayjobs.datastore.errors import DatastoreError
 from rayjobs.jobs.records import PublishedRecord, ScheduleRecord
 from rayjobs.pipelines.published import run_published
 from rayjobs.pipelines.recurrence import recurrence_of
+from rayjobs.submit import submitting
 from rayjobs.target import stop_record
 
 if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 LATE = timedelta(minutes=1)
-# A target that its user stopped is not started; the schedule waits for its start.
-STOPPED_AGAIN = timedelta(minutes=1)
+# After this time, what is still due is tried again: its target is stopped, or a storage failed.
+TRY_AGAIN = timedelta(minutes=1)
+AGAIN = "tries again: "
 EVENT = "schedule"
 SCHEDULE_PROPERTY = "azureml.scheduleid"
 
@@ -93,7 +103,8 @@ def run_due(
     """Run what has fallen due, each schedule once; return what became of each.
 
     The run has an idempotency key of the schedule and its time. Whoever dies between the submit
-    and the note of it begins again, and finds the run.
+    and the note of it begins again, and finds the run. What fails for the moment stays due; only
+    what a repetition cannot change is left to the schedule's next time.
 
     Args:
         workspace: Where the schedules are.
@@ -109,13 +120,27 @@ def run_due(
         try:
             one = _run(workspace, record, now, wake=wake)
         except (RayjobsError, DatastoreError, OSError) as error:
-            one = Done(record.id, f"nothing was started at {now:%Y-%m-%d %H:%M} UTC: {error}")
-            workspace.store.settle_schedule(
-                record.id, due=record.next_at, next_at=first_due(record, now), note=one.note
-            )
+            passes = may_pass(error)
+            what = f"{AGAIN}the start failed" if passes else "nothing was started"
+            one = Done(record.id, f"{what} at {now:%Y-%m-%d %H:%M} UTC: {error}")
+            next_at = record.next_at if passes else first_due(record, now)
+            # A store that fails takes no note; the schedule is due, with or without one.
+            with contextlib.suppress(StoreError):
+                workspace.store.settle_schedule(
+                    record.id, due=record.next_at, next_at=next_at, note=one.note
+                )
         if one is not None:
             done.append(one)
     return done
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a later try may succeed though nobody has changed anything."""
+    if isinstance(error, DatastoreError):
+        return not error.is_permanent
+    if isinstance(error, RayjobsError):
+        return isinstance(error, UnreachableError) and not isinstance(error, UnreadableSpecError)
+    return isinstance(error, OSError)
 
 
 def _run(
@@ -179,7 +204,10 @@ def lateness(record: ScheduleRecord, now: datetime) -> str:
     while times < 1000 and (at := recurrence.next_after(at, made_at=record.created_at)) <= now:
         times += 1
     missed = f" It fell due {counted(times, 'time')} meanwhile, and runs once." if times > 1 else ""
-    return f"late: nothing ran schedules at {record.next_at:%Y-%m-%d %H:%M} UTC.{missed}"
+    why = f"nothing ran schedules at {record.next_at:%Y-%m-%d %H:%M} UTC."
+    if record.note.startswith(AGAIN):
+        why = record.note.removeprefix(AGAIN)
+    return f"late: {why}{missed}"
 
 
 def stopped_targets(published: PublishedRecord) -> list[str]:
@@ -189,6 +217,23 @@ def stopped_targets(published: PublishedRecord) -> list[str]:
     return [
         name for name in names if stop_record.last(TargetPaths.of(name, under=home())).is_in_force
     ]
+
+
+def wake_targets(workspace: OpenWorkspace) -> None:
+    """Start the targets of runs that a schedule started and that have not ended.
+
+    A target's start goes on in the background after the submit, where it may fail.
+
+    Raises:
+        StoreError: the workspace's store cannot be read.
+    """
+    for record in workspace.store.schedules():
+        if record.last_run is None or workspace.store.job(record.last_run).state.is_final:
+            continue
+        jobs = (workspace.store.job(one.job) for one in workspace.store.steps(record.last_run))
+        for target in dict.fromkeys(one.spec.target for one in jobs if not one.state.is_final):
+            if not stop_record.last(TargetPaths.of(target, under=home())).is_in_force:
+                submitting.wake_or_start(workspace, target)
 
 
 def changed(
@@ -210,17 +255,18 @@ def main(arguments: list[str]) -> int:
     try:
         workspace = open_workspace(Path(arguments[0]), create=False)
     except NotFoundError:
-        sys.stdout.write(json.dumps({"count": 0, "next": None}))
+        sys.stdout.write(json.dumps({"count": 0, "next": None, "gone": True}))
         return 0
     with workspace:
         for one in run_due(workspace):
             sys.stderr.write(f"{one.schedule}: {one.run or 'no run'} {one.note}\n")
+        wake_targets(workspace)
         found = workspace.store.schedules()
         now = SystemClock().now()
         times = [one.next_at for one in found if one.next_at is not None]
-        soon = [max(one, now + STOPPED_AGAIN) if one <= now else one for one in times]
+        soon = [now + TRY_AGAIN if one <= now else one for one in times]
         next_s = min(soon).timestamp() if soon else None
-        sys.stdout.write(json.dumps({"count": len(found), "next": next_s}))
+        sys.stdout.write(json.dumps({"count": len(found), "next": next_s, "gone": False}))
     return 0
 
 

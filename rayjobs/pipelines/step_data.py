@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core.errors import UsageError
 from rayjobs.data.arguments import DataArguments, Keep, is_data
 from rayjobs.datastore.abstract_dataset import AbstractDataset
-from rayjobs.datastore.outputs import OutputFileDatasetConfig
+from rayjobs.datastore.outputs import OutputAsInput, OutputFileDatasetConfig
 from rayjobs.datastore.refs import DataPathComputeBinding, DataReference
 from rayjobs.pipelines.data import (
     InputPortBinding,
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from rayjobs.pipelines.steps import StepBase
 
 
+PARAM_NAME = re.compile(r"\w+", re.ASCII)
+
+
 @dataclass
 class Building:
     """A pipeline while its stored form is made.
@@ -34,7 +38,7 @@ class Building:
         keep: Keeps a dataset that is not registered.
         workspace: Where names of compute targets are known; None: nowhere.
         default_source_directory: Of steps that name none; None: there is none.
-        producers: Output of a step → step and output's name, by `id` of the object.
+        producers: Output of a step → the steps that make it, and its name in each.
         parameters: Those that steps have named so far.
         defaults: Their objects, to tell two parameters of one name apart.
     """
@@ -44,7 +48,7 @@ class Building:
     keep: Keep
     workspace: Workspace | None = None
     default_source_directory: str | None = None
-    producers: dict[int, tuple[StepBase, str]] = field(default_factory=dict)
+    producers: dict[int, list[tuple[StepBase, str]]] = field(default_factory=dict)
     parameters: dict[str, Parameter] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
 
@@ -86,23 +90,29 @@ class Building:
         name = data.add(value, name="data")
         return str(data.inputs[name]["source"])
 
-    def producer_of(self, item: Any) -> tuple[str, str] | None:
-        """Return step and output that make a `PipelineData` or an output; None: no step does."""
-        found = self.producers.get(id(item))
-        if found is None and isinstance(item, OutputFileDatasetConfig):
-            found = self._alike(item)
-        return None if found is None else (self.names[id(found[0])], found[1])
+    def add_producer(self, step: StepBase, output: Any, name: str) -> None:
+        """Note that a step makes an output, under a name in its job."""
+        self.producers.setdefault(_identity(output), []).append((step, name))
 
-    def _alike(self, item: OutputFileDatasetConfig) -> tuple[StepBase, str] | None:
-        """Find the output that `item` is a copy of: as_mount() and as_upload() return copies."""
-        found = [
-            (step, name)
-            for step, name in self.producers.values()
-            for output in step.output_objects
-            if isinstance(output, OutputFileDatasetConfig)
-            and (output.name, output.destination) == (item.name, item.destination)
-        ]
-        return found[0] if len({id(step) for step, _ in found}) == 1 else None
+    def producer_of(self, item: Any) -> tuple[str, str] | None:
+        """Return step and output that make a `PipelineData` or an output; None: no step does.
+
+        Raises:
+            UsageError: several steps make it.
+        """
+        found = self.producers.get(_identity(item), [])
+        names = list(dict.fromkeys(self.names[id(step)] for step, _ in found))
+        if len(names) > 1:
+            raise UsageError(
+                f"steps {', '.join(map(repr, names))} all write {item.name!r}, which another step "
+                f"reads; give each its own output"
+            )
+        return (names[0], found[0][1]) if found else None
+
+
+def _identity(item: Any) -> int:
+    """Return what the copies of one output have in common."""
+    return id(item.origin if isinstance(item, OutputFileDatasetConfig) else item)
 
 
 @dataclass
@@ -140,7 +150,7 @@ class StepData:
         """Return whether an object stands for data of a step."""
         if isinstance(item, PipelineData | InputPortBinding | PipelineDataset):
             return True
-        if _linked(item) is not None or _parameter_pair(item) is not None:
+        if _parameter_pair(item) is not None:
             return True
         return is_data(item)
 
@@ -174,9 +184,8 @@ class StepData:
             return self._bound(item)
         if isinstance(item, InputPortBinding):
             return self._made(item.name, item.bind_object, item.bind_mode, item.path_on_compute)
-        linked = _linked(item)
-        if linked is not None:
-            return self._made(*linked)
+        if isinstance(item, OutputAsInput):
+            return self._made(item.name, item.output, item.mode, item.path_on_compute)
         pair = _parameter_pair(item)
         if pair is not None:
             return self._parameter(*pair)
@@ -244,16 +253,6 @@ class StepData:
         return name
 
 
-def _linked(item: Any) -> tuple[str, OutputFileDatasetConfig, str, str | None] | None:
-    """Return name, output, mode and path of an output that is used as an input; else None."""
-    output = getattr(item, "output", None)
-    if not isinstance(output, OutputFileDatasetConfig):
-        return None
-    mode = str(getattr(item, "mode", "mount") or "mount")
-    path = getattr(item, "path_on_compute", None)
-    return str(getattr(item, "name", None) or output.name), output, mode, path
-
-
 def _parameter_pair(item: Any) -> tuple[str, PipelineParameter, str, str | None] | None:
     """Return a DataPath or dataset parameter with how it is bound; None: `item` is not one."""
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], PipelineParameter):
@@ -264,6 +263,31 @@ def _parameter_pair(item: Any) -> tuple[str, PipelineParameter, str, str | None]
     if isinstance(parameter, PipelineParameter):
         return item.name, parameter, item.mode, item.path_on_compute
     return None
+
+
+def params_of(step: str, values: Mapping[str, Any], building: Building) -> dict[str, Any]:
+    """Return the `params` of a step; parameters of the pipeline became the texts for them.
+
+    Raises:
+        UsageError: one cannot become the variable ``AML_PARAMETER_<NAME>``.
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if not isinstance(key, str) or PARAM_NAME.fullmatch(key) is None:
+            raise UsageError(
+                f"step {step!r}: params has the name {key!r}, which cannot be part of the variable "
+                f"AML_PARAMETER_<NAME>; use letters, digits and underscores"
+            )
+        if isinstance(value, PipelineParameter):
+            found[key] = building.parameter(value)
+        elif value is None or isinstance(value, str | int | float | bool):
+            found[key] = value
+        else:
+            raise UsageError(
+                f"step {step!r}: params[{key!r}] is a {type(value).__name__}; give a text, a "
+                f"number, a bool, or a PipelineParameter"
+            )
+    return found
 
 
 def plain_values(values: Mapping[str, Any], building: Building) -> dict[str, Any]:

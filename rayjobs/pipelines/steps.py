@@ -11,10 +11,10 @@ from typing import Any
 
 from rayjobs.api.configs import RunConfiguration, ScriptRunConfig
 from rayjobs.core.errors import UsageError
-from rayjobs.datastore.outputs import OutputFileDatasetConfig
+from rayjobs.datastore.outputs import OutputAsInput, OutputFileDatasetConfig
 from rayjobs.pipelines.data import PipelineData, PipelineParameter
 from rayjobs.pipelines.spec import Reuse, StepSpec
-from rayjobs.pipelines.step_data import Building, StepData, plain_values
+from rayjobs.pipelines.step_data import Building, StepData, params_of, plain_values
 
 
 class StepBase:
@@ -59,6 +59,9 @@ class StepBase:
                     f"each its own PipelineData"
                 )
             one._producer = self
+        for one in self.output_objects:
+            if isinstance(one, OutputFileDatasetConfig):
+                one.origin.makers.append(self)
 
     def __repr__(self) -> str:
         """Return the kind and the name."""
@@ -89,6 +92,9 @@ class StepBase:
             producer = getattr(data, "_producer", None)
             if isinstance(producer, StepBase) and producer is not self:
                 found.append(producer)
+            # Which of several is meant is known only where one of them alone is listed.
+            if isinstance(one, OutputAsInput) and len(one.output.origin.makers) == 1:
+                found += [step for step in one.output.origin.makers if step is not self]
         return found
 
     def build(self, building: Building) -> StepSpec:
@@ -124,7 +130,7 @@ class StepBase:
         return StepSpec(
             job=values,
             after=tuple(dict.fromkeys(building.names[id(one)] for one in self._before)),
-            params=plain_values(params or {}, building),
+            params=params_of(self.name, params or {}, building),
             reuse=Reuse(
                 allow=self.allow_reuse,
                 version=None if self.version is None else str(self.version),

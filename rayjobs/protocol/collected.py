@@ -43,6 +43,7 @@ class Collected(Message):
         models: What the script asked to have registered.
         stuck: Where the collection stands still, as a clause; None: it does not.
         gave_up: Why it was given up; None: it was not.
+        outage: The problem of a storage that does not answer at all; None: there is none.
     """
 
     tails: Mapping[int, bytes] = field(default_factory=dict)
@@ -51,3 +52,4 @@ class Collected(Message):
     models: tuple[RequestedModel, ...] = ()
     stuck: str | None = None
     gave_up: str | None = None
+    outage: str | None = None

@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core.files import locked_if_free
+from rayjobs.core.files import locked, locked_if_free
 from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.target import local_head
 from rayjobs.target.keeping import leave_caller
@@ -30,6 +31,8 @@ LONGEST_SLEEP_S = 600.0
 AFTER_ERROR_S = 60.0
 CHILD_LIMIT_S = 600.0
 LOCK_PATIENCE_S = 5.0
+# A workspace that is not where it was may be on a disk that is not mounted for the moment.
+GONE_S = 86400.0
 _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -43,8 +46,14 @@ def register(workspace: Path, *, home: Path) -> None:
     place = folder(home)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:16]
-    local_head.write_private(place / f"{name}.json", json.dumps({"path": str(workspace)}))
+    with _registry(home):
+        local_head.write_private(place / f"{name}.json", json.dumps({"path": str(workspace)}))
     ensure(home=home)
+
+
+def _registry(home: Path) -> AbstractContextManager[None]:
+    """Return the lock that is held while a registration is written or removed."""
+    return locked(folder(home) / "registry")
 
 
 def registered(home: Path) -> dict[Path, Path]:
@@ -86,31 +95,68 @@ def running(home: Path) -> Identity | None:
     return found if is_alive(found) else None
 
 
-def keep(home: Path) -> int:
-    """Run schedules until there are none."""
+def keep(home: Path) -> bool:
+    """Run schedules until there are none, or until the user ends it; return True for that."""
     while True:
         sleep_s = look(home)
         if sleep_s is None:
-            return 0
+            return False
         number = signal.sigtimedwait(_WAKING, sleep_s)
         if number is not None and number.si_signo in (signal.SIGTERM, signal.SIGINT):
-            return 0
+            return True
 
 
 def look(home: Path) -> float | None:
     """Run what is due; return the seconds until the next look, None: there are no schedules."""
     sleeps = []
     for file, path in registered(home).items():
+        mark = _mark(file)
         said = _ask(home, path)
         if said is None:
             sleeps.append(AFTER_ERROR_S)
         elif not said["count"]:
-            file.unlink(missing_ok=True)
-        elif said["next"] is not None:
-            sleeps.append(float(said["next"]) - time.time())
+            _unregister(home, file, mark, is_gone=bool(said["gone"]))
+        else:
+            _note_found(home, file)
+            if said["next"] is not None:
+                sleeps.append(float(said["next"]) - time.time())
     if not registered(home):
         return None
     return max(0.0, min([LONGEST_SLEEP_S, *sleeps]))
+
+
+def _mark(file: Path) -> tuple[int, int] | None:
+    """Return what another registration of the same workspace changes; None: there is none."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _unregister(home: Path, file: Path, mark: tuple[int, int] | None, *, is_gone: bool) -> None:
+    """Forget a workspace without schedules, unless it was registered again since `mark`.
+
+    One that is gone is forgotten after `GONE_S`.
+    """
+    with _registry(home):
+        values = local_head.read_json(file)
+        if values is None or _mark(file) != mark:
+            return
+        if is_gone:
+            since = float(values.setdefault("gone_since", time.time()))
+            if time.time() - since < GONE_S:
+                local_head.write_private(file, json.dumps(values))
+                return
+        file.unlink(missing_ok=True)
+
+
+def _note_found(home: Path, file: Path) -> None:
+    """Forget that a workspace was gone."""
+    with _registry(home):
+        values = local_head.read_json(file)
+        if values is not None and values.pop("gone_since", None) is not None:
+            local_head.write_private(file, json.dumps(values))
 
 
 def _unblock() -> None:
@@ -136,7 +182,7 @@ def _ask(home: Path, path: Path) -> dict[str, Any] | None:
                 preexec_fn=_unblock,  # this process has one thread
             )
             said = json.loads(done.stdout.splitlines()[-1])
-            return {"count": int(said["count"]), "next": said["next"]}
+            return {"count": int(said["count"]), "next": said["next"], "gone": said["gone"]}
         except (OSError, ValueError, IndexError, KeyError, subprocess.TimeoutExpired) as error:
             out.write(f"{path}: {error}\n".encode())
             return None
@@ -147,13 +193,21 @@ def main(arguments: list[str]) -> int:
     home = Path(arguments[0])
     folder(home).mkdir(mode=0o700, parents=True, exist_ok=True)
     deadline = time.monotonic() + LOCK_PATIENCE_S
+    has_left = is_over = False
     while True:
         with locked_if_free(folder(home) / "lock") as mine:
             if mine:
-                leave_caller(_WAKING)
+                if not has_left:
+                    leave_caller(_WAKING)
+                    has_left = True
                 pid = folder(home) / "timekeeper"
                 local_head.write_private(pid, json.dumps(own_identity().to_json()))
-                return keep(home)
+                is_over = keep(home)
+        # Who registered a workspace before the lock was free saw a timekeeper, and started none.
+        if mine and (is_over or not registered(home)):
+            return 0
+        if mine:
+            continue
         other = running(home)
         if other is not None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A program of our own, in the form of Azure ML's pipeline programs, runs unchanged."""
+"""Programs of our own, in the form of Azure ML's pipeline programs, run unchanged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from rayjobs.api.workspace import Workspace
+from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
+from rayjobs.target import timekeeper
 from tests.azure.running import azureml_run, copy_twin
+from tests.jobs import until
 from tests.local_target import LocalTarget
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -50,3 +53,25 @@ def test_steps_parameters_reuse_mpi_and_a_sweep(local_target: LocalTarget, own_h
     assert [row.original is None for row in reused].count(True) == 1
     assert all(not store.attempts(row.job) for row in reused if row.original)
     workspace.close()
+
+
+def test_outputs_as_inputs_many_files_and_a_schedule(
+    local_target: LocalTarget, own_home: Path
+) -> None:
+    folder = copy_twin("pipeline_data", own_home)
+    done = azureml_run("driver.py", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    for line in (
+        "status Finished",
+        "steps ['write', 'measure', 'add', 'show']",
+        f"lengths {[f'page{n}.txt={n}' for n in range(6)]}",
+        "show ['total', '15', '6']",
+        "schedule every-day Active Day",
+        "scheduled Finished",
+        "reused ['add', 'measure', 'show', 'write']",
+        "listed [True]",
+        "now Disabled []",
+    ):
+        assert line in lines, done.stdout
+    until(lambda: timekeeper.running(home()) is None, "without schedules the timekeeper ends")

@@ -10,11 +10,12 @@ import pytest
 
 from rayjobs.core.errors import PrepareError, StoreBusyError
 from rayjobs.core.failures import FailureClass
-from rayjobs.engine.attempt import record
+from rayjobs.engine.attempt import ending, record
 from rayjobs.jobs import retry
 from rayjobs.jobs.data_facts import DataFacts
 from rayjobs.jobs.states import JobState
 from rayjobs.node.data import NodeData
+from rayjobs.node.outputs import OutageProblem
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.collected import Collected
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
@@ -62,6 +63,7 @@ def test_what_storage_refuses_stays_on_the_node_until_it_is_stored(
         proxy.mode, proxy.cut_after = harm, 1000
         for _ in range(2):
             (problem,) = node.store_outputs(root, workspace, note=note)
+            assert isinstance(problem, OutageProblem)
             assert problem.startswith("output y: ")
             assert proxy.endpoint in problem
             assert (folder / "model.bin").read_bytes() == b"weights" * 1000
@@ -111,6 +113,55 @@ def test_a_job_that_ended_well_fails_as_storage_only_when_storage_refuses_for_go
         after = here.submit()
         await here.state(after, JobState.FAILED)  # its turn comes after the first one's clean-up
         assert ("clean", job.id, 1) not in here.agent.calls  # its files are kept
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("ends_by", ["answer", "cancel", "time"])
+def test_a_job_waits_for_a_storage_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    monkeypatch.setattr(record, "STORE_PAUSE_S", 0.001)
+    monkeypatch.setattr(ending, "OUTAGE_LONGEST_PAUSE_S", 0.001)
+    said = "output y: http://photos refused."
+
+    async def scene(here: World) -> None:
+        asked, is_down = 0, True
+
+        async def collect(_: AttemptOnNode) -> Collected:
+            nonlocal asked
+            asked += 1
+            down = said if is_down else None
+            return Collected(tails={0: b""}, problems=(said,) if is_down else (), outage=down)
+
+        here.agent.collect = collect  # type: ignore[assignment,method-assign]
+        here.agent.instant = 0
+        job = here.submit(retries={"storage": 0})
+        await here.until(lambda: asked > 2 * ending.COLLECT_TRIES)
+        waiting = here.store.job(job.id)
+        assert waiting.state is JobState.FINALIZING
+        assert waiting.reason.startswith("waits for a storage: output y: http://photos refused; ")
+        kinds = [one.kind for one in here.store.events(job.id)]
+        assert kinds.count("collecting") == 1
+        if ends_by == "answer":
+            is_down = False
+            done = await here.state(job, JobState.COMPLETED)
+            await here.until(lambda: ("clean", job.id, 1) in here.agent.calls)
+            return
+        if ends_by == "cancel":
+            here.store.request_cancel(job.id)
+            here.engine.wake()
+            done = await here.state(job, JobState.CANCELED)
+            text = done.reason
+        else:
+            monkeypatch.setattr(ending, "OUTAGE_S", 0.0)
+            done = await here.state(job, JobState.FAILED)
+            assert done.failure is not None
+            assert done.failure.failure_class is FailureClass.STORAGE
+            text = done.failure.message
+        assert "photos refused" in text and "still in" in text
+        await here.until(lambda: not here.engine.attempts)
+        assert ("clean", job.id, 1) not in here.agent.calls, "its files are kept"
 
     play(scene, tmp_path)
 

@@ -38,7 +38,19 @@ class S3Server:
     process: subprocess.Popen[bytes]
     endpoint: str
     port: int
+    command: list[str]
+    folder: Path
     prefixes: Iterator[int] = field(default_factory=lambda: _serial)
+
+    def kill(self) -> None:
+        """End the server at once; what was stored stays."""
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self) -> None:
+        """Start it again after `kill`, at the same address; return once it works."""
+        self.process = _spawn(self.command, self.folder)
+        assert _wait_until_usable(self, self.folder / "scratch"), _log(self.folder)
 
     def record(self, name: str = "store", **settings: str) -> DatastoreRecord:
         """Return the record of a datastore with an empty prefix; short waits, few attempts."""
@@ -105,11 +117,19 @@ def _start(folder: Path) -> S3Server:
     command += [f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"]
     command += [f"-s3.port={s3}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     command += ["-master.telemetry=false", "-volume.max=40", "-master.volumeSizeLimitMB=64"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
+    process = _spawn(command, folder)
+    return S3Server(process, f"http://127.0.0.1:{s3}", s3, command, folder)
+
+
+def _spawn(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder
         )
-    return S3Server(process, f"http://127.0.0.1:{s3}", s3)
+
+
+def _log(folder: Path) -> str:
+    return (folder / "log").read_text()[-2000:]
 
 
 def _wait_until_usable(server: S3Server, scratch: Path) -> bool:
@@ -135,20 +155,22 @@ def _wait_until_usable(server: S3Server, scratch: Path) -> bool:
 def acquire(root: Path) -> S3Server:
     """Return the run's server, started now if it is the first call."""
     global _running, _users
-    os.environ.update(TEST_ACCESS_KEY=ACCESS_KEY, TEST_SECRET_KEY=SECRET_KEY)
     if _running is None:
-        for _ in range(STARTS):
-            folder = root / f"s3-{os.getpid()}-{next(_serial)}"
-            server = _start(folder)
-            if _wait_until_usable(server, folder / "scratch"):
-                _running = server
-                break
-            server.process.kill()
-            server.process.wait()
-        else:
-            pytest.fail(f"the S3 server did not come up: {(folder / 'log').read_text()[-2000:]}")
+        _running = start_server(root)
     _users += 1
     return _running
+
+
+def start_server(root: Path) -> S3Server:
+    """Start a server in a new folder below `root`."""
+    os.environ.update(TEST_ACCESS_KEY=ACCESS_KEY, TEST_SECRET_KEY=SECRET_KEY)
+    for _ in range(STARTS):
+        folder = root / f"s3-{os.getpid()}-{next(_serial)}"
+        server = _start(folder)
+        if _wait_until_usable(server, folder / "scratch"):
+            return server
+        server.kill()
+    pytest.fail(f"the S3 server did not come up: {_log(folder)}")
 
 
 def release() -> None:
@@ -156,8 +178,7 @@ def release() -> None:
     global _running, _users
     _users -= 1
     if _users == 0 and _running is not None:
-        _running.process.kill()  # it has nothing to save
-        _running.process.wait()
+        _running.kill()  # it has nothing to save
         _running = None
 
 

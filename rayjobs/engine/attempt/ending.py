@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, UnreachableError
@@ -41,6 +41,9 @@ COLLECT_TRIES = 4
 # A collection without progress is given up after this long, or once the job is canceled.
 STUCK_S = 600.0
 STUCK_LOOK_S = 2.0
+# A storage that does not answer is waited for as long as the retries of a job that reads from it.
+OUTAGE_S = 300.0
+OUTAGE_LONGEST_PAUSE_S = 10.0
 # Attempts, and the pause between them, where one of our processes could not open more files.
 OUT_OF_FILES_PAUSE_S = 10.0
 OUT_OF_FILES_TRIES = 60
@@ -205,6 +208,8 @@ class AttemptEnding:
                 last = await agent.call(COLLECT, node.on)
                 if last.stuck:
                     last = await self._wait_for_progress(node, last)
+                if last.outage:
+                    last = await self._wait_for_storage(node, last)
             except AgentLostError:
                 if last.stuck:  # it is not known to be stored
                     last = Collected(problems=("the node's agent was lost in the meantime.",))
@@ -240,6 +245,27 @@ class AttemptEnding:
             except AgentLostError:
                 await self._report_stuck("")  # the next agent begins again
                 raise
+        await self._report_stuck("")
+        return last
+
+    async def _wait_for_storage(self, node: NodeOfAttempt, last: Collected) -> Collected:
+        """Ask again while a storage does not answer; a cancel, and time, give it up.
+
+        What the script wrote is whole on its node: to wait costs less than to do its work again.
+        """
+        clock, end_request = self._record.clock, self._end_request
+        since_s, pause_s = clock.monotonic_s(), attempt_record.STORE_PAUSE_S
+        await self._report_stuck(f"waits for a storage: {str(last.outage).rstrip('.')}")
+        while last.outage:
+            if end_request.is_canceled or clock.monotonic_s() - since_s >= OUTAGE_S:
+                return replace(last, gave_up=last.outage)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(end_request.canceled(), pause_s)
+            pause_s = min(OUTAGE_LONGEST_PAUSE_S, pause_s * 2)
+            agent = await self._cluster.agent(node.node_id)
+            last = await agent.call(COLLECT, node.on)
+            if last.stuck:
+                last = await self._wait_for_progress(node, last)
         await self._report_stuck("")
         return last
 

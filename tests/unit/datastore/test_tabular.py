@@ -209,7 +209,6 @@ def test_dates_and_times_are_datetime64_in_nanoseconds(tmp_path: Path) -> None:
         (Dataset.Tabular, "from_sql_query", "CSV or Parquet"),
         (Datastore, "register_azure_sql_database", "CSV or Parquet"),
         (Datastore, "register_hdfs", "register_fsspec"),
-        (OutputFileDatasetConfig, "as_input", "register_on_complete"),
         (OutputFileDatasetConfig, "read_delimited_files", "from_delimited_files"),
         (OutputFileDatasetConfig, "read_parquet_files", "from_parquet_files"),
     ],

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.failures import Failure
+from rayjobs.core.paths import driver_log_name
 from rayjobs.data import made
 from rayjobs.datastore.backends import open_backend
-from rayjobs.jobs.records import Job
+from rayjobs.jobs.records import Job, StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.pipeline_file import pipeline_of
 from rayjobs.pipelines.planning import PlannedRun
@@ -68,10 +70,11 @@ class Played:
                 self.end(job, failed=names[job.id] == fails)
 
     def end(self, job: Job, *, failed: bool = False) -> None:
-        """Play one job: it writes a file to each of its outputs."""
+        """Play one job: it prints a line, and writes a file to each of its outputs."""
         assert self.store.start(job.id, attempt=0, allocation="x") is not None
         for old, new in pairwise(MOVES):
             assert self.store.move(job.id, attempt=1, old=old, new=new)
+        self._print(job)
         if failed:
             failure = Failure("user", "rank 0 exited with 1", exit_code=1)  # type: ignore[arg-type]
             assert self.store.finish(job.id, attempt=1, state=JobState.FAILED, failure=failure)
@@ -79,6 +82,22 @@ class Played:
         for name, output in job.spec.outputs.items():
             self.write(job, name, output.destination)
         assert self.store.finish(job.id, attempt=1, state=JobState.COMPLETED)
+
+    def _print(self, job: Job) -> None:
+        for rank in range(world_size := job.spec.distribution.world_size):
+            name = driver_log_name(rank, world_size)
+            blob = self.workspace.blobs.put_bytes(
+                f"{job.spec.script} says {rank}\n".encode(), f"t/{job.id}/{name}"
+            )
+            log = StoredFile(
+                name=name,
+                attempt=1,
+                size=blob.size,
+                digest=blob.digest,
+                blob=blob.key,
+                stored_at=datetime.now(UTC),
+            )
+            assert self.store.publish_files(job.id, attempt=1, files=[log])
 
     def write(self, job: Job, name: str, destination: str) -> None:
         """Store one file as an output of a job, and pin it, as a node does."""

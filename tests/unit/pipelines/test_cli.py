@@ -29,6 +29,11 @@ class Typed:
         assert run(["pipeline", *words, *place]) == code
         return self._capsys.readouterr()
 
+    def logs(self, *words: str) -> tuple[str, str]:
+        """Type ``rayjobs logs``."""
+        assert run(["logs", *words, "--workspace", str(self.played.workspace.path)]) == 0
+        return self._capsys.readouterr()
+
     def json(self, *words: str) -> Any:
         return json.loads(self(*words, "--json")[0])
 
@@ -176,3 +181,39 @@ def test_lanes_join_and_part() -> None:
         ("● │", "b"),
         ("╰─┴─●", "join"),
     ]
+
+
+def test_logs_of_a_pipeline_name_the_steps(typed: Typed) -> None:
+    two = {"distribution": {"nodes": 1, "processes_per_node": 2, "backend": "gloo"}}
+    spec = typed.played.spec(steps=steps(train=two))
+    first = typed.played.run(spec)
+    out, _ = typed.logs(first.id)
+    assert out.splitlines() == [
+        "[prep] prep.py says 0",
+        "[train rank 0] train.py says 0",
+        "[train rank 1] train.py says 1",
+        "[test] test.py says 0",
+    ]
+    out, _ = typed.logs(first.id, "--json")
+    named = [(one["step"], one["ranks"]) for one in map(json.loads, out.splitlines())]
+    assert named == [("prep", [0]), ("train", [0]), ("train", [1]), ("test", [0])]
+    assert typed.logs(first.id, "--rank", "1")[0] == "[train] train.py says 1\n"
+
+
+def test_logs_of_reused_steps_are_those_of_the_original(typed: Typed) -> None:
+    first = typed.played.run()
+    again = typed.played.run(values={"epochs": 4})
+    prep = first.steps[0].job_id
+    out, err = typed.logs(again.id)
+    assert out.splitlines() == [
+        "[prep] prep.py says 0",
+        "[train] train.py says 0",
+        "[test] test.py says 0",
+    ]
+    assert f"prep: reused from {prep}" in err
+    out, err = typed.logs(again.steps[0].job_id)
+    assert out == "prep.py says 0\n"
+    assert f"step 'prep' was not run: these are the logs of {prep}" in err
+    out, err = typed.logs("-f", again.id)
+    assert out.splitlines() == ["[train] train.py says 0", "[test] test.py says 0"]
+    assert f"prep: reused from {prep}" in err

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from rayjobs.api.workspace import Workspace
-from rayjobs.core.errors import NotFoundError, StoreError, UsageError
+from rayjobs.core.errors import NotFoundError, StoreError, UnreadableSpecError, UsageError
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.datastore import DataPath
+from rayjobs.datastore.errors import DataNotFound, DatastoreUnavailable
 from rayjobs.jobs.records import ScheduleRecord
 from rayjobs.pipelines import (
     Pipeline,
@@ -27,6 +28,7 @@ from rayjobs.pipelines import (
 )
 from rayjobs.pipelines.recurrence import recurrence_of
 from rayjobs.pipelines.spec import PipelineError
+from rayjobs.submit import submitting
 from rayjobs.target import stop_record, timekeeper
 
 
@@ -372,7 +374,32 @@ def test_a_store_that_cannot_be_written_leaves_it_due(
 
         broken.setattr(type(store), "put_pipeline", refuses)
         broken.setattr(type(store), "settle_schedule", refuses)
-        with pytest.raises(StoreError):
-            world.later(hours=1)
+        (done,) = world.later(hours=1)
+        assert done.run is None and "the disk is full" in done.note
     assert world.row(one).next_at == due
     assert len(world.due()) == 1
+
+
+def test_what_a_repetition_cannot_change_waits_for_the_next_time(world: World) -> None:
+    passing = (StoreError("x"), DatastoreUnavailable("x"), OSError("x"))
+    lasting = (UsageError("x"), NotFoundError("x"), UnreadableSpecError("x"), DataNotFound("x"))
+    assert [scheduling.may_pass(one) for one in passing] == [True] * 3
+    assert [scheduling.may_pass(one) for one in lasting] == [False] * 4
+
+
+def test_the_target_of_a_run_that_has_not_ended_is_started_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[str] = []
+    monkeypatch.setattr(
+        submitting, "wake_or_start", lambda _workspace, target: woken.append(target)
+    )
+    world.schedule()
+    scheduling.wake_targets(world.ws.opened)
+    (done,) = world.later(hours=1)
+    assert woken == []
+    scheduling.wake_targets(world.ws.opened)
+    assert woken == ["local"]
+    world.ws.opened.store.request_cancel(str(done.run))
+    scheduling.wake_targets(world.ws.opened)
+    assert woken == ["local"], "it has ended"

@@ -9,11 +9,19 @@ from typing import Any
 import pytest
 
 from rayjobs.api.configs import RunConfiguration, ScriptRunConfig
+from rayjobs.api.environment import Environment
 from rayjobs.api.estimators import Estimator
 from rayjobs.api.experiment import Experiment
 from rayjobs.api.workspace import Workspace
 from rayjobs.core.errors import SpecError, UsageError
-from rayjobs.datastore import DataPath, DataPathComputeBinding, Dataset, DatasetConsumptionConfig
+from rayjobs.datastore import (
+    DataPath,
+    DataPathComputeBinding,
+    Dataset,
+    DatasetConsumptionConfig,
+    OutputFileDatasetConfig,
+)
+from rayjobs.datastore.errors import InvalidReference
 from rayjobs.pipelines import (
     CommandStep,
     EstimatorStep,
@@ -138,6 +146,20 @@ def test_each_required_argument_of_an_mpi_step(ws: Workspace, missing: str) -> N
         ("version", 7, "not a text"),
         ("nodes", 2, "not an argument of MpiStep"),
         ("environment_definition", "/nowhere/python", "environment_definition"),
+        ("name", 3, "not a text"),
+        ("source_directory", 7, "not a text"),
+        ("script_name", 7, "not a text"),
+        ("compute_target", 7, "not a compute target"),
+        ("use_gpu", "yes", "not True or False"),
+        ("use_docker", "yes", "not True or False"),
+        ("user_managed", "yes", "not True or False"),
+        ("custom_docker_image", 3, "not a text"),
+        ("image_registry_details", "x", "Give a ContainerRegistry"),
+        ("conda_packages", "numpy", "not a list of texts"),
+        ("pip_packages", [3], "not a list of texts"),
+        ("pip_requirements_file_path", 3, "not a path"),
+        ("pip_requirements_file_path", "none.txt", "there is no file"),
+        ("environment_variables", "x", "not a mapping"),
     ],
 )
 def test_each_wrong_argument_of_an_mpi_step(
@@ -146,7 +168,50 @@ def test_each_wrong_argument_of_an_mpi_step(
     with pytest.raises(SpecError) as caught:
         MpiStep(**mpi(ws, **{argument: value}))
     text = str(caught.value)
-    assert argument in text and words in text
+    assert argument.removesuffix("_path") in text and words in text
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "words"),
+    [
+        ("source_directory", "/nowhere/src", "'/nowhere/src' does not exist"),
+        ("script_name", "none.py", "script: 'none.py' does not exist"),
+        ("compute_target", "nowhere", "there is no target 'nowhere'"),
+        ("inputs", ["x"], "a str ('x') is not data"),
+        ("outputs", ["x"], "outputs has a str"),
+        ("params", {"a b": 1}, "params has the name 'a b'"),
+        ("params", {"a": object()}, "params['a'] is a object"),
+        ("hash_paths", [3], "hash_paths[0]: 3 is not text"),
+        ("environment_variables", {"A B": "1"}, "is not a valid name"),
+        ("use_gpu", True, "it needs GPUs"),
+    ],
+)
+def test_what_is_wrong_with_an_mpi_step_on_this_target_is_found_before_a_submit(
+    ws: Workspace, argument: str, value: Any, words: str
+) -> None:
+    problems = Pipeline(ws, [MpiStep(**mpi(ws, **{argument: value}))]).validate()
+    assert len(problems) == 1 and words in problems[0], problems
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"use_gpu": True},
+        {"custom_docker_image": "image:1"},
+        {"conda_packages": ["numpy"]},
+        {"pip_packages": ["six==1.16.0"]},
+        {"pip_requirements_file_path": "requirements.txt"},
+        {"user_managed": True},
+        {"environment_variables": {"MINE": "1"}},
+    ],
+)
+def test_an_environment_definition_excludes_its_parts(ws: Workspace, other: dict[str, Any]) -> None:
+    (Path(source(ws)["source_directory"]) / "requirements.txt").write_text("six==1.16.0\n")
+    alone = {"pip_packages": None, "environment_variables": None}
+    given = mpi(ws, environment_definition=Environment("e"), **{**alone, **other})
+    with pytest.raises(SpecError, match="environment_definition: excludes"):
+        MpiStep(**given)
+    assert only(ws, MpiStep(**{**given, **dict.fromkeys(other)})).job["script"] == "a.py"
 
 
 def test_several_nodes_need_a_target_that_has_them(ws: Workspace) -> None:
@@ -183,6 +248,50 @@ def test_data_passes_from_step_to_step_in_every_form(ws: Workspace) -> None:
         "named": ("step:a/data", "mount"),
     }
     assert [(one.before, one.after) for one in graph_of(spec).edges] == [("a", "b")] * 3
+
+
+def test_an_output_of_one_step_is_an_input_of_others(ws: Workspace) -> None:
+    made = OutputFileDatasetConfig("made", (ws.get_default_datastore(), "made/{run-id}"))
+    unnamed = OutputFileDatasetConfig()
+    step(ws, arguments=["--out", made.as_upload(), unnamed])
+    reads = [made.as_input("again"), made.as_input().as_download("here"), unnamed.as_input("other")]
+    spec = built(ws, step(ws, "b", arguments=["--in", *reads]))
+    assert [*spec.steps] == ["a", "b"], "its producer is found"
+    fields = ("source", "mode", "path_on_compute")
+    assert {
+        name: tuple(one[field] for field in fields)
+        for name, one in spec.steps["b"].job["inputs"].items()
+    } == {
+        "again": ("step:a/made", "mount", None),
+        "made": ("step:a/made", "download", "here"),
+        "other": (f"step:a/{unnamed.name}", "mount", None),
+    }
+    assert list(spec.steps["b"].job["arguments"])[1] == "$AZUREML_DATAREFERENCE_again"
+    # As an input in the list alone, too, and in `inputs` as well as in arguments.
+    spec = built(ws, step(ws, "b", arguments=[reads[0]], inputs=[reads[0]]))
+    assert [*spec.steps["b"].job["inputs"]] == ["again"]
+    with pytest.raises(InvalidReference, match="input name"):
+        made.as_input("not a name")
+
+
+def test_an_output_that_several_steps_make_is_refused_as_an_input(ws: Workspace) -> None:
+    made = OutputFileDatasetConfig("made")
+    makers = [step(ws, name, script_name="a.py", outputs=[made]) for name in ("x", "y")]
+    reader = step(ws, "b", inputs=[made.as_input()])
+    with pytest.raises(UsageError, match="'x', 'y' all write 'made', which another step reads"):
+        built(ws, *makers, reader)
+    # Of two pipelines that share the object, each has its own maker.
+    spec = built(ws, makers[1], reader)
+    assert spec.steps["b"].job["inputs"]["made"]["source"] == "step:y/made"
+
+
+def test_an_output_that_no_step_makes_is_refused_as_an_input(ws: Workspace) -> None:
+    lost = OutputFileDatasetConfig("lost")
+    with pytest.raises(UsageError, match="'lost', which no step of the pipeline produces"):
+        built(ws, step(ws, inputs=[lost.as_input()]))
+    config = ScriptRunConfig(source(ws)["source_directory"], "a.py", [lost.as_input()])
+    with pytest.raises(UsageError, match="'lost' is read by steps of the pipeline that makes it"):
+        Experiment(ws, "x").submit(config)
 
 
 def test_data_that_no_step_makes_is_refused(ws: Workspace) -> None:

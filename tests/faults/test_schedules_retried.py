@@ -1,0 +1,164 @@
+"""What fails for the moment when a schedule falls due is tried again: no time is skipped."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.datastore.errors import DatastoreUnavailable
+from rayjobs.pipelines import scheduling
+from rayjobs.target import timekeeper
+from tests.unit.pipelines.test_schedules import World, upload, world
+
+__all__ = ["world"]
+
+
+def test_a_store_that_another_process_has_locked_is_asked_again(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = world.schedule()
+    due = world.row(one).next_at
+    store: Any = world.ws.opened.store
+    assert due is not None
+    path = world.ws.opened.path / "store.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(store._database, "busy_timeout_s", 0.2)
+        (done,) = world.later(hours=1)
+        other.execute("ROLLBACK")
+    assert done.run is None and "locked" in done.note
+    assert world.row(one).next_at == due, "it is still due"
+    (done,) = world.later(minutes=1)
+    assert [done.run] == world.runs
+    assert world.row(one).next_at == due + timedelta(hours=1)
+
+
+def test_a_storage_that_is_down_delays_a_schedule_of_changed_data(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = world.schedule(
+        recurrence=None,
+        datastore=world.ws.get_default_datastore(),
+        path_on_datastore="in",
+        polling_interval=60,
+    )
+    upload(world, "a.txt", "1")
+    with monkeypatch.context() as broken:
+
+        def down(_record: object) -> Any:
+            raise DatastoreUnavailable("http://storage does not answer.")
+
+        broken.setattr(scheduling, "open_backend", down)
+        (done,) = world.later(hours=1)
+    assert done.note == world.row(one).note
+    assert done.note.startswith("tries again: the start failed at ")
+    assert done.note.endswith(" UTC: http://storage does not answer.")
+    (done,) = world.later(minutes=1)
+    assert [done.run] == world.runs
+
+
+def test_a_late_run_says_what_it_waited_for(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world.schedule()
+    with monkeypatch.context() as broken:
+
+        def full(*_given: Any, **_more: Any) -> Any:
+            raise OSError(28, "No space left on device")
+
+        broken.setattr(scheduling, "run_published", full)
+        world.later(hours=1)
+    (done,) = world.later(hours=1, minutes=2)
+    assert done.note.startswith("late: the start failed at ")
+    assert "No space left on device" in done.note
+    assert "It fell due 2 times meanwhile, and runs once." in done.note
+    assert len(world.runs) == 1
+
+
+def looked(home: Path) -> float | None:
+    """Let the timekeeper look once, in this process."""
+    return timekeeper.look(home)
+
+
+def test_a_workspace_on_a_disk_that_is_not_mounted_keeps_its_schedules(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world.schedule()
+    home, path = tmp_path / "home", world.ws.opened.path
+    timekeeper.register(path, home=home)
+    world.ws.close()
+    away = path.with_name("away")
+    path.rename(away)
+    assert looked(home) is not None
+    assert [*timekeeper.registered(home).values()] == [path]
+    (file,) = timekeeper.registered(home)
+    assert "gone_since" in file.read_text()
+    away.rename(path)
+    assert looked(home) is not None
+    assert "gone_since" not in file.read_text(), "the next absence counts from its own beginning"
+    path.rename(away)
+    assert looked(home) is not None
+    monkeypatch.setattr(timekeeper, "GONE_S", 0.0)
+    assert looked(home) is None, "what is gone for good is forgotten"
+    assert timekeeper.registered(home) == {}
+    away.rename(path)
+
+
+def test_a_schedule_that_is_made_while_the_timekeeper_looks_is_not_forgotten(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home, path = tmp_path / "home", world.ws.opened.path
+    timekeeper.register(path, home=home)
+    ask = timekeeper._ask
+
+    def slow(home: Path, path: Path) -> dict[str, Any] | None:
+        found = ask(home, path)  # there are no schedules yet
+        timekeeper.register(path, home=home)
+        return found
+
+    monkeypatch.setattr(timekeeper, "_ask", slow)
+    assert looked(home) is not None
+    assert [*timekeeper.registered(home).values()] == [path]
+
+
+def test_a_schedule_that_is_made_while_the_timekeeper_ends_is_kept(
+    world: World,
+    tmp_path: Path,
+) -> None:
+    """The second of two turns runs only because the registrations are looked at once more."""
+    home = tmp_path / "home"
+    program = f"""
+import sys
+from pathlib import Path
+from rayjobs.target import timekeeper
+turns = []
+def keep(home):
+    turns.append(1)
+    if len(turns) == 1:
+        (home / "schedules" / "late.json").write_text('{{"path": "/x"}}')
+    else:
+        (home / "schedules" / "late.json").unlink()
+    return False
+timekeeper.keep = keep
+timekeeper.leave_caller = lambda _blocked: None
+timekeeper.main([{str(home)!r}])
+print(len(turns))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["2"]
