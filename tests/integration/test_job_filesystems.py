@@ -63,6 +63,6 @@ def test_a_script_reads_and_writes_what_its_driver_does(
     job = jobs.submit(SCRIPT, environment_variables=file)
     jobs.wait(job, JobState.COMPLETED)
     found = json.loads(jobs.log(job).decode().splitlines()[-1])
-    assert found == dict.fromkeys(("photos", "files"), [1, "tables/x.csv", "tables/x.csv"])
+    assert found == {key: [1, "tables/x.csv", "tables/x.csv"] for key in ("photos", "files")}
     for store in (photos, files):
         assert store.filesystem().cat_file("results/out.txt") == b"of the job"
