@@ -1,7 +1,8 @@
-"""`rayjobs db`: upgrade, back up and check the store of a workspace."""
+"""`rayjobs db`: upgrade, back up, check and move the store of a workspace."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -28,12 +29,13 @@ Examples:
   rayjobs db backup ~/rayjobs-monday.db
   rayjobs db restore ~/rayjobs-monday.db
   rayjobs db upgrade
+  rayjobs db move postgresql://ada@db.example.org/rayjobs
 """
 
 
 @click.group(cls=CommandList, epilog=EPILOG)
 def db() -> None:
-    """Upgrade, back up, restore or check a workspace's store (its file store.db).
+    """Upgrade, back up, restore, check or move a workspace's store (its file store.db).
 
     Never copy store.db with cp while it is in use: the newest records are in files next to it.
     """
@@ -146,6 +148,60 @@ def restore(settings: Settings, file: Path | None, as_is: bool, yes: bool) -> No
                 f"to go back: rayjobs db restore {done.old}. `rayjobs prune` removes files that "
                 "only the old one names"
             )
+
+
+@db.command(
+    epilog="\b\nExamples:\n"
+    "  rayjobs db move postgresql://ada@db.example.org/rayjobs\n"
+    "  rayjobs db move --to-file\n"
+)
+@click.argument("url", metavar="[URL]", required=False)
+@click.option("--to-file", "to_file", is_flag=True, help="Move it from PostgreSQL into its folder.")
+@json_option
+@common_options
+@click.pass_obj
+def move(settings: Settings, url: str | None, to_file: bool) -> None:
+    """Move the records of a workspace into PostgreSQL, or back into a file.
+
+    Every row is copied and compared before the workspace uses the copy. The old store is kept.
+    Stop its targets first (`rayjobs target stop`); stored files stay in the workspace's folder. If
+    the command is killed, repeat it.
+    """
+    from rayjobs.core.errors import UsageError
+    from rayjobs.core.paths import home
+    from rayjobs.store import moving
+    from rayjobs.store.postgres import with_schema
+    from rayjobs.target.unfinished import check_not_served
+    from rayjobs.workspace import folder
+
+    if (url is None) != to_file:
+        raise click.UsageError("give either the URL of a PostgreSQL database or --to-file.")
+    files = folder.WorkspaceFiles(folder.locate(settings.workspace).resolve())
+    address = folder.store_address(files.root)
+    if url is not None:
+        if address is not None:
+            raise UsageError(
+                f"the store of {files.root} is in PostgreSQL already ({address}); move it back "
+                f"with --to-file first"
+            )
+        path = _store(settings)
+        check_not_served(files.root, home=home())
+        owner = str(folder.id_of(files.root))
+        new = with_schema(url, f"workspace_{owner}")
+        switch = functools.partial(folder.keep_records_in, files.root, new)
+        done = moving.to_postgres(path, new, workspace=owner, switch=switch)
+    else:
+        if address is None:
+            raise UsageError(f"the store of {files.root} is in a file already: {files.store}")
+        check_not_served(files.root, home=home())
+        new = str(files.store)
+        switch = functools.partial(folder.keep_records_in, files.root, None)
+        done = moving.to_file(address, files.store, switch=switch)
+    if settings.as_json:
+        print_json({"store": new, "rows": done.rows, "tables": done.tables, "old": done.old})
+        return
+    click.echo(f"the store is now {new}: {counted(done.rows, 'row')}, each compared with its copy")
+    settings.note(f"the old one is kept: {done.old}")
 
 
 def _confirm(store: Path, source: Path, found: Dropped) -> None:

@@ -75,7 +75,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Housekeeping": {
         "doctor": ("doctor:doctor", "Check this machine, its targets and leftovers."),
         "prune": ("prune:prune", "Remove stored files and records of old jobs."),
-        "db": ("db:db", "Upgrade, back up, restore or check a workspace's store."),
+        "db": ("db:db", "Upgrade, back up, restore, check or move a workspace's store."),
         "workspace": ("workspace:workspace", "Create a workspace with its store in PostgreSQL."),
     },
     "Other": {

@@ -84,7 +84,7 @@ def check(path: Path) -> Report:
     note, lost = Witness(path).read(), ""
     version, faults = 0, ["it cannot be read"]
     try:
-        with _opened(path, read_only=True) as connection:
+        with opened(path, read_only=True) as connection:
             version = version_of(connection)
             faults = [
                 str(row[0])
@@ -152,13 +152,13 @@ def backup(path: Path, to: Path) -> None:
     draft = to.with_name(f".{to.name}.{os.getpid()}.part")
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        with _opened(path, read_only=True) as source, _opened(draft) as copy:
+        with opened(path, read_only=True) as source, opened(draft) as copy:
             source.backup(copy)
             # One file, to be carried elsewhere: without the -wal and -shm of a store in use.
             copy.execute("PRAGMA journal_mode = DELETE")
             if copy.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
                 raise StoreError(f"{path} is damaged; see `rayjobs db check`", path=str(path))
-        _sync(draft)
+        sync(draft)
         os.link(draft, to)  # unlike a rename it does not replace what came there meanwhile
         sync_folder(to.parent)
     except FileExistsError as error:
@@ -182,8 +182,8 @@ def would_drop(path: Path, source: Path) -> Dropped:
     """
     _check_backup(source)
     with contextlib.ExitStack() as stack:
-        backup = stack.enter_context(_opened(source, read_only=True))
-        old = stack.enter_context(_opened(path, read_only=True)) if path.exists() else None
+        backup = stack.enter_context(opened(source, read_only=True))
+        old = stack.enter_context(opened(path, read_only=True)) if path.exists() else None
         return dropped.compare(old, backup)
 
 
@@ -208,17 +208,17 @@ def restore(path: Path, source: Path | None) -> Restored:
         return Restored(None, dropped.UNKNOWN)
     _check_backup(source)
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    aside, was_there = _unused(path, f"{path.stem}-replaced"), path.exists()
+    aside, was_there = unused(path, f"{path.stem}-replaced"), path.exists()
     try:
         backup(source, draft)
-        with _alone(path) as old:
-            with _opened(draft) as connection:
+        with alone(path) as old:
+            with opened(draft) as connection:
                 found = dropped.compare(old, connection)
                 connection.execute("BEGIN")
                 dropped.note(connection, found, source=source, kept_in=aside if was_there else None)
                 connection.execute("COMMIT")
                 events = events_of(connection)
-            _sync(draft)
+            sync(draft)
             # A store that has fewer events than its note is refused to all who open it, as is an
             # absent one: nobody gets in before the last step.
             witness.note(events + 1, synced=True)
@@ -287,10 +287,11 @@ def upgrade(path: Path, *, keep_copy: bool = True) -> Upgrade:
 
 
 def _free_name(path: Path, version: int) -> Path:
-    return _unused(path, f"{path.stem}-version-{version}")
+    return unused(path, f"{path.stem}-version-{version}")
 
 
-def _unused(path: Path, stem: str) -> Path:
+def unused(path: Path, stem: str) -> Path:
+    """Return a name for a store next to `path` that nothing has: ``STEM.db`` or ``STEM-N.db``."""
     number = 1
     found = path.with_name(f"{stem}.db")
     while any(found.with_name(found.name + end).exists() for end in ("", *_BESIDE)):
@@ -300,7 +301,7 @@ def _unused(path: Path, stem: str) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[sqlite3.Connection | None]:
+def alone(path: Path) -> Iterator[sqlite3.Connection | None]:
     """Keep all others out of a store, and have all of it in its one file, as far as it is sound.
 
     Yields the connection that holds it; None where there is no store.
@@ -312,7 +313,7 @@ def _alone(path: Path) -> Iterator[sqlite3.Connection | None]:
         yield None
         return
     deadline = time.monotonic() + BUSY_TIMEOUT_S
-    with _opened(path) as connection:
+    with opened(path) as connection:
         while True:
             try:
                 connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -337,7 +338,8 @@ def _alone(path: Path) -> Iterator[sqlite3.Connection | None]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, *, read_only: bool = False) -> Iterator[sqlite3.Connection]:
+def opened(path: Path, *, read_only: bool = False) -> Iterator[sqlite3.Connection]:
+    """Give a connection in autocommit mode, whatever the file's version and its note say."""
     # A question mark or a percent sign of a folder's name must not be read as part of the URI.
     uri = path.absolute().as_uri() + ("?mode=ro" if read_only else "")
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
@@ -370,7 +372,8 @@ def _size(path: Path) -> int:
     return total
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Write a file's bytes to the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

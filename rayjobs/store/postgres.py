@@ -33,6 +33,7 @@ DEFAULT_SCHEMA = "rayjobs"
 CONNECT_S = 5
 # A peer that takes in nothing for this long is gone; the kernel alone would wait for minutes.
 SILENT_MS = 20_000
+MOVED = -1  # the version of a store whose rows were moved into a file
 VERSION_OF = "SELECT version FROM store_state"
 MANY = 200  # statements that are sent together
 MOST_IDLE = 8  # connections that are kept open
@@ -305,6 +306,29 @@ class PostgresDatabase:
         finally:
             self._writing.release()
 
+    @contextmanager
+    def exclusive(self) -> Iterator[Connection]:
+        """A write transaction that takes a store of any version: for those who move it.
+
+        Raises:
+            StoreBusyError: another process kept the lock for longer than the busy timeout.
+            StoreError: the server failed; nothing was changed.
+        """
+        self._check()
+        with self._errors():
+            connection = self._connect()
+            try:
+                for text in (
+                    "BEGIN ISOLATION LEVEL REPEATABLE READ",
+                    f"SET LOCAL lock_timeout = {self.busy_timeout_s * 1000:.0f}",
+                    f"SELECT {self._lock()}",
+                ):
+                    connection.plain.execute(text.encode())
+                yield connection
+                connection.plain.execute("COMMIT")
+            finally:
+                connection.plain.close()
+
     def change(self) -> tuple[int, int]:
         """Return what is another value after every commit, of any connection and process."""
         with self._errors(), self._begun("BEGIN READ ONLY") as connection:
@@ -534,6 +558,13 @@ class PostgresDatabase:
         ) from error
 
     def _refuse_version(self, found: int) -> NoReturn:
+        if found == MOVED:
+            raise StoreVersionError(
+                f"the store {self.where} was moved into a file, or is being moved. Repeat the "
+                f"command; if this comes again, `rayjobs db move --to-file` finishes the move",
+                found=found,
+                known=VERSION,
+            )
         advice = (
             "upgrade rayjobs here (pip install --upgrade rayjobs)"
             if found > VERSION

@@ -369,6 +369,21 @@ def store_address(path: str | Path) -> str | None:
     return None if record is None else record.get("store")
 
 
+def keep_records_in(path: str | Path, address: str | None) -> None:
+    """Record, durably, where the records of the workspace in a folder are from now on.
+
+    Args:
+        address: In PostgreSQL; None: in the folder.
+
+    Raises:
+        StoreError: its record cannot be written.
+    """
+    files = WorkspaceFiles(Path(path))
+    with _record_lock(files):
+        record = {name: one for name, one in (_read(files) or {}).items() if name != "store"}
+        _write(files, record if address is None else {**record, "store": address})
+
+
 def create_in(path: str | Path, store: str) -> OpenWorkspace:
     """Create a workspace whose records are in PostgreSQL; its files stay in the folder `path`.
 
