@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.api import own_nccl
+from rayjobs.api.notices import notice
 from rayjobs.api.placing import place
 from rayjobs.core.errors import UsageError
 from rayjobs.core.numbers import is_whole
@@ -383,6 +385,15 @@ class ScriptRunConfig:
         arguments = {"arguments": self.arguments} if self.arguments else {}
         return shown(self, self.source_directory, **entry, **arguments, **needs_of(self.run_config))
 
+    def _tell_of_nccl(self, values: Mapping[str, Any]) -> None:
+        entry = values.get("script")
+        said = own_nccl.sentence(
+            None if entry is None else Path(values["source_directory"], entry),
+            [str(one) for one in values.get("arguments") or [values.get("command") or ""]],
+        )
+        if said is not None:
+            notice(said)
+
     def to_spec(
         self,
         *,
@@ -464,6 +475,8 @@ class ScriptRunConfig:
 
                 arguments = list(with_arguments(arguments))
             values["arguments"] = arguments
+        if placed.on_cpus:
+            self._tell_of_nccl(values)
         values |= {"inputs": data.inputs, "outputs": data.outputs}
         return build_spec(values)
 

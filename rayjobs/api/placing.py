@@ -27,6 +27,7 @@ class Placement:
         node_types: Node types of the target that it may run on.
         spot: See `RunConfiguration.spot`.
         backend: How its processes talk, where that is not what was asked for.
+        on_cpus: It asks for GPUs, and runs on CPUs since that is allowed.
     """
 
     target: str
@@ -35,6 +36,7 @@ class Placement:
     node_types: tuple[str, ...] = ()
     spot: bool | None = None
     backend: str | None = None
+    on_cpus: bool = False
 
 
 def place(
@@ -121,7 +123,8 @@ def _on_node(
         # A process has whole GPUs, or shares one.
         gpus = float(of_node // processes) if of_node >= processes else of_node / processes
     wants_gpus = gpus > 0 or backend == "nccl"
-    if wants_gpus and capacity.nodes and not largest.gpus:
+    on_cpus = bool(wants_gpus and capacity.nodes and not largest.gpus)
+    if on_cpus:
         if not allow_cpu:
             raise CannotBePlacedError(_needs_gpus(record, target, size, backend))
         gpus = 0.0
@@ -145,7 +148,7 @@ def _on_node(
             f"effect there"
         )
         types, spot = (), None
-    return Placement(target, cpus, gpus, types, spot, backend)
+    return Placement(target, cpus, gpus, types, spot, backend, on_cpus)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.api import compute
+from rayjobs.api import compute, notices
 from rayjobs.api.compute import AmlCompute, ComputeTarget
 from rayjobs.api.configs import PyTorchConfiguration, RunConfiguration, ScriptRunConfig
 from rayjobs.api.experiment import Experiment
@@ -119,6 +119,51 @@ def test_gpus_are_needed_unless_cpus_are_allowed(
     spec = config.to_spec(workspace=workspace)
     assert (spec.distribution.backend, spec.resources.gpus) == ("gloo", 0)
     assert "with gloo in place of nccl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "where"),
+    [
+        ("import torch\ntorch.distributed.init_process_group('NCCL')", [], "a.py:2"),
+        (
+            "import torch.distributed as d\n\nd.init_process_group(rank=0, backend='nccl')",
+            [],
+            "a.py:3",
+        ),
+        ("", ["--dist-backend", "nccl"], "its arguments name it"),
+        ("", ["--dist-backend=nccl"], "its arguments name it"),
+        ("print('nccl')\ndef f(d): d.init_process_group('gloo')", ["--name", "nccl-2"], None),
+        ("not python", [], None),
+    ],
+)
+def test_a_script_that_asks_for_nccl_itself_is_named_before_it_runs(
+    workspace: Workspace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    script: str,
+    arguments: list[str],
+    where: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(notices, "_said", set())  # each is printed once per process
+    cluster(workspace, "gpu", "STANDARD_NC6")
+    AzureSettings(workspace.store).set_allow_cpu(True)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_text(script)
+    ScriptRunConfig(tmp_path / "src", "a.py", arguments, compute_target="gpu").to_spec(
+        workspace=workspace
+    )
+    said = capsys.readouterr().err
+    assert "the job runs on CPUs" in said
+    if where is None:
+        assert "nccl" not in said
+    else:
+        assert f"the script itself asks for nccl ({where}), which needs GPUs" in said
+    # Where there are GPUs, or none is asked for, nothing is said.
+    ScriptRunConfig(tmp_path / "src", "a.py", arguments, compute_target="local").to_spec(
+        workspace=workspace
+    )
+    assert capsys.readouterr().err == ""
 
 
 def test_on_a_target_with_gpus_a_script_sees_its_nodes(

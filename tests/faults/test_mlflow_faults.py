@@ -27,6 +27,7 @@ import pytest
 
 from rayjobs.injob import mlflow_server
 from rayjobs.injob.metricsfile import read_all
+from rayjobs.injob.mlflow_tracking import RunState, Sink, Tracking
 
 THREADS, CALLS = 12, 25
 DEADLINE_S = 120.0
@@ -123,6 +124,40 @@ def test_calls_from_many_threads_are_all_kept_once(endpoint: Endpoint) -> None:
     for number in range(THREADS):
         history = endpoint.post("metrics/get-history", run_id="job", metric_key=f"m{number}")
         assert [one["step"] for one in history["metrics"]] == list(range(CALLS))
+
+
+class OneAtATime(Sink):
+    """Notes who comes while somebody is inside, and waits a moment for that."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.most = 0
+        self.met = threading.Event()
+
+    def metric(self, run: RunState, key: str, value: float, step: int) -> None:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        if self.inside > 1:
+            self.met.set()
+        self.met.wait(0.2)
+        self.inside -= 1
+
+
+def test_calls_change_a_run_one_after_the_other() -> None:
+    """A param is written once, and points keep their order: both need to look before they write."""
+    sink = OneAtATime()
+    tracking = Tracking(sink)
+    tracking.add_run(RunState("job", "1", "job", "file:///nowhere"))
+    body = {"run_id": "job", "key": "loss", "value": 1.0}
+    threads = [
+        threading.Thread(target=tracking.call, args=("POST", "runs/log-metric", body))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sink.most == 1
 
 
 def test_a_server_that_is_killed_loses_nothing_that_it_answered(endpoint: Endpoint) -> None:
