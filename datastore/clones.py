@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
-# What a file system answers that cannot share these two files' blocks.
+# Errors that mean: the file system cannot share the blocks of these two files.
 _CANNOT = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM)
 
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placement:
-    """What a job's spec says of its place.
+    """Where a job runs, and what each process gets.
 
     Attributes:
         target: Name of the target.
-        cpus, gpus: Of each process.
+        cpus, gpus: Per process.
         node_types: Node types of the target that it may run on.
         spot: See `RunConfiguration.spot`.
-        backend: How its processes talk, where that is not what was asked for.
+        backend: The backend, if it differs from the requested one.
         on_cpus: It asks for GPUs, and runs on CPUs since that is allowed.
     """
 
@@ -47,8 +47,8 @@ def place(
     Without a workspace (``config.to_spec()``), the target's name is taken as it is.
 
     Args:
-        processes: Of each node.
-        backend: As the configuration has it.
+        processes: Per node.
+        backend: The configured backend.
 
     Raises:
         CannotBePlacedError: it needs GPUs, the target has none, and CPUs are not allowed.
@@ -144,8 +144,7 @@ def _on_node(
             spot = True if capacity.types.matching(types, True) else None
     elif types or spot is not None:
         notice(
-            f"target {target!r} knows no node types: machine size and priority of the job have no "
-            f"effect there"
+            f"target {target!r} has no node types: it ignores the job's machine size and priority"
         )
         types, spot = (), None
     return Placement(target, cpus, gpus, types, spot, backend, on_cpus)
@@ -183,7 +182,11 @@ def _gpus_of_node(settings: RunConfiguration, size: Any, largest: _Largest) -> f
 
 def _needs_gpus(record: ComputeRecord, target: str, size: Any, backend: str) -> str:
     asked = f" ({size.name}: {size.gpus} GPUs)" if size is not None and size.gpus else ""
-    what = "its processes talk by nccl, which needs GPUs" if backend == "nccl" else "it needs GPUs"
+    what = (
+        "its processes communicate over nccl, which needs GPUs"
+        if backend == "nccl"
+        else "it needs GPUs"
+    )
     return (
         f"the job on compute target {record.name!r}{asked} cannot run: {what}, and target "
         f"{target!r} has none. Map the compute to a target with GPUs (`rayjobs azureml map "

@@ -16,7 +16,7 @@ def set_diagnostics_collection(
 
 
 def is_diagnostics_collection_info_available() -> bool:
-    """Return True: the answer is known: no."""
+    """Return True: diagnostics count as declined."""
     return True
 
 

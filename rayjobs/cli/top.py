@@ -44,8 +44,8 @@ Examples:
 def top(settings: Settings, target: str | None, once: bool) -> int:
     """Show a target's nodes, which job uses which GPUs, what runs and what waits.
 
-    On a terminal it is shown again every second until Ctrl-C. Jobs of other workspaces count
-    where they hold room, and are named by their workspace.
+    On a terminal it is shown again every second until Ctrl-C. Jobs of other workspaces are
+    included where they use a node, and shown by workspace.
     """
     from rayjobs.submit.project import default_target
 

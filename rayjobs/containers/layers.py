@@ -22,7 +22,7 @@ MOST_BYTES = 100 * GIB  # of all layers together
 _MOST_HEADER = 2**20  # bytes of a long name or of the extra fields of one member
 _MOST_LINKS = 40
 _CHUNK = 1024 * 1024
-# Device files are the node's own, below /dev; a set-user-ID program would be one on the node too.
+# Device files are the node's own, below /dev; a set-user-ID program would also be one on the node.
 _DROPPED_BITS = stat.S_ISUID | stat.S_ISGID
 
 
@@ -104,8 +104,8 @@ class Counts:
 class Root:
     """A root file system that layers are applied to, one after the other.
 
-    Nothing else may write below it meanwhile. Links in it are followed as a process would see
-    them whose root it is.
+    Nothing else may write below it meanwhile. Links in it are followed as a process
+    with this root would follow them.
     """
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -250,7 +250,8 @@ class Root:
             kind = os.lstat(source).st_mode
         except FileNotFoundError:
             raise BadImageError(
-                f"{layer} has a hard link {member.name!r} to {member.linkname!r}, which it lacks"
+                f"{layer} has a hard link {member.name!r} to {member.linkname!r}, which the image "
+                f"does not have"
             ) from None
         if stat.S_ISDIR(kind):
             raise BadImageError(f"{layer} has a hard link to a folder: {member.linkname!r}")
@@ -292,7 +293,7 @@ class Root:
             if stat.S_ISLNK(info.st_mode):
                 links += 1
                 if links > _MOST_LINKS:
-                    raise BadImageError(f"{'/'.join(parts)!r} is a circle of links")
+                    raise BadImageError(f"{'/'.join(parts)!r} is a loop of symbolic links")
                 target = os.readlink(here)
                 if target.startswith("/"):
                     done = []

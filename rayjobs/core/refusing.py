@@ -1,4 +1,4 @@
-"""Members of Azure ML's classes that rayjobs does not have: each says so, and what to use."""
+"""Members of Azure ML's classes that rayjobs does not have: each raises an error with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs of jobs: what was stored is pinned when the job ends, and read by other jobs as pinned.
+"""Outputs of jobs: what was stored is pinned when the job ends; others read the pinned files.
 
 A pin is the exact list of files, with sizes and marks of their bytes. It is kept in the catalogue,
 and an event of the job names it. A consumer gets these files or an error, never others.
@@ -71,7 +71,7 @@ def manifest_of(record: DatastoreRecord, path: str, files: Iterable[StoredFile])
 def pin(
     catalogue: Catalogue, name: str, record: DatastoreRecord, path: str, files: Manifest
 ) -> dict[str, Any]:
-    """Keep what an output is, and return the data of its event."""
+    """Store the manifest of an output, and return the data of its event."""
     whole = DataInput(name=name, mode="mount", records=(record,), manifest=files)
     text = json.dumps(whole.to_json(), sort_keys=True)
     return {
@@ -125,7 +125,7 @@ def _joined(catalogue: Catalogue, name: str, pins: Sequence[Mapping[str, Any]]) 
 
 
 def _as_it_is_now(catalogue: Catalogue, record: DatastoreRecord) -> DatastoreRecord:
-    """Return a datastore with its settings of now: a folder may have moved with its workspace."""
+    """Return a datastore with its current settings: a folder may have moved with its workspace."""
     try:
         return catalogue.datastore(record.name)
     except DatastoreError:
@@ -174,7 +174,7 @@ def changes(made: MadeOutput) -> list[str]:
                 f"{entry.datastore}/{entry.key} has {now.size} bytes instead of {entry.size}"
             )
         elif now.etag != entry.etag:
-            found.append(f"{entry.datastore}/{entry.key} was written again")
+            found.append(f"{entry.datastore}/{entry.key} was overwritten")
 
     for_each(made.files.files, look)
     found.sort()
@@ -206,5 +206,5 @@ def damage(
             if wrong := check(made[name]):
                 return f"its output {name!r} has changed: {'; '.join(wrong)}"
     except DatastoreError as error:
-        return f"its outputs cannot be looked at: {error}"
+        return f"its outputs cannot be checked: {error}"
     return None

@@ -304,12 +304,12 @@ class Recovery:
             ):
                 await self._learn_hosts(supervisor)
                 found = [await self.settle(node, end=True) for node in supervisor.record.nodes]
-                await self._conclude(supervisor, found, why=why)
+                await self._conclude(supervisor, found, why=why, restarted=restarted)
         else:
             nothing_left = all(one.proven for one in settled)
             # A restart of the cluster ends every attempt: it does not count against this job.
-            outcome = Outcome.CLUSTER_LOST if why == CLUSTER_RESTARTED else Outcome.NODE_LOST
-            message = f"{why}; whatever had survived was ended first"
+            outcome = Outcome.CLUSTER_LOST if restarted else Outcome.NODE_LOST
+            message = f"{why}; its remaining processes were ended first"
             await supervisor.ending.lose(message, proven=nothing_left, outcome=outcome)
 
     # -- what became of an attempt --------------------------------------------------------------

@@ -81,7 +81,7 @@ def plan(
         workspace: A workspace besides those that the targets of this home serve.
         older_than_s: Snapshots, inputs, environments and attempts of unknown jobs must be unused
             for so long; an hour at least. Attempts of finished jobs need not be old.
-        ended_s: So many seconds ago a job must have ended whose attempts may go.
+        ended_s: Attempts may be removed this many seconds after their job has ended.
     """
     root = node_root(home)
     made = ScratchPlan(root, time.time() - max(older_than_s, GRACE_S), ended_s)
@@ -335,7 +335,7 @@ def _plan_web(made: ScratchPlan) -> None:
 
 
 def _remove_web(made: ScratchPlan, removed: Removed) -> None:
-    """Remove files of the web; who reads one at this moment gets it again from its server."""
+    """Remove cached web files; a job that reads one downloads it again."""
     items = [item for item in made.items if item.kind == "web"]
     if items:
         with OwnFolder(web_root()) as folder:

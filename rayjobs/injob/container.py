@@ -199,7 +199,7 @@ def inside(root: str, path: str) -> str:
             continue
         links += 1
         if links > _MOST_LINKS:
-            raise ContainerError(40, f"the image's {path} is a circle of links")
+            raise ContainerError(40, f"the image's {path} is a loop of symbolic links")
         if target.startswith("/"):
             done = []
         todo = [one for one in target.split("/") if one and one != "."] + todo

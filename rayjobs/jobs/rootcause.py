@@ -144,7 +144,11 @@ def diagnose(
             return end.outcome, None
         # The process that ended it with its node may have died before it could record that.
         is_lost = record.end_reason is EndReason.PLACE_LOST
-        message = f"{record.reason}; it was ended first" if is_lost else record.reason
+        message = (
+            f"{record.reason}; its remaining processes were ended first"
+            if is_lost
+            else record.reason
+        )
         return end.outcome, Failure(end.failure_class, message)
     rank = _own_failure(record, words)
     number = None if rank is None else rank.rank
@@ -372,7 +376,7 @@ def _message(blamed: _Blamed) -> str:
     who = f"rank {rank.rank}"
     number, code = rank.signal, rank.exit_code
     if blamed.was_leaving:
-        what = f"{who} failed (and was ended while it was leaving)"
+        what = f"{who} failed (and was killed while it was exiting)"
     elif number is not None:
         meaning = _SIGNALS.get(number)
         how = "crashed with" if number in _CRASHES else "was ended by"

@@ -1,4 +1,4 @@
-"""Models of files of this machine: stored in the workspace, with who brought them and from where.
+"""Models registered from local files, with the user and the path that they came from.
 
 No run stands behind such a model. Its lineage says so, and names the user, the machine, the path
 and the digests instead.
@@ -121,7 +121,7 @@ def _files_of(source: Path, child_paths: Sequence[str] | None) -> dict[str, Path
         raise UsageError(f"{source} cannot be registered: {error}") from error
     if left_out:
         raise UsageError(
-            f"{source} has {counted(len(left_out), 'thing')} that cannot be stored, such as "
+            f"{source} has {counted(len(left_out), 'item')} that cannot be stored, such as "
             f"{left_out[0]}; remove it, or choose files by child_paths. Nothing was registered"
         )
     names = {path.relative_to(source).as_posix(): path for path in below}

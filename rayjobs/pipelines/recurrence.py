@@ -66,11 +66,11 @@ for _name in WINDOWS_ZONES:
 
 
 class Recurrence(Model):
-    """Times that come again; local times are those of `time_zone`.
+    """A recurring time; local times are those of `time_zone`.
 
     Attributes:
         frequency: The unit.
-        interval: Every so many of them.
+        interval: Number of units between two runs.
         start_at: The first time, local, as ``2026-11-27T09:30:00``; None: when it was made.
         time_zone: Name of the IANA database or of Windows.
         hours: Of days and weeks: the hours; None: that of the start.
@@ -133,7 +133,7 @@ class Recurrence(Model):
         """Return the first time after a moment; both in UTC.
 
         Args:
-            moment: Aware.
+            moment: Timezone-aware.
             made_at: When the schedule was made: the start of one that names none.
         """
         start = (self.start_at or made_at.astimezone(self.zone)).replace(tzinfo=self.zone)
@@ -271,4 +271,4 @@ class ScheduleRecurrence:
         return f"ScheduleRecurrence({self.checked.text})"
 
     def validate(self) -> None:
-        """Return: what is wrong is refused when it is made."""
+        """Do nothing: the constructor checks the arguments."""

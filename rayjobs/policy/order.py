@@ -17,11 +17,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from rayjobs.jobs.retry import LONGEST_PAUSE_S
 from rayjobs.policy.records import Limits, Promise, Rule, Running, Situation, Waiting
-
-# No retry waits longer (`rayjobs.jobs.retry`): what seems to, was written before the wall clock was
-# set back, and its pause counts as over.
-LONGEST_PAUSE_S = 60.0
 
 Rank = tuple[float, float, int, float, tuple[str, int, str]]
 

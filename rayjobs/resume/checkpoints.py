@@ -1,4 +1,4 @@
-"""The checkpoints that a job has stored: found whole, or not found; written to a node checked.
+"""Finds the whole checkpoints that a job has stored, and checks hashes when it writes one.
 
 `rayjobs.checkpoint.save` writes ``outputs/checkpoints/step-…/`` with a manifest of sizes and
 hashes. Its files are published one by one, each with its attempt's number. A checkpoint counts
@@ -203,7 +203,7 @@ class Lost:
     def sentence(self) -> str:
         """For a job's history, after a semicolon."""
         if self.checkpoint_step is None:
-            come = "" if self.last_step is None else f" (it had come to step {self.last_step})"
+            come = "" if self.last_step is None else f" (it had reached step {self.last_step})"
             return f"it has saved no checkpoint and starts from the beginning{come}"
         at = f"it continues from its checkpoint of step {self.checkpoint_step}"
         if self.steps is None:

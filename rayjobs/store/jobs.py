@@ -401,7 +401,7 @@ class JobsPart(Part):
             self._event(
                 connection,
                 one["id"],
-                "hold",
+                "hold" if reason else "release",
                 f"held: {reason}" if reason else "released",
                 now=self._now(),
                 attempt=one["attempt"],

@@ -125,8 +125,8 @@ def ensure_target(
         is_patient: A local target's keeper stays when the start fails, and tries again with
             growing pauses: for a start in the background, whose failure a user does not see.
         revives: Start nothing that a user has stopped, and leave a keeper's pause alone.
-        stop_seen: The id of the last stop (`stops.last`) when this start was asked for; a newer
-            stop wins over it. None: it is asked for now.
+        stop_seen: The id of the last stop (`stop_record.last`) when this start was asked for; a
+            newer stop wins over it. None: it is asked for now.
 
     Raises:
         UsageError: a `RAYJOBS_LOCAL_*` variable makes no sense.

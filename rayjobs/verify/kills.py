@@ -35,7 +35,7 @@ class Pace:
         name: The metric with the most steps.
         rank: Which rank logged it.
         steps: Its steps in the undisturbed run, ascending.
-        step_s: Seconds between two of them there, on average.
+        step_s: Average seconds per step in the undisturbed run.
     """
 
     name: str
@@ -76,7 +76,7 @@ def pace_of(points: Sequence[MetricPoint]) -> Pace | None:
 
 
 def choose(pace: Pace, count: int, generator: random.Random) -> list[int]:
-    """Return `count` random steps, ascending and spread over the run, its ends spared.
+    """Return `count` random steps, ascending and spread over the run, without its ends.
 
     Raises:
         UsageError: the run has too few steps for so many kills.
@@ -190,7 +190,7 @@ class Hunter:
         return job.state.is_final or job.attempt > number
 
     def _shoot(self, attempt: Attempt) -> int | None:
-        """Kill one rank of all nodes' at random; None when it had ended by itself."""
+        """Kill one random rank of all nodes; None when it had ended by itself."""
         ranks: list[tuple[int, int]] = []
         for host in attempt.hosts:
             connection = hostclient.HostConnection.of(host.root)

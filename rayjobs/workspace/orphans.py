@@ -1,4 +1,4 @@
-"""End interactive runs whose process has died, when the workspace is opened next."""
+"""Ends interactive runs whose process has died, at the next opening of the workspace."""
 
 from __future__ import annotations
 

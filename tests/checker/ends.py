@@ -49,10 +49,7 @@ def too_often(evidence: Evidence) -> Iterator[str]:
     for job in evidence.jobs:
         attempts = evidence.attempts.get(job.id, [])
         # Held as poison, whatever its budget: each release is one more try.
-        released = sum(
-            event.kind == "hold" and event.message == "released"
-            for event in evidence.events.get(job.id, [])
-        )
+        released = sum(event.kind == "release" for event in evidence.events.get(job.id, []))
         worst: dict[str, int] = {}
         for index, one in enumerate(attempts):
             if one.failure is None or one.outcome in FREE_ENDS:

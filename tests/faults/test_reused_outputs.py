@@ -50,7 +50,7 @@ def test_an_output_that_was_cut_short_is_made_again(played: Played) -> None:
 def test_an_output_that_was_written_again_is_made_again(played: Played) -> None:
     run = damaged(played, b"prep MADE clean")
     assert reused(run) == []
-    assert "was written again" in decisions(run)["prep"]
+    assert "was overwritten" in decisions(run)["prep"]
 
 
 def test_an_older_whole_output_is_taken_instead_of_a_damaged_one(played: Played) -> None:
@@ -110,4 +110,4 @@ def test_a_storage_that_is_down_lets_the_step_run(
     monkeypatch.setattr(made, "open_backend", down)
     run = played.submit()
     assert reused(run) == []
-    assert "its outputs cannot be looked at: http://storage" in decisions(run)["prep"]
+    assert "its outputs cannot be checked: http://storage" in decisions(run)["prep"]

@@ -157,7 +157,7 @@ def test_steps_pass_data_through_s3_in_every_mode(on_s3: OnS3, tmp_path: Path) -
     changed = on_s3.run()
     assert ran(changed) == ["split", "left", "right", "join"]
     decision = str(changed.find_step_run("split")[0].decision["reason"])
-    assert f"photos/tables/{split}/t.csv was written again" in decision
+    assert f"photos/tables/{split}/t.csv was overwritten" in decision
 
     # One is gone: the newest whole run is taken where there is one, else the step runs.
     left = changed.find_step_run("left")[0].id

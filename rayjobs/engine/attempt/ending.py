@@ -347,7 +347,7 @@ class AttemptEnding:
             outcome=outcome,
             attempts=[one for one in attempts if one.number <= record.number],
             now=record.clock.now(),
-            released_at=max((one.at for one in events if one.kind == "hold"), default=None),
+            released_at=max((one.at for one in events if one.kind == "release"), default=None),
         )
         if job.cancel_requested_at is not None:
             await record.finish(Outcome.CANCELED, reason=CANCELED.sentence)

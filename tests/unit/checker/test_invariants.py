@@ -395,7 +395,7 @@ def test_what_cannot_be_stored_is_not_retried() -> None:
 def test_a_release_is_one_more_try() -> None:
     evidence = failed_as(SYSTEM, times=4)
     assert of_limits(evidence) == ["j failed 4 times as system; its budget is 2 retries"]
-    add_event(event(200, "hold", "released"))(evidence)
+    add_event(event(200, "release", "released"))(evidence)
     assert check(evidence) == []
 
 

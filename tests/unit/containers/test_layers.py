@@ -93,7 +93,7 @@ def test_files_folders_and_links_take_each_others_place(tmp_path: Path) -> None:
         (file("/etc/evil"), "the absolute path"),
         (other("hard", HARD, to="../../etc/passwd"), "leads out of the image"),
         (other("hard", HARD, to="/etc/passwd"), "the absolute path"),
-        (other("hard", HARD, to="not-there"), "which it lacks"),
+        (other("hard", HARD, to="not-there"), "which the image does not have"),
         (file(".wh..."), "names no file"),
         (file("a/.wh..."), "names no file"),
         (file(".wh."), "names no file"),
@@ -138,7 +138,7 @@ def test_links_are_followed_inside_the_image_alone(tmp_path: Path) -> None:
 
 
 def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadImageError, match="circle of links"):
+    with pytest.raises(BadImageError, match="loop of symbolic links"):
         applied(
             tmp_path,
             layer([other("a", LINK, to="b"), other("b", LINK, to="a"), file("a/x")]),

@@ -125,7 +125,7 @@ def test_what_is_lost_is_told_with_the_step_that_it_goes_on_from(tmp_path: Path)
         await here.launched(job, attempt=2)
         reasons = [event.message for event in here.store.events(job.id)]
         said = [text for text in reasons if "its place is needed" in text]
-        assert any("it had come to step 3" in text for text in said), reasons
+        assert any("it had reached step 3" in text for text in said), reasons
 
     play(scene, tmp_path)
 
@@ -149,7 +149,7 @@ def _point(job: Job, step: int) -> MetricPoint:
         (Lost(7, 5), 2, "of step 5; its last step was 7: 2 lost"),
         (Lost(5, 6), 0, "0 lost"),
         (Lost(None, 5), None, "continues from its checkpoint of step 5"),
-        (Lost(7, None), None, "it had come to step 7"),
+        (Lost(7, None), None, "it had reached step 7"),
         (Lost(None, None), None, "starts from the beginning"),
     ],
 )

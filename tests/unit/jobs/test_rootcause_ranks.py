@@ -32,7 +32,7 @@ def test_the_rank_that_others_were_left_by_is_named_though_it_ended_later() -> N
     _, failure = diagnose([record("failed", left, leaving, asked)], {0: LEFT, 1: RAISED, 2: b""})
     assert failure is not None
     assert failure.rank == 1
-    assert failure.message.startswith("rank 1 failed (and was ended while it was leaving): Value")
+    assert failure.message.startswith("rank 1 failed (and was killed while it was exiting): Value")
     assert failure.failure_class is F.USER
 
 
@@ -115,7 +115,7 @@ def test_what_a_rank_prints_while_it_leaves_does_not_hide_why(log: bytes, number
     leaving = rank_record(1, exit_code=None, signal=number, ended_at=2.4)
     _, failure = diagnose([record("failed", left, leaving)], {0: LEFT, 1: log})
     assert failure is not None
-    assert failure.message.startswith("rank 1 failed (and was ended while it was leaving): Value")
+    assert failure.message.startswith("rank 1 failed (and was killed while it was exiting): Value")
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_children_of_a_folder_are_chosen(runs: Runs, folder: Path, tmp_path: Pat
 
 def test_a_folder_that_cannot_be_stored_whole_is_refused(runs: Runs, folder: Path) -> None:
     (folder / "gone").symlink_to("nowhere")
-    with pytest.raises(UsageError, match="1 thing that cannot be stored"):
+    with pytest.raises(UsageError, match="1 item that cannot be stored"):
         Model.register(runs.workspace, folder, "bert")
     with pytest.raises(NotFoundError, match="no file or folder"):
         Model.register(runs.workspace, folder / "nothing", "bert")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from rayjobs.jobs import retry
+from rayjobs.jobs.retry import LONGEST_PAUSE_S
 from rayjobs.policy import (
     Decisions,
     Limits,
@@ -19,7 +20,6 @@ from rayjobs.policy import (
     take,
 )
 from rayjobs.policy.estimating import DEPTH, estimate, estimates
-from rayjobs.policy.order import LONGEST_PAUSE_S
 from tests.unit.policy.jobs import capacity, job, less, runs
 
 
