@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.api import own_nccl
+from rayjobs.api.environment_sections import DEFAULT_SHM_SIZE
 from rayjobs.api.notices import notice
 from rayjobs.api.placing import place
 from rayjobs.core.errors import UsageError
@@ -82,7 +83,7 @@ class PyTorchConfiguration:
 
 
 class DockerConfiguration:
-    """Accepted and ignored: jobs run in the target's own environment, without containers."""
+    """How a job's image is run; without an image, a line says what has no effect."""
 
     def __init__(
         self,
@@ -623,7 +624,20 @@ def _container_of(settings: RunConfiguration) -> dict[str, Any] | None:
         made["arguments"] += list(settings.docker.arguments)
         if settings.docker.shm_size is not None:
             made["shm_size"] = settings.docker.shm_size
-    return made
+        return made
+    of_environment = settings.environment.docker
+    sizes = (settings.docker.shm_size, of_environment.shm_size)
+    unused = [
+        *(f"shm_size={size!r}" for size in sizes if size not in (None, DEFAULT_SHM_SIZE)),
+        *settings.docker.arguments,
+        *of_environment.arguments,
+    ]
+    if unused:
+        notice(
+            f"{', '.join(unused)}: no effect, since the job runs without a container, with the "
+            f"machine's own /dev/shm; name an image for one"
+        )
+    return None
 
 
 def _distribution_of(settings: RunConfiguration) -> dict[str, Any]:

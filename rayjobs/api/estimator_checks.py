@@ -155,6 +155,15 @@ def entry_script(
     return []
 
 
+def duration(seconds: Any) -> list[Problem]:
+    """Return what is wrong with a time limit; None is none."""
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is None or (is_number and seconds > 0):
+        return []
+    what = f"{seconds!r} is not a number of seconds above 0."
+    return [Problem("max_run_duration_seconds", what, "Leave it out for no limit.")]
+
+
 def _shm_problem(size: str) -> Problem | None:
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?[bkmgBKMG]?", str(size)):
         return None

@@ -157,6 +157,7 @@ class Estimator:
                 _show_package_warnings=_show_package_warnings or None,
             ),
             *checks.inputs(inputs),
+            *checks.duration(max_run_duration_seconds),
             *checks.entry_script(
                 source,
                 entry_script,

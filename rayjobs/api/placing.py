@@ -147,6 +147,11 @@ def _on_node(
             f"target {target!r} has no node types: it ignores the job's machine size and priority"
         )
         types, spot = (), None
+    if capacity.types is None and record.vm_priority == "lowpriority" and settings.spot is None:
+        notice(
+            f"compute target {record.name!r} asks for low-priority machines, and target {target!r} "
+            f"has none of its own: the job runs as any other"
+        )
     return Placement(target, cpus, gpus, types, spot, backend, on_cpus)
 
 

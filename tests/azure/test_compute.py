@@ -10,6 +10,7 @@ import pytest
 from rayjobs.api import compute, notices
 from rayjobs.api.compute import AmlCompute, ComputeTarget
 from rayjobs.api.configs import PyTorchConfiguration, RunConfiguration, ScriptRunConfig
+from rayjobs.api.estimators import PyTorch
 from rayjobs.api.experiment import Experiment
 from rayjobs.api.vm_sizes import vm_size
 from rayjobs.api.workspace import Workspace
@@ -119,6 +120,19 @@ def test_gpus_are_needed_unless_cpus_are_allowed(
     spec = config.to_spec(workspace=workspace)
     assert (spec.distribution.backend, spec.resources.gpus) == ("gloo", 0)
     assert "with gloo in place of nccl" in capsys.readouterr().err
+
+
+def test_what_a_target_has_not_is_said_at_the_submit(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_said", set())  # each is printed once per process
+    cluster(workspace, "cheap", "STANDARD_D2_V2", vm_priority="lowpriority")
+    ScriptRunConfig("src", "a.py", compute_target="cheap").to_spec(workspace=workspace)
+    assert "'local' has none of its own: the job runs as any other" in capsys.readouterr().err
+    estimator = PyTorch("src", compute_target="local", entry_script="a.py", shm_size="3g")
+    estimator.to_script_run_config().to_spec(workspace=workspace)
+    said = capsys.readouterr().err
+    assert "shm_size='3g': no effect, since the job runs without a container" in said
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,8 @@ def test_numbers_that_contradict_each_other_are_refused(
         ({"source_directory_data_store": "blob"}, "source_directory_data_store"),
         ({"image_registry_details": object()}, "image_registry_details"),
         ({"shm_size": "garbage"}, "shm_size"),
+        ({"max_run_duration_seconds": 0}, "max_run_duration_seconds"),
+        ({"max_run_duration_seconds": "60"}, "max_run_duration_seconds"),
         ({"_show_package_warnings": True}, "_show_package_warnings"),
         ({"_disable_validation": False}, "entry_script"),
     ],
