@@ -33,6 +33,9 @@ DEFAULT_SCHEMA = "rayjobs"
 CONNECT_S = 5
 # A peer that takes in nothing for this long is gone; the kernel alone would wait for minutes.
 SILENT_MS = 20_000
+FIRST = 12  # the first version of the schema that PostgreSQL had
+# NNNN.sql: from version NNNN - 1 to NNNN.
+MIGRATIONS = Path(__file__).parent / "migrations" / "postgres"
 MOVED = -1  # the version of a store whose rows were moved into a file
 VERSION_OF = "SELECT version FROM store_state"
 MANY = 200  # statements that are sent together
@@ -251,7 +254,7 @@ class PostgresDatabase:
     path: Path | None = None
 
     def __init__(self, url: str, *, busy_timeout_s: float) -> None:
-        """Open the store; create it in a schema that has none.
+        """Open the store; create it in a schema that has none, and upgrade an older one.
 
         Raises:
             UsageError: the URL is not valid, or holds a password.
@@ -266,6 +269,7 @@ class PostgresDatabase:
             connection = self._connect()
             try:
                 self._create(connection)
+                self._upgrade(connection)
             except BaseException:
                 connection.plain.close()
                 raise
@@ -516,6 +520,25 @@ class PostgresDatabase:
             run(text.encode())
         run("COMMIT")
 
+    def _upgrade(self, connection: Connection) -> None:
+        """Bring an older store to this version in one transaction; its writers wait meanwhile."""
+        run = connection.plain.execute
+        if not _steps(self._version(connection)):
+            return  # it has this version, or is refused by the first transaction
+        run("BEGIN")
+        run(f"SELECT {self._lock()}".encode())
+        found = self._version(connection)  # another process may have been faster
+        for step in _steps(found):
+            run(step.read_text(encoding="utf-8").encode())
+        if _steps(found):
+            run("UPDATE store_state SET version = %s", (VERSION,))
+            log.warning("upgraded the store %s from version %d to %d", self.where, found, VERSION)
+        run("COMMIT")
+
+    def _version(self, connection: Connection) -> int:
+        (found,) = connection.plain.execute(VERSION_OF).fetchone() or (0,)
+        return int(found)
+
     # -- errors ------------------------------------------------------------------------------
 
     @contextmanager
@@ -576,6 +599,14 @@ class PostgresDatabase:
             found=found,
             known=VERSION,
         )
+
+
+def _steps(found: int) -> list[Path]:
+    """Return the files that lead from a version to this one, in order; none if one is missing."""
+    if not 0 < found < VERSION:
+        return []
+    steps = [MIGRATIONS / f"{number:04d}.sql" for number in range(found + 1, VERSION + 1)]
+    return steps if all(step.is_file() for step in steps) else []
 
 
 # Connections that a fork has given to a child: their end there would end them in the parent.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 from rayjobs.core.errors import StoreBusyError, StoreError, StoreVersionError, UsageError
 from rayjobs.store import postgres as in_postgres
 from rayjobs.store.postgres import parsed, translated, with_schema
+from rayjobs.store.schema import VERSION
 from rayjobs.store.sql import SqlStore
 from rayjobs.store.tables import postgres_schema
 from rayjobs.workspace.folder import create_in, open_workspace
@@ -107,6 +109,67 @@ def test_a_store_of_another_version_is_refused(server: Postgres, store: SqlStore
     with store._database.write() as connection:
         connection.execute("UPDATE store_state SET version = 999")
     with pytest.raises(StoreVersionError, match=r"schema version 999.*upgrade rayjobs here"):
+        store.jobs()
+
+
+@pytest.fixture
+def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let this rayjobs be two versions later; return the folder of its steps."""
+    (tmp_path / f"{VERSION + 1:04d}.sql").write_text(
+        "ALTER TABLE jobs ADD COLUMN cost BIGINT; UPDATE jobs SET cost = 7"
+    )
+    (tmp_path / f"{VERSION + 2:04d}.sql").write_text("CREATE TABLE budgets (name TEXT)")
+    monkeypatch.setattr(in_postgres, "MIGRATIONS", tmp_path)
+    monkeypatch.setattr(in_postgres, "VERSION", VERSION + 2)
+    return tmp_path
+
+
+def test_an_older_store_is_upgraded_once(
+    server: Postgres, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    url = server.schema()
+    with contextlib.closing(SqlStore(url)) as old:
+        job = submit(old)
+        request.getfixturevalue("later")
+        threads = [threading.Thread(target=lambda: SqlStore(url).close()) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with contextlib.closing(SqlStore(url)) as new, new._database.read() as connection:
+            assert connection.execute("SELECT cost FROM jobs").fetchall() == [(7,)]
+            assert connection.execute("SELECT version FROM store_state").fetchall() == [
+                (VERSION + 2,)
+            ]
+            assert new.job(job.id) == job
+        monkeypatch.setattr(in_postgres, "VERSION", VERSION)
+        with pytest.raises(StoreVersionError, match="upgrade rayjobs here"):
+            old.jobs()
+
+
+def test_an_upgrade_that_fails_changes_nothing(
+    server: Postgres, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    url = server.schema()
+    with contextlib.closing(SqlStore(url)) as old:
+        job = submit(old)
+        later: Path = request.getfixturevalue("later")
+        (later / f"{VERSION + 2:04d}.sql").write_text("CREATE TABLE jobs (name TEXT)")
+        with pytest.raises(StoreError, match="already exists"):
+            SqlStore(url)
+        monkeypatch.setattr(in_postgres, "VERSION", VERSION)
+        assert old.job(job.id) == job
+
+
+def test_a_version_without_steps_is_refused(
+    server: Postgres, request: pytest.FixtureRequest
+) -> None:
+    url = server.schema()
+    SqlStore(url).close()
+    later: Path = request.getfixturevalue("later")
+    (later / f"{VERSION + 1:04d}.sql").unlink()
+    refused = pytest.raises(StoreVersionError, match="no upgrade leads from there")
+    with contextlib.closing(SqlStore(url)) as store, refused:
         store.jobs()
 
 

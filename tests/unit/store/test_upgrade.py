@@ -18,6 +18,8 @@ from rayjobs.jobs.writers import ProcessWriter
 from rayjobs.spec.model import JobSpec
 from rayjobs.store import care, schema, tables
 from rayjobs.store.migrations.upgrade import upgrade
+from rayjobs.store.postgres import FIRST as FIRST_IN_POSTGRES
+from rayjobs.store.postgres import MIGRATIONS
 from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.store.sql import SqlStore
 from tests.schema_steps import NEWEST_STORE, NEXT, with_next_step
@@ -241,3 +243,9 @@ def test_a_listing_needs_no_pydantic(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[3],
     )
     assert done.stdout.strip() == "False"
+
+
+def test_postgresql_has_a_step_for_each_migration() -> None:
+    numbers = range(FIRST_IN_POSTGRES + 1, schema.VERSION + 1)
+    found = {path.name for path in MIGRATIONS.glob("*.sql")}
+    assert found == {f"{number:04d}.sql" for number in numbers}
