@@ -33,6 +33,7 @@ def measure(head: Head, *, rounds: int, quick: bool) -> list[Figure]:
         again.append(_run(head, chain, is_reused=True))
         diamonds.append(_run(head, diamond_of(wide, source, name=f"diamond{number}")))
         parallel.append(_run(head, diamond_of(wide, source, name=f"flat{number}", edges=False)))
+    submits = [_submit(head.folder / f"large{turn}", large, source) for turn in range(rounds)]
     return [
         Figure(
             f"chain of {links} trivial steps",
@@ -54,8 +55,13 @@ def measure(head: Head, *, rounds: int, quick: bool) -> list[Figure]:
         Figure(
             f"{large} steps checked and submitted in one transaction",
             "s",
-            _submit(head.folder, large, source),
+            median([wall_s for wall_s, _ in submits]),
             most=2.0,
+        ),
+        Figure(
+            "of which processor time, in the submitting process",
+            "s",
+            median([processor_s for _, processor_s in submits]),
         ),
         Figure(f"unchanged pipeline of {links} steps run again", "s", median(again), most=2.0),
     ]
@@ -93,9 +99,10 @@ def _run(head: Head, spec: PipelineSpec, *, is_reused: bool = False) -> float:
     return took_s
 
 
-def _submit(folder: Path, count: int, source: Path) -> float:
+def _submit(folder: Path, count: int, source: Path) -> tuple[float, float]:
+    """Submit a large pipeline; return the seconds it took, and those of the processor."""
     spec = diamond_of(count, source, name="large")
-    with open_workspace(folder / "large") as workspace:
-        began_s = time.perf_counter()
+    with open_workspace(folder) as workspace:
+        began_s, worked_s = time.perf_counter(), time.process_time()
         submit_pipeline(workspace, spec, wake=False)
-        return time.perf_counter() - began_s
+        return time.perf_counter() - began_s, time.process_time() - worked_s

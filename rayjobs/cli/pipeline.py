@@ -458,20 +458,20 @@ def _draw(settings: Settings, found: Pipeline, views: list[StepView], plot: str)
 
 
 def _steps_table(settings: Settings, found: Pipeline, views: list[StepView]) -> str:
-    from rayjobs.pipelines.drawing import draw
+    from rayjobs.pipelines.drawing import cells_of
     from rayjobs.pipelines.graph import graph_of
     from rayjobs.pipelines.spec import read_pipeline
 
     by_name = {view.name: view for view in views}
     order = graph_of(read_pipeline(found.spec)).order
     before = {name: by_name[name].row.after for name in order if name in by_name}
-    drawn = draw(before, {name: by_name[name].status for name in before})
+    cells = cells_of(before, {name: by_name[name].status for name in before})
     rows, colours = [], []
-    for line, name in drawn:
+    for cell, name in cells:
         view = by_name[name]
         rows.append(
             (
-                f"{line}  {name}",
+                cell,
                 view.status,
                 duration_text(view.waited_s) if view.row.original is None else "-",
                 duration_text(view.ran_s) if view.job.started_at and not view.row.original else "-",
@@ -494,7 +494,7 @@ def _why(view: StepView) -> str:
 
 
 def _show_plan(settings: Settings, planned: PlannedRun) -> int:
-    from rayjobs.pipelines.drawing import draw
+    from rayjobs.pipelines.drawing import cells_of
 
     before = {name: planned.graph.before(name) for name in planned.graph.order}
     by_name = {one.name: one for one in planned.steps}
@@ -519,8 +519,8 @@ def _show_plan(settings: Settings, planned: PlannedRun) -> int:
         return Exit.DONE
     statuses = {name: "Reused" if name in reused else "Queued" for name in before}
     rows = [
-        (f"{line}  {name}", "reused" if name in reused else "runs", by_name[name].decision.reason)
-        for line, name in draw(before, statuses)
+        (cell, "reused" if name in reused else "runs", by_name[name].decision.reason)
+        for cell, name in cells_of(before, statuses)
     ]
     click.echo(table(rows, ("STEP", "", "")))
     _warn(settings, planned.warnings)

@@ -12,11 +12,38 @@ GLYPHS = {
     "Queued": "○",
 }
 RUNNING = "●"
+# A drawing that is wider than this many characters says no more: names are clearer.
+MOST_WIDTH = 24
+MOST_INDENT = 8
+MOST_NAMED = 2
 
 
 def glyph_of(status: str) -> str:
     """Return the sign of a step's state."""
     return GLYPHS.get(status, RUNNING)
+
+
+def cells_of(
+    before: Mapping[str, Sequence[str]], statuses: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Return for each step what a table shows of it, and the step, see `draw`.
+
+    A graph with too many lines for a terminal is a list in which each step names those before it.
+    """
+    drawn = draw(before, statuses)
+    if max((len(line) for line, _ in drawn), default=0) <= MOST_WIDTH:
+        return [(f"{line}  {name}", name) for line, name in drawn]
+    levels: dict[str, int] = {}
+    cells = []
+    for name, needed in before.items():
+        levels[name] = 1 + max((levels[one] for one in needed), default=-1)
+        after = ", ".join(needed[:MOST_NAMED])
+        more = len(needed) - MOST_NAMED
+        after += f" and {more} more" if more > 0 else ""
+        indent = "  " * min(levels[name], MOST_INDENT)
+        text = f"{indent}{glyph_of(statuses.get(name, ''))} {name}"
+        cells.append((f"{text}  ← {after}" if after else text, name))
+    return cells
 
 
 def draw(before: Mapping[str, Sequence[str]], statuses: Mapping[str, str]) -> list[tuple[str, str]]:

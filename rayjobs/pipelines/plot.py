@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,31 @@ COLOURS = {
 RUNNING = ("#2e8b57", "#e2f2e9")
 WIDTH, HEIGHT = 2.3, 0.8  # of a box, in inches
 GAP_X, GAP_Y = 0.9, 0.35
+# A picture is read on a screen: longer rows go on below, higher columns beside.
+MOST_COLUMNS, MOST_ROWS = 6, 16
+GAP_PART = 0.6  # between the parts of a high column
+LANE = 0.18  # from a box to the lines that pass beside it
+GAP_BAND = 0.9
+TOP, BOTTOM = 0.7, 0.4
 NAME_CHARACTERS = 26
 MOST_INCHES = 100.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the boxes of a picture are, in inches from its lower left corner.
+
+    Attributes:
+        centres: The middle of each step's box.
+        bands: Which row of columns each step is in, from 0 at the top.
+        tops: The upper edge of the highest box of each of these rows.
+    """
+
+    centres: Mapping[str, tuple[float, float]]
+    bands: Mapping[str, int]
+    tops: Sequence[float]
+    width: float
+    height: float
 
 
 def levels_of(before: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -62,6 +86,50 @@ def places_of(before: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, float
     return places
 
 
+def layout_of(before: Mapping[str, Sequence[str]]) -> Layout:
+    """Return where each step's box is.
+
+    Args:
+        before: Step → the steps that it waits for; each step comes after those.
+    """
+    columns: dict[int, list[str]] = {}
+    for name, (level, _row) in sorted(places_of(before).items(), key=lambda one: one[1]):
+        columns.setdefault(level, []).append(name)
+    bands: list[list[list[list[str]]]] = []  # band → level → part → steps
+    used = MOST_COLUMNS
+    for _, names in sorted(columns.items()):
+        count = -(-len(names) // MOST_ROWS)
+        rows = -(-len(names) // count)
+        if used + count > MOST_COLUMNS:
+            bands.append([])
+            used = 0
+        bands[-1].append([names[at : at + rows] for at in range(0, len(names), rows)])
+        used += count
+    lefts: dict[str, float] = {}
+    downs: dict[str, float] = {}  # from the top
+    of_band: dict[str, int] = {}
+    tops: list[float] = []
+    width, top = 0.0, TOP
+    for number, one_band in enumerate(bands):
+        tall = max(len(part) for parts in one_band for part in parts) * (HEIGHT + GAP_Y)
+        tops.append(top)
+        left = GAP_X
+        for parts in one_band:
+            for part in parts:
+                for index, name in enumerate(part):
+                    lefts[name], of_band[name] = left, number
+                    row = index - (len(part) - 1) / 2
+                    downs[name] = top + tall / 2 + row * (HEIGHT + GAP_Y)
+                left += WIDTH + GAP_PART
+            left += GAP_X - GAP_PART
+        width = max(width, left)
+        top += tall + GAP_BAND
+    height = top - GAP_BAND + BOTTOM
+    centres = {name: (lefts[name] + WIDTH / 2, height - downs[name]) for name in before}
+    uppers = [height - one - GAP_Y / 2 for one in tops]
+    return Layout(centres, of_band, uppers, width, height)
+
+
 def write_plot(path: Path, views: Sequence[StepView], order: Sequence[str], *, title: str) -> Path:
     """Draw the graph of a run into a file and return its path.
 
@@ -82,37 +150,32 @@ def write_plot(path: Path, views: Sequence[StepView], order: Sequence[str], *, t
         raise UsageError("a plot needs matplotlib: pip install matplotlib") from None
     by_name = {view.name: view for view in views}
     before = {name: by_name[name].row.after for name in order if name in by_name}
-    places = places_of(before)
-    columns = 1 + max(column for column, _ in places.values())
-    rows = max(sum(1 for c, _ in places.values() if c == column) for column in range(columns))
-    width = min(MOST_INCHES, columns * (WIDTH + GAP_X) + GAP_X)
-    height = min(MOST_INCHES, rows * (HEIGHT + GAP_Y) + 1.1)
-    figure = Figure(figsize=(width, height), dpi=110, facecolor="white")
+    layout = layout_of(before)
+    size = (min(MOST_INCHES, layout.width), min(MOST_INCHES, layout.height))
+    figure = Figure(figsize=size, dpi=110, facecolor="white")
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
-    axes.set_xlim(0, columns * (WIDTH + GAP_X) + GAP_X)
-    middle = rows * (HEIGHT + GAP_Y) / 2
-    axes.set_ylim(-0.4, rows * (HEIGHT + GAP_Y) + 0.7)
-    centres = {
-        name: (
-            GAP_X + column * (WIDTH + GAP_X) + WIDTH / 2,
-            middle - row * (HEIGHT + GAP_Y),
-        )
-        for name, (column, row) in places.items()
-    }
+    axes.set_xlim(0, layout.width)
+    axes.set_ylim(0, layout.height)
+    centres = layout.centres
     critical = critical_path(list(views))
     along = set(pairwise(critical))
     for name, needed in before.items():
         for one in needed:
-            _arrow(axes, centres[one], centres[name], is_critical=(one, name) in along)
+            is_critical = (one, name) in along
+            if layout.bands[one] == layout.bands[name]:
+                _arrow(axes, centres[one], centres[name], is_critical=is_critical)
+            else:
+                turn = layout.tops[layout.bands[name]] + GAP_BAND / 2
+                _arrow_down(axes, centres[one], centres[name], turn, is_critical=is_critical)
     for name in before:
         _box(axes, centres[name], by_name[name], is_critical=name in critical)
-    axes.text(GAP_X, rows * (HEIGHT + GAP_Y) + 0.45, title, fontsize=11, weight="bold", va="center")
+    axes.text(GAP_X, layout.height - 0.25, title, fontsize=11, weight="bold", va="center")
     if len(critical) > 1:
         total = sum(view.ran_s for view in views if view.name in critical)
         axes.text(
             GAP_X,
-            -0.18,
+            BOTTOM / 2,
             f"thick: the critical path, {duration_text(total)} of running",
             fontsize=8,
             color="#444444",
@@ -140,6 +203,40 @@ def _arrow(
             "shrinkA": 0,
             "shrinkB": 1,
             "connectionstyle": "arc3",
+        },
+    )
+
+
+def _arrow_down(
+    axes: Any,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    turn: float,
+    *,
+    is_critical: bool,
+) -> None:
+    """Draw an arrow to a lower row of columns, between the columns and above that row.
+
+    It leaves at the right of a box and comes in at the left, as all others do, on lanes of its own:
+    nothing may look like an arrow between boxes that only stand below or beside each other.
+    """
+    colour = "#333333" if is_critical else "#999999"
+    width = 2.2 if is_critical else 1.0
+    out, into = start[0] + WIDTH / 2 + LANE, end[0] - WIDTH / 2 - LANE
+    leaves, comes = start[1] - HEIGHT / 5, end[1] + HEIGHT / 5
+    xs = [start[0] + WIDTH / 2, out, out, into, into]
+    ys = [leaves, leaves, turn, turn, comes]
+    axes.plot(xs, ys, color=colour, linewidth=width, zorder=0.5, solid_joinstyle="round")
+    axes.annotate(
+        "",
+        xy=(end[0] - WIDTH / 2, comes),
+        xytext=(into - 0.02, comes),
+        arrowprops={
+            "arrowstyle": "-|>,head_length=0.25,head_width=0.12",
+            "color": colour,
+            "linewidth": width,
+            "shrinkA": 0,
+            "shrinkB": 1,
         },
     )
 

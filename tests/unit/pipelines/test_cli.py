@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rayjobs.cli.main import run
-from rayjobs.pipelines.drawing import draw
-from rayjobs.pipelines.plot import levels_of, places_of
+from rayjobs.pipelines.drawing import cells_of, draw
+from rayjobs.pipelines.plot import layout_of, levels_of, places_of
 from rayjobs.pipelines.views import critical_path, views_of
 from rayjobs.spec.text import write_yaml
 from rayjobs.target import timekeeper
@@ -102,6 +102,31 @@ def test_the_columns_of_a_graph_follow_what_waits() -> None:
     places = places_of(before)
     assert len(set(places.values())) == len(places), "no two steps at one place"
     assert places["c"][1] < places["e"][1], "near what they read"
+
+
+def test_pictures_of_large_graphs_fit_a_screen() -> None:
+    chain = {f"s{n:02d}": [f"s{n - 1:02d}"] if n else [] for n in range(20)}
+    middle = [f"m{n:02d}" for n in range(98)]
+    wide = {"first": [], **{one: ["first"] for one in middle}, "last": middle}
+    for before in (chain, wide):
+        layout = layout_of(before)
+        assert 0.3 < layout.width / layout.height < 3.5
+        assert layout.width < 30
+        assert len(set(layout.centres.values())) == len(before), "no two steps at one place"
+        for name, needed in before.items():
+            for one in needed:
+                is_lower = layout.bands[one] < layout.bands[name]
+                assert is_lower or layout.centres[one][0] < layout.centres[name][0]
+
+
+def test_a_wide_graph_is_a_list_in_the_terminal() -> None:
+    middle = [f"m{n:02d}" for n in range(98)]
+    wide = {"first": [], **{one: ["first"] for one in middle}, "last": middle}
+    cells = [cell for cell, _ in cells_of(wide, dict.fromkeys(wide, "Completed"))]
+    assert cells[:2] == ["✔ first", "  ✔ m00  ← first"]
+    assert cells[-1] == "    ✔ last  ← m00, m01 and 96 more"
+    few = {"a": [], "b": ["a"]}
+    assert cells_of(few, {})[0][0] == "●  a"
 
 
 def test_why_rerun_names_what_differs(typed: Typed) -> None:
