@@ -99,7 +99,7 @@ class Outcome:
     Attributes:
         metrics: Of its runs, name and last value.
         version: The commit of rayjobs that ran it; with a "+" if files were changed since.
-        load: Of the machine, when the program started.
+        load: Of the machine, when the program started; None: it was not noted.
     """
 
     program: Program
@@ -107,7 +107,7 @@ class Outcome:
     seconds: float
     changed: str = ""
     version: str = ""
-    load: float = 0.0
+    load: float | None = None
     runs: list[tuple[str, str]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     last_words: str = ""
@@ -352,7 +352,8 @@ def page(outcomes: Sequence[Outcome], checks: str) -> str:
         "`python -m benchmarks.azure_programs --examples CLONE --notebooks CLONE`.",
         "",
         f"{_machine()}. A row's last column: the commit of rayjobs that ran it (+: with changes "
-        "that were not committed), and the machine's load when the program started.",
+        "that were not committed), and the load of the machine, which others used too, when the "
+        "program started (–: not noted).",
         "",
         "| program | commit | result | runs | metric | time | changed | rayjobs, load |",
         "|---|---|---|---|---|---|---|---|",
@@ -366,7 +367,7 @@ def page(outcomes: Sequence[Outcome], checks: str) -> str:
         lines.append(
             f"| {one.program.repository}: {short} | {one.program.commit} | {result} | {runs} | "
             f"{_metric(one)} | {one.seconds:.0f} s | {one.changed or 'nothing'} | "
-            f"{one.version}, {one.load:g} |"
+            f"{one.version}, {'–' if one.load is None else f'{one.load:g}'} |"
         )
     return "\n".join([*lines, "", checks])
 

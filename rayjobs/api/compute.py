@@ -10,9 +10,10 @@ Source: ``azureml.core.compute`` of azureml-core 1.61.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.api import program_rules
 from rayjobs.api.notices import notice
 from rayjobs.api.vm_sizes import VmSize, vm_size
 from rayjobs.core.clock import SystemClock, to_text
@@ -31,24 +32,6 @@ if TYPE_CHECKING:
 PRIORITIES = ("dedicated", "lowpriority")
 DEFAULT_SIZE = "STANDARD_NC6"  # of AmlCompute, where the program names none
 DEFAULT_MAX_NODES = 4
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How this process treats computes; `rayjobs.azureml` changes it for Azure ML programs.
-
-    Attributes:
-        unknown_is_local: A name that nothing answers for means ``local``; else it is an error.
-        whole_node: A job has its node's CPUs and GPUs, also where no compute says how many.
-        allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.
-    """
-
-    unknown_is_local: bool = False
-    whole_node: bool = False
-    allow_cpu: bool = False
-
-
-rules = Rules()
 
 
 class ComputeNotFoundError(NotFoundError, ComputeTargetException):
@@ -508,7 +491,7 @@ class ComputeTargets(dict[str, ComputeTarget]):
         Raises:
             KeyError: this process does not run an Azure ML program.
         """
-        if not rules.unknown_is_local:
+        if not program_rules.rules.unknown_is_local:
             raise KeyError(name)
         notice(unknown_sentence(name))
         made = AmlCompute.__new__(AmlCompute)

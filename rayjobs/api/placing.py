@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.api import compute
+from rayjobs.api import compute, program_rules
 from rayjobs.api.notices import notice
 from rayjobs.core.errors import CannotBePlacedError
 from rayjobs.policy.capacity import Capacity
@@ -62,7 +62,7 @@ def place(
     record = kept.compute(name)
     target = compute.bound_target(kept, name)
     if target is None:
-        if record is None and not compute.rules.unknown_is_local:
+        if record is None and not program_rules.rules.unknown_is_local:
             return _plain(settings, name)  # the submit says that there is no such target
         if record is None:
             notice(compute.unknown_sentence(name))
@@ -71,7 +71,7 @@ def place(
     if record is None and asked.vm_size:
         priority = asked.vm_priority or "dedicated"
         record = ComputeRecord(name, vm_size=asked.vm_size, vm_priority=priority.casefold())
-    whole_node = record is not None or compute.rules.whole_node or settings.use_gpu is True
+    whole_node = record is not None or program_rules.rules.whole_node or settings.use_gpu is True
     if not whole_node:
         return _plain(settings, target)
     return _on_node(
@@ -80,7 +80,7 @@ def place(
         target,
         processes=processes,
         backend=backend,
-        allow_cpu=compute.rules.allow_cpu or kept.allow_cpu,
+        allow_cpu=program_rules.rules.allow_cpu or kept.allow_cpu,
     )
 
 

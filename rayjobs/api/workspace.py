@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.api import compute, html
+from rayjobs.api import html, program_rules
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.paths import WORKSPACE_DIR
 from rayjobs.core.paths import home as default_home
@@ -85,7 +85,7 @@ class Workspace:
             NotFoundError: there is none.
         """
         self._identity: Identity | None = None
-        if path is None and workspace_name is not None and compute.rules.unknown_is_local:
+        if path is None and workspace_name is not None and program_rules.rules.unknown_is_local:
             self.opened: OpenWorkspace = open_workspace(locate())
             self.opened.map_addresses()
             self._identify(subscription_id, resource_group, workspace_name)
@@ -184,7 +184,7 @@ class Workspace:
         Raises:
             UsageError: it exists and `exist_ok` is off, or the name is none.
         """
-        if path is None and compute.rules.unknown_is_local:
+        if path is None and program_rules.rules.unknown_is_local:
             return cls(subscription_id, resource_group, name)
         folder = Path(path) if path is not None else _named_folder(name)
         if (folder / "workspace.json").exists() and not exist_ok:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayjobs.api import compute
+from rayjobs.api import program_rules
 from rayjobs.injob import urlmap
 from rayjobs.injob.afterimport import after_import
 
@@ -18,7 +18,9 @@ def become_azure_program(*, allow_cpu: bool = False) -> None:
     Args:
         allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.
     """
-    compute.rules = compute.Rules(unknown_is_local=True, whole_node=True, allow_cpu=allow_cpu)
+    program_rules.rules = program_rules.Rules(
+        unknown_is_local=True, whole_node=True, allow_cpu=allow_cpu
+    )
     # The SDK imports it: programs use it after a mere ``import urllib``.
     import urllib.request  # noqa: F401
 

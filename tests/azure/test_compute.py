@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.api import compute, notices
+from rayjobs.api import notices, program_rules
 from rayjobs.api.compute import AmlCompute, ComputeTarget
 from rayjobs.api.configs import PyTorchConfiguration, RunConfiguration, ScriptRunConfig
 from rayjobs.api.estimators import PyTorch
@@ -25,7 +25,7 @@ from rayjobs.workspace.azure import AzureSettings
 def workspace(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
     monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", "8")
     monkeypatch.setenv("RAYJOBS_LOCAL_GPUS", "0")
-    monkeypatch.setattr(compute, "rules", compute.Rules())
+    monkeypatch.setattr(program_rules, "rules", program_rules.Rules())
     made = Workspace.from_config()
     yield made
     made.close()
