@@ -290,7 +290,7 @@ def datastore_exists(name: str) -> DatastoreExists:
 def datastore_not_found(name: str, known: list[str]) -> DatastoreNotFound:
     """Return the error for the name of a datastore that is not registered."""
     return DatastoreNotFound(
-        f"no datastore is called {name!r} in this workspace; there is "
+        f"no datastore is called {name!r} in this workspace; it has: "
         f"{', '.join(known) or 'none'}. Register it first (rayjobs datastore add)."
     )
 

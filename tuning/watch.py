@@ -117,8 +117,16 @@ def summary_text(found: Summary, spec: SweepSpec, shown: Sequence[str] = ()) -> 
     return _BETWEEN.join(parts)
 
 
+_ENDED = ("Completed", "Failed", "Canceled")
+
+
 def _words(state: str) -> str:
-    """Return a state's name in a sentence: ``NotResponding`` is "not responding"."""
+    """Return a state's name in a sentence: ``NotResponding`` is "not responding".
+
+    The job of a trial may have ended before the sweep has recorded the trial's end.
+    """
+    if state in _ENDED:
+        return "ending"
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", state).lower()
 
 

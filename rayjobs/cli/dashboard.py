@@ -8,7 +8,7 @@ import click
 
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings, common_options, json_option
-from rayjobs.cli.target import NAME
+from rayjobs.cli.target import NAME, TargetName
 
 EPILOG = """\b
 Examples:
@@ -24,6 +24,7 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @NAME
+@click.option("--target", "of_target", type=TargetName(), hidden=True)  # as `submit` has it
 @click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
 @click.option(
     "--show-token",
@@ -33,7 +34,9 @@ Examples:
 @json_option
 @common_options
 @click.pass_obj
-def dashboard(settings: Settings, name: str, open_browser: bool, show_token: bool) -> None:
+def dashboard(
+    settings: Settings, name: str, of_target: str | None, open_browser: bool, show_token: bool
+) -> None:
     """Print or open the Ray dashboard of a target.
 
     Its Jobs page lists the target's jobs by id, with their states, messages and live logs: all
@@ -42,6 +45,7 @@ def dashboard(settings: Settings, name: str, open_browser: bool, show_token: boo
     """
     from rayjobs.target.dashboard import dashboard_of
 
+    name = of_target or name
     found = dashboard_of(name)
     token = found.read_token() if show_token else None
     if settings.as_json:

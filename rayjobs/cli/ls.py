@@ -332,7 +332,9 @@ def _with_values(
         jobs = sorted_by(jobs, reader.values(key), descending=sort.startswith("-"))
     elif chosen["limit"]:
         jobs = jobs[: chosen["limit"]]
-    return jobs[: chosen["limit"]], [reader.values(name) for name in chosen["columns"]]
+    return jobs[: chosen["limit"]], [
+        reader.values(name, may_miss=True) for name in chosen["columns"]
+    ]
 
 
 def _in_state(store: Store, jobs: list[JobLine], condition: Filter) -> list[JobLine]:

@@ -335,6 +335,9 @@ def tell(settings: Settings, done: Submitted) -> None:
     if done.starting:
         settings.note(f"target {job.target} is not running; starting it")
     hints = [("logs -f", "follow its log"), ("show", "all details"), ("cancel", "cancel it")]
+    if job.state.is_final:  # what it was to start after has ended otherwise
+        settings.note(f"it has ended already ({job.state}): {job.reason}")
+        hints = [("rerun", "submit it again"), hints[1]]
     if job.kind == "array":
         hints = [
             ("ls --parent", "list its members"),

@@ -14,6 +14,7 @@ from rayjobs.cli.jobviews import name_of, ran_s, short_id, waited_s
 from rayjobs.cli.outlook import ANSWER_S, key_of
 from rayjobs.cli.output import cut, cut_inside, print_json, table, width
 from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.core.errors import NotFoundError
 from rayjobs.core.paths import home
 from rayjobs.core.text import counted, duration_text, size_text
 from rayjobs.jobs.records import Attempt, Job
@@ -21,6 +22,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import JobFilter
 from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
+from rayjobs.target.unfinished import why_unreached
 from rayjobs.target.wake_client import ask, socket_of
 from rayjobs.workspace.folder import OpenWorkspace
 
@@ -119,7 +121,11 @@ def _status(target: str) -> tuple[dict[str, Any] | None, str]:
     except TimeoutError:
         return None, "busy"
     if status is None or not status.get("ok"):
-        return None, "not running"
+        try:
+            address, unreached = why_unreached(target, home=home())
+        except NotFoundError:
+            address, unreached = "", ""
+        return None, f"cluster unreachable at {address}" if unreached else "not running"
     return status, "running"
 
 

@@ -109,6 +109,6 @@ def update(
         print_json({**job_json(new, earlier_s=earlier_s), "revision": revision, "notes": notes})
     else:
         listed = ", ".join(f"{key}={value}" for key, value in new.tags.items()) or "no tags"
-        held = f", held: {plain_text(new.held)}" if new.held else ""
+        held = f", held: {plain_text(new.held)}" if new.held else ", released" if release else ""
         number = f", revision {revision}" if revision > 1 else ""
         click.echo(f"{new.id} priority {new.priority}, {listed}{held}{number}")

@@ -352,8 +352,9 @@ def _missing_package(said: tracebacks.Said) -> str:
     if not said.error.startswith("ModuleNotFoundError: No module named "):
         return ""
     return (
-        "; the job's environment has only the packages that the job asked for. Add the package "
-        "that is missing, or use `base: target` to add them to the target's own packages"
+        "; the job's environment has only the packages that the job asked for. Add the missing "
+        "one, or add yours to the target's own packages: by --pip without --env, or by `base: "
+        "target` in a job file's environment"
     )
 
 

@@ -187,8 +187,12 @@ class ValueReader:
             }
         return self._arguments
 
-    def values(self, name: str) -> Values:
+    def values(self, name: str, *, may_miss: bool = False) -> Values:
         """Return the column of a name.
+
+        Args:
+            may_miss: A column that no listed job has is empty, with a note that says so, unless it
+                looks misspelt.
 
         Raises:
             UsageError: no listed job has it; the message has near names.
@@ -203,7 +207,10 @@ class ValueReader:
         if not having:
             if not self._jobs:
                 return Values(name, {})
-            raise UsageError(self._unknown(name))
+            text, is_near = self._unknown(name)
+            if may_miss and not is_near:
+                return Values(name, {}, text.removesuffix("."))
+            raise UsageError(text)
         note = ""
         if len(having) > 1:
             others = ", ".join(f"{one}:{bare}" for one in having[1:])
@@ -223,7 +230,8 @@ class ValueReader:
             if one in arguments
         }
 
-    def _unknown(self, name: str) -> str:
+    def _unknown(self, name: str) -> tuple[str, bool]:
+        """Return that no job has a name, with what may be meant, and whether that is near."""
         import difflib  # only on the way to an error
 
         known = dict.fromkeys(FIELDS)
@@ -241,7 +249,8 @@ class ValueReader:
             if others
             else "These jobs have neither metrics nor named arguments nor tags."
         )
-        return f"no listed job has a metric, argument or tag named {name!r}. {hint}"
+        text = f"no listed job has a metric, argument or tag named {name!r}. {hint}"
+        return text, bool(near)
 
 
 def _kind_of(name: str) -> str | None:

@@ -118,6 +118,15 @@ def _read(settings: Sequence[str], arguments: Sequence[str]) -> tuple[dict[str, 
                     f"Write --set --{key}={value}.",
                 )
             )
+        elif not _is_key(key):
+            problems.append(
+                Problem(
+                    "--set",
+                    f"{key!r} is not a key of a job.",
+                    f"Write --set --{key}={value} for an option of the script; `rayjobs schema` "
+                    f"lists the keys of a job.",
+                )
+            )
         else:
             _put(given, key.split("."), _value(value))
     if problems:

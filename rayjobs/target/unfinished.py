@@ -304,7 +304,7 @@ def what_becomes(name: str, jobs: Unfinished) -> str:
             f"`rayjobs target start {name}` reaches the cluster."
         )
     if jobs.waiting:
-        told.append("Waiting jobs stay in the queue and start then.")
+        told.append("Waiting jobs stay queued until then.")
     return " ".join(told)
 
 

@@ -173,6 +173,10 @@ def test_ls_refuses_columns_and_conditions_that_mean_nothing(
     assert unknown.code == 2
     assert "no listed job has a metric, argument or tag named 'acuracy'" in unknown.err
     assert "Did you mean accuracy?" in unknown.err
+    missing = terminal.type("ls", "--columns", "owner_of_all")
+    assert missing.code == 0
+    assert "no listed job has a metric, argument or tag named 'owner_of_all'" in missing.err
+    assert "owner_of_all" in missing.out
     assert "is not a condition" in terminal.type("ls", "--filter", "accuracy").err
     assert terminal.type("ls", "--filter", "ran>soon").code == 2
 

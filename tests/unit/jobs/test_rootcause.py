@@ -306,8 +306,8 @@ def test_a_module_missing_from_packages_of_its_own_names_the_base() -> None:
     assert failure is not None
     assert failure.message == (
         f"{plain.message}; the job's environment has only the packages that the job asked for. "
-        "Add the package that is missing, or use `base: target` to add them to the target's own "
-        "packages"
+        "Add the missing one, or add yours to the target's own packages: by --pip without --env, "
+        "or by `base: target` in a job file's environment"
     )
 
 

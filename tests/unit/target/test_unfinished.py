@@ -371,7 +371,7 @@ def test_a_stop_without_cancel_says_what_becomes_of_jobs_of_a_cluster_that_is_go
         _address(lab),
     ):
         assert text in said, text
-    for text in ("Waiting jobs stay in the queue", "Nothing was stopped", "--cancel", "--force"):
+    for text in ("Waiting jobs stay queued", "Nothing was stopped", "--cancel", "--force"):
         assert text in said, text
     assert not stop_record.last(lab.paths).is_in_force
     done = terminal.type("target", "stop", "lab", "--force")
