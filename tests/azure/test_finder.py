@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rayjobs
-from rayjobs.injob.azureml import names
+from rayjobs.injob.azureml import exceptions, names
 
 PACKAGES = Path(rayjobs.__file__).parent.parent
 ON_PATH = PACKAGES / "rayjobs" / "injob" / "onpath"
@@ -44,7 +44,7 @@ def real(tmp_path: Path) -> Path:
 def test_every_name_of_the_table_is_there() -> None:
     source = """
 import importlib, rayjobs.azureml.install
-from rayjobs.injob.azureml import names
+from rayjobs.injob.azureml import exceptions, names
 for module, table in sorted(names.MODULES.items()):
     loaded = importlib.import_module(module)
     for name in table:
@@ -66,6 +66,17 @@ from azureml.train.hyperdrive import *
 print(choice, sorted(set(dir(azureml.core)) & {"Workspace", "Dataset"}))
 """
     assert "['Dataset', 'Workspace']" in printed(source)
+
+
+def test_exceptions_have_the_parents_of_the_sdks() -> None:
+    """Source: `azureml.exceptions` of azureml-core 1.61: what is not named has AzureMLException."""
+    other = {
+        "AzureMLException": "Exception",
+        "AuthenticationException": "UserErrorException",
+        "ServiceException": "Exception",  # of the REST client
+    }
+    for name in names.MODULES["azureml.exceptions"]:
+        assert getattr(exceptions, name).__base__.__name__ == other.get(name, "AzureMLException")
 
 
 def test_importing_it_loads_no_package_of_others() -> None:

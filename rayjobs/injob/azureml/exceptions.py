@@ -129,7 +129,7 @@ class ParallelRunException(AzureMLException):
     """A parallel run has failed."""
 
 
-class ServiceException(AzureMLException):
+class ServiceException(Exception):
     """Something outside this process does not answer."""
 
 
