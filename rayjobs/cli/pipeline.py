@@ -53,6 +53,7 @@ def pipeline() -> None:
     "  rayjobs pipeline run -f pipeline.yaml -p epochs=5 -d\n"
     "  rayjobs pipeline run -f pipeline.yaml --dry-run\n"
 )
+@click.argument("extra", nargs=-1, metavar="")
 @click.option("-f", "--file", metavar="FILE", help="A pipeline file.")
 @click.option("--published", metavar="PIPELINE", help="Or a published pipeline, by id or name.")
 @click.option("-e", "--experiment", metavar="NAME", help="Experiment (default: the name).")
@@ -75,6 +76,7 @@ def pipeline() -> None:
 @click.pass_obj
 def run(
     settings: Settings,
+    extra: tuple[str, ...],
     file: str | None,
     published: str | None,
     experiment: str | None,
@@ -90,6 +92,11 @@ def run(
     from rayjobs.pipelines.pipeline_file import load_pipeline
     from rayjobs.pipelines.submitter import submit_pipeline
 
+    if extra:
+        raise click.UsageError(
+            f"{extra[0]!r} stands alone. A pipeline file is named by -f ({extra[0]}), a published "
+            f"pipeline by --published, a parameter by -p NAME=VALUE."
+        )
     if attach and (detach or settings.quiet or settings.as_json):
         raise click.UsageError("--attach does not go together with -d, -q and --json.")
     if (file is None) == (published is None):
@@ -519,7 +526,11 @@ def _show_plan(settings: Settings, planned: PlannedRun) -> int:
         return Exit.DONE
     statuses = {name: "Reused" if name in reused else "Queued" for name in before}
     rows = [
-        (cell, "reused" if name in reused else "runs", by_name[name].decision.reason)
+        (
+            cell,
+            "reused" if name in reused else "runs",
+            by_name[name].decision.reason.removeprefix("runs: ").removeprefix("reused "),
+        )
         for cell, name in cells_of(before, statuses)
     ]
     click.echo(table(rows, ("STEP", "", "")))

@@ -519,7 +519,7 @@ def _not_found(text: str, rows: Sequence[sqlite3.Row], where: str, kind: str | N
         known.update({name: row["id"] for name in (row["id"], row["tail"], shown) if name})
     near = difflib.get_close_matches(text, known, n=3, cutoff=0.6)
     meant = " or ".join(shlex.quote(plain_text(name)) for name in dict.fromkeys(near))
-    listing = "sweep ls" if kind == "sweep" else "ls"
+    listing = f"{kind} ls" if kind in ("sweep", "pipeline") else "ls"
     hint = (
         f"did you mean {meant}?"
         if near

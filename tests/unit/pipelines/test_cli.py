@@ -57,7 +57,7 @@ def test_a_dry_run_shows_the_graph_and_what_is_reused(typed: Typed) -> None:
     before = len(typed.played.store.jobs())
     out, err = typed("run", "-f", typed.file(), "-p", "epochs=4", "--dry-run")
     lines = [line.split() for line in out.splitlines()]
-    assert lines[1][:3] == ["↺", "prep", "reused"]
+    assert lines[1][:4] == ["↺", "prep", "reused", "from"]
     assert lines[2][:3] == ["○", "train", "runs"] and "arguments" in out
     assert "3 steps: 1 reused, 2 would run. Nothing was submitted" in err
     assert len(typed.played.store.jobs()) == before
@@ -146,6 +146,9 @@ def test_a_file_with_problems_is_refused_with_all_of_them(typed: Typed) -> None:
     bad = typed.file(steps=steps(prep={"after": ["test"]}, test={"inputs": {"x": "step:no/x"}}))
     _, err = typed("run", "-f", bad, "--dry-run", code=2)
     assert "pipeline.yaml has" in err and "no step produces it" in err
+    _, err = typed("run", bad, code=2)
+    assert f"A pipeline file is named by -f ({bad})" in err
+    assert "`rayjobs pipeline ls --all` lists the pipelines" in typed("show", "no", code=3)[1]
     _, err = typed("run", "--dry-run", code=2)
     assert "give a pipeline: -f FILE, or --published PIPELINE" in err
 
