@@ -94,6 +94,12 @@ class Catalogue(Protocol):
     def datastores(self) -> list[DatastoreRecord]:
         """Return all records, by name."""
 
+    def located(self, record: DatastoreRecord) -> DatastoreRecord:
+        """Return a record of before with its folder where it is now.
+
+        A folder inside a workspace moves along with it, and what was recorded names the old one.
+        """
+
     def remove_datastore(self, name: str, *, force: bool = False) -> None:
         """Forget the record; the data stays. Raises DatastoreNotFound.
 
@@ -176,6 +182,10 @@ class MemoryCatalogue:
         """See `Catalogue`."""
         with self._lock:
             return [self._datastores[name] for name in sorted(self._datastores)]
+
+    def located(self, record: DatastoreRecord) -> DatastoreRecord:
+        """See `Catalogue`: what is in memory was never moved."""
+        return record
 
     def remove_datastore(self, name: str, *, force: bool = False) -> None:
         """See `Catalogue`."""
@@ -285,6 +295,16 @@ def datastore_exists(name: str) -> DatastoreExists:
         f"datastore {name!r} is registered already with other settings. "
         "Choose another name, or overwrite it."
     )
+
+
+def relocated(definition: str, catalogue: Catalogue) -> str:
+    """Return a dataset's `definition()` with the folders of its datastores where they are now."""
+    values = json.loads(definition)
+    old = [DatastoreRecord.from_json(one) for one in values["records"]]
+    new = [catalogue.located(record) for record in old]
+    if new == old:
+        return definition
+    return json.dumps({**values, "records": [one.to_json() for one in new]}, sort_keys=True)
 
 
 def datastore_not_found(name: str, known: list[str]) -> DatastoreNotFound:

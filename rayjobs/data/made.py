@@ -129,7 +129,7 @@ def _as_it_is_now(catalogue: Catalogue, record: DatastoreRecord) -> DatastoreRec
     try:
         return catalogue.datastore(record.name)
     except DatastoreError:
-        return record
+        return catalogue.located(record)
 
 
 def input_of(workspace: OpenWorkspace, job_id: str, output: str) -> DataInput:

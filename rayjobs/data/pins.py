@@ -249,7 +249,8 @@ def datastores_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecor
     else:
         name, _, version = source.removeprefix(DATASET).partition(":")
         definition = catalogue.dataset(name, parse_version(version or None)).definition
-    return tuple(DatastoreRecord.from_json(one) for one in json.loads(definition)["records"])
+    records = (DatastoreRecord.from_json(one) for one in json.loads(definition)["records"])
+    return tuple(catalogue.located(record) for record in records)
 
 
 def resolve(
@@ -267,6 +268,7 @@ def resolve(
     """
     from dataclasses import replace
 
+    from rayjobs.datastore.catalogue import relocated
     from rayjobs.datastore.data_input import DataInput
     from rayjobs.datastore.inputs import resolve_input
     from rayjobs.datastore.refs import DataReference
@@ -275,7 +277,14 @@ def resolve(
     if source.startswith(SAVED):
         values = json.loads(catalogue.manifest(source.removeprefix(SAVED)))
         saved = DataInput.from_json(values)
-        return replace(saved, name=name, mode=mode, path_on_compute=path_on_compute)
+        return replace(
+            saved,
+            name=name,
+            mode=mode,
+            path_on_compute=path_on_compute,
+            records=tuple(catalogue.located(record) for record in saved.records),
+            definition=saved.definition and relocated(saved.definition, catalogue),
+        )
     if source.startswith(OUTPUT):
         from rayjobs.data import made
 

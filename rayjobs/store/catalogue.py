@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from rayjobs.core.clock import Clock, to_text
 from rayjobs.datastore.catalogue import (
@@ -18,6 +19,7 @@ from rayjobs.datastore.catalogue import (
     dataset_not_found,
     datastore_exists,
     datastore_not_found,
+    relocated,
 )
 from rayjobs.datastore.digests import digest_of
 from rayjobs.datastore.errors import DatasetInUse, DatasetNotFound, DatastoreUsedByJobs
@@ -71,6 +73,28 @@ class StoreCatalogue:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._root = Path()
+        self._former: tuple[Path, ...] = ()
+
+    def follow(self, root: Path, former: Iterable[Path]) -> None:
+        """Let folders that were recorded inside of `former` be those of `root`.
+
+        Args:
+            root: Where the workspace is.
+            former: Where it was, and where that was of which it is a copy.
+        """
+        self._root, self._former = root, tuple(former)
+
+    def located(self, record: DatastoreRecord) -> DatastoreRecord:
+        """See `Catalogue`."""
+        root = record.settings.get("root") if record.kind == "local" else None
+        if root is None or Path(root).is_relative_to(self._root):
+            return record
+        for old in self._former:
+            if Path(root).is_relative_to(old):
+                moved = str(self._root / Path(root).relative_to(old))
+                return replace(record, settings={**record.settings, "root": moved})
+        return record
 
     # -- datastores ----------------------------------------------------------------------------
     def add_datastore(self, record: DatastoreRecord, *, overwrite: bool = False) -> None:
@@ -89,13 +113,13 @@ class StoreCatalogue:
     def datastore(self, name: str) -> DatastoreRecord:
         """See `Catalogue`."""
         with self._database.read() as connection:
-            return _datastore(connection, name)
+            return self.located(_datastore(connection, name))
 
     def datastores(self) -> list[DatastoreRecord]:
         """See `Catalogue`."""
         with self._database.read() as connection:
             rows = connection.execute("SELECT * FROM datastores ORDER BY name").fetchall()
-            return [_datastore_of(row) for row in rows]
+            return [self.located(_datastore_of(row)) for row in rows]
 
     def remove_datastore(self, name: str, *, force: bool = False) -> None:
         """See `Catalogue`."""
@@ -177,7 +201,7 @@ class StoreCatalogue:
         with self._database.read() as connection:
             found = _find_dataset(connection, name, version)
             if found is not None:
-                return found
+                return self._placed(found)
             versions = [one.version for one in _versions(connection, name)]
             rows = connection.execute(LATEST_DATASETS).fetchall()
         raise dataset_not_found(name, version, versions, [str(row["name"]) for row in rows])
@@ -185,17 +209,18 @@ class StoreCatalogue:
     def dataset_by_id(self, id: str) -> DatasetRecord:
         """See `Catalogue`."""
         with self._database.read() as connection:
-            return _dataset_by_id(connection, id)
+            return self._placed(_dataset_by_id(connection, id))
 
     def datasets(self) -> list[DatasetRecord]:
         """See `Catalogue`."""
         with self._database.read() as connection:
-            return [_dataset_of(row) for row in connection.execute(LATEST_DATASETS).fetchall()]
+            rows = connection.execute(LATEST_DATASETS).fetchall()
+            return [self._placed(_dataset_of(row)) for row in rows]
 
     def dataset_versions(self, name: str) -> list[DatasetRecord]:
         """See `Catalogue`."""
         with self._database.read() as connection:
-            return _versions(connection, name)
+            return [self._placed(one) for one in _versions(connection, name)]
 
     def set_dataset_tags(self, id: str, tags: Mapping[str, str]) -> DatasetRecord:
         """See `Catalogue`."""
@@ -205,7 +230,12 @@ class StoreCatalogue:
                 "UPDATE datasets SET tags = :tags WHERE id = :id",
                 {"id": id, "tags": to_json(dict(tags))},
             )
-        return replace(kept, tags=dict(tags))
+        return self._placed(replace(kept, tags=dict(tags)))
+
+    def _placed(self, record: DatasetRecord) -> DatasetRecord:
+        if not self._former:
+            return record
+        return replace(record, definition=relocated(record.definition, self))
 
     def remove_dataset(
         self, name: str, version: int | None = None, *, force: bool = False

@@ -47,7 +47,8 @@ class WorkspaceFiles:
     def record(self) -> Path:
         """Which workspace it is (JSON): ``version``, ``id``, ``name``, ``path``, ``earlier``.
 
-        The path is where it was opened last: that is how a copy is recognised. ``store`` is the
+        The path is where it was opened last: that is how a copy is recognised. ``formerly`` has all
+        folders that its records may name. ``store`` is the
         address of its records where they are in PostgreSQL.
         """
         return self.root / "workspace.json"
@@ -217,8 +218,10 @@ def become_own(workspace: OpenWorkspace) -> None:
         record = _read(files)
         if record is None or _original(files, record) is None:
             return  # another process did it meanwhile
-        _move_datastores(workspace.store, str(record.get("path", "")), files.root)
-        _write(files, {**record, "id": token(), "path": str(files.root), "earlier": []})
+        _keep_datastores(workspace.store)
+        formerly = _formerly(record, files.root)
+        own = {"id": token(), "path": str(files.root), "earlier": [], "formerly": formerly}
+        _write(files, {**record, **own})
 
 
 def _original(files: WorkspaceFiles, record: Mapping[str, Any]) -> Path | None:
@@ -250,23 +253,26 @@ def _note_place(files: WorkspaceFiles, store: Store) -> None:
             return
         old = record.get("path")
         earlier = [*([] if old is None else [old]), *record.get("earlier", ())]
-        if old is not None:
-            _move_datastores(store, str(old), files.root)
-        _write(files, {**record, "path": str(files.root), "earlier": earlier[:MOST_EARLIER]})
+        _keep_datastores(store)
+        formerly = _formerly(record, files.root)
+        now = {"path": str(files.root), "earlier": earlier[:MOST_EARLIER], "formerly": formerly}
+        _write(files, {**record, **now})
 
 
-def _move_datastores(store: Store, old: str, new: Path) -> None:
-    """Point the datastores that are inside of the workspace's folder to where that is now."""
-    from rayjobs.datastore.catalogue import DatastoreRecord
+def _formerly(record: Mapping[str, Any], root: Path) -> list[str]:
+    """Return where the workspace was, or where that was of which it is a copy, newest first.
 
+    Versions of datasets name the folders of their time for ever: none is forgotten.
+    """
+    known = [record.get("path"), *record.get("formerly", ()), *record.get("earlier", ())]
+    return [one for one in dict.fromkeys(known) if one is not None and one != str(root)]
+
+
+def _keep_datastores(store: Store) -> None:
+    """Record the datastores inside of the workspace's folder as those that are there now."""
     for record in store.catalogue.datastores():
-        root = record.settings.get("root")
-        if record.kind == "local" and root is not None and Path(root).is_relative_to(old):
-            moved = str(new / Path(root).relative_to(old))
-            store.catalogue.add_datastore(
-                DatastoreRecord(record.name, record.kind, {**record.settings, "root": moved}),
-                overwrite=True,
-            )
+        if record.kind == "local":  # read with its folder of now; an equal one is not written
+            store.catalogue.add_datastore(record, overwrite=True)
 
 
 @contextlib.contextmanager
@@ -341,6 +347,7 @@ def open_workspace(
         if address is not None:
             _claim(files, record, store)
         end_orphans(store)
+        store.catalogue.follow(files.root, map(Path, _formerly(record, files.root)))
         original = None
         if record.get("path") != str(files.root) and (original := _original(files, record)) is None:
             # One that may only be read, or is busy, is opened all the same: the next call does it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,11 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.paths import TargetPaths
+from rayjobs.data import pins
+from rayjobs.data.arguments import SAVED
+from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore.abstract_dataset import registered_dataset
+from rayjobs.datastore.data_input import DataInput
 from rayjobs.engine import board as boards
 from rayjobs.jobs.states import JobState
 from rayjobs.jobs.writers import ProcessWriter
@@ -223,6 +229,61 @@ def test_a_copy_is_told_from_a_moved_workspace(tmp_path: Path) -> None:
     assert root == str(copy / "datastores" / "workspaceblobstore")
     shutil.copytree(copy, original)
     assert original_of(original) == copy
+
+
+def kept_data(root: Path, text: str) -> str:
+    """Store a file, a version of a dataset and a dataset of a job; return the source of that."""
+    with open_workspace(root) as workspace:
+        default = Datastore.get_default(workspace)
+        (root / "datastores" / "workspaceblobstore" / "dat").mkdir(parents=True)
+        (root / "datastores" / "workspaceblobstore" / "dat" / "a.txt").write_text(text)
+        dataset = Dataset.File.from_files((default, "dat"))
+        dataset = dataset.register(workspace, "dat")
+        whole = DataInput(
+            name="dat",
+            mode="mount",
+            records=tuple(dataset.records.values()),
+            manifest=dataset.manifest,
+            definition=dataset.definition(),
+        )
+        text = json.dumps(whole.to_json(), sort_keys=True)
+        return SAVED + workspace.catalogue.put_manifest(text.encode())
+
+
+def texts_of(root: Path, saved: str) -> list[str]:
+    """Return what both are read as, through the workspace in a folder."""
+    with open_workspace(root) as workspace:
+        found = []
+        for source in ("dataset:dat:1", saved):
+            one = pins.resolve(workspace, "dat", source=source, mode="download")
+            (record,) = one.records
+            assert pins.datastores_of(workspace, source) == (record,)
+            found.append(Path(record.settings["root"], "dat", "a.txt").read_text())
+        assert workspace.catalogue.datastore("workspaceblobstore") == record
+        assert registered_dataset(workspace, "dat").records == {record.name: record}
+        return found
+
+
+def test_versions_of_datasets_move_along_and_back(tmp_path: Path) -> None:
+    original, second, third = tmp_path / OLD, tmp_path / NEW, tmp_path / "third"
+    saved = kept_data(original, "mine")
+    for old, new in ((original, second), (second, third), (third, original), (original, third)):
+        renamed(old, new)
+        assert texts_of(new, saved) == ["mine", "mine"]
+
+
+def test_a_copy_reads_its_own_files_before_and_after_it_is_a_workspace_of_its_own(
+    tmp_path: Path,
+) -> None:
+    original, copy = tmp_path / OLD, tmp_path / NEW
+    saved = kept_data(original, "original")
+    shutil.copytree(original, copy)
+    (copy / "datastores" / "workspaceblobstore" / "dat" / "a.txt").write_text("the copy's")
+    assert texts_of(copy, saved) == ["the copy's"] * 2
+    with open_workspace(copy) as workspace:
+        copies.become_own(workspace)
+    assert texts_of(copy, saved) == ["the copy's"] * 2
+    assert texts_of(original, saved) == ["original"] * 2
 
 
 def test_a_copy_of_a_workspace_that_was_moved_away_is_a_copy(

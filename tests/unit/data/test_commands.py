@@ -249,7 +249,7 @@ def test_a_place_to_resume_from_that_is_not_there_is_one_sentence(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("data", "put", "src", "nowhere/x"), 3, "there is workspaceblobstore"),
+        (("data", "put", "src", "nowhere/x"), 3, "it has: workspaceblobstore"),
         (
             ("data", "put", "nothing", "workspaceblobstore/x"),
             3,
