@@ -30,6 +30,7 @@ PARTS = (
     "horovod",
     "container",
     "environments",
+    "images",
 )
 NEEDS_HEAD = ("warm", "cli", "memory", "pipelines", "ddp", "horovod")
 
@@ -63,6 +64,10 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
         from benchmarks import bench_environments
 
         return lambda rounds, _quick: bench_environments.measure(rounds=rounds)
+    if name == "images":
+        from benchmarks import bench_images
+
+        return lambda rounds, quick: bench_images.measure(rounds=rounds, quick=quick)
     if name == "first":
         from benchmarks import bench_first
 

@@ -282,7 +282,14 @@ def _submit(
     context.meta[SCRIPT_ARGUMENTS] = tuple(map(str, words_of(values)))
     submitted = {name: options.pop(name) for name in ("experiment", "detach", "attach", "dry_run")}
     return submit_typed(
-        settings, str(COMPONENT / script), None, options, idempotency_key=None, **submitted
+        settings,
+        str(COMPONENT / script),
+        None,
+        options,
+        idempotency_key=None,
+        default_name=f"images-{Path(script).stem}",
+        is_own_source=False,
+        **submitted,
     )
 
 

@@ -142,8 +142,14 @@ def submit_typed(
     attach: bool,
     dry_run: bool,
     idempotency_key: str | None,
+    default_name: str | None = None,
+    is_own_source: bool = True,
 ) -> int:
     """Submit what was typed, or show its plan; return the exit code. See `submit`.
+
+    Args:
+        default_name: The job's name where none is typed; None: that of the script.
+        is_own_source: Whether the source folder is the user's, so that warnings about it help.
 
     Raises:
         SpecError, CannotBePlacedError: what is wrong with it, named by the options.
@@ -153,11 +159,12 @@ def submit_typed(
     project = load_project()
     experiment = experiment or project.experiment
     try:
-        spec = typed_spec(script, file, options, project)
+        spec = typed_spec(script, file, options, project, default_name=default_name)
         if dry_run:
             return _show_plan(settings, spec, experiment)
         with settings.open(create=True) as workspace:
             done = _submit(settings, workspace, spec, experiment, idempotency_key)
+            note_submitted(settings, done, workspace, is_own_source=is_own_source)
             stays = attach or (sys.stdout.isatty() and not (detach or settings.quiet))
             if stays and not settings.as_json:
                 return stay(settings, workspace, done)
@@ -184,9 +191,16 @@ def _target_default(project: Project, options: dict[str, Any], file: str | None)
 
 
 def typed_spec(
-    script: str | None, file: str | None, options: dict[str, Any], project: Project
+    script: str | None,
+    file: str | None,
+    options: dict[str, Any],
+    project: Project,
+    *,
+    default_name: str | None = None,
 ) -> JobSpec:
     """Return the spec that options, the file and the project's defaults give, in this order.
+
+    Without a name the job gets `default_name`, else that of its script.
 
     Raises:
         SpecError: all that is wrong with either, and with the script's path, at once.
@@ -211,7 +225,8 @@ def typed_spec(
         # Whoever adds a package on the command line still wants the target's torch.
         data["environment"]["base"] = "target"
     if "name" not in data:
-        data["name"] = name_from(Path(str(data.get("script") or "job")).stem, default="job")
+        of_script = Path(str(data.get("script") or "job")).stem
+        data["name"] = default_name or name_from(of_script, default="job")
         click.get_current_context().meta[_DEFAULT_NAME] = True
     try:
         spec = build_spec(data)
@@ -282,14 +297,20 @@ def _submit(
         idempotency_key=idempotency_key,
         numbered=click.get_current_context().meta.get(_DEFAULT_NAME, False),
     )
-    note_submitted(settings, done, workspace)
     return done
 
 
-def note_submitted(settings: Settings, done: Submitted, workspace: OpenWorkspace) -> None:
-    """Print warnings and notes; a warning about the source once per change only."""
+def note_submitted(
+    settings: Settings, done: Submitted, workspace: OpenWorkspace, *, is_own_source: bool = True
+) -> None:
+    """Print warnings and notes; a warning about the source once per change only.
+
+    Where the source is not the user's own (`is_own_source`), such warnings are left out.
+    """
     packed = done.packed
     for warning in warnings_to_show(settings, done.warnings, packed, workspace):
+        if not is_own_source and packed is not None and warning in packed.warnings:
+            continue
         settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning}")
     if packed is not None and packed.summary.is_large:
         settings.note(snapshot_line(packed.summary))

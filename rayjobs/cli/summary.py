@@ -71,6 +71,8 @@ def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> lis
     if stored:
         size = size_text(sum(one.size for one in stored))
         lines.append(f"  {counted(len(stored), 'file')} in outputs/ ({size})")
+    for model in store.models(run=job.id):
+        lines.append(f"  registered model {plain_text(model.name)}:{model.version}")
     commands = next_commands(job, has_metrics=bool(measured), has_files=bool(stored))
     return [*lines, *useful_commands(short_id(job), commands)]
 

@@ -31,12 +31,17 @@ def encoded(image: Image.Image, form: str = "JPEG", **more: Any) -> bytes:
     return file.getvalue()
 
 
-def test_a_jpeg_has_the_pixels_that_pil_and_torchvision_give() -> None:
-    data = encoded(picture(300, 260))
+@pytest.mark.parametrize("size", [(300, 260), (260, 300), (500, 375), (375, 500), (90, 90)])
+@pytest.mark.parametrize("wanted", [224, 100])
+def test_a_jpeg_has_the_pixels_that_pil_and_torchvision_give(
+    size: tuple[int, int], wanted: int
+) -> None:
+    data = encoded(picture(*size))
     expected = Image.open(io.BytesIO(data)).convert("RGB")
     assert np.array_equal(np.asarray(decode(data, "a.jpg")), np.asarray(expected))
-    same = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])(expected)
-    mine = validation_pixels(decode(data, "a.jpg"), Preprocessing())
+    steps = [transforms.Resize(round(wanted * 256 / 224)), transforms.CenterCrop(wanted)]
+    same = transforms.Compose(steps)(expected)
+    mine = validation_pixels(decode(data, "a.jpg"), Preprocessing(image_size=wanted))
     assert np.array_equal(mine, np.asarray(same))
 
 

@@ -61,15 +61,15 @@ def test_a_full_disk_ends_the_caching_and_not_the_training(
     cache = ImageCache(str(tmp_path / "c"), len(images), arena=0, kind="decoded")
     real, written = os.write, 0
 
-    def write(file: int, record: Any) -> int:
+    def write(file: int, parts: Any) -> int:
         nonlocal written
         if written > 5_000:
             raise OSError(errno.ENOSPC, "No space left on device")
-        done = real(file, record[:700])
+        done = real(file, b"".join(parts)[:700])  # a part of it, as a disk that fills up does
         written += done
         return done
 
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "writev", write)
     assert torch.equal(load(images, cache), load(images, None))
     monkeypatch.undo()
     assert "is full: no more images are cached" in capfd.readouterr().err
@@ -87,7 +87,7 @@ def test_an_error_of_the_disk_that_is_not_space_is_raised(
     def fail(*_: Any) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "write", fail)
+    monkeypatch.setattr(os, "writev", fail)
     with pytest.raises(OSError, match="Input/output"):
         cache.put(0, np.zeros((2, 2, 3), dtype=np.uint8))
 
@@ -99,3 +99,18 @@ def test_the_plan_is_measured_and_says_why(images: ImageDirectory) -> None:
     assert plan.decode_ms > 0
     assert plan.decoded_gib == pytest.approx(36 * 16 * 20 * 3 / 2**30)
     assert make_plan(images, HOW, cache="none").cache == "none"
+    assert make_plan(images, HOW, is_fixed=True).cache == "fitted"
+
+
+def test_pixels_that_never_change_are_kept_as_the_network_takes_them(
+    images: ImageDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ImageCache(str(tmp_path / "c"), len(images), arena=0, kind="fitted")
+    plan = make_plan(images, HOW)
+    plain, kept = Loader(images, HOW, plan), Loader(images, HOW, plan, cache=cache)
+    expected = torch.cat([pixels for pixels, _ in plain.validation(BATCHES)])
+    assert torch.equal(expected, torch.cat([pixels for pixels, _ in kept.validation(BATCHES)]))
+    monkeypatch.setattr(ImageDirectory, "read", None)
+    assert torch.equal(expected, torch.cat([pixels for pixels, _ in kept.validation(BATCHES)]))
+    plain.close()
+    kept.close()

@@ -32,7 +32,8 @@ class ImageCache:
         folder: On the node; all processes of a node give the same.
         images: Number of images.
         arena: Number of this process on the node.
-        kind: decoded (pixels) or encoded (the files' bytes).
+        kind: decoded (pixels), fitted (pixels of the size that the network takes) or encoded (the
+            files' bytes).
     """
 
     def __init__(self, folder: str, images: int, *, arena: int, kind: str) -> None:
@@ -77,16 +78,15 @@ class ImageCache:
         if self.is_full or self._index[number]:
             return
         if isinstance(value, bytes):
-            header, data = _HEADER.pack(0, 0, len(value)), value
+            header, data = _HEADER.pack(0, 0, len(value)), memoryview(value)
         else:
             height, width = value.shape[:2]
-            data = np.ascontiguousarray(value).tobytes()
+            data = memoryview(np.ascontiguousarray(value)).cast("B")
             header = _HEADER.pack(height, width, len(data))
-        record = header + data
         with self._lock:
             offset = self._end
             try:
-                _write(self._file, record)
+                _write(self._file, header, data)
             except OSError as error:  # fault 183: the disk is full
                 if error.errno not in _FULL:
                     raise
@@ -99,7 +99,7 @@ class ImageCache:
                     flush=True,
                 )
                 return
-            self._end = offset + len(record)
+            self._end = offset + len(header) + len(data)
             self._index[number] = (self._own << _OFFSET_BITS) | (offset + 1)
 
     def _mapped(self, arena: int, size: int) -> mmap.mmap:
@@ -124,7 +124,11 @@ class ImageCache:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _write(file: int, record: bytes) -> None:
-    left = memoryview(record)
-    while left:
-        left = left[os.write(file, left) :]
+def _write(file: int, header: bytes, data: memoryview) -> None:
+    """Append both; a copy into one object would cost as much as the write."""
+    done = os.writev(file, [header, data])
+    left = memoryview(header)[done:]
+    rest = data[max(0, done - len(header)) :]
+    while left or rest:
+        done = os.writev(file, [left, rest])
+        left, rest = left[done:], rest[max(0, done - len(left)) :]

@@ -16,6 +16,7 @@ from torch.nn import functional
 from .decoding import decode, validation_pixels
 from .directory import ImageDirectory
 from .loading import Loader
+from .normalizing import Normalizer
 from .ranks import Ranks
 from .schedule import shares
 
@@ -36,25 +37,18 @@ class Evaluation:
     worst: Sequence[tuple[int, int, float]]
 
 
-def normalized(pixels: torch.Tensor, loader: Loader, device: torch.device) -> torch.Tensor:
-    """Return images (n, 3, height, width) as the network takes them, on the device."""
-    mean = torch.tensor(loader.how.mean, device=device).view(1, 3, 1, 1) * 255
-    std = torch.tensor(loader.how.std, device=device).view(1, 3, 1, 1) * 255
-    moved = pixels.to(device, non_blocking=True).permute(0, 3, 1, 2)
-    return moved.to(torch.float32, memory_format=torch.contiguous_format).sub_(mean).div_(std)
-
-
 def evaluate(module: nn.Module, loader: Loader, ranks: Ranks, *, batch_size: int) -> Evaluation:
     """Return how a module classifies images; each process judges a part of them."""
     images = loader.images
     count = len(images.classes)
     confusion = torch.zeros(count, count, dtype=torch.int64)
     worst: list[tuple[int, int, float]] = []
+    normalize = Normalizer(loader.how, ranks.device)
     batches = shares(len(images), batch_size=batch_size, world=ranks.world, rank=ranks.rank)
     module.eval()
     with torch.no_grad():
         for batch, (pixels, labels) in zip(batches, loader.validation(batches), strict=True):
-            outputs = module(normalized(pixels, loader, ranks.device)).float().cpu()
+            outputs = module(normalize(pixels)).float().cpu()
             losses = functional.cross_entropy(outputs, labels, reduction="none")
             found = outputs.argmax(1)
             confusion += torch.bincount(labels * count + found, minlength=count * count).view(

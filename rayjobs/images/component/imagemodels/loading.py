@@ -33,9 +33,9 @@ class LoadingPlan:
 
     Attributes:
         threads: Threads that decode.
-        cache: none, encoded or decoded.
+        cache: none, encoded, decoded, or fitted (cropped and resized as the network takes it).
         read_ms: Milliseconds to read a file; `decode_ms`, `fit_ms` to decode, to crop and resize.
-        decoded_gib: Size of all decoded images; `encoded_gib` of their files.
+        decoded_gib: Size of all images as they would be cached; `encoded_gib` of their files.
         reason: Why this cache, as a sentence.
     """
 
@@ -62,6 +62,7 @@ def make_plan(
     folder: str | None = None,
     processes: int = 1,
     threads: int | None = None,
+    is_fixed: bool = False,
 ) -> LoadingPlan:
     """Measure the first images and choose threads and cache.
 
@@ -72,6 +73,7 @@ def make_plan(
         folder: Where the cache would be; its free space counts.
         processes: Processes that share the node.
         threads: Threads to use; None: the node's CPUs by its processes.
+        is_fixed: Whether an image gives the same pixels in every epoch, so that these can be kept.
     """
     chosen = list(range(0, len(images), max(1, len(images) // MEASURED)))[:MEASURED]
     read_s = decode_s = fit_s = 0.0
@@ -91,8 +93,12 @@ def make_plan(
     scale = len(images) / count
     free = shutil.disk_usage(folder or tempfile.gettempdir()).free * DISK_SHARE
     reason = "it was asked for"
+    if is_fixed and cache == "auto":
+        decoded = count * how.image_size**2 * 3
     if cache == "auto":
         cache, reason = _chosen_cache(decoded * scale, encoded * scale, free, read_s, decode_s)
+        if is_fixed and cache == "decoded":
+            cache, reason = "fitted", "all images in the network's size fit into half of the free disk"
     return LoadingPlan(
         threads or max(1, cores() // processes),
         cache,
@@ -152,8 +158,11 @@ class Loader:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield uint8 images (n, height, width, 3) and labels (n) of each batch, in order."""
 
-        def pixels(image: Image.Image, index: int) -> np.ndarray[Any, Any]:
-            return training_pixels(image, self.how, (seed, epoch, index))
+        if self.how.augmentation == "none":
+            return self.validation(batches)
+
+        def pixels(index: int) -> np.ndarray[Any, Any]:
+            return training_pixels(self.image(index), self.how, (seed, epoch, index))
 
         return self._batches(batches, pixels)
 
@@ -161,12 +170,23 @@ class Loader:
         self, batches: Sequence[Sequence[int]]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield batches as `training` does, without augmentation."""
-        return self._batches(batches, lambda image, _: validation_pixels(image, self.how))
+        return self._batches(batches, self._fixed_pixels)
+
+    def _fixed_pixels(self, index: int) -> np.ndarray[Any, Any]:
+        cache = self._cache
+        if cache is None or cache.kind != "fitted":
+            return validation_pixels(self.image(index), self.how)
+        found = cache.get(index)
+        if isinstance(found, np.ndarray):
+            return found
+        made = validation_pixels(self.image(index), self.how)
+        cache.put(index, made)
+        return made
 
     def _batches(
         self,
         batches: Sequence[Sequence[int]],
-        pixels: Callable[[Image.Image, int], np.ndarray[Any, Any]],
+        pixels: Callable[[int], np.ndarray[Any, Any]],
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         waiting: deque[tuple[torch.Tensor, list[Future[None]], Sequence[int]]] = deque()
         left = iter(batches)
@@ -207,15 +227,17 @@ class Loader:
         rows: np.ndarray[Any, Any],
         part: Sequence[int],
         batch: Sequence[int],
-        pixels: Callable[[Image.Image, int], np.ndarray[Any, Any]],
+        pixels: Callable[[int], np.ndarray[Any, Any]],
     ) -> None:
         for place in part:
             index = batch[place]
-            rows[place] = pixels(self.image(index), index)
+            rows[place] = pixels(index)
 
     def image(self, index: int) -> Image.Image:
         """Return one image in RGB, from the cache or its file."""
         cache = self._cache
+        if cache is not None and cache.kind == "fitted":
+            cache = None
         found = None if cache is None else cache.get(index)
         if isinstance(found, np.ndarray):
             return Image.fromarray(found)

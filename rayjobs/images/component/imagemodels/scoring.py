@@ -13,9 +13,9 @@ import torch
 
 from .directory import ImageDirectory
 from .errors import ImageModelError
-from .evaluation import normalized
 from .loading import Loader, make_plan
 from .networks import TrainedModel
+from .normalizing import Normalizer
 
 COLUMNS_MOST = 1000
 """Classes up to which each has a column of its own; more are one column of lists."""
@@ -66,6 +66,7 @@ def score(
     loader = Loader(images, model.preprocessing, plan, pin=device.type == "cuda")
     numbers = range(len(images))
     batches = [numbers[first : first + batch_size] for first in range(0, len(images), batch_size)]
+    normalize = Normalizer(model.preprocessing, device)
     schema = _schema(model, is_labeled=bool(images.classes), is_wide=is_wide)
     part = os.path.join(os.path.dirname(target), ".part-" + os.path.basename(target))
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
@@ -73,7 +74,7 @@ def score(
         opened: Any = pq.ParquetWriter if suffix == ".parquet" else pacsv.CSVWriter
         with opened(part, schema) as writer, torch.no_grad():
             for batch, (pixels, _) in zip(batches, loader.validation(batches), strict=True):
-                outputs = module(normalized(pixels, loader, device)).float()
+                outputs = module(normalize(pixels)).float()
                 probabilities = outputs.softmax(1).cpu().numpy()
                 writer.write_table(_rows(model, images, batch, probabilities, schema, is_wide))
         os.replace(part, target)

@@ -22,6 +22,7 @@ from .decoding import Preprocessing
 from .directory import ImageDirectory
 from .errors import DivergedError, InvalidDatasetError
 from .loading import Loader, LoadingPlan, make_plan, open_cache
+from .normalizing import Normalizer
 from .norms import synchronized
 from .ranks import Ranks, packed, unpacked
 from .schedule import Schedule, batches_of_epoch, best_epoch, global_sizes, is_stopped, shares
@@ -131,9 +132,7 @@ class Training:
                 module = synchronized(module)
         layout = torch.channels_last if is_cuda else torch.contiguous_format
         self.module = module.to(ranks.device, memory_format=layout)
-        self._layout = layout
-        self._mean = torch.tensor(how.mean, device=ranks.device).view(1, 3, 1, 1) * 255
-        self._std = torch.tensor(how.std, device=ranks.device).view(1, 3, 1, 1) * 255
+        self._normalize = Normalizer(how, ranks.device, layout)
         self.optimizer = torch.optim.SGD(
             self.module.parameters(),
             lr=self._schedule.base,
@@ -214,7 +213,7 @@ class Training:
                 group["lr"] = rate
             labels = labels.to(ranks.device, non_blocking=True)
             with self._precision():
-                outputs = wrapped(self._inputs(pixels))
+                outputs = wrapped(self._normalize(pixels))
                 total = functional.cross_entropy(outputs.float(), labels, reduction="sum")
             # The mean over the global batch, whatever part of it is here: DDP takes the mean.
             loss = total * (ranks.world / self._sizes[number])
@@ -255,12 +254,6 @@ class Training:
         self._log("learning_rate", rate, epoch)
         if self._all_stop():
             self._stop = True
-
-    def _inputs(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return normalized images (n, 3, height, width) on the device."""
-        moved = pixels.to(self.ranks.device, non_blocking=True).permute(0, 3, 1, 2)
-        inputs = moved.to(torch.float32, memory_format=self._layout)
-        return inputs.sub_(self._mean).div_(self._std)
 
     def _precision(self) -> Any:
         if self.precision == "bf16":
@@ -327,7 +320,7 @@ class Training:
             for pixels, labels in loader.validation(batches):
                 labels = labels.to(self.ranks.device)
                 with self._precision():
-                    outputs = self.module(self._inputs(pixels)).float()
+                    outputs = self.module(self._normalize(pixels)).float()
                 losses = functional.cross_entropy(outputs, labels, reduction="sum")
                 best = outputs.topk(min(TOP, outputs.shape[1]), dim=1).indices == labels[:, None]
                 sums += torch.stack(
@@ -422,13 +415,14 @@ class Training:
             cache=self.settings.cache,
             processes=self.ranks.local_world,
             threads=self.settings.threads,
+            is_fixed=part == "validation" or self.how.augmentation == "none",
         )
         plan = self.ranks.of_first(plan)
         self.plans[part] = plan
         self._say(
             f"{part}: {len(images)} images; {plan.threads} threads, cache {plan.cache} "
             f"({plan.reason}); read {plan.read_ms:.2f} ms, decode {plan.decode_ms:.2f} ms, "
-            f"crop and resize {plan.fit_ms:.2f} ms for an image; decoded "
+            f"crop and resize {plan.fit_ms:.2f} ms for an image; in a cache "
             f"{plan.decoded_gib:.3f} GiB, as files {plan.encoded_gib:.3f} GiB"
         )
         cache = open_cache(images, plan, part)
@@ -461,7 +455,7 @@ class Training:
                 torch.cuda.synchronize()
                 began = time.perf_counter()
             with self._precision():
-                self.module(self._inputs(pixels)).float().sum().backward()
+                self.module(self._normalize(pixels)).float().sum().backward()
         torch.cuda.synchronize()
         self.optimizer.zero_grad(set_to_none=True)
         return (time.perf_counter() - began) / 4
