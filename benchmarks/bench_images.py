@@ -112,9 +112,7 @@ def _loops(rounds: int, quick: bool, images: ImageDirectory) -> list[Figure]:
         made = torch.Generator().manual_seed(size)
         batches = [
             (
-                torch.randint(
-                    0, 256, (BATCH, size, size, 3), dtype=torch.uint8, generator=made
-                ),
+                torch.randint(0, 256, (BATCH, size, size, 3), dtype=torch.uint8, generator=made),
                 torch.randint(0, CLASSES, (BATCH,), generator=made),
             )
             for _ in range(0, len(chosen), BATCH)
@@ -158,9 +156,7 @@ def _our_loop(images: ImageDirectory, batches: Sequence[Batch], size: int) -> fl
 def _hand_written(batches: Sequence[Batch]) -> float:
     torch.manual_seed(1)
     model = networks.build("resnet18", CLASSES)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
     loss_of = nn.CrossEntropyLoss()
     mean = torch.tensor(MEAN).view(1, 3, 1, 1) * 255
     std = torch.tensor(STD).view(1, 3, 1, 1) * 255
@@ -228,9 +224,7 @@ def _our_loader(
 def _torchvision(images: ImageDirectory) -> float:
     """Return images per second of the recipe that torchvision's documentation shows."""
     steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
-    data = ImageFolder(
-        images.root, transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
-    )
+    data = ImageFolder(images.root, transforms.Compose([*steps, transforms.Normalize(MEAN, STD)]))
     loader = DataLoader(data, batch_size=BATCH * 2, num_workers=2, persistent_workers=True)
     iterator = iter(loader)  # starts the workers, which is not counted
     next(iterator)

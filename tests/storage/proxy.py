@@ -58,6 +58,18 @@ class Proxy:
         for connection in connections:
             _close(connection)
 
+    def lose(self) -> None:
+        """Break all connections, and those to come, until `come_back`."""
+        self.mode, self.cut_after = "cut_request", 0
+        with self._lock:
+            connections, self._open = self._open, set()
+        for connection in connections:
+            _close(connection)
+
+    def come_back(self) -> None:
+        """Serve the connections to come."""
+        self.mode = "pass"
+
     def _accept(self) -> None:
         while not self._stopped.is_set():
             try:

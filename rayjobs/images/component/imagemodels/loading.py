@@ -98,7 +98,10 @@ def make_plan(
     if cache == "auto":
         cache, reason = _chosen_cache(decoded * scale, encoded * scale, free, read_s, decode_s)
         if is_fixed and cache == "decoded":
-            cache, reason = "fitted", "all images in the network's size fit into half of the free disk"
+            cache, reason = (
+                "fitted",
+                "all images in the network's size fit into half of the free disk",
+            )
     return LoadingPlan(
         threads or max(1, cores() // processes),
         cache,

@@ -35,8 +35,11 @@ class Normalizer:
             return inputs.sub_(self._mean).div_(self._std)
         count, height, width, channels = pixels.shape
         inputs = torch.empty((count, channels, height, width))
-        # Image by image: the second pass finds its numbers in the processor's cache.
-        for given, result in zip(pixels.permute(0, 3, 1, 2), inputs, strict=True):
-            torch.sub(given, self._mean[0], out=result)
-            result.div_(self._std[0])
+        mean, std = self._mean[0].numpy(), self._std[0].numpy()
+        # By NumPy, whose one thread leaves the other cores to those that decode; image by image,
+        # so that the second and third pass find their numbers in the processor's cache.
+        for given, result in zip(pixels.permute(0, 3, 1, 2).numpy(), inputs.numpy(), strict=True):
+            result[:] = given
+            result -= mean
+            result /= std
         return inputs
