@@ -1,4 +1,4 @@
-"""Image classifiers: the training loop beside one written by hand, the loader beside torchvision's."""
+"""Image classifiers beside a loop by hand, torchvision's loader, and one process instead of two."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
-from torch.nn import functional
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -51,7 +50,7 @@ def measure(*, rounds: int, quick: bool) -> list[Figure]:
         return [
             *_loops(rounds, quick, images),
             *_loaders(rounds, images, folder),
-            _curves(folder),
+            _curves(images, quick),
         ]
 
 
@@ -250,7 +249,65 @@ def _check_pixels(images: ImageDirectory, batches: Sequence[Sequence[int]]) -> N
     loader.close()
 
 
-if __name__ == "__main__":
-    from benchmarks.figures import table
+# -- two processes -------------------------------------------------------------------------------
 
-    print(table(measure(rounds=int(sys.argv[1]), quick=False)))
+
+def _curves(images: ImageDirectory, quick: bool) -> Figure:
+    """Return by how much the losses of two processes differ from those of one, at most."""
+    epochs = 1 if quick else 3
+    alone = _curve(images.root, processes=1, epochs=epochs)
+    together = _curve(images.root, processes=2, epochs=epochs)
+    worst = max(abs(one - other) for one, other in zip(alone, together, strict=True))
+    return Figure(
+        "losses of 2 DDP processes, less those of one process with the same global batch",
+        "at most", worst, most=1e-4,
+    )  # fmt: skip
+
+
+def _curve(root: str, *, processes: int, epochs: int) -> list[float]:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    shared = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    shared |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.bench_images", root, str(epochs)],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    texts = [one.communicate()[0] for one in ranks]
+    if any(one.returncode for one in ranks):
+        raise SystemExit(f"a training of {processes} processes failed; see above")
+    curve: list[float] = json.loads(texts[0].strip().splitlines()[-1])
+    return curve
+
+
+def _rank(root: str, epochs: int) -> None:
+    """Train in one of the processes; the first one prints the losses of each epoch."""
+    torch.set_num_threads(1)
+    ranks = Ranks("gloo" if os.environ["WORLD_SIZE"] != "1" else None)
+    set_up_determinism(1)
+    work = Training(
+        networks.build("resnet18", CLASSES),
+        images := open_labeled(root),
+        images,
+        how=Preprocessing(image_size=64),
+        settings=Settings(
+            epochs=epochs, batch_size=32 // ranks.world, learning_rate=0.002 / ranks.world
+        ),
+        ranks=ranks,
+    )
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+        done = work.run()
+    if ranks.is_first:
+        print(json.dumps([*done.training_losses, *done.losses]), flush=True)
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    _rank(sys.argv[1], int(sys.argv[2]))

@@ -7,6 +7,7 @@ from typing import Any
 
 from rayjobs.core.errors import Problem, SpecError
 from rayjobs.core.text import counted
+from rayjobs.spec import components
 from rayjobs.spec.text import parse_yaml
 from rayjobs.spec.text import write_yaml as dump_yaml
 from rayjobs.tuning.errors import SweepError, problem
@@ -17,7 +18,7 @@ def load_sweep(path: str | Path) -> SweepSpec:
     """Return the sweep in a YAML or JSON file.
 
     A relative ``job.source_directory`` is taken from the file's folder; without one, the
-    file's folder is the source directory.
+    file's folder is the source directory. ``job.component`` names code that rayjobs brings.
 
     Raises:
         SweepError: the file cannot be read or is wrong; lists everything with path and remedy.
@@ -37,8 +38,7 @@ def load_sweep(path: str | Path) -> SweepSpec:
     data = read_yaml(text, where=str(file))
     job = data.get("job")
     if isinstance(job, dict):
-        folder = Path(str(job.get("source_directory") or "."))
-        data["job"] = {**job, "source_directory": str((file.parent / folder).absolute())}
+        data["job"] = job = _with_source(job, file.parent)
     try:
         return parse_sweep(data, where=str(file))
     except SweepError as error:
@@ -49,6 +49,17 @@ def load_sweep(path: str | Path) -> SweepSpec:
         problems = [*error.problems, *job_problems(data["job"])]
         message = f"{file} has {counted(len(problems), 'problem')}"
         raise SweepError(message, problems=problems) from None
+
+
+def _with_source(job: dict[str, Any], base: Path) -> dict[str, Any]:
+    if "component" not in job:
+        folder = Path(str(job.get("source_directory") or "."))
+        return {**job, "source_directory": str((base / folder).absolute())}
+    name = job["component"]
+    place = components.component_folder(name)
+    if place is None:
+        raise problem("job.component", f"{name!r} is not a component.", components.remedy())
+    return {**{k: one for k, one in job.items() if k != "component"}, "source_directory": place}
 
 
 def read_yaml(text: str, *, where: str = "the sweep") -> dict[str, Any]:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import print_json
 from rayjobs.cli.params import Names
 from rayjobs.cli.settings import (
@@ -41,6 +43,7 @@ _TRAINING = (
     "onnx",
 )
 _MODES = click.Choice(("mount", "download"))
+DATA = "$AZUREML_DATAREFERENCE_"  # before the name of an input or output: its path in a rank
 PLACE = "FOLDER|DATASTORE/PATH|dataset:NAME|output:JOB/NAME"
 
 
@@ -73,9 +76,11 @@ def images() -> None:
 @images.command(
     epilog="\b\nExamples:\n  rayjobs images convert photos/ data\n"
     "  rayjobs images convert photos.tar.gz data --validation-share 0.2\n"
+    "  rayjobs images convert dataset:photos --submit --validation-share 0.2\n"
+    "  rayjobs images train --train output:JOB/train --validation output:JOB/validation\n"
 )
-@click.argument("source", type=click.Path(exists=True))
-@click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False))
+@click.argument("source")
+@click.argument("folder", metavar="[FOLDER]", required=False)
 @click.option(
     "--validation-share",
     metavar="SHARE",
@@ -83,32 +88,70 @@ def images() -> None:
     help="Write FOLDER/train and FOLDER/validation, with this part of each class.",
 )
 @click.option("--random-seed", metavar="N", type=int, default=1, help="Seed of the split [1].")
-@json_option
-@common_options
+@click.option(
+    "--submit", is_flag=True, help="Convert by a job; its outputs are train and validation."
+)
+@_job_options
 @click.pass_obj
 def convert(
     settings: Settings,
+    /,
+    *,
     source: str,
-    folder: str,
+    folder: str | None,
     validation_share: float | None,
     random_seed: int,
-) -> None:
+    submit: bool,
+    **options: Any,
+) -> int:
     """Make an image directory of SOURCE: a folder, or a zip or tar archive.
 
     The last folder above an image is its class. Hidden files are ignored; images that cannot be
-    read are left out and listed. In a pipeline it is the script convert.py of the component images.
+    read are left out and listed. With --submit a job does it: SOURCE may also be DATASTORE/PATH,
+    dataset:NAME or output:JOB/NAME, and FOLDER is a DATASTORE/PATH or left out.
     """
+    share = 0.2 if validation_share is None else validation_share
+    if not 0 < share < 1:
+        raise UsageError(f"--validation-share is {share:g}; it must be between 0 and 1")
+    if submit:
+        names = ["train"] if validation_share is None else ["train", "validation"]
+        if folder is not None and ("/" not in folder or Path(folder).is_absolute()):
+            raise UsageError(f"{folder!r} is not DATASTORE/PATH, to which a job could write")
+        at = [name if folder is None else f"{name}={folder}/{name}" for name in names]
+        options["outputs"] = (*(options.get("outputs") or ()), *at)
+        values: dict[str, Any] = {"output": DATA + "train", "random_seed": random_seed}
+        if validation_share is not None:
+            values |= {"validation_output": DATA + "validation", "validation_share": share}
+        return _submit(settings, "convert.py", {"data": source}, values, options)
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name in options and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"{parameter.opts[0]} is for a job; give --submit, too")
+    if not Path(source).exists():
+        raise UsageError(
+            f"there is no {source!r}; name a folder or an archive, or give --submit to convert "
+            f"data of a datastore by a job"
+        )
+    if folder is None:
+        raise UsageError("name the FOLDER of the images, or give --submit to convert by a job")
+    return _convert_here(settings, source, folder, share if validation_share else None, random_seed)
+
+
+def _convert_here(
+    settings: Settings, source: str, folder: str, share: float | None, random_seed: int
+) -> int:
     from rayjobs.images.component.imagemodels.converting import convert as convert_images
     from rayjobs.images.component.imagemodels.errors import ImageModelError
 
     root = Path(folder)
-    is_split = validation_share is not None
+    is_split = share is not None
     try:
         done = convert_images(
             source,
             str(root / "train" if is_split else root),
             validation=str(root / "validation") if is_split else None,
-            share=0.2 if validation_share is None else validation_share,
+            share=share or 0.2,
             seed=random_seed,
         )
     except ImageModelError as error:
@@ -117,12 +160,13 @@ def convert(
         settings.note(f"left out: {why}")
     if settings.as_json:
         print_json({"folder": str(root), **done.to_json()})
-        return
+        return Exit.DONE
     click.echo(
         f"{counted(done.training, 'image')} for training, {done.validation} for validation, "
         f"{len(done.classes)} classes in {root}; "
         f"{len(done.unreadable)} unreadable, {done.ignored} other files"
     )
+    return Exit.DONE
 
 
 @images.command(
@@ -265,7 +309,7 @@ def _submit(
     values: dict[str, Any],
     options: dict[str, Any],
 ) -> int:
-    from rayjobs.images.jobs import COMPONENT, DATA
+    from rayjobs.images.jobs import COMPONENT
     from rayjobs.images.jobs import options as words_of
     from rayjobs.images.sources import model_of, source_of
 

@@ -290,14 +290,13 @@ def _submit(
 ) -> Submitted:
     from rayjobs.submit.submitting import submit as submit_job
 
-    done = submit_job(
+    return submit_job(
         workspace,
         spec,
         experiment=experiment or spec.name,
         idempotency_key=idempotency_key,
         numbered=click.get_current_context().meta.get(_DEFAULT_NAME, False),
     )
-    return done
 
 
 def note_submitted(

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 _LAZY = dict.fromkeys(
     ("ConvertToImageDirectory", "PyTorchModel", "ScoreImageModel", "TrainPytorchModel"),
     "rayjobs.images.steps",
-)
+) | {"training_config": "rayjobs.images.configs"}
 
 __all__ = list(_LAZY)
 
 if TYPE_CHECKING:
+    from rayjobs.images.configs import training_config as training_config
     from rayjobs.images.steps import ConvertToImageDirectory as ConvertToImageDirectory
     from rayjobs.images.steps import PyTorchModel as PyTorchModel
     from rayjobs.images.steps import ScoreImageModel as ScoreImageModel

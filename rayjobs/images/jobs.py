@@ -13,8 +13,6 @@ from rayjobs.images.component.imagemodels.names import NETWORKS as NETWORKS
 
 COMPONENT = Path(__file__).parent / "component"
 """The folder that such jobs pack: a run keeps the code that it ran."""
-DATA = "$AZUREML_DATAREFERENCE_"
-"""Before the name of an input: the variable with its path in a rank."""
 
 
 def checked_parameters(given: Mapping[str, Any]) -> dict[str, Any]:

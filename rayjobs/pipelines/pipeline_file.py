@@ -12,13 +12,13 @@ from rayjobs.core.errors import Problem, SpecError
 from rayjobs.core.text import counted
 from rayjobs.pipelines.graph import graph_of
 from rayjobs.pipelines.spec import PipelineError, PipelineSpec, type_of
+from rayjobs.spec import components
+from rayjobs.spec.components import component_folder
 from rayjobs.spec.file import merge
 from rayjobs.spec.problems import problem_of
 from rayjobs.spec.text import parse_yaml
 
 OWN_KEYS = frozenset({"after", "params", "reuse", "sweep", "title"})
-# Names of code that rayjobs brings → its folder below the package.
-COMPONENTS = {"images": "images/component"}
 TOP_KEYS = frozenset(
     {
         "name",
@@ -98,12 +98,12 @@ def pipeline_of(data: Mapping[str, Any], *, folder: Path) -> PipelineSpec:
             problems.append(Problem(f"steps.{name}", "is not a mapping.", "Write fields of a job."))
             continue
         component = one.get("component")
-        if component is not None and component not in COMPONENTS:
+        if component is not None and component_folder(component) is None:
             problems.append(
                 Problem(
                     f"steps.{name}.component",
                     f"{component!r} is not a component.",
-                    f"Use: {', '.join(sorted(COMPONENTS))}.",
+                    components.remedy(),
                 )
             )
             continue
@@ -129,8 +129,7 @@ def _step(one: Mapping[str, Any], defaults: Mapping[str, Any], folder: Path) -> 
     own = {key: value for key, value in one.items() if key in OWN_KEYS and value is not None}
     job = {key: value for key, value in one.items() if key not in {*OWN_KEYS, "component"}}
     if one.get("component") is not None:
-        place = Path(__file__).parent.parent / COMPONENTS[one["component"]]
-        job["source_directory"] = str(place.absolute())
+        job["source_directory"] = component_folder(one["component"])
     elif job.get("source_directory") is not None:
         place = folder / Path(str(job["source_directory"])).expanduser()
         job["source_directory"] = str(place.absolute())

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from rayjobs import (
+    Experiment,
+    GridParameterSampling,
+    HyperDriveConfig,
+    Pipeline,
+    PipelineData,
+    PrimaryMetricGoal,
+    Workspace,
+    choice,
+)
+from rayjobs.datastore import Datastore
+from rayjobs.images import (
+    ConvertToImageDirectory,
+    PyTorchModel,
+    ScoreImageModel,
+    TrainPytorchModel,
+    training_config,
+)
+from rayjobs.workspace.folder import locate
 from tests.local_target import LocalTarget
 from tests.terminal import DEADLINE_S, PROGRAM
 from tests.unit.images.conftest import save_images
@@ -56,11 +76,16 @@ def test_two_ranks_train_a_model_that_is_registered_and_scores(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    save_images(tmp_path / "train", 6, seed=1)
+    save_images(tmp_path / "raw", 9, seed=1)
     save_images(tmp_path / "val", 3, seed=2)
+    source = shutil.make_archive(str(tmp_path / "raw"), "zip", tmp_path / "raw")
+    convert = ["images", "convert", source, "--submit", "--validation-share", "0.3", "-q"]
+    converted = rayjobs(*convert).stdout.strip()
+    rayjobs("wait", converted)
+    folders = [f"--train=output:{converted}/train", f"--validation=output:{converted}/validation"]
     parameters = ["--epochs", "1", "--batch-size", "4", "--image-size", "32", "--threads", "1"]
     job = rayjobs(
-        *["images", "train", "--train", "train", "--validation", "val", "--register", "colors"],
+        *["images", "train", *folders, "--register", "colors"],
         *["--procs-per-node", "2", *parameters, "-q"],
     ).stdout.strip()
     rayjobs("wait", job)
@@ -92,3 +117,93 @@ def test_a_pipeline_file_converts_trains_and_scores(
     rayjobs("data", "get", "workspaceblobstore/scores", "got")
     (table,) = (tmp_path / "got").rglob("scores.parquet")
     assert len(pq.read_table(table)) == 3
+
+
+SWEEP = """
+name: colors
+job:
+  component: images
+  script: train.py
+  arguments: [--train, $AZUREML_DATAREFERENCE_train,
+    --validation, $AZUREML_DATAREFERENCE_validation,
+    --epochs, "1", --image-size, "32", --threads, "1"]
+  inputs: {train: workspaceblobstore/train, validation: workspaceblobstore/val}
+sampling: {type: grid, parameters: {--learning-rate: {choice: [0.0001, 0.01]}}}
+metric: top1
+goal: maximize
+limits: {total: 2, concurrent: 2}
+register_as: colors
+"""
+
+
+def test_trainings_are_the_trials_of_a_sweep_from_a_file_and_from_python(
+    local_target: LocalTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    save_images(tmp_path / "train", 6, seed=1)
+    save_images(tmp_path / "val", 3, seed=2)
+    for name in ("train", "val"):
+        rayjobs("data", "put", name, f"workspaceblobstore/{name}")
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    sweep = rayjobs("sweep", "create", "-f", "sweep.yaml", "-q").stdout.strip()
+    ws = Workspace(path=locate())
+    store = Datastore.get(ws, "workspaceblobstore")
+    config = HyperDriveConfig(
+        run_config=training_config(
+            store.path("train").as_mount(),
+            store.path("val").as_mount(),
+            parameters={"epochs": 1},
+            settings={"image_size": 32, "threads": 1},
+            compute_target="local",
+        ),
+        hyperparameter_sampling=GridParameterSampling({"--batch-size": choice(4, 8)}),
+        primary_metric_name="top1",
+        primary_metric_goal=PrimaryMetricGoal.MAXIMIZE,
+        max_total_runs=2,
+        max_concurrent_runs=2,
+    )
+    run = Experiment(ws, "colors").submit(config)
+    rayjobs("wait", sweep)
+    assert "model.json" in rayjobs("model", "show", "colors", "--json").stdout
+    scored = rayjobs("images", "score", "--model", "colors", "--data", "val", "-q").stdout.strip()
+    run.wait_for_completion()
+    best = run.get_best_run_by_primary_metric()
+    assert best is not None
+    assert "top5" in best.get_metrics()
+    rayjobs("wait", scored)
+
+
+def test_a_pipeline_from_python_converts_trains_and_scores(
+    local_target: LocalTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    save_images(tmp_path / "raw", 6, seed=1)
+    rayjobs("data", "put", "raw", "workspaceblobstore/raw")
+    ws = Workspace(path=locate())
+    store = Datastore.get(ws, "workspaceblobstore")
+    train, validation = PipelineData("train"), PipelineData("validation")
+    model, scores = PipelineData("model"), PipelineData("scores")
+    untrained = PipelineData("untrained")
+    where = {"compute_target": "local"}
+    steps = [
+        ConvertToImageDirectory(store.path("raw").as_mount(), train, validation, **where),
+        PyTorchModel("resnet18", untrained, **where),
+        TrainPytorchModel(
+            untrained,
+            train,
+            validation,
+            model,
+            parameters={"epochs": 1},
+            settings={"image_size": 32, "threads": 1},
+            **where,
+        ),
+        ScoreImageModel(model, validation, scores, table_format="csv", **where),
+    ]
+    run = Pipeline(ws, steps).submit("colors")
+    assert run.wait_for_completion() == "Completed"
+    (score,) = run.find_step_run("score")
+    score.get_output_data("scores").download(str(tmp_path / "got"))
+    (table,) = (tmp_path / "got").rglob("scores.csv")
+    assert len(table.read_text().splitlines()) == 4

@@ -1,6 +1,7 @@
 """The image component's training on a small network, disturbed where STAGE says.
 
-It is put into a copy of the component's folder; WAITS_FOR and REACHED are files, SMALL_DISK is a folder.
+It is put into a copy of the component's folder. WAITS_FOR and REACHED are files, SMALL_DISK is a
+folder.
 """
 
 from __future__ import annotations

@@ -18,11 +18,14 @@ from rayjobs.images import (
     PyTorchModel,
     ScoreImageModel,
     TrainPytorchModel,
+    training_config,
 )
 from rayjobs.images.jobs import COMPONENT
 from rayjobs.pipelines import Pipeline, PipelineData
 from rayjobs.pipelines.pipeline_file import pipeline_of
 from rayjobs.pipelines.spec import PipelineError
+from rayjobs.tuning.errors import SweepError
+from rayjobs.tuning.sweep_file import load_sweep
 
 
 @pytest.fixture
@@ -91,6 +94,59 @@ def test_train_submits_the_component_with_its_inputs(own_home: Path, data: Path)
     assert spec["distribution"]["backend"] == "gloo"
     assert set(spec["inputs"]) == {"train", "validation"}
     assert spec["arguments"][:2] == ["--epochs", "3"]
+
+
+def test_convert_can_be_submitted(own_home: Path, data: Path) -> None:
+    words = ["images", "convert", str(data / "train"), "--submit", "--validation-share", "0.3"]
+    done = CliRunner().invoke(main, [*words, "--dry-run", "--json"])
+    assert done.exit_code == 0, done.output
+    spec = json.loads(done.stdout)["spec"]
+    assert (spec["name"], spec["script"]) == ("images-convert", "convert.py")
+    assert set(spec["inputs"]) == {"data"}
+    assert set(spec["outputs"]) == {"train", "validation"}
+    done = CliRunner().invoke(main, [*words, "workspaceblobstore/made", "--dry-run", "--json"])
+    assert (
+        json.loads(done.stdout)["spec"]["outputs"]["train"]["destination"]
+        == "workspaceblobstore/made/train"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["out", "--nodes", "2"], "--nodes is for a job; give --submit, too"),
+        ([], "name the FOLDER of the images"),
+        (["out", "--validation-share", "1.5"], "must be between 0 and 1"),
+        (["/abs", "--submit"], "is not DATASTORE/PATH"),
+    ],
+)
+def test_convert_names_what_is_wrong(words: list[str], text: str, data: Path) -> None:
+    done = CliRunner().invoke(main, ["images", "convert", str(data / "train"), *words])
+    assert done.exit_code != 0
+    assert text in done.output + str(done.exception)
+
+
+def test_a_sweep_file_names_the_component(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    text = "job: {component: %s, script: train.py}\nmetric: top1\ngoal: maximize\n"
+    text += "limits: {total: 2, concurrent: 1}\n"
+    text += "sampling: {type: grid, parameters: {--epochs: {choice: [1, 2]}}}\n"
+    file.write_text(text % "images")
+    assert load_sweep(file).job["source_directory"] == str(COMPONENT)
+    file.write_text(text % "texts")
+    with pytest.raises(SweepError) as found:
+        load_sweep(file)
+    assert "Use: images." in str(found.value.problems[0])
+
+
+def test_a_training_is_a_run_configuration() -> None:
+    config = training_config("a", "b", parameters={"epochs": 2}, settings={"image_size": 32})
+    assert config.source_directory == str(COMPONENT)
+    assert "--image-size" in config.arguments
+    with pytest.raises(SpecError):
+        training_config("a", "b", parameters={"epochs": 0})
+    with pytest.raises(UsageError, match="epoch: not parameters"):
+        training_config("a", "b", parameters={"epoch": 1})
 
 
 def test_train_names_what_is_wrong(own_home: Path, data: Path) -> None:

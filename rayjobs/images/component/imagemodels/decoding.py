@@ -91,7 +91,7 @@ def training_pixels(
         return validation_pixels(image, how)
     chance = random.Random("/".join(map(str, key)))  # noqa: S311 (not for secrets)
     size = (how.image_size, how.image_size)
-    box = _random_box(image.width, image.height, chance)
+    box = random_box(image.width, image.height, chance)
     image = image.resize(size, Image.Resampling.BILINEAR, box=box)
     if how.augmentation == "crop-flip" and chance.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -120,7 +120,7 @@ def validation_pixels(image: Image.Image, how: Preprocessing) -> np.ndarray[Any,
     return np.asarray(image.crop((left, top, left + size, top + size)))
 
 
-def _random_box(width: int, height: int, chance: random.Random) -> tuple[int, int, int, int]:
+def random_box(width: int, height: int, chance: random.Random) -> tuple[int, int, int, int]:
     """Return a random part of 8 % to 100 % of the area, at proportions of 3:4 to 4:3."""
     for _ in range(10):
         area = width * height * chance.uniform(0.08, 1.0)

@@ -160,7 +160,6 @@ class Loader:
         self, batches: Sequence[Sequence[int]], *, seed: int, epoch: int
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield uint8 images (n, height, width, 3) and labels (n) of each batch, in order."""
-
         if self.how.augmentation == "none":
             return self.validation(batches)
 

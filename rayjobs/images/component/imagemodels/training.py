@@ -6,7 +6,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rayjobs.injob import checkpoint
 from rayjobs.injob.run import Run
 
+from .augmenting import crop_and_flip, enlarged, random_parts
 from .decoding import Preprocessing
 from .directory import ImageDirectory
 from .errors import DivergedError, InvalidDatasetError
@@ -133,6 +134,8 @@ class Training:
         layout = torch.channels_last if is_cuda else torch.contiguous_format
         self.module = module.to(ranks.device, memory_format=layout)
         self._normalize = Normalizer(how, ranks.device, layout)
+        # A GPU crops and mirrors faster than CPUs, which are then left to decode.
+        self._augments = is_cuda and how.augmentation != "none"
         self.optimizer = torch.optim.SGD(
             self.module.parameters(),
             lr=self._schedule.base,
@@ -204,7 +207,10 @@ class Training:
         began, waited, seen = time.perf_counter(), loader.wait_s, 0
         # Summed on the device: reading a value there would make the GPU wait for each batch.
         sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
-        feed = loader.training(batches[first:], seed=settings.random_seed, epoch=epoch)
+        if self._augments:
+            feed = loader.validation(batches[first:])
+        else:
+            feed = loader.training(batches[first:], seed=settings.random_seed, epoch=epoch)
         rate, is_checked = 0.0, ranks.world == 1 and ranks.device.type == "cpu"
         for number, (pixels, labels) in enumerate(feed, start=first):
             step = epoch * len(batches) + number
@@ -213,7 +219,7 @@ class Training:
                 group["lr"] = rate
             labels = labels.to(ranks.device, non_blocking=True)
             with self._precision():
-                outputs = wrapped(self._normalize(pixels))
+                outputs = wrapped(self._training_inputs(pixels, batches[number]))
                 total = functional.cross_entropy(outputs.float(), labels, reduction="sum")
             # The mean over the global batch, whatever part of it is here: DDP takes the mean.
             loss = total * (ranks.world / self._sizes[number])
@@ -254,6 +260,14 @@ class Training:
         self._log("learning_rate", rate, epoch)
         if self._all_stop():
             self._stop = True
+
+    def _training_inputs(self, pixels: torch.Tensor, batch: Sequence[int]) -> torch.Tensor:
+        inputs = self._normalize(pixels)
+        if not self._augments:
+            return inputs
+        keys = [(self.settings.random_seed, self.progress.epoch, index) for index in batch]
+        parts = random_parts(self.how, pixels.shape[1], keys)
+        return crop_and_flip(inputs, parts, self.how.image_size)
 
     def _precision(self) -> Any:
         if self.precision == "bf16":
@@ -409,13 +423,15 @@ class Training:
 
     def _loader(self, part: str, closing: contextlib.ExitStack) -> Loader:
         images = self._images[part]
+        is_enlarged = part == "training" and self._augments
+        how = enlarged(self.how) if is_enlarged else self.how
         plan = make_plan(
             images,
-            self.how,
+            how,
             cache=self.settings.cache,
             processes=self.ranks.local_world,
             threads=self.settings.threads,
-            is_fixed=part == "validation" or self.how.augmentation == "none",
+            is_fixed=part == "validation" or is_enlarged or how.augmentation == "none",
         )
         plan = self.ranks.of_first(plan)
         self.plans[part] = plan
@@ -426,7 +442,9 @@ class Training:
             f"{plan.decoded_gib:.3f} GiB, as files {plan.encoded_gib:.3f} GiB"
         )
         cache = open_cache(images, plan, part)
-        loader = Loader(images, self.how, plan, cache=cache, pin=self.ranks.device.type == "cuda")
+        if is_enlarged:
+            self._say(f"the GPU crops and mirrors images of {how.image_size} × {how.image_size}")
+        loader = Loader(images, how, plan, cache=cache, pin=self.ranks.device.type == "cuda")
         if cache is not None:
             closing.callback(cache.remove)
         closing.callback(loader.close)

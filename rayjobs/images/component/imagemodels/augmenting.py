@@ -1,0 +1,58 @@
+"""Random crops and flips of a batch where the network is, so that CPUs only decode.
+
+The loader gives larger images that are the same in every epoch, and can keep them; the crops of an
+epoch are taken from them by one call. Source: M. Jaderberg et al., arXiv:1506.02025 (sampling by a
+grid).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch.nn import functional
+
+from .decoding import Preprocessing, random_box
+
+ENLARGED = 1.5
+"""Side of the images that are cropped, as a multiple of the network's."""
+
+
+def enlarged(how: Preprocessing) -> Preprocessing:
+    """Return the preprocessing of the images that are cropped."""
+    return replace(how, image_size=round(how.image_size * ENLARGED))
+
+
+def random_parts(
+    how: Preprocessing, side: int, keys: Sequence[tuple[int, int, int]]
+) -> torch.Tensor:
+    """Return the part of each image: left, top, right, bottom (0 to 1) and whether it is mirrored.
+
+    Args:
+        how: The augmentation.
+        side: Height and width of the images, in pixels.
+        keys: Seed, epoch and number of each image; they alone decide, as on the CPU.
+    """
+    rows = []
+    for key in keys:
+        chance = random.Random("/".join(map(str, key)))  # noqa: S311 (not for secrets)
+        box = random_box(side, side, chance)
+        is_mirrored = how.augmentation == "crop-flip" and chance.random() < 0.5
+        rows.append([*(end / side for end in box), float(is_mirrored)])
+    return torch.tensor(rows)
+
+
+def crop_and_flip(images: torch.Tensor, parts: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the parts of images (n, channels, height, width), each resized to `size` × `size`."""
+    left, top, right, bottom, mirrored = parts.to(images.device).T[:, :, None]
+    across = (torch.arange(size, device=images.device) + 0.5) / size
+    x = torch.where(mirrored > 0, across.flip(0), across) * (right - left) + left
+    y = across * (bottom - top) + top
+    grid = torch.stack(
+        [x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)], dim=3
+    )
+    return functional.grid_sample(
+        images, grid * 2 - 1, mode="bilinear", padding_mode="border", align_corners=False
+    )

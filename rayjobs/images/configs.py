@@ -1,0 +1,47 @@
+"""A training of images as a run configuration: for an experiment, or for the trials of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayjobs.api.configs import ScriptRunConfig
+from rayjobs.core.errors import UsageError
+from rayjobs.images.jobs import COMPONENT, checked_parameters, options
+
+
+def training_config(
+    train: Any,
+    validation: Any,
+    model: str = "resnet18",
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> ScriptRunConfig:
+    """Return what `rayjobs images train` runs, to be submitted by `Experiment.submit`.
+
+    As the `run_config` of a HyperDriveConfig it is the trial of a sweep, whose parameters are
+    options such as ``--learning-rate``; the metrics are top1, top5, val_loss and train_loss.
+
+    Args:
+        train: Labeled images to train on: data of a datastore, or a dataset.
+        validation: Images of the same classes, to judge each epoch.
+        model: Name of a network, or data: an untrained model.
+        parameters: epochs, batch_size, warmup_epochs, learning_rate, random_seed, patience,
+            print_frequency.
+        settings: Further options of the script: image_size, augmentation, cache, threads,
+            checkpoint_every, precision, compile, register, onnx.
+        more: Further arguments of ScriptRunConfig: compute_target, distributed_job_config, …
+
+    Raises:
+        SpecError: a parameter is outside of its range.
+        UsageError: a parameter does not exist.
+    """
+    given = dict(parameters or {})
+    checked = checked_parameters(given)
+    if unknown := [name for name in given if name not in checked]:
+        raise UsageError(f"{', '.join(unknown)}: not parameters of a training")
+    values = {"train": train, "validation": validation, "model": model}
+    words = options({**values, **checked, **(settings or {})})
+    return ScriptRunConfig(COMPONENT, "train.py", words, **more)
