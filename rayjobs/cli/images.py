@@ -247,6 +247,7 @@ def train(
     values = {name: options.pop(name) for name in (*BY_NAME, *_TRAINING)}
     values |= checked_parameters(values)
     data = {"train": training, "validation": validation}
+    _check_local_images(training, validation)
     if model not in NETWORKS:
         if "/" not in model and ":" not in model and not Path(model).exists():
             raise UsageError(
@@ -300,6 +301,23 @@ def score(
 
     values = {"format": table, **checked_parameters({"batch_size": batch_size})}
     return _submit(settings, "score.py", {"model": model, "data": scored}, values, options)
+
+
+def _check_local_images(training: str, validation: str) -> None:
+    """Refuse local folders that the job would refuse, before they are stored.
+
+    Raises:
+        UsageError: one has no labels or an empty class, or their classes differ.
+    """
+    from rayjobs.images.component.imagemodels.directory import check_same_classes, open_labeled
+    from rayjobs.images.component.imagemodels.errors import ImageModelError
+
+    try:
+        found = [open_labeled(one) for one in (training, validation) if Path(one).is_dir()]
+        if len(found) == 2:
+            check_same_classes(*found)
+    except ImageModelError as error:
+        raise UsageError(f"{type(error).__name__}: {error}") from error
 
 
 def _submit(

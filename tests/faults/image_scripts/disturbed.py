@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import train  # type: ignore[import-not-found]  # of the component, beside this file
-from imagemodels import evaluation, networks, training  # type: ignore[import-not-found]
-from imagemodels.ending import ends_clearly  # type: ignore[import-not-found]
+import train  # type: ignore[import-not-found]  # of the component
+from imagemodels import evaluation, networks, training
+from imagemodels.ending import ends_clearly
 from torch import nn
 
 from rayjobs.injob import checkpoint

@@ -156,6 +156,8 @@ def test_train_names_what_is_wrong(own_home: Path, data: Path) -> None:
         (["--model", "vgg16"], "'vgg16' is not a network"),
         (["--backend", "nccl", "--procs-per-node", "2"], "nccl works between GPUs"),
         (["--train", "nowhere"], "there is no folder 'nowhere'"),
+        (["--train", str(data / "train" / "red")], "NotLabeledDatasetError: "),
+        (["--validation", str(data)], "InvalidDatasetError: the categories of training"),
     ):
         done = CliRunner().invoke(main, ["images", "train", *folders, *words, "--dry-run"])
         assert done.exit_code != 0

@@ -81,7 +81,7 @@ class ImageCache:
             header, data = _HEADER.pack(0, 0, len(value)), memoryview(value)
         else:
             height, width = value.shape[:2]
-            data = memoryview(np.ascontiguousarray(value)).cast("B")
+            data = np.ascontiguousarray(value).data.cast("B")
             header = _HEADER.pack(height, width, len(data))
         with self._lock:
             offset = self._end
