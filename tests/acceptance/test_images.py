@@ -202,7 +202,7 @@ def test_a_pipeline_from_python_converts_trains_and_scores(
         ScoreImageModel(model, validation, scores, table_format="csv", **where),
     ]
     run = Pipeline(ws, steps).submit("colors")
-    assert run.wait_for_completion() == "Completed"
+    assert run.wait_for_completion() == "Finished"
     (score,) = run.find_step_run("score")
     score.get_output_data("scores").download(str(tmp_path / "got"))
     (table,) = (tmp_path / "got").rglob("scores.csv")
