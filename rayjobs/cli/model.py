@@ -227,7 +227,11 @@ def lineage(settings: Settings, model: str) -> None:
 
     kept: Mapping[str, Any] = found.lineage
     if not found.run:
-        lines = [("Model", f"{found.name}:{found.version}"), ("From", _uploaded_text(found))]
+        lines = [
+            ("Model", f"{found.name}:{found.version}"),
+            ("Made from", _derived_text(kept)),
+            ("From", _uploaded_text(found)),
+        ]
         lines += [("Data", _data_text(one)) for one in kept["data"]]
         lines += [("File", f"{name}  {digest}") for name, digest in kept["files"].items()]
         click.echo(facts(lines))
@@ -235,6 +239,7 @@ def lineage(settings: Settings, model: str) -> None:
     environment, configuration = kept["environment"], kept["configuration"]
     lines = [
         ("Model", f"{found.name}:{found.version}"),
+        ("Made from", _derived_text(kept)),
         ("Run", f"{kept['run']} (attempt {kept['attempt']}, experiment {kept['experiment']})"),
         ("Sweep", kept.get("sweep") or ""),
         ("Code", f"{kept['entry']} of snapshot {kept['snapshot']}"),
@@ -345,7 +350,10 @@ def export(
     with settings.open() as workspace, tempfile.TemporaryDirectory() as folder:
         found = registry.find(workspace.store, model)
         title = f"{found.name}:{found.version}"
-        target = Path(output or f"{found.name}-{found.version}.onnx")
+        name = f"{found.name}-{found.version}.onnx"
+        target = Path(output or name)
+        if target.is_dir():
+            target /= name
         fetched = Path(registry.download(workspace.blobs, found, folder))
         settings.note(f"exporting {title} …")
         done = onnx_export.export(
@@ -365,6 +373,7 @@ def export(
                 path=target,
                 framework="Onnx",
                 tags={"exported_from": title},
+                derived_from=found,
             )
             registered = f"{kept.name}:{kept.version}"
     if settings.as_json:
@@ -429,6 +438,12 @@ def _find(settings: Settings, text: str) -> ModelVersion:
 
 def _json(one: ModelVersion) -> dict[str, Any]:
     return {**asdict(one), "id": f"{one.name}:{one.version}", "size": one.size}
+
+
+def _derived_text(lineage: Mapping[str, Any]) -> str:
+    """Return the model of which one is another form; empty for none."""
+    known = lineage.get("derived_from")
+    return f"{known['model']} (digest {known['digest']})" if known else ""
 
 
 def _uploaded_text(one: ModelVersion) -> str:

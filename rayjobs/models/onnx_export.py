@@ -5,12 +5,16 @@ Source: PyTorch, `torch.onnx.export`; ONNX, `onnx.checker`; ONNX Runtime.
 
 from __future__ import annotations
 
-import importlib.util
+import ast
+import contextlib
+import importlib
 import pickle
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import NotFoundError, UsageError
@@ -61,7 +65,7 @@ def export(
         target: The ONNX file; what is there is replaced once the new one is whole and checked.
         shapes: Of each input, for numbers of float32; the first dimension is the batch.
         code: For weights, what makes the module: `FILE.py:NAME`, a class or a function that takes
-            no arguments.
+            no arguments. Of the file only imports, classes, functions and constants are run.
         allow_pickle: Load a module that was saved whole, which runs code of the file.
         opset: Version of the ONNX operators; None takes PyTorch's default.
         fixed_batch: Keep the batch's size, instead of leaving it open.
@@ -115,10 +119,9 @@ def _file_of(source: Path) -> Path:
 def _load(path: Path, torch: Any, code: str | None, *, allow_pickle: bool) -> Any:
     if path.suffix == ".pt2":
         return torch.export.load(str(path)).module()
-    try:
+    with contextlib.suppress(RuntimeError), warnings.catch_warnings():  # it is not TorchScript
+        warnings.simplefilter("ignore")
         return torch.jit.load(str(path), map_location="cpu").eval()
-    except RuntimeError:
-        pass  # it is not TorchScript
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -164,19 +167,51 @@ def _made(code: str) -> Any:
         return found()
     except TypeError as error:
         raise UsageError(f"{code} cannot be called without arguments: {error}") from error
+    except NameError as error:
+        raise UsageError(
+            f"{code} cannot be made from the definitions of {file} alone: {error}. Only its "
+            f"imports, classes, functions and constants are used, so that no training starts here; "
+            f"define {name} in a file that needs no more"
+        ) from error
 
 
 def _module_of(file: str) -> Any:
+    """Return the definitions of a file as a module; nothing else of the file is run."""
     path = Path(file).absolute()
     if not path.is_file():
         raise NotFoundError(f"there is no {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{path} is not a Python file: {error}") from error
+    tree.body = [one for one in tree.body if _defines(one)]
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))  # it may import its neighbors
-    spec.loader.exec_module(module)
+    for statement in tree.body:
+        one = ast.Module([statement], type_ignores=[])
+        try:
+            exec(compile(one, str(path), "exec"), module.__dict__)  # noqa: S102 - the user named it
+        except NameError:
+            continue  # made of what only a run makes; what needs it is reported by name
+        except ImportError as error:
+            raise UsageError(f"{file} cannot be used: {error}") from error
     return module
+
+
+def _defines(statement: ast.stmt) -> bool:
+    """Whether a statement defines something, and does nothing else that matters."""
+    if isinstance(statement, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
+        return True
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        calls = (ast.Call, ast.Await, ast.Yield)
+        return statement.value is not None and not any(
+            isinstance(one, calls) for one in ast.walk(statement.value)
+        )
+    if isinstance(statement, ast.Try):  # the usual way to import what may be missing
+        return all(isinstance(one, ast.Import | ast.ImportFrom) for one in statement.body)
+    return False
 
 
 def _write(
@@ -189,7 +224,6 @@ def _write(
     fixed_batch: bool,
 ) -> None:
     import logging
-    import warnings
 
     dynamic = None
     if not fixed_batch:

@@ -26,6 +26,9 @@ from rayjobs.workspace.folder import OpenWorkspace
 UPLOADED = "uploaded"
 """The key of a lineage without a run: ``{"by", "from", "host", "at"}``."""
 
+DERIVED = "derived_from"
+"""The key of the model of which one is another form: ``{"model", "digest"}``."""
+
 
 def put(
     workspace: OpenWorkspace,
@@ -42,6 +45,7 @@ def put(
     tags: Mapping[str, str] | None = None,
     properties: Mapping[str, str] | None = None,
     aliases: Sequence[str] = (),
+    derived_from: ModelVersion | None = None,
 ) -> ModelVersion:
     """Store a file or folder of this machine, and register it as the next version of a model.
 
@@ -52,6 +56,7 @@ def put(
         child_paths: Of a folder, the files and folders that belong to the model; None for all.
         data: What it was made of, as rows of a lineage's ``data``.
         resources: What Azure ML would deploy it with; kept for the record.
+        derived_from: The model of which this is another form: its run and lineage are this one's.
 
     Raises:
         NotFoundError: there is nothing at `path`, or at one of `child_paths`.
@@ -75,11 +80,17 @@ def put(
         "host": socket.gethostname(),
         "at": to_text(SystemClock().now()),
     }
+    origin: Mapping[str, Any] = {UPLOADED: facts, "data": [dict(one) for one in data]}
+    run = None
+    if derived_from is not None:
+        title = f"{derived_from.name}:{derived_from.version}"
+        known = {"model": title, "digest": derived_from.digest}
+        origin = {**derived_from.lineage, DERIVED: known, "left_out": []}
+        run = derived_from.run or None
     lineage = {
+        **origin,
         "version": VERSION,
-        UPLOADED: facts,
         "rayjobs": __version__,
-        "data": [dict(one) for one in data],
         **({"resources": resources} if resources else {}),
         "path": source.name,
         "files": {one.name: one.digest for one in files},
@@ -99,7 +110,7 @@ def put(
         properties=dict(properties or {}),
         aliases=tuple(aliases),
     )
-    kept, _ = workspace.store.put_model(None, draft)
+    kept, _ = workspace.store.put_model(run, draft)
     return kept
 
 

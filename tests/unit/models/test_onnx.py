@@ -44,12 +44,32 @@ def workspace(own_home: Path) -> Iterator[Workspace]:
     made.close()
 
 
+# The form of most scripts: what trains stands in the file that defines the network.
+TRAINS = """
+import argparse
+try:
+    import a_package_that_is_missing
+except ImportError:
+    a_package_that_is_missing = None
+SIZES = [1, 8]
+{net}
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", required=True)
+args = parser.parse_args()
+def made():
+    return Net(args.lr)
+open("trained", "w").close()
+for epoch in range(args.epochs):
+    raise SystemExit("it trains")
+"""
+
+
 def test_weights_are_exported_checked_and_registered(
     workspace: Workspace, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(NET)
+    Path("net.py").write_text(TRAINS.format(net=NET))
     names: dict[str, object] = {}
     exec(NET, names)
     net = names["Net"]().eval()  # type: ignore[operator]
@@ -67,9 +87,14 @@ def test_weights_are_exported_checked_and_registered(
     (found,) = session.run(None, {"input": image.numpy()})
     assert numpy.allclose(found, net(image).detach().numpy(), atol=1e-4)
     assert Model(workspace, "net-onnx").model_framework == "Onnx"
+    assert not Path("trained").exists()
+    shown = terminal.type("model", "lineage", "net-onnx")
+    assert "net:1 (digest sha256:" in shown.out
+    assert "net.pt" in shown.out  # where the user had it
     for wrong, said in {
         (): "weights alone; say what they are of",
         ("--code", "net.py:Other"): "defines no Other",
+        ("--code", "net.py:made"): "cannot be made from the definitions of net.py alone",
         ("--code", "net"): "write FILE.py:NAME",
     }.items():
         refused = terminal.type(*export, *wrong)
