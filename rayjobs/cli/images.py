@@ -329,7 +329,7 @@ def _submit(
 ) -> int:
     from rayjobs.images.jobs import COMPONENT
     from rayjobs.images.jobs import options as words_of
-    from rayjobs.images.sources import model_of, source_of
+    from rayjobs.images.sources import model_of, registered_name, source_of
 
     mode = options.pop("mode")
     inputs = list(options.get("inputs") or ())
@@ -337,6 +337,8 @@ def _submit(
         for name, text in data.items():
             find = model_of if name == "model" and script == "score.py" else source_of
             inputs.append(f"{name}={find(workspace, text, settings.note)}:{mode}")
+            if find is model_of and (title := registered_name(workspace, text)) is not None:
+                options["tags"] = (*(options.get("tags") or ()), f"model={title}")
             values[name] = DATA + name
     options["inputs"] = tuple(inputs)
     options["source"] = str(COMPONENT)

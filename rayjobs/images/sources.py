@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,18 @@ def model_of(workspace: OpenWorkspace, text: str, say: Callable[[str], None]) ->
     with tempfile.TemporaryDirectory() as folder:
         model = registry.find(workspace.store, text)
         found = registry.download(workspace.blobs, model, folder)
-        return _stored(workspace, _model_folder(found), say)
+        title, digest = f"{model.name}:{model.version}", model.digest.rpartition(":")[2]
+        return _stored(workspace, _model_folder(found), say, title=title, digest=digest)
+
+
+def registered_name(workspace: OpenWorkspace, text: str) -> str | None:
+    """Return NAME:VERSION of the registered model that a text names; None: it names no such one."""
+    if Path(text).expanduser().exists() or text.startswith(KINDS) or "/" in text:
+        return None
+    from rayjobs.models import registry
+
+    model = registry.find(workspace.store, text)
+    return f"{model.name}:{model.version}"
 
 
 def _model_folder(folder: Path) -> Path:
@@ -65,17 +76,28 @@ def _model_folder(folder: Path) -> Path:
     return found[0].parent if found else folder
 
 
-def _stored(workspace: OpenWorkspace, path: Path, say: Callable[[str], None]) -> str:
+def _stored(
+    workspace: OpenWorkspace,
+    path: Path,
+    say: Callable[[str], None],
+    *,
+    title: str | None = None,
+    digest: str | None = None,
+) -> str:
     if path.is_dir():
         found, base = files_below(path, []), path
     else:
         found, base = [path], path.parent
-    digest = hashlib.sha256()
-    for one in found:
-        facts = one.stat()
-        digest.update(f"{one.relative_to(base)}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
-    target = f"images/{digest.hexdigest()[:32]}"
+    target = f"images/{(digest or _digest_of(found, base))[:32]}"
     store: Any = Datastore(workspace, DEFAULT_DATASTORE)
     store.put(found, base, target, False, None)
-    say(f"{os.fspath(path)}: {counted(len(found), 'file')} in {store.name}/{target}")
+    say(f"{title or os.fspath(path)}: {counted(len(found), 'file')} in {store.name}/{target}")
     return f"{store.name}/{target}"
+
+
+def _digest_of(files: Sequence[Path], base: Path) -> str:
+    digest = hashlib.sha256()
+    for one in files:
+        facts = one.stat()
+        digest.update(f"{one.relative_to(base)}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
+    return digest.hexdigest()

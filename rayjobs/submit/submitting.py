@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.core import errors as own_code
 from rayjobs.core.errors import NotFoundError, Problem, RayjobsError, UsageError
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.users import user_name
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 SNAPSHOT_CACHE = "cache"
+OWN_CODE = Path(own_code.__file__).parents[1]  # components that come with rayjobs
 
 
 @dataclass(frozen=True)
@@ -328,10 +330,13 @@ def pack_source(
     on_stage(f"packing {checked.source}")
     blobs = workspace.blobs
     cache = workspace.path / SNAPSHOT_CACHE
+    is_ours = checked.source.is_relative_to(OWN_CODE)  # our repository says nothing of the job
     last = git.LastLook(cache, checked.source)
     with contextlib.ExitStack() as stack:
         # Next to the packing, unless an earlier look will most likely do: git competes with it.
-        look = None if last.is_known else stack.enter_context(git.GitLook(checked.source))
+        look = (
+            None if is_ours or last.is_known else stack.enter_context(git.GitLook(checked.source))
+        )
         packed = snapshots.pack(
             checked.source,
             blobs_put=blobs.put_file,
@@ -339,7 +344,7 @@ def pack_source(
             cache=cache,
             entry=checked.spec.script,
         )
-        facts = last.facts(packed.digest)
+        facts = git.GitFacts() if is_ours else last.facts(packed.digest)
         if facts is None:
             patience_s = git.PATIENCE_S if look is not None else git.PATIENCE_CHANGED_S
             look = look or stack.enter_context(git.GitLook(checked.source))

@@ -1,0 +1,40 @@
+"""`rayjobs images score`: what its job records of the model and of the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayjobs.models import registry
+from tests.unit.cli.conftest import Queue, Terminal, queue, terminal
+from tests.unit.cli.fake_target import target
+
+__all__ = ["queue", "terminal"]
+
+ANSWER = {"ok": True, "served": True}
+
+
+def test_a_score_names_its_model_and_no_repository_of_ours(
+    queue: Queue,
+    terminal: Terminal,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("model/model.json", "model/weights.pt", "new/a.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    registry.register_path(queue.workspace, name="shapes", path=tmp_path / "model")
+    with target(ANSWER):
+        jobs = []
+        for _ in range(2):
+            done = terminal.type("images", "score", "--model", "shapes", "--data", "new", "-d")
+            assert done.code == 0, done.err
+            jobs.append(queue.workspace.store.job(done.out.strip()))
+    assert "shapes:1: 2 files in workspaceblobstore/images/" in done.err
+    first, second = jobs
+    assert first.tags == {"model": "shapes:1"}
+    assert not any(name.startswith("azureml.git") for name in first.properties)
+    # The model is stored once, whenever it is fetched.
+    assert first.spec.inputs["model"].source == second.spec.inputs["model"].source
