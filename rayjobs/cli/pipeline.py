@@ -559,7 +559,7 @@ def _submitted(
     job = done.pipeline.job
     _warn(settings, done.warnings)
     if not done.created:
-        settings.note(f"this key was used before: {job.id} is the run, and it is not new")
+        settings.note(f"nothing was submitted: run {job.id} has this key")
     else:
         for one in done.run.steps:
             settings.note(f"{one.name}: {plain_text(one.decision.reason)}")

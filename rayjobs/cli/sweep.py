@@ -123,9 +123,7 @@ def _warn(settings: Settings, done: SubmittedSweep, workspace: OpenWorkspace) ->
     for note in done.notes:
         settings.note(f"note: {note}")
     if not done.created:
-        settings.note(
-            f"this key was used before: {done.sweep.job.id} is the sweep, and it is not new"
-        )
+        settings.note(f"nothing was submitted: sweep {done.sweep.job.id} has this key")
 
 
 def _tell(settings: Settings, done: SubmittedSweep) -> None:

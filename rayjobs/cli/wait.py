@@ -59,7 +59,7 @@ def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> in
         except KeyboardInterrupt:
             typed = " ".join(jobs)
             settings.note(
-                f"interrupted: what has not ended goes on. `rayjobs wait {typed}` waits again, "
+                f"interrupted: unfinished jobs keep running. `rayjobs wait {typed}` waits again, "
                 f"`rayjobs cancel {typed}` ends it"
             )
             return Exit.INTERRUPTED

@@ -76,7 +76,7 @@ def pin(
             )
         except (AccessDenied, DatastoreUnavailable) as error:
             pinned[name] = one
-            warnings.append(f"input {name} could not be looked for from here: {error}")
+            warnings.append(f"input {name} could not be checked from here: {error}")
         except DatastoreError as error:
             if isinstance(error, DataNotFound) and spec.depends_on:
                 pinned[name] = one

@@ -128,7 +128,7 @@ def _wait_for_storage(failure: Failure, used: int, budget: int) -> Retry | GiveU
     if used >= most:
         return GiveUp()
     return Retry(
-        f"tries again ({used + 1} of {most}) since a storage does not answer: {failure.message}",
+        f"tries again ({used + 1} of {most}) because a storage does not answer: {failure.message}",
         float(min(LONGEST_PAUSE_S, OUTAGE_FIRST_PAUSE_S * 2.0 ** min(used, 16))),
     )
 

@@ -42,9 +42,7 @@ def expand(text: str) -> tuple[int, ...]:
         last = int(match[2]) if match[2] else first
         step = int(match[3]) if match[3] else 1
         if last < first or step < 1:
-            raise ValueError(
-                f"{text!r} runs backwards or stands still at {part.strip()!r}; {FORMS}"
-            )
+            raise ValueError(f"{text!r} does not count upwards at {part.strip()!r}; {FORMS}")
         count = (last - first) // step + 1
         if count > MOST_MEMBERS:  # known before any of them is built
             raise ValueError(

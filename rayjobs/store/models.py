@@ -84,8 +84,7 @@ class ModelsPart(Part):
             is_written = job["kind"] == INTERACTIVE and job["state"] == JobState.RUNNING
             if job["state"] != JobState.COMPLETED and not is_written:
                 raise UsageError(
-                    f"run {run} is {job['state']}: only what a completed run left can become a "
-                    f"model",
+                    f"run {run} is {job['state']}: a model is made of a completed run",
                     run=run,
                 )
             row, is_new = _register(connection, job, draft, self._now())

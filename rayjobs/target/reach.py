@@ -85,7 +85,7 @@ def _look(address: str, deadline: float) -> str:
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
     if answer[3] != _SETTINGS:
-        return "something else than Ray's GCS listens there"
+        return "something other than Ray's GCS listens there"
     return ""
 
 

@@ -49,7 +49,7 @@ def check_token(address: str, token: str | None = None, *, timeout_s: float = AN
 
     Raises:
         TargetError: it answers anybody: the cluster was started without RAY_AUTH_MODE=token.
-        UsageError: it does not take this token.
+        UsageError: it rejects this token.
         UnreachableError: nothing that looks like Ray answers there.
     """
     if _answers(address, None, timeout_s):
@@ -62,7 +62,7 @@ def check_token(address: str, token: str | None = None, *, timeout_s: float = AN
         )
     if token is not None and not _answers(address, token, timeout_s):
         raise UsageError(
-            f"the Ray cluster at {address} does not take this token. Give the token file that "
+            f"the Ray cluster at {address} rejected this token. Give the token file that "
             f"the cluster was started with.",
             address=address,
         )

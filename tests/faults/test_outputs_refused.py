@@ -208,7 +208,9 @@ def test_a_storage_that_is_restarted_costs_its_jobs_only_time(
         assert failure is not None
         assert failure.is_outage
         reasons = [event.message for event in here.store.events(job.id)]
-        assert any("tries again (2 of 8) since a storage does not answer" in one for one in reasons)
+        assert any(
+            "tries again (2 of 8) because a storage does not answer" in one for one in reasons
+        )
 
     play(scene, tmp_path)
 

@@ -149,7 +149,7 @@ def test_a_storage_that_is_killed_and_comes_back_costs_a_pipeline_only_time(
 
     chain.server.kill()
     chain.may_end("pause", "use", "last")
-    chain.says("use", "since a storage does not answer")
+    chain.says("use", "because a storage does not answer")
     failure = chain.jobs.store.attempts(chain.step("use").id)[0].failure
     assert failure is not None
     assert failure.failure_class is FailureClass.DATA

@@ -21,7 +21,7 @@ def test_an_attached_cluster_is_started_replaced_and_let_go(
     wrong = tmp_path / "wrong"
     wrong.write_text("0" * 64)
     wrong.chmod(0o600)
-    with pytest.raises(UsageError, match="does not take this token"):
+    with pytest.raises(UsageError, match="rejected this token"):
         targets.create_target("pool", address=head.gcs_address, token_file=wrong, home=home)
 
     targets.create_target(

@@ -406,7 +406,7 @@ def test_tags_metrics_and_properties_from_outside(run: JobRun) -> None:
     assert run.display_name == "my best"
     assert run.parent is None
     assert list(run.get_children()) == []
-    with pytest.raises(UsageError, match="only what a completed run left"):
+    with pytest.raises(UsageError, match="a model is made of a completed run"):
         run.register_model("m")
 
 

@@ -80,7 +80,7 @@ def test_mistakes_are_told_in_a_sentence(runs: Runs, terminal: Terminal) -> None
     job = runs.begin()
     done = terminal.type("model", "register", "m", "--run", job.id, "--path", "model.pt")
     assert done.code == 2
-    assert "only what a completed run left" in done.err
+    assert "a model is made of a completed run" in done.err
     done = terminal.type("model", "show", "nothing")
     assert (done.code, "there is no model 'nothing'" in done.err) == (3, True)
     assert terminal.type("model", "register", "a b", "--run", job.id).code == 2

@@ -193,7 +193,7 @@ def test_a_storage_that_is_away_is_waited_for_some_minutes() -> None:
         decision = after(made, "not_prepared", failure=AWAY)
         assert isinstance(decision, Retry)
         assert decision.reason == (
-            f"tries again ({number} of {OUTAGE_RETRIES}) since a storage does not answer: "
+            f"tries again ({number} of {OUTAGE_RETRIES}) because a storage does not answer: "
             f"{AWAY.message}"
         )
         pauses.append(decision.pause_s)

@@ -76,7 +76,7 @@ def test_a_refusal_is_told_and_takes_nothing_away(runs: Runs) -> None:
     sweep, job = a_sweep(runs), runs.begin()
     told = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.9))
     assert "trial 3 was not registered as model 'digits-best'" in told
-    assert "has not completed" in told or "only what a completed run left" in told
+    assert "has not completed" in told or "a model is made of a completed run" in told
     assert runs.workspace.store.models() == []
 
 

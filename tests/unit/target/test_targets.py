@@ -114,7 +114,7 @@ def test_only_a_cluster_that_wants_its_token_becomes_a_target(
     assert TOKEN not in record.read_text()
     assert [view.name for view in targets.list_targets(home=home)] == ["local", "pool"]
     token_file.write_text("0" * 64)
-    with pytest.raises(UsageError, match="does not take this token"):
+    with pytest.raises(UsageError, match="rejected this token"):
         targets.create_target("other", address=address, token_file=token_file, home=home)
 
 
