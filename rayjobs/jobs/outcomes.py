@@ -53,6 +53,7 @@ RULES: Mapping[Outcome, Rule] = MappingProxyType(
         Outcome.SYSTEM: Rule(failure_class=FailureClass.SYSTEM),
     }
 )
+LONGEST_PAUSE_S = 60.0  # before a retry; a longer one was written before a clock was set back
 LOSSES = frozenset(one for one, rule in RULES.items() if rule.is_loss)
 # Ends of a host whose node its target could not reach any more.
 NODE_LOST = frozenset({Outcome.NODE_LOST, Outcome.LEASE_LOST})

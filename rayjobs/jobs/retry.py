@@ -17,11 +17,10 @@ from datetime import datetime
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.core.text import duration_text
 from rayjobs.injob.outcomes import Outcome
-from rayjobs.jobs.outcomes import LOSSES, spends_budget
+from rayjobs.jobs.outcomes import LONGEST_PAUSE_S, LOSSES, spends_budget
 from rayjobs.jobs.records import Attempt
 from rayjobs.spec.model import Retries
 
-LONGEST_PAUSE_S = 60.0
 # A storage that is restarted is back in seconds, one that is upgraded in minutes: the pauses
 # between so many retries add up to five minutes.
 OUTAGE_RETRIES = 8

@@ -234,7 +234,8 @@ def plan_shape(spec: JobSpec, capacity: Capacity) -> PlacedShape:
             who = f"its {ranks} processes share" if ranks > 1 else "its threads share"
             notes.append(
                 f"the job asks for {need.cpus * nodes:g} CPUs and this machine has {has:g}: it "
-                f"waits for all of them, and {who} them (GPUs and memory cannot be shared in this way)"
+                f"waits for all of them, and {who} them (GPUs and memory cannot be "
+                f"shared in this way)"
             )
     if cpus <= 0 and need.gpus <= 0 and need.memory <= 0:
         cpus = LEAST_CPUS

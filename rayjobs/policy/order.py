@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from rayjobs.jobs.retry import LONGEST_PAUSE_S
+from rayjobs.jobs.outcomes import LONGEST_PAUSE_S
 from rayjobs.policy.records import Limits, Promise, Rule, Running, Situation, Waiting
 
 Rank = tuple[float, float, int, float, tuple[str, int, str]]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.injob.identity import Identity, is_alive, send_signal
+from rayjobs.jobs.outcomes import LONGEST_PAUSE_S
 from rayjobs.jobs.records import Job
-from rayjobs.jobs.retry import LONGEST_PAUSE_S
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Dependency, JobSpec, Resources, Retries
 from rayjobs.store.rows import time_text

@@ -8,9 +8,9 @@ import pytest
 
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.outcomes import LONGEST_PAUSE_S
 from rayjobs.jobs.records import Attempt
 from rayjobs.jobs.retry import (
-    LONGEST_PAUSE_S,
     MOST_LOSSES,
     OUTAGE_RETRIES,
     POISON_AFTER,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from rayjobs.jobs import retry
-from rayjobs.jobs.retry import LONGEST_PAUSE_S
+from rayjobs.jobs.outcomes import LONGEST_PAUSE_S
 from rayjobs.policy import (
     Decisions,
     Limits,

@@ -137,8 +137,8 @@ def test_an_array_may_be_one_text() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("3-1", "backwards"),
-        ("0-4:0", "stands still"),
+        ("3-1", "does not count upwards"),
+        ("0-4:0", "does not count upwards"),
         ("a-b", "names no indices"),
         ("", "names no indices"),
         ("0-3%0", "limit '0'"),

@@ -100,7 +100,7 @@ def test_a_service_that_is_not_ray_is_named_as_such(listener: socket.socket) -> 
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         serving.submit(serve)
-        assert "something else" in reach.why_unreachable(_address(listener))
+        assert "something other" in reach.why_unreachable(_address(listener))
 
 
 @pytest.mark.parametrize("address", ["no.such.host.invalid:1", "127.0.0.1:notaport"])
