@@ -64,10 +64,6 @@ def test_a_pause_ends_though_the_clock_was_set_back() -> None:
     assert plan.rule("w") is Rule.PAUSE
 
 
-def test_no_retry_pauses_longer_than_a_pause_is_believed() -> None:
-    assert LONGEST_PAUSE_S <= LONGEST_PAUSE_S
-
-
 def test_what_can_never_fit_stops_nobody() -> None:
     plan = decide(
         Situation(waiting=[job("big", cpus=8), job("small", at=1)], capacities=[capacity()])
