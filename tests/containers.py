@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -25,6 +26,13 @@ from tests.images import DEFAULT_ENV, python_root
 
 PYTHON = "/usr/local/bin/python"
 ENV = dict(one.split("=", 1) for one in DEFAULT_ENV)
+
+
+def python_folders() -> list[str]:
+    """Return where this Python and its packages are, which may be links to other folders."""
+    packages = importlib.util.find_spec("torch")
+    real = [str(Path(packages.origin).resolve().parents[1])] if packages and packages.origin else []
+    return list(dict.fromkeys([sys.base_prefix, sys.prefix, *real]))
 
 
 @functools.cache

@@ -35,7 +35,8 @@ INLINE_CODE = re.compile(r"`[^`\n]*`")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.MULTILINE)
 SHELLS = {"sh", "bash", "console", "shell"}
 # Files a document may show although they are the reader's own.
-READERS_OWN = {"train.py", "job.yaml", "job.yml", "sweep.yaml", "environment.yml"}
+READERS_OWN = {"train.py", "job.yaml", "job.yml", "sweep.yaml", "environment.yml",
+               "offline-conda/environment.yml"}  # fmt: skip
 
 
 def _anchors(path: Path) -> set[str]:

@@ -12,6 +12,7 @@ import click
 from rayjobs.cli.output import ago_text, facts, local_time, print_json, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
+from rayjobs.core.errors import UsageError
 from rayjobs.core.text import counted, duration_text, size_text
 
 if TYPE_CHECKING:
@@ -211,27 +212,54 @@ def export(settings: Settings, /, environment: str, form: str, output: Path | No
 
 @env.command(
     "vendor",
-    epilog="\b\nExample:\n  rayjobs env vendor requirements.txt offline\n"
-    "  rayjobs submit --env offline/requirements.txt train.py",
+    epilog="\b\nExamples:\n  rayjobs env vendor requirements.txt offline\n"
+    "  rayjobs submit --env offline/requirements.txt train.py\n"
+    "  rayjobs env vendor environment.yml offline\n"
+    "  rayjobs submit --env offline/environment.yml train.py\n"
+    "  rayjobs env vendor --image python:3.13 offline-image\n"
+    "  rayjobs submit --image ./offline-image train.py",
 )
-@_ARGUMENT
-@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
+@click.argument("environment", metavar="[ENVIRONMENT]")
+@click.argument("folder", type=click.Path(), metavar="FOLDER", required=False)
+@click.option("--image", metavar="IMAGE", help="Take a container image instead.")
 @json_option
 @common_options
 @click.pass_obj
-def vendor(settings: Settings, /, environment: str, folder: Path) -> None:
-    """Put all packages of an environment into FOLDER, for nodes without network access.
+def vendor(settings: Settings, /, environment: str, folder: str | None, image: str | None) -> None:
+    """Put all packages of an environment, or an image, into FOLDER, for nodes without network.
 
-    Jobs that name FOLDER/requirements.txt take its wheels along, and ask no index.
+    Jobs that name the file that is printed take the packages along, and ask no index or channel;
+    jobs that name the folder of an image take the image along.
     """
+    if (folder is None) != (image is not None):
+        raise UsageError("name an environment and a folder, or --image IMAGE and a folder")
+    if folder is None:
+        assert image is not None
+        _vendor_image(settings, image, Path(environment))  # the only argument is the folder
+        return
     from rayjobs.submit import vendoring
 
-    names = vendoring.vendor(_packages(settings, environment), folder, tell=settings.note)
+    made = vendoring.vendor(_packages(settings, environment), Path(folder), tell=settings.note)
     if settings.as_json:
-        print_json({"requirements": str(folder / vendoring.REQUIREMENTS), "wheels": names})
+        print_json({"file": str(made.file), "wheels": made.wheels, "conda": made.conda})
         return
-    settings.note(f"{counted(len(names), 'wheel')} in {folder / vendoring.WHEELS}")
-    click.echo(folder / vendoring.REQUIREMENTS)
+    if made.conda:
+        count = counted(len(made.conda), "package")
+        settings.note(f"{count} of conda in {Path(folder, vendoring.CHANNEL)}")
+    if made.wheels or not made.conda:
+        settings.note(f"{counted(len(made.wheels), 'wheel')} in {Path(folder, vendoring.WHEELS)}")
+    click.echo(made.file)
+
+
+def _vendor_image(settings: Settings, image: str, folder: Path) -> None:
+    from rayjobs.submit import vendoring_images
+
+    saved = vendoring_images.vendor(image, folder, tell=settings.note)
+    if settings.as_json:
+        print_json({"image": str(folder), "digest": saved.digest, "bytes": saved.bytes})
+        return
+    settings.note(f"{counted(saved.layers, 'layer')}, {size_text(saved.bytes)}")
+    click.echo(folder)
 
 
 @env.command("prune", epilog="\b\nExample:\n  rayjobs env prune --max-size 20GiB")
@@ -331,7 +359,7 @@ def _lock(settings: Settings, text: str) -> str:
 
 
 def _lock_of_job(settings: Settings, text: str) -> str | None:
-    from rayjobs.core.errors import RayjobsError, UsageError
+    from rayjobs.core.errors import RayjobsError
     from rayjobs.core.paths import ENVIRONMENT_LOCK
 
     if Path(text).exists():
@@ -355,7 +383,6 @@ def _packages(settings: Settings, text: str) -> Packages:
         NotFoundError: there is no such file or environment.
         UsageError: it asks for no packages.
     """
-    from rayjobs.core.errors import UsageError
     from rayjobs.spec.environment import resolved
     from rayjobs.spec.model import Packages
 

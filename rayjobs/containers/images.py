@@ -44,6 +44,8 @@ class AskedImage:
         context_digest: What changes with that folder's files.
         login: Who asks the registry; None: as the node's engine is set up.
         always_pull: Ask the registry, whatever is here.
+        carried: Digest of the image that travels with the job; None: it does not.
+        bring: Puts that one into a folder, as OCI has it; blocks.
     """
 
     image: str | None = None
@@ -52,6 +54,8 @@ class AskedImage:
     context_digest: str = ""
     login: Login | None = None
     always_pull: bool = False
+    carried: str | None = None
+    bring: Callable[[Path], None] = lambda _folder: None
 
     @property
     def text(self) -> str:
@@ -144,7 +148,8 @@ class Images:
             work.close()
 
     async def _realise(self, asked: AskedImage, work: ImageWork) -> ReadyImage:
-        source = None if asked.image is None else reference.parse(asked.image)
+        is_elsewhere = asked.image is None or asked.carried is not None
+        source = None if is_elsewhere else reference.parse(str(asked.image))
         if source is not None and source.kind is Kind.FOLDER:
             root = await writable_root(source.path, work)
             answer = await asking.ask(root, {}, work.paths, work.control, overlay=work.overlay)
@@ -161,7 +166,9 @@ class Images:
     ) -> tuple[str, bool]:
         """Return which image a name means, and whether it was fetched for that. Hold its lock."""
         known = self._cache.known(name_key)
-        is_sure = known is not None and source is not None and source.is_pinned
+        is_sure = known is not None and (
+            asked.carried is not None or (source is not None and source.is_pinned)
+        )
         stamp = known.stamp if is_sure and known else await asyncio.to_thread(_stamp, source)
         if known is not None and known.stamp == stamp and not self._is_to_be_asked(asked, source):
             return known.key, False
@@ -217,6 +224,9 @@ class Images:
             path, tag = folder / "image", None
             if source is not None and source.kind is Kind.FILE:
                 path, tag = source.path, source.tag
+            elif asked.carried is not None:
+                work.tell(f"taking {asked.text} from the workspace", {"step": "fetch"})
+                await asyncio.to_thread(asked.bring, path)
             else:
                 for step in self._steps(asked, source, stamp, folder, path):
                     await self._run(step, asked, work)
@@ -373,7 +383,10 @@ def _module_path() -> str:
 
 
 def _name_key(asked: AskedImage, source: Reference | None) -> str:
-    if source is None:
+    made_of: list[str | None]
+    if asked.carried is not None:
+        made_of = ["carried", asked.carried]
+    elif source is None:
         made_of = ["dockerfile", asked.dockerfile, asked.context_digest]
     elif source.kind is Kind.NAME:
         made_of = ["name", source.name]

@@ -49,11 +49,13 @@ class Image(ABC):
         digest: What it is known by: the digest of its configuration, else of its bytes.
         config: ``Env``, ``WorkingDir``, … of its configuration.
         layers: In the order in which they are applied.
+        raw_config: The bytes of its configuration; empty where it has none.
         most_bytes: Of all layers together, uncompressed; more is refused while it is read.
     """
 
     digest: str
     config: Mapping[str, Any]
+    raw_config: bytes = b""
     layers: Sequence[Layer]
     most_bytes: int = MOST_BYTES
     _read_bytes: int = 0
@@ -175,7 +177,8 @@ class OciImage(Image):
         index = _json(files.read("index.json"), "index.json")
         manifest = self._manifest(_chosen(index.get("manifests") or (), name))
         described = manifest["config"]
-        config = _json(self._checked(described["digest"]), "the image's configuration")
+        self.raw_config = self._checked(described["digest"])
+        config = _json(self.raw_config, "the image's configuration")
         self.digest = str(described["digest"])
         self.config = config.get("config") or {}
         _check_platform(config)
@@ -218,10 +221,10 @@ class DockerImage(Image):
         self._files = files
         entries = _json(files.read("manifest.json"), "manifest.json")
         entry = _one_of([*entries], name, lambda one: one.get("RepoTags") or ())
-        raw = files.read(entry["Config"])
-        config = _json(raw, "the image's configuration")
+        self.raw_config = files.read(entry["Config"])
+        config = _json(self.raw_config, "the image's configuration")
         _check_platform(config)
-        self.digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+        self.digest = f"sha256:{hashlib.sha256(self.raw_config).hexdigest()}"
         self.config = config.get("config") or {}
         diff_ids = (config.get("rootfs") or {}).get("diff_ids") or ()
         if len(diff_ids) != len(entry["Layers"]):
@@ -373,22 +376,23 @@ def _of_this_machine(entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
             return one
     offered = sorted({str((one.get("platform") or {}).get("architecture")) for one in entries})
     raise BadImageError(
-        f"it is for {', '.join(offered) or 'no machine'}; this node is {_architecture()}"
+        f"it is for {', '.join(offered) or 'no machine'}; this node is {architecture()}"
     )
 
 
 def _fits(wanted: Mapping[str, Any] | None) -> bool:
     found = wanted or {}
-    return found.get("os", "linux") == "linux" and found.get("architecture") == _architecture()
+    return found.get("os", "linux") == "linux" and found.get("architecture") == architecture()
 
 
 def _check_platform(config: Mapping[str, Any]) -> None:
     wanted = config.get("architecture")
-    if wanted and wanted != _architecture():
-        raise BadImageError(f"it is for {wanted}; this node is {_architecture()}")
+    if wanted and wanted != architecture():
+        raise BadImageError(f"it is for {wanted}; this node is {architecture()}")
 
 
-def _architecture() -> str:
+def architecture() -> str:
+    """Return this machine's, as images name it."""
     machine = platform.machine()
     return ARCHITECTURES.get(machine, machine)
 

@@ -11,14 +11,20 @@ import asyncio
 import hashlib
 import json
 import os
+import re
+import shutil
 import sys
+import time
+from collections.abc import Awaitable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 PLATFORM = "linux-64"
 NOT_INSTALLED = "py-rattler is not installed"
+_BUILD = re.compile(r"[^\s=<>!~\[]+=[^\s=]+=[^\s=]+")  # NAME=VERSION=BUILD
 _SOLVE_TIMEOUT = timedelta(minutes=10)
+_LOOK_S = 0.5
 
 
 async def solve(task: dict[str, Any]) -> dict[str, Any]:
@@ -26,14 +32,17 @@ async def solve(task: dict[str, Any]) -> dict[str, Any]:
     import rattler
     from rattler.lock import LockChannel, LockFile, LockPlatform
 
-    records = await rattler.solve(
+    solving = rattler.solve(
         task["channels"],
-        task["specs"],
+        # `conda env export` writes this form, which the strict reading refuses.
+        [rattler.MatchSpec(one) if _BUILD.fullmatch(one) else one for one in task["specs"]],
         platforms=["linux-64", "noarch"],
         virtual_packages=rattler.VirtualPackage.detect(rattler.VirtualPackageOverrides.from_env()),
         gateway=rattler.Gateway(cache_dir=Path(task["cache"])),
         timeout=_SOLVE_TIMEOUT,
     )
+    # The library waits for an index for ever.
+    records = await _within(solving, Seen(), float(task["index_s"]), "the index of a channel")
     platform = LockPlatform(PLATFORM)
     lock = LockFile([platform])
     lock.set_channels("default", [LockChannel(one) for one in task["channels"]])
@@ -48,25 +57,91 @@ async def solve(task: dict[str, Any]) -> dict[str, Any]:
 async def install(task: dict[str, Any]) -> dict[str, Any]:
     """Install what a lock file says into a prefix."""
     import rattler
-    from rattler.lock import LockFile
 
-    environment = LockFile.from_path(Path(task["lock"])).default_environment()
-    if environment is None:
-        raise ValueError("the lock has no environment")
-    found = environment.conda_repodata_records()
-    records = [one for platform in found.values() for one in platform]
+    records = _records(task["lock"])
     for record in records:
         _check(record.url, record.sha256)
     say(f"installing {len(records)} packages")
-    await rattler.install(
+    seen = Seen()
+    installing = rattler.install(
         records,
         target_prefix=task["prefix"],
         cache_dir=Path(task["cache"]),
         show_progress=False,
         execute_link_scripts=bool(task["link_scripts"]),
-        reporter=_reporter(len(records)),
+        reporter=_reporter(len(records), seen),
     )
+    await _within(installing, seen, float(task["stall_s"]), "a package")
     return {"packages": len(records)}
+
+
+async def fetch(task: dict[str, Any]) -> dict[str, Any]:
+    """Make a channel of the packages of a lock file: their archives, and an index of them."""
+    import rattler
+    from rattler.index import index_fs
+    from rattler.package_streaming import download_to_path
+
+    channel, records = Path(task["channel"]), _records(task["lock"])
+    client = rattler.Client.authenticated_client()
+    for subdir in (PLATFORM, "noarch"):
+        (channel / subdir).mkdir(parents=True, exist_ok=True)
+    for done, record in enumerate(records, 1):
+        target = channel / record.subdir / record.file_name
+        if record.url.startswith("file://"):
+            shutil.copyfile(record.url.removeprefix("file://"), target)
+        else:
+            loading = download_to_path(client, record.url, target)
+            await _within(loading, Seen(target), float(task["stall_s"]), record.url)
+        _check(str(target), record.sha256)
+        if done == len(records) or done % 10 == 0:
+            say(f"fetched {done} of {len(records)} packages")
+    await index_fs(channel, write_zst=False, write_shards=False)
+    return {"packages": len(records)}
+
+
+class Seen:
+    """When something last went on."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Look at a file that grows, or be called for each step."""
+        self._file, self._size = file, -1
+        self.at_s = time.monotonic()
+
+    def __call__(self) -> None:
+        """Note that something goes on."""
+        self.at_s = time.monotonic()
+
+    def look(self) -> None:
+        """Note whether the file has grown."""
+        size = self._file.stat().st_size if self._file is not None and self._file.exists() else -1
+        if size != self._size:
+            self._size = size
+            self()
+
+
+async def _within(doing: Awaitable[Any], seen: Seen, most_s: float, what: str) -> Any:
+    """Wait for the library, which itself waits for ever for a server that says nothing.
+
+    Raises:
+        TimeoutError: nothing went on for too long.
+    """
+    task = asyncio.ensure_future(doing)
+    while not task.done():
+        await asyncio.wait({task}, timeout=min(_LOOK_S, most_s))
+        seen.look()
+        if not task.done() and time.monotonic() - seen.at_s > most_s:
+            raise TimeoutError(f"{what} does not arrive: nothing came for {most_s:g} s")
+    return task.result()
+
+
+def _records(lock: str) -> list[Any]:
+    from rattler.lock import LockFile
+
+    environment = LockFile.from_path(Path(lock)).default_environment()
+    if environment is None:
+        raise ValueError("the lock has no environment")
+    found = environment.conda_repodata_records()
+    return [one for platform in found.values() for one in platform]
 
 
 def _check(url: str, sha256: bytes | None) -> None:
@@ -87,16 +162,28 @@ def _check(url: str, sha256: bytes | None) -> None:
         )
 
 
-def _reporter(total: int) -> Any:
+def _reporter(total: int, seen: Seen) -> Any:
     from rattler import InstallerReporter
 
     class Progress(InstallerReporter):
         done = 0
 
         def on_download_start(self, *arguments: Any, **named: Any) -> Any:
+            seen()
+            return 0
+
+        def on_download_progress(self, *arguments: Any, **named: Any) -> None:
+            seen()
+
+        def on_download_completed(self, *arguments: Any, **named: Any) -> None:
+            seen()
+
+        def on_link_start(self, *arguments: Any, **named: Any) -> Any:
+            seen()
             return 0
 
         def on_link_complete(self, *arguments: Any, **named: Any) -> None:
+            seen()
             self.done += 1
             if self.done == total or self.done % 10 == 0:
                 say(f"installed {self.done} of {total} packages")
@@ -114,7 +201,7 @@ def main(path: str) -> int:
     """Run one task; return the exit code, 3 where py-rattler is not installed."""
     task = json.loads(Path(path).read_text())
     try:
-        answer = asyncio.run({"solve": solve, "install": install}[task["do"]](task))
+        answer = asyncio.run({"solve": solve, "install": install, "fetch": fetch}[task["do"]](task))
     except ImportError as error:
         say(f"error: {NOT_INSTALLED}: {error}")
         return 3

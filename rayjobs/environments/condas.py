@@ -27,6 +27,12 @@ _MARK = "# conda | "
 _EXPLICIT = "@EXPLICIT"
 _PACKAGE = re.compile(r"/([^/\s]+)\.(?:conda|tar\.bz2)\b")
 COMMANDS = ("micromamba", "mamba", "conda")
+STALL_S = 300.0
+"""So long a channel may send nothing of a package."""
+INDEX_S = 1_200.0
+"""So long it may take until the indexes of all channels are there and the packages are solved."""
+SOURCES = "${RAYJOBS_SOURCES}"
+"""Stands for the folder of what travels with jobs: a lock is the same on every node."""
 
 Run = Callable[[list[str], str], Awaitable[None]]
 """Runs a program, its output in the build's log; the text says what it is for."""
@@ -54,10 +60,17 @@ class Asked:
         return hashlib.sha256(values.encode()).hexdigest()
 
 
-def asked_of(values: Mapping[str, Any], own_python: Sequence[int]) -> Asked:
+def asked_of(
+    values: Mapping[str, Any],
+    own_python: Sequence[int],
+    place: Callable[[str], str] = lambda digest: digest,
+) -> Asked:
     """Return what a job's environment asks of conda.
 
     Without a version of Python it gets the target's, which Ray and its results are tested with.
+
+    Args:
+        place: Returns the name of the folder that has what travels with jobs, by its digest.
     """
     python = values.get("python")
     if python is None:
@@ -66,9 +79,13 @@ def asked_of(values: Mapping[str, Any], own_python: Sequence[int]) -> Asked:
         spec = f"python {python}.*" if str(python).count(".") < 2 else f"python =={python}"
     else:
         spec = f"python {python}"
+    sources = values.get("sources") or {}
     return Asked(
         specs=(spec, *map(str, values["conda"])),
-        channels=tuple(map(str, values["channels"])),
+        channels=tuple(
+            f"file://{SOURCES}/{place(sources[one])}" if one in sources else str(one)
+            for one in values["channels"]
+        ),
         command=values.get("conda_command"),
         link_scripts=bool(values.get("link_scripts")),
     )
@@ -93,9 +110,14 @@ def joined(conda_lock: str) -> str:
 class Conda:
     """Solves and installs on one node, in the folder of one attempt's temporary files."""
 
-    def __init__(self, cache: Path, tmp: Path, run: Run, path: str) -> None:
-        """Keep packages and indexes in `cache`; programs are looked for on `path`."""
-        self._cache, self._tmp, self._run, self._path = cache, tmp, run, path
+    def __init__(self, cache: Path, sources: Path, tmp: Path, run: Run, path: str) -> None:
+        """Keep packages and indexes in `cache`; programs are looked for on `path`.
+
+        Args:
+            sources: Where channels that travel with jobs are.
+        """
+        self._cache, self._sources = cache, str(sources)
+        self._tmp, self._run, self._path = tmp, run, path
 
     async def solve(self, asked: Asked) -> str:
         """Return a lock of the packages, for the virtual packages of this node.
@@ -108,10 +130,11 @@ class Conda:
         if asked.command is not None:
             return f"{json.dumps([asked.command, asked.specs, asked.channels])}\n"
         made = self._tmp / "conda.lock"
-        task = {"do": "solve", "channels": asked.channels, "specs": asked.specs, "lock": str(made)}
+        channels = [self._here(one) for one in asked.channels]
+        task = {"do": "solve", "channels": channels, "specs": asked.specs, "lock": str(made)}
         try:
             await self._work(task, "the conda packages cannot be solved")
-            return made.read_text()
+            return self._anywhere(made.read_text())
         finally:
             made.unlink(missing_ok=True)
 
@@ -125,7 +148,7 @@ class Conda:
         if asked.command is not None:
             return await self._by_command(asked, lock, prefix, doing)
         kept = self._tmp / "conda.lock"
-        kept.write_text(lock)
+        kept.write_text(self._here(lock))
         task = {"do": "install", "lock": str(kept), "prefix": str(prefix)}
         try:
             await self._work({**task, "link_scripts": asked.link_scripts}, doing)
@@ -134,10 +157,31 @@ class Conda:
         await asyncio.to_thread(self._note_use, lock)
         return lock
 
+    async def fetch(self, lock: str, channel: Path) -> None:
+        """Make a channel of the packages of a lock in a folder.
+
+        Raises:
+            PrepareError: class ``environment``: one cannot be fetched, or is another one by now.
+        """
+        kept = self._tmp / "conda.lock"
+        kept.write_text(self._here(lock))
+        task = {"do": "fetch", "lock": str(kept), "channel": str(channel)}
+        try:
+            await self._work(task, "the conda packages cannot be fetched")
+        finally:
+            kept.unlink(missing_ok=True)
+
+    def _here(self, text: str) -> str:
+        return text.replace(SOURCES, self._sources)
+
+    def _anywhere(self, text: str) -> str:
+        return text.replace(self._sources, SOURCES)
+
     async def _work(self, task: dict[str, Any], doing: str) -> None:
         file, answer = self._tmp / "conda-task.json", self._tmp / "conda-answer.json"
         answer.unlink(missing_ok=True)
-        file.write_text(json.dumps({**task, "cache": str(self._cache), "answer": str(answer)}))
+        own = {"cache": str(self._cache), "answer": str(answer)}
+        file.write_text(json.dumps({**task, **own, "stall_s": STALL_S, "index_s": INDEX_S}))
         try:
             await self._run([sys.executable, "-I", conda_worker.__file__, str(file)], doing)
         except PrepareError as error:
@@ -177,11 +221,12 @@ class Conda:
         is_micro = Path(program).name.startswith("micromamba")
         if lock.startswith(_EXPLICIT):
             file = self._tmp / "conda-explicit.txt"
-            file.write_text(lock)
+            file.write_text(self._here(lock))
             words = [program, "create", "--yes", "--prefix", str(prefix), "--file", str(file)]
         else:
             file = self._tmp / "conda-environment.yml"
-            content = {"channels": list(asked.channels), "dependencies": list(asked.specs)}
+            channels = [self._here(one) for one in asked.channels]
+            content = {"channels": channels, "dependencies": list(asked.specs)}
             file.write_text(write_yaml(content))
             create = ["create", "--yes"] if is_micro else ["env", "create"]
             words = [program, *create, "--prefix", str(prefix), "--file", str(file)]
@@ -189,7 +234,7 @@ class Conda:
             await self._run(words, doing)
         finally:
             file.unlink(missing_ok=True)
-        return await asyncio.to_thread(explicit, prefix)
+        return self._anywhere(await asyncio.to_thread(explicit, prefix))
 
 
 def explicit(prefix: Path) -> str:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rayjobs.injob import container
@@ -44,6 +44,7 @@ class Image:
         python: Its Python; None: it has none that jobs can use.
         why_no_python: Why not.
         overlay: Whether this node can put a layer over it.
+        binds: What its jobs see of the node by their own wish; a build sees it too, read-only.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Image:
     python: str | None
     why_no_python: str = ""
     overlay: bool = True
+    binds: tuple[Bind, ...] = ()
 
     @contextmanager
     def command(
@@ -86,8 +88,9 @@ class Image:
             shown = [Path(one) for one in _NODE_FILES]
             shown += [*read_only, *_settings(variables), Path(container.__file__).parent]
             binds = [
+                *(replace(one, read_only=True) for one in self.binds),
                 *(Bind(str(one), str(one), read_only=True, replaces=not one.is_dir())
-                  for one in dict.fromkeys(shown) if one.exists()),
+                  for one in dict.fromkeys(shown) if one.exists() and not self._shows(one)),
                 *(Bind(str(one), str(one)) for one in (cache, *writable, tmp)),
             ]  # fmt: skip
             plan = ContainerPlan(
@@ -104,6 +107,12 @@ class Image:
             yield [sys.executable, "-S", "-E", str(container.__file__), "--run", str(file)]
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _shows(self, path: Path) -> bool:
+        """Whether a volume shows a path of the node already, where nothing can be put into it."""
+        return any(
+            one.source == one.target and path.is_relative_to(one.target) for one in self.binds
+        )
 
 
 def portable(program: Path, folder: Path) -> list[str]:

@@ -11,6 +11,8 @@ from rayjobs.environments import condas
 from rayjobs.spec.requirements import name_of
 
 _PIP = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;\\]+)|@\s*(\S+))")
+# A file that was asked for by its path or address alone.
+_WHEEL = re.compile(r"(?:\S*/)?([A-Za-z0-9._]+)-[^-/\s]+(?:-[^-/\s]+){3,4}\.whl(?=\s|$)")
 _OF_BASE = re.compile(r"# of the (target|image): ")
 _FILE = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)-(?P<build>[^-]+)\.(?:conda|tar\.bz2)")
 
@@ -37,9 +39,17 @@ def packages(lock: str) -> list[Package]:
         base = _OF_BASE.match(line)
         source = "pip" if base is None else base[1]
         match = _PIP.match(_OF_BASE.sub("", line))
-        if match is not None and not line.startswith("--"):
+        if (file := _WHEEL.match(line)) is not None:
+            found.append(Package(name_of(file[1]), file[0], source))
+        elif match is not None and not line.startswith("--"):
             found.append(Package(name_of(match[1]), match[2] or match[3], source))
     return sorted(set(found), key=lambda one: (one.name, one.source))
+
+
+def has_own_torch(lock: str) -> bool:
+    """Whether a lock installs torch, and no Horovod with it."""
+    names = {one.name for one in packages(lock) if one.source not in ("target", "image")}
+    return "torch" in names and "horovod" not in names
 
 
 def count(lock: str) -> int:
@@ -55,6 +65,14 @@ def _of_conda(text: str) -> list[Package]:
         if match is not None:
             found.append(Package(match["name"], match["version"], "conda"))
     return found
+
+
+def conda_builds(lock: str) -> list[str]:
+    """Return the packages of conda of a lock as match specifications of exactly these builds."""
+    lines = condas.split(lock)[0].splitlines()
+    matches = [_FILE.fullmatch(PurePosixPath(line.strip().split("#")[0]).name) for line in lines]
+    found = {f"{one['name']}={one['version']}={one['build']}" for one in matches if one}
+    return sorted(found)
 
 
 def differences(one: str, other: str) -> list[tuple[str, str, str]]:

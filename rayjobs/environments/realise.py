@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,13 @@ from rayjobs.environments import base as bases
 from rayjobs.environments import changes, condas, locks, settings
 from rayjobs.environments import interpreter as interpreters
 from rayjobs.environments.base import Base
-from rayjobs.environments.building import BuildLog, Control, run
+from rayjobs.environments.building import run
 from rayjobs.environments.cache import Cache
+from rayjobs.environments.horovod import adding
 from rayjobs.environments.inside import Image, portable
 from rayjobs.environments.interpreter import Interpreter
 from rayjobs.environments.request import Request
+from rayjobs.environments.work import Realised, Work
 from rayjobs.spec import requirements
 
 log = logging.getLogger(__name__)
@@ -42,60 +43,6 @@ compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2)
 _SOURCES = "RAYJOBS_SOURCES"
 _RESOLVED = "# the pip part is resolved"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-Tell = Callable[[str, Mapping[str, Any]], None]
-"""Tells people how it goes: a sentence, and data."""
-
-
-@dataclass(frozen=True)
-class Realised:
-    """An environment that is ready.
-
-    Attributes:
-        python: Its interpreter.
-        key: Its name on this node.
-        lock: Its packages with their hashes.
-        built: Whether this attempt built it.
-    """
-
-    python: str
-    key: str
-    lock: str
-    built: bool
-
-
-@dataclass
-class Work:
-    """One attempt's wish for an environment, while it is worked on.
-
-    Attributes:
-        control: What may end it.
-        tell: Called with what people should know.
-        known_lock: What an earlier attempt of the same job was given, or None.
-        first_lock: On further nodes of a job: returns the lock of its first node, when that is
-            there. All nodes of a job use one.
-        publish: On the first of several nodes: called with the lock.
-        name: What people call the environment.
-        image: What it is built in, and whose packages it is added to; None: the node itself.
-    """
-
-    paths: AttemptPaths
-    control: Control
-    tell: Tell
-    known_lock: str | None = None
-    first_lock: Callable[[], str | None] | None = None
-    publish: Callable[[str], None] = lambda _lock: None
-    name: str | None = None
-    image: Image | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    has_waited: bool = False
-    said: BuildLog | None = None
-
-    def log(self) -> BuildLog:
-        """Return the log, begun at its first use: an environment that stands has none."""
-        if self.said is None:
-            names = [name for name in self.env if name.startswith(requirements.SECRET_PREFIX)]
-            self.said = BuildLog(self.paths.build_log, [self.env[name] for name in names])
-        return self.said
 
 
 class Environments:
@@ -141,8 +88,7 @@ class Environments:
                 failure_class="storage" if is_full else "system",
             ) from error
         finally:
-            if work.said is not None:
-                work.said.close()
+            work.close()
 
     async def _realise(self, asked: Mapping[str, Any], work: Work) -> Realised:
         work.name = asked.get("name") or work.name
@@ -151,10 +97,12 @@ class Environments:
             return await self._realise_conda(of_conda, request, work)
         lock = await self._resolved(request, base, work)
         key = request.key(lock)
+        if adds_horovod := work.uses_horovod and work.image is None and locks.has_own_torch(lock):
+            key = adding.key_with(key)
         async with self._alone(key, work):
             built = not await self._is_usable(key, work)
             if built:
-                await self._build(key, lock, request, base, work)
+                await self._build(key, lock, request, base, work, adds_horovod=adds_horovod)
             self._cache.touch(key)
             found = Realised(str(self._cache.python(key)), key, lock, built)
             _note_use(work.paths, found)
@@ -209,8 +157,18 @@ class Environments:
                     return await self._resolved(request, base, work)
                 return await self._solved(of_conda, self._conda(work), request, work)
         finally:
-            if work.said is not None:
-                work.said.close()
+            work.close()
+
+    async def fetch_conda(self, lock: str, channel: Path, work: Work) -> None:
+        """Make a channel of the conda packages of a lock in a folder.
+
+        Raises:
+            PrepareError: one cannot be fetched.
+        """
+        try:
+            await self._conda(work).fetch(condas.split(lock)[0], channel)
+        finally:
+            work.close()
 
     async def interpreter_for(self, asked: Mapping[str, Any], work: Work) -> Interpreter:
         """Return the interpreter of the node for which pip packages would be installed.
@@ -245,7 +203,8 @@ class Environments:
         image = None if work.image is None else work.image.key
         if asked.get("conda"):
             own = await interpreters.ask(self._own_python)
-            of_conda = condas.asked_of(asked, own.version)
+            place = lambda digest: self._cache.source(digest).name  # noqa: E731
+            of_conda = condas.asked_of(asked, own.version, place)
             key = of_conda.key()
             return Request(lines, own, constraints, conda=key, image=image), None, of_conda
         if work.image is not None:
@@ -318,6 +277,8 @@ class Environments:
         digest = request.digest()
         lock = await self._solved(wanted, conda, request, work)
         key = _key_of_conda(request, wanted, lock)
+        if work.uses_horovod and work.image is None:
+            key = adding.key_with(key)
         async with self._alone(key, work):
             built = not await self._is_usable(key, work)
             if built:
@@ -334,7 +295,7 @@ class Environments:
     def _conda(self, work: Work) -> condas.Conda:
         path = settings.search_path(work.env)
         run = partial(self._step, work)
-        return condas.Conda(self._cache.conda, work.paths.tmp, run, path)
+        return condas.Conda(self._cache.conda, self._cache.sources, work.paths.tmp, run, path)
 
     async def _solved(
         self, wanted: condas.Asked, conda: condas.Conda, request: Request, work: Work
@@ -379,7 +340,11 @@ class Environments:
                 inside = Request(request.lines, python, request.constraints)
                 if not is_resolved:
                     of_pip = request.head() + await self._resolve(inside, base, work)
-                await self._install_into(prefix, of_pip, base, work)
+                await self._install_into(prefix, of_pip, request, base, work)
+            if work.uses_horovod and work.image is None:
+                has = await asyncio.to_thread(_packages_of, prefix)
+                if adding.TORCH in has.versions and "horovod" not in has.versions:
+                    await self._add_horovod(prefix, work)
             # A job sees it read-only: no script of a job writes bytecode there.
             compiling = [path, "-I", "-S", "-c", _COMPILE]
             await self._run(compiling, work, "the packages cannot be compiled", writes=(prefix,))
@@ -402,7 +367,13 @@ class Environments:
         )
         return whole
 
-    async def _install_into(self, prefix: Path, lock: str, base: Base, work: Work) -> None:
+    async def _add_horovod(self, prefix: Path, work: Work) -> None:
+        work.tell("building Horovod for the torch of the environment", {"step": "horovod"})
+        await adding.add(prefix / "bin" / "python", partial(self._step, work))
+
+    async def _install_into(
+        self, prefix: Path, lock: str, request: Request, base: Base, work: Work
+    ) -> None:
         """Install the pip part of a lock next to the packages of conda."""
         file = work.paths.tmp / "pip-lock.txt"
         file.write_text(lock)
@@ -414,7 +385,8 @@ class Environments:
         ]
         try:
             doing = "the pip packages cannot be installed"
-            await self._run(command, work, doing, writes=(prefix,), reads=(stand_ins,))
+            reads = (stand_ins, *_local_paths(request))
+            await self._run(command, work, doing, writes=(prefix,), reads=reads)
         finally:
             file.unlink(missing_ok=True)
 
@@ -486,7 +458,14 @@ class Environments:
         return head + text
 
     async def _build(
-        self, key: str, lock: str, request: Request, base: Base | None, work: Work
+        self,
+        key: str,
+        lock: str,
+        request: Request,
+        base: Base | None,
+        work: Work,
+        *,
+        adds_horovod: bool,
     ) -> None:
         began_s = time.monotonic()
         packages = [line for line in lock.splitlines() if line and line[0] not in "#- "]
@@ -519,6 +498,8 @@ class Environments:
                 )
             if base is not None:
                 base.open_to(venv)
+            if adds_horovod:
+                await self._add_horovod(venv, work)
             if await self._is_open_to(work):
                 await asyncio.to_thread(changes.keep, venv)
             took_s = round(time.monotonic() - began_s, 3)
@@ -556,11 +537,11 @@ class Environments:
         with ExitStack() as stack:
             words, shown = arguments, None
             if work.image is not None and not on_node:
-                uv = settings.find_uv()
-                reads = [*reads, Path(uv), self._cache.sources, self._cache.programs]
+                uv = Path(settings.find_uv()).resolve()  # a link may lead to what no image sees
+                reads = [*reads, uv, self._cache.sources, self._cache.programs]
                 words = arguments
-                if arguments[0] == uv:
-                    words = await asyncio.to_thread(portable, Path(uv), self._cache.programs)
+                if Path(arguments[0]).resolve() == uv:
+                    words = await asyncio.to_thread(portable, uv, self._cache.programs)
                     words = [*words, *arguments[1:]]
                 words = stack.enter_context(
                     work.image.command(words, env, tmp, read_only=reads, writable=writes)

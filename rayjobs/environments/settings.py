@@ -27,6 +27,13 @@ _DROPPED = frozenset(
     {"UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT", "UV_WORKING_DIR"}
     | {"UV_BREAK_SYSTEM_PACKAGES", "UV_NO_VERIFY_HASHES", "UV_TARGET", "UV_PREFIX"}
 )
+# Variable of uv → variable of pip.
+_FOR_PIP: Mapping[str, str] = {
+    "UV_DEFAULT_INDEX": "PIP_INDEX_URL",
+    "UV_INDEX_URL": "PIP_INDEX_URL",
+    "UV_INDEX": "PIP_EXTRA_INDEX_URL",
+    "UV_EXTRA_INDEX_URL": "PIP_EXTRA_INDEX_URL",
+}
 # Setting of pip → variable of uv. Source: the configuration pages of both.
 _OF_PIP: Mapping[str, str] = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -183,6 +190,11 @@ def of_pip(environment: Mapping[str, str], files: Iterable[Path]) -> dict[str, s
         # Who has set several indexes for pip means what pip does: the best of all of them.
         result["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return result
+
+
+def for_pip(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which pip asks the indexes that uv would ask."""
+    return {new: environment[old] for old, new in _FOR_PIP.items() if environment.get(old)}
 
 
 def _home(environment: Mapping[str, str]) -> Path:

@@ -36,6 +36,9 @@ class GlooHelper(HostExtras):
         port = self._settings.port
         if not port:
             return
+        plan = self._starter.plan
+        # A helper enters the container as ranks do, where the node's own Python is not.
+        python = plan.python if plan.container else sys.executable
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             # The host holds the port with the same option, so no other process could take it.
@@ -44,10 +47,10 @@ class GlooHelper(HostExtras):
             listener.listen(1024)
             self._server = helpers.start(
                 _NAME,
-                [sys.executable, "-S", "-E", os.path.abspath(gloo_rendezvous.__file__)],
-                dict(self._starter.plan.env, RAYJOBS_MARKER=self._starter.plan.marker),
+                [python, "-S", "-E", os.path.abspath(gloo_rendezvous.__file__)],
+                dict(plan.env, RAYJOBS_MARKER=plan.marker),
                 folder="/",
-                log=os.path.join(self._starter.plan.root, "host.log"),
+                log=os.path.join(plan.root, "host.log"),
                 starter=self._starter,
                 give=listener.fileno(),
             )

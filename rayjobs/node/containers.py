@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rayjobs import snapshots
 from rayjobs.containers import asking, devices
 from rayjobs.containers.cache import ImageCache
 from rayjobs.containers.engines import Login
@@ -25,7 +26,7 @@ from rayjobs.containers.images import AskedImage, Images, ImageWork, ReadyImage,
 from rayjobs.containers.layers import MOST_BYTES
 from rayjobs.containers.reference import DEFAULT_REGISTRY
 from rayjobs.containers.reference import parse as parse_reference
-from rayjobs.core.errors import PrepareError
+from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
@@ -90,15 +91,23 @@ def capability_of(folder: Path) -> Capability:
 class NodeContainers:
     """The containers of the attempts of one node. Its methods run on one event loop."""
 
-    def __init__(self, root: Path, workspaces: Workspaces, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        root: Path,
+        workspaces: Workspaces,
+        shared: snapshots.NodeSnapshots,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
         """Keep images below `root`; tell of them in the workspaces of their jobs.
 
         Args:
+            shared: Where what travels with a job is unpacked.
             most_bytes: Of one image, unpacked.
         """
         self._root = root
         self._images = Images(root, most_bytes)
         self._workspaces = workspaces
+        self._snapshots = shared
         self._controls: dict[str, Control] = {}
         self._lock = threading.Lock()
         self._answers: dict[tuple[str, str], asking.Answer] = {}
@@ -149,7 +158,7 @@ class NodeContainers:
                 secrets=[login.password] if login else [],
                 overlay=not able.why_no_overlay,
             )
-            found = await self._images.realise(_asked_image(asked, login, request), work)
+            found = await self._images.realise(self._asked_image(asked, login, request), work)
             found = replace(found, root=await writable_root(found.root, work))
             if asked.interpreter is not None:
                 answer = await asking.ask(
@@ -178,6 +187,11 @@ class NodeContainers:
         if key is None:  # a folder that is used where it is
             info = Path(found.root).stat()
             key = f"{found.root} {info.st_ino} {info.st_mtime_ns}"
+        asked, python = request.container, found.answer.python
+        volumes = () if asked is None else _volumes(asked)
+        if python is not None:  # it may be one of the node, which a volume shows
+            sources = [one.source for one in volumes if python.startswith(f"{one.target}/")]
+            key = " ".join([key, *sources])
         return Image(
             name=self._name_of(request),
             key=key,
@@ -186,6 +200,7 @@ class NodeContainers:
             python=found.answer.python,
             why_no_python=found.answer.why,
             overlay=not self.capability().why_no_overlay,
+            binds=volumes,
         )
 
     async def asked_again(
@@ -197,6 +212,7 @@ class NodeContainers:
             PrepareError: it does not answer.
         """
         paths, folder = AttemptPaths(Path(request.on.root)), str(_environment_of(python))
+        volumes = () if request.container is None else _volumes(request.container)
         known = (str(found.root), python)
         answer = self._answers.get(known)
         if answer is None:
@@ -210,7 +226,7 @@ class NodeContainers:
                     control,
                     named=python,
                     overlay=not self.capability().why_no_overlay,
-                    binds=[Bind(folder, folder, read_only=True)],
+                    binds=[*volumes, Bind(folder, folder, read_only=True)],
                 )
             finally:
                 self._controls.pop(control.marker, None)
@@ -286,6 +302,37 @@ class NodeContainers:
                 failure_class="environment",
                 is_permanent=True,
             )
+
+    def _asked_image(
+        self, asked: ContainerRequest, login: Login | None, request: LaunchRequest
+    ) -> AskedImage:
+        carried = asked.sources.get(asked.image or "")
+        return AskedImage(
+            image=asked.image,
+            dockerfile=asked.dockerfile,
+            context=AttemptPaths(Path(request.on.root)).work,
+            context_digest=(request.snapshot or "") if _reads_context(asked.dockerfile) else "",
+            login=login,
+            always_pull=parse_arguments(asked.arguments).always_pull,
+            carried=carried,
+            bring=partial(self._bring, request.on, carried or ""),
+        )
+
+    def _bring(self, on: AttemptOnNode, digest: str, folder: Path) -> None:
+        """Unpack an image that travels with a job. Blocks.
+
+        Raises:
+            PrepareError: it cannot be read, or is damaged.
+        """
+        opened = partial(self._workspaces.of(on).blobs.open, snapshots.blob_key(digest))
+        try:
+            self._snapshots.ensure(digest, opened)
+            self._snapshots.copy_into(digest, folder)
+        except (SnapshotError, StoreError, NotFoundError, OSError) as error:
+            raise PrepareError(
+                f"the image that travels with the job cannot be unpacked: {error}",
+                failure_class="storage",
+            ) from error
 
     def prune(self) -> None:
         """Remove what fetches that died with an earlier agent must not leave. Blocks."""
@@ -420,25 +467,14 @@ def _login(asked: ContainerRequest) -> Login | None:
     registry = asked.registry
     if registry is None or registry.username is None or registry.password is None:
         return None
+    if asked.image in asked.sources:
+        return None  # no registry is asked
     password = read_secrets({"of the image's registry": registry.password})
     address = registry.address
     if address is None:
         image = asked.image
         address = DEFAULT_REGISTRY if image is None else parse_reference(image).registry
     return Login(address, registry.username, next(iter(password.values())))
-
-
-def _asked_image(
-    asked: ContainerRequest, login: Login | None, request: LaunchRequest
-) -> AskedImage:
-    return AskedImage(
-        image=asked.image,
-        dockerfile=asked.dockerfile,
-        context=AttemptPaths(Path(request.on.root)).work,
-        context_digest=(request.snapshot or "") if _reads_context(asked.dockerfile) else "",
-        login=login,
-        always_pull=parse_arguments(asked.arguments).always_pull,
-    )
 
 
 def _reads_context(dockerfile: str | None) -> bool:

@@ -19,8 +19,10 @@ from rayjobs.core.files import locked
 from rayjobs.core.paths import ENVIRONMENT_LOCK, AttemptPaths
 from rayjobs.environments.building import Control
 from rayjobs.environments.cache import Cache
+from rayjobs.environments.horovod import required
 from rayjobs.environments.inside import Image
-from rayjobs.environments.realise import Environments, Work
+from rayjobs.environments.realise import Environments
+from rayjobs.environments.work import Work
 from rayjobs.injob import recordfiles
 from rayjobs.node.build_logs import store_build_log, store_file, stream_build_log
 from rayjobs.node.workspaces import Workspaces
@@ -79,6 +81,7 @@ class NodeEnvironments:
             tell=partial(self._tell, on),
             known_lock=await asyncio.to_thread(self._known_lock, on),
             image=image,
+            uses_horovod=await asyncio.to_thread(required.is_wanted, request.plan),
         )
         if on.node_count > 1:
             if on.node == 0:

@@ -85,7 +85,7 @@ class Node:
             lambda: not self._views.protection().read_only,
         )
         self._containers = NodeContainers(
-            self.paths.images, workspaces, int(settings.image_most_gib * GIB)
+            self.paths.images, workspaces, shared, int(settings.image_most_gib * GIB)
         )
         self._preparing = Preparing(
             scratch,

@@ -125,6 +125,7 @@ class ContainerRequest(Message):
 
     Attributes:
         interpreter: Path of the Python in the image; None: the first that its PATH leads to.
+        sources: The image, if it travels with the job → digest of what was packed of it.
     """
 
     image: str | None = None
@@ -133,6 +134,7 @@ class ContainerRequest(Message):
     registry: RegistryRequest | None = None
     arguments: tuple[str, ...] = ()
     interpreter: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,6 +329,8 @@ class Container(Model):
         shm_mib: Size of /dev/shm in MiB.
         registry: How the image's registry is asked; None: as the node's engine is set up.
         arguments: Further arguments of `docker run`; those that cannot be honored are refused.
+        sources: The image, if it is a folder of `rayjobs env vendor` → digest of what was packed
+            of it; the submit writes it. Such an image travels with the job.
     """
 
     image: Annotated[str, Field(min_length=1)] | None = None
@@ -336,6 +338,7 @@ class Container(Model):
     shm_mib: Annotated[float, Field(gt=0)] | None = None
     registry: Registry | None = None
     arguments: tuple[str, ...] = ()
+    sources: Mapping[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

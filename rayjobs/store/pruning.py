@@ -57,7 +57,7 @@ class PrunableJob:
 
     Attributes:
         resume_from: The spec's.
-        sources: Digests of the packages that were packed with the job.
+        sources: Digests of the packages and the image that were packed with the job.
         files: Key in the blob store → size in bytes.
     """
 
@@ -207,11 +207,11 @@ def _needed(connection: sqlite3.Connection) -> set[str]:
 
 
 def _sources(spec: str | None) -> tuple[str, ...]:
-    """Return the digests of a spec's packed packages."""
+    """Return the digests of a spec's packed packages and image."""
     values = {} if spec is None else json.loads(spec)
-    environment = values.get("environment")
-    found = environment.get("sources") if isinstance(environment, dict) else None
-    return tuple(found.values()) if found else ()
+    parts = [values.get("environment"), values.get("container")]
+    found = [one.get("sources") or {} for one in parts if isinstance(one, dict)]
+    return tuple(digest for one in found for digest in one.values())
 
 
 def _resume_from(spec: str | None) -> str | None:

@@ -435,12 +435,6 @@ def _conda(asked: Packages) -> Iterator[Problem]:
 def _container(spec: JobSpec) -> Iterator[Problem]:
     if spec.container is None:
         return
-    if spec.distribution.backend == "horovod-gloo":
-        yield Problem(
-            "distribution.backend",
-            "horovod-gloo does not run inside an image.",
-            "Use mpi, with Open MPI and Horovod in the image, or gloo or nccl.",
-        )
     image = spec.container.image
     if image is not None and ("\0" in image or image != image.strip()):
         yield Problem("container.image", f"{image!r} is not the name of an image.", "Check it.")

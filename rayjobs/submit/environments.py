@@ -16,7 +16,8 @@ from rayjobs.core import paths
 from rayjobs.core.errors import SpecError, UsageError
 from rayjobs.core.ids import token
 from rayjobs.environments.building import Control
-from rayjobs.environments.realise import Environments, Realised, Work
+from rayjobs.environments.realise import Environments
+from rayjobs.environments.work import Realised, Work
 from rayjobs.spec.model import JobSpec, Packages
 from rayjobs.submit import checks
 from rayjobs.submit.substituting import substituted
@@ -114,6 +115,9 @@ def working(
         attempt.tmp.mkdir()
         control = Control(marker=f"rj-environment-{token()}")
         work = Work(attempt, control, lambda text, _data: tell(text))
-        yield Environments(node.environments, sys.executable), work
+        try:
+            yield Environments(node.environments, sys.executable), work
+        finally:
+            work.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

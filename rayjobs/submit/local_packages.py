@@ -1,6 +1,6 @@
-"""Packs the files and folders that a job's environment installs, so that every node has them.
+"""Packs the files and folders that a job's environment needs, so that every node has them.
 
-A folder of wheels that `rayjobs env vendor` made counts as one of them.
+Folders that `rayjobs env vendor` made count as such: of wheels, of conda packages, of an image.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
 
 
 def pack(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> JobSpec:
-    """Return a spec whose local packages are stored in the workspace, by their digests.
+    """Return a spec whose local packages and image are stored in the workspace, by their digests.
 
     A path that is not here is one of the node.
 
@@ -34,19 +34,32 @@ def pack(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> Job
         SpecError: a folder is not a package.
         SnapshotError: one cannot be packed.
     """
+    spec = _with_image(workspace, spec, stores=stores)
     asked = spec.environment
     if not isinstance(asked, Packages):
         return spec
     lines = [line for line in asked.pip if not line.startswith("-") and requirements.is_file(line)]
     paths = dict.fromkeys(requirements.path_of(line) for line in lines)
     folders = dict.fromkeys(requirements.folder_of(line) for line in asked.pip)
-    paths |= {one: None for one in folders if one and (Path(one) / requirements.VENDORED).exists()}
-    here = [one for one in paths if one not in asked.sources and Path(one).exists()]
+    paths |= {one: None for one in folders if one and _is_vendored(Path(one))}
+    paths |= {one: None for one in asked.channels if _is_vendored(_folder_of(one))}
+    here = [one for one in paths if one not in asked.sources and _folder_of(one).exists()]
     if not here:
         return spec
-    found = {one: _pack(workspace, Path(one), stores=stores) for one in here}
+    found = {one: _pack(workspace, _folder_of(one), stores=stores) for one in here}
     packed = asked.model_copy(update={"sources": {**asked.sources, **found}})
     return spec.model_copy(update={"environment": packed})
+
+
+def _with_image(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool) -> JobSpec:
+    asked = spec.container
+    if asked is None or asked.image is None or asked.image in asked.sources:
+        return spec
+    folder = Path(asked.image.removeprefix("oci:"))
+    if not folder.is_absolute() or not _is_vendored(folder):
+        return spec  # a name, or files of the node
+    sources = {asked.image: _pack(workspace, folder, stores=stores)}
+    return spec.model_copy(update={"container": asked.model_copy(update={"sources": sources})})
 
 
 def _pack(workspace: OpenWorkspace, path: Path, *, stores: bool) -> str:
@@ -60,7 +73,7 @@ def _pack(workspace: OpenWorkspace, path: Path, *, stores: bool) -> str:
         made = snapshots.pack(folder, blobs_put=blobs.put_file, blobs_has=has, limits=limits)
         return made.digest
 
-    is_vendored = (path / requirements.VENDORED).exists()
+    is_vendored = _is_vendored(path)
     if is_vendored:
         return pack(path)
     if path.is_dir():
@@ -71,6 +84,15 @@ def _pack(workspace: OpenWorkspace, path: Path, *, stores: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="rayjobs-package-") as folder:
         shutil.copyfile(path, Path(folder, path.name))
         return pack(Path(folder))
+
+
+def _is_vendored(folder: Path) -> bool:
+    return (folder / requirements.VENDORED).exists()
+
+
+def _folder_of(text: str) -> Path:
+    """Return the path that a requirement or a channel names."""
+    return Path(text.removeprefix("file://"))
 
 
 def _every(_key: str) -> bool:

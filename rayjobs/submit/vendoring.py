@@ -1,7 +1,8 @@
 """Puts all files of an environment into a folder, for nodes that reach no index of packages.
 
-The folder has the wheels and a requirements file that asks for exactly them. A job that names this
-file takes the wheels along, as it does with wheels of its own (`local_packages`).
+The folder has the wheels and a requirements file that asks for exactly them; of conda, a channel
+and a specification. A job that names this file takes wheels and channel along, as it does with
+wheels of its own (`local_packages`).
 """
 
 from __future__ import annotations
@@ -10,30 +11,46 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError, UsageError
 from rayjobs.core.files import write_atomic
+from rayjobs.environments import condas, locks, settings
 from rayjobs.environments.building import MOST_LINES, hidden
 from rayjobs.spec import requirements
 from rayjobs.spec.model import Packages
+from rayjobs.spec.text import write_yaml
 from rayjobs.submit.environments import packages_of, working
 
 REQUIREMENTS = "requirements.txt"
+SPECIFICATION = "environment.yml"
 WHEELS = "wheels"
-_OF_UV = {
-    "UV_DEFAULT_INDEX": "PIP_INDEX_URL",
-    "UV_INDEX_URL": "PIP_INDEX_URL",
-    "UV_INDEX": "PIP_EXTRA_INDEX_URL",
-    "UV_EXTRA_INDEX_URL": "PIP_EXTRA_INDEX_URL",
-}
+CHANNEL = "channel"
 _HEAD = """\
-# Made by `rayjobs env vendor` for Python {python}: installed from the folder next to this file,
-# which travels with the job. No index is asked.
+# Made by `rayjobs env vendor` for Python {python}: installed from the folders next to this file,
+# which travel with the job. No index is asked.
 """
+
+
+@dataclass(frozen=True)
+class Vendored:
+    """What a folder was filled with.
+
+    Attributes:
+        file: What jobs name.
+        wheels: Names of files.
+        conda: Packages of conda, as match specifications of exactly these builds.
+    """
+
+    file: Path
+    wheels: tuple[str, ...]
+    conda: tuple[str, ...] = ()
 
 
 def vendor(
@@ -41,13 +58,15 @@ def vendor(
     folder: Path,
     *,
     tell: Callable[[str], None] = lambda _text: None,
-) -> list[str]:
-    """Write all wheels of an environment below a new folder; return their names.
+) -> Vendored:
+    """Write all wheels and conda packages of an environment below a new folder.
 
-    What has no wheel is built into one here, by pip of the environment's interpreter.
+    What has no wheel is built into one here, by pip for the environment's interpreter. An
+    environment of conda is built here for that: its pip part is resolved for its own Python.
 
     Raises:
-        SpecError, UsageError: see `packages_of`; or the folder is there, or it asks for conda.
+        SpecError, UsageError: see `packages_of`; or the folder is there, or a program of the node
+            makes the environment.
         PrepareError: it cannot be resolved, fetched or built.
     """
     if folder.exists():
@@ -57,34 +76,79 @@ def vendor(
         tell(str(one))
     packages = spec.environment
     assert isinstance(packages, Packages)
-    if packages.conda:
+    if packages.conda and packages.conda_command:
         raise UsageError(
-            "packages of conda cannot be put into a folder yet. Copy their channel to a folder "
-            "that all nodes see, and name it (`channels: [file:///shared/channel]`)"
+            f"what {packages.conda_command} installs cannot be put into a folder: leave out "
+            f"`conda_command`, so that rayjobs solves it itself"
         )
+    return (_vendor_conda if packages.conda else _vendor_pip)(packages, folder, tell)
+
+
+def _vendor_pip(packages: Packages, folder: Path, tell: Callable[[str], None]) -> Vendored:
     values = packages.model_dump()
-    with working(tell) as (environments, work):
+    with working(tell) as (environments, work), _made(folder) as made:
         lock = asyncio.run(environments.lock(values, work))
         python = asyncio.run(environments.interpreter_for(values, work))
-        with tempfile.TemporaryDirectory(prefix=".vendor-", dir=_parent(folder)) as fresh:
-            made = Path(fresh, "made")
-            wheels = made / WHEELS
-            wheels.mkdir(parents=True)
-            tell("fetching the packages")
-            for part in _parts(lock):
-                _fetch(python.path, part, wheels, work.paths.tmp)
-            names = sorted(path.name for path in wheels.glob("*.whl"))
-            write_atomic(
-                wheels / requirements.VENDORED, json.dumps({"python": python.version_text})
-            )
-            text = _HEAD.format(python=python.version_text)
-            text += f"--no-index\n--find-links {WHEELS}\n"
-            if packages.base == "target":
-                text += "azureml-defaults  # what is added to the target's own packages\n"
-            text += "".join(f"{_pin(name)}\n" for name in names)
-            write_atomic(made / REQUIREMENTS, text)
-            made.rename(folder)
-    return names
+        tell("fetching the packages")
+        pip = [python.path, "-m", "pip"]
+        names = _wheels(pip, lock, made / WHEELS, python.version_text, work.paths.tmp)
+        text = _HEAD.format(python=python.version_text)
+        text += f"--no-index\n--find-links {WHEELS}\n"
+        if packages.base == "target":
+            text += "azureml-defaults  # what is added to the target's own packages\n"
+        text += "".join(f"{_pin(name)}\n" for name in names)
+        write_atomic(made / REQUIREMENTS, text)
+    return Vendored(folder / REQUIREMENTS, names)
+
+
+def _vendor_conda(packages: Packages, folder: Path, tell: Callable[[str], None]) -> Vendored:
+    names: tuple[str, ...] = ()
+    with working(tell) as (environments, work), _made(folder) as made:
+        found = asyncio.run(environments.realise(packages.model_dump(), work))
+        builds = tuple(locks.conda_builds(found.lock))
+        version = next(one.split("=")[1] for one in builds if one.startswith("python="))
+        tell("fetching the packages")
+        channel = made / CHANNEL
+        channel.mkdir()
+        asyncio.run(environments.fetch_conda(found.lock, channel, work))
+        _mark(channel, version)
+        # rayjobs takes the version of Python from a line without a build.
+        dependencies: list[object] = [f"python={version}", *builds]
+        if packages.pip:
+            # pip of this Python, for that one: an environment of conda may have none.
+            pip = [sys.executable, "-m", "pip", "--python", found.python]
+            lock = condas.split(found.lock)[1]
+            names = _wheels(pip, lock, made / WHEELS, version, work.paths.tmp)
+            lines = ["--no-index", f"--find-links {WHEELS}", *map(_pin, names)]
+            dependencies.append({"pip": lines})
+        values = {"channels": [f"./{CHANNEL}"], "dependencies": dependencies}
+        text = _HEAD.format(python=version) + write_yaml(values)
+        write_atomic(made / SPECIFICATION, text)
+    return Vendored(folder / SPECIFICATION, names, builds)
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[Path]:
+    """Give a folder that gets its name at the end, so that it is whole or not there."""
+    with tempfile.TemporaryDirectory(prefix=".vendor-", dir=_parent(folder)) as fresh:
+        made = Path(fresh, "made")
+        made.mkdir()
+        yield made
+        made.rename(folder)
+
+
+def _mark(folder: Path, python: str) -> None:
+    """Say that jobs take a folder along."""
+    write_atomic(folder / requirements.VENDORED, json.dumps({"python": python}))
+
+
+def _wheels(pip: Sequence[str], lock: str, folder: Path, python: str, tmp: Path) -> tuple[str, ...]:
+    """Put the wheels of a lock into a folder that jobs take along; return their names."""
+    folder.mkdir()
+    for part in _parts(lock):
+        _fetch(pip, part, folder, tmp)
+    _mark(folder, python)
+    return tuple(sorted(path.name for path in folder.glob("*.whl")))
 
 
 def _parent(folder: Path) -> Path:
@@ -106,14 +170,13 @@ def _parts(lock: str) -> list[str]:
     return [options + part for part in (with_hash, without) if part]
 
 
-def _fetch(python: str, lock: str, wheels: Path, tmp: Path) -> None:
+def _fetch(pip: Sequence[str], lock: str, wheels: Path, tmp: Path) -> None:
     file = tmp / "vendor.txt"
     file.write_text(lock)
-    words = [python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(wheels)]
-    env = {**{new: os.environ[old] for old, new in _OF_UV.items() if old in os.environ}}
+    words = [*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels)]
     done = subprocess.run(
         [*words, "--disable-pip-version-check", "--requirement", str(file)],
-        env={**env, **os.environ},
+        env={**settings.for_pip(os.environ), **os.environ},
         cwd=tmp,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

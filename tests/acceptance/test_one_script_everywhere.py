@@ -20,7 +20,7 @@ from rayjobs.launch import openmpi
 from rayjobs.submit.attaching import wait
 from rayjobs.workspace.folder import OpenWorkspace, locate, open_workspace
 from tests.conda_channel import VERSION, Channel
-from tests.containers import image, needs_containers, newer_python
+from tests.containers import image, needs_containers, newer_python, python_folders
 from tests.images import oci_folder, tar_of
 from tests.local_target import LocalTarget
 from tests.terminal import DEADLINE_S, PROGRAM
@@ -34,11 +34,12 @@ SCRIPT = """
 import json, os, sys
 from rayjobs import Run
 
-size = int(os.environ.get("WORLD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE") or 1)
+names = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE")
+size = int(next((os.environ[one] for one in names if os.environ.get(one)), 1))
 total = None
 if size > 1:
     import torch, torch.distributed as dist
-    if os.environ.get("RANK"):
+    if os.environ.get("RANK") and not os.environ.get("HOROVOD_SIZE"):
         dist.init_process_group("gloo")
         value = torch.ones(1) * (dist.get_rank() + 1)
         dist.all_reduce(value)
@@ -101,7 +102,7 @@ def of_machine(folder: Path) -> list[str]:
     folder.mkdir()
     (folder / "of-the-image").touch()
     roots = [path for path in ("/usr", "/lib", "/lib64", "/bin", "/etc") if Path(path).exists()]
-    roots += [one for one in (sys.base_prefix, sys.prefix) if one not in ("/usr", "/usr/local")]
+    roots += [one for one in python_folders() if one not in ("/usr", "/usr/local")]
     volumes = [f"--docker-arg=--volume={one}:{one}:ro" for one in dict.fromkeys(roots)]
     path = f"--env-var=PATH={os.environ['PATH']}"
     return ["--image", f"dir:{folder}", *volumes, path, "--env", sys.executable]
@@ -129,6 +130,9 @@ def rows(project: Path, tmp_path: Path, image: Path, newer_python: Path) -> list
         Row("a container image", ["--image", str(oci)], image=True),
         Row("packages on an image", ["--image", str(oci), *source, "--pip", "tiny-pip"],
             has=("pip",), image=True),
+        Row("conda, with a pip part, on an image",
+            [*torch_image[:-2], "--env", "environment.yml"], of_conda, ("pip", "conda"),
+            image=True),
         Row("an image, 2 gloo ranks",
             [*torch_image, "--procs-per-node", "2", "--backend", "gloo"], ranks=2, image=True),
         Row("Python 3.13 from an image", ["--image", f"dir:{newer_python}"], "3.13"),
@@ -136,6 +140,8 @@ def rows(project: Path, tmp_path: Path, image: Path, newer_python: Path) -> list
     if not openmpi.problem(os.environ.get("PATH")):
         words = [*torch_image, "--procs-per-node", "2", "--backend", "mpi"]
         found.append(Row("an image, 2 MPI ranks", words, ranks=2, image=True))
+        words = [*torch_image, "--procs-per-node", "2", "--backend", "horovod-gloo"]
+        found.append(Row("an image, 2 Horovod ranks", words, ranks=2, image=True))
     return found
 
 

@@ -18,6 +18,7 @@ from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.node.containers import Capability, NodeContainers
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import ContainerRequest
+from rayjobs.snapshots import NodeSnapshots
 from rayjobs.workspace.folder import OpenWorkspace
 from tests.attempts import request_of
 from tests.conformance.hosts import Attempt, until
@@ -99,7 +100,11 @@ def _no_workspace(path: str) -> OpenWorkspace:
 
 def bring(folder: Path, plan: LaunchPlan, asked: ContainerRequest, able: Capability | None) -> str:
     """Return why an image cannot be brought for a plan."""
-    node = NodeContainers(folder / "images", Workspaces(_no_workspace, shares_disk=True))
+    node = NodeContainers(
+        folder / "images",
+        Workspaces(_no_workspace, shares_disk=True),
+        NodeSnapshots(folder / "snapshots"),
+    )
     node._tell = lambda *_: None  # type: ignore[method-assign]
     if able is not None:
         node._capability = able

@@ -11,7 +11,7 @@ import pytest
 
 from rayjobs.core.files import locked_if_free
 from rayjobs.environments.cache import Cache
-from rayjobs.environments.realise import Realised
+from rayjobs.environments.work import Realised
 from tests.conda_channel import Channel
 from tests.unit.environments.conftest import Builder
 from tests.wheels import make_wheel

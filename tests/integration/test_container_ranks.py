@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from rayjobs.injob import masterport
+from rayjobs.injob.plan import HOROVOD_GLOO
+from rayjobs.launch.horovod_gloo import horovod_variables
+from rayjobs.spec.model import Distribution, JobSpec
 from tests.conformance.hosts import Attempt
-from tests.containers import in_image, needs_containers
+from tests.containers import image, in_image, needs_containers, python_folders
 from tests.mpi_hosts import MpiAttempt, needs_horovod, needs_mpi
 
+__all__ = ["image"]
 pytestmark = [needs_containers, pytest.mark.timeout(300)]
 
 # The machine's own files, bound into an image that is else empty: torch, Horovod, Open MPI.
@@ -48,7 +53,7 @@ def bare(tmp_path: Path) -> Path:
 
 
 def of_machine(attempt: Attempt, bare: Path) -> Attempt:
-    roots = dict.fromkeys([*MACHINE, sys.base_prefix, sys.prefix])
+    roots = dict.fromkeys([*MACHINE, *python_folders()])
     in_image(attempt, bare, *(one for one in roots if one != "/usr/local"))
     attempt.plan["python"] = sys.executable
     attempt.plan["env"] |= {"PATH": os.environ["PATH"], "GLOO_SOCKET_IFNAME": "lo"}
@@ -65,6 +70,46 @@ def test_two_gloo_ranks_of_one_node_reduce(short_path: Path, bare: Path) -> None
     assert record["outcome"] == "completed", (record["reason"], attempt.log())
     for rank in (0, 1):
         assert b"sum [3.0, 3.0, 3.0, 3.0]" in attempt.log(rank)
+
+
+@needs_horovod
+def test_two_gloo_ranks_of_horovod_meet_in_the_image(short_path: Path, bare: Path) -> None:
+    attempt = of_machine(Attempt.make(short_path, HOROVOD, ranks=2, max_duration_s=120), bare)
+    descriptor, port = masterport.hold()
+    os.close(descriptor)
+    attempt.plan["master_port"] = port
+    attempt.plan["extras"] = {"kind": HOROVOD_GLOO, "port": port}
+    attempt.plan["env"] |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
+                            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+                            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}  # fmt: skip
+    job = JobSpec(script="job.py", distribution=Distribution(processes_per_node=2))
+    for rank in (0, 1):
+        attempt.plan["ranks"][rank]["env"] = horovod_variables(job, 0, rank)
+    record = attempt.start_cold().wait()
+    assert record["outcome"] == "completed", (record["reason"], attempt.log())
+    for rank in (0, 1):
+        assert f"{rank} 2 True [3.0, 3.0, 3.0]".encode() in attempt.log(rank)
+
+
+def test_the_meeting_point_of_horovods_ranks_runs_on_the_python_of_the_image(
+    short_path: Path, image: Path
+) -> None:
+    """The node's own Python is not there."""
+    descriptor, port = masterport.hold()
+    os.close(descriptor)
+    script = f"""
+        import urllib.request as web
+        address = "http://127.0.0.1:{port}/scope/key"
+        web.urlopen(web.Request(address, data=b"value", method="PUT")).read()
+        print(web.urlopen(address).read().decode())
+    """
+    script = textwrap.dedent(script)
+    attempt = in_image(Attempt.make(short_path, script, max_duration_s=60), image)
+    attempt.plan["master_port"] = port
+    attempt.plan["extras"] = {"kind": HOROVOD_GLOO, "port": port}
+    record = attempt.start_cold().wait()
+    assert record["outcome"] == "completed", (record["reason"], attempt.log())
+    assert attempt.log() == b"value\n"
 
 
 @needs_mpi

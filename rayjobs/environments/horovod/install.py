@@ -1,4 +1,8 @@
-"""Builds Horovod once for an environment's PyTorch, keeps the wheel, and installs it."""
+"""Builds Horovod once for an environment's PyTorch, keeps the wheel, and installs it.
+
+As a program (`python -I install.py PYTHON`) it does so as a step of an environment's build, and
+says how it goes.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ import platformdirs
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.files import locked, locked_if_free, write_atomic
+from rayjobs.environments import settings
 from rayjobs.environments.horovod import builds, needs, recipe
 from rayjobs.environments.settings import find_uv
 
@@ -23,6 +28,7 @@ DEPENDENCIES = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0")
 _BUILD_TOOLS = ("pip", "setuptools", "wheel", "packaging", "cloudpickle")
 _PERCENT = re.compile(r"\[\s*(\d+)%\]")
 _LINES_TO_QUOTE = 8
+_HAS = "import cffi, cloudpickle, packaging, psutil, yaml"
 _CHECK = """
 import horovod.torch as hvd
 assert hvd.mpi_built(), "built without MPI"
@@ -171,10 +177,12 @@ def _install(environment: needs.Environment, wheel: Path, log: Path) -> None:
          "--reinstall-package", "horovod", str(wheel)],
         {}, log, "the wheel cannot be installed",
     )  # fmt: skip
-    _run(
-        [find_uv(), "pip", "install", "--quiet", "--python", python, *DEPENDENCIES],
-        {}, log, "what Horovod needs cannot be installed",
-    )  # fmt: skip
+    # What an environment sees of another one, the installer does not.
+    if subprocess.run([python, "-c", _HAS], capture_output=True, cwd="/", check=False).returncode:
+        _run(
+            [find_uv(), "pip", "install", "--quiet", "--python", python, *DEPENDENCIES],
+            {}, log, "what Horovod needs cannot be installed",
+        )  # fmt: skip
     _run(
         [python, "-c", _CHECK], {}, log, f"Horovod was installed and does not work; {wheel} is bad"
     )
@@ -220,6 +228,7 @@ def _run(
         PrepareError: it failed.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {**settings.for_pip(environment), **environment}
     last: list[str] = []
     told = -1
     with log.open("a", encoding="utf-8") as file:
@@ -255,3 +264,22 @@ def _run(
 def default_python() -> Path:
     """Return the interpreter of the environment that rayjobs itself is in."""
     return Path(sys.executable)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the program; the last lines of what it prints say why it failed."""
+    try:
+        install(Path(arguments[0]), say=_say)
+    except (PrepareError, OSError) as error:
+        _say(f"error: {error}")
+        return 1
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,7 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.environments import mpi_checks
 from rayjobs.environments.cache import RECORD
-from rayjobs.environments.horovod import builds
+from rayjobs.environments.horovod import adding, builds
 from rayjobs.injob.plan import HOROVOD_GLOO, MPI, LaunchPlan
 
 # Finds it without importing it, wherever the interpreter looks for its packages.
@@ -67,6 +67,12 @@ def require(plan: LaunchPlan) -> None:
         )
 
 
+def is_wanted(plan: LaunchPlan) -> bool:
+    """Whether a job's script uses Horovod, as far as its plan and its text say."""
+    kind = None if plan.extras is None else plan.extras.kind
+    return kind in (MPI, HOROVOD_GLOO) and _uses_it(plan, str(kind))
+
+
 def _uses_it(plan: LaunchPlan, kind: str) -> bool:
     script = plan.argv[0] if plan.argv else None
     work = AttemptPaths(Path(plan.root)).work
@@ -84,9 +90,7 @@ def _require_its_torch(plan: LaunchPlan) -> None:
     raise PrepareError(
         f"ranks are not started on node {plan.node} of the job: its environment has torch "
         f"{''.join(version)} of its own, and Horovod, in {horovod}, was built for the torch there. "
-        f"Ask for `torch` without a version, so that the target's is used; or use "
-        f"torch.distributed (backend gloo or nccl); or make a virtual environment with that torch "
-        f"on the nodes, run `rayjobs horovod install --env PATH`, and submit with `--env PATH`",
+        f"{adding.INSTEAD}",
         failure_class="environment",
         is_permanent=True,
     )

@@ -22,6 +22,7 @@ from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.node.containers import NodeContainers
 from rayjobs.node.workspaces import Workspaces
+from rayjobs.snapshots import NodeSnapshots
 from rayjobs.target.node_settings import NodeSettings
 from rayjobs.workspace.folder import OpenWorkspace
 from tests.containers import image, needs_containers
@@ -461,7 +462,11 @@ def test_passwords_of_fetches_that_died_with_their_agent_are_removed(
     dead, alive = (cache.begin(letter * 32) for letter in "ab")
     for folder in (dead, alive):
         engines.Login("registry.example", "reader", "hunter2").write(folder / "login")
-    node = NodeContainers(cache.root, Workspaces(_no_workspace, shares_disk=True))
+    node = NodeContainers(
+        cache.root,
+        Workspaces(_no_workspace, shares_disk=True),
+        NodeSnapshots(image_node.paths.snapshots),
+    )
     with locked_if_free(cache.lock_of("b" * 32)):
         node.prune()
         assert not (dead / "login").exists()

@@ -14,7 +14,8 @@ import pytest
 
 from rayjobs.core.paths import AttemptPaths, NodePaths
 from rayjobs.environments.building import Control
-from rayjobs.environments.realise import Environments, Realised, Work
+from rayjobs.environments.realise import Environments
+from rayjobs.environments.work import Realised, Work
 
 
 @dataclass

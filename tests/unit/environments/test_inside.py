@@ -18,7 +18,9 @@ import pytest
 from rayjobs.core.errors import PrepareError
 from rayjobs.environments import locks
 from rayjobs.environments.inside import Image
-from rayjobs.environments.realise import Realised
+from rayjobs.environments.work import Realised
+from rayjobs.injob.plan import Bind
+from tests.conda_channel import Channel
 from tests.conformance.hosts import NOBODY, python_of_others
 from tests.containers import ENV, PYTHON, image, needs_containers
 from tests.unit.environments.conftest import Builder, Wish
@@ -90,6 +92,24 @@ def test_packages_are_added_to_those_of_an_image(
     assert said(builder, place, [newer.python, "-c", code]).startswith("tiny newer ")
     changed, _ = build(builder, in_image(with_packages, key="another"), *lines)
     assert changed.built and changed.key not in (found.key, newer.key)
+
+
+def test_packages_of_conda_get_their_pip_part_inside_the_image(
+    builder: Builder, image: Path, tmp_path: Path
+) -> None:
+    """Its Python is a link to this machine's, which a volume of the job shows."""
+    channel = Channel(tmp_path / "channel")
+    channel.add_library("tiny-conda", value="of conda")
+    channel.index()
+    make_wheel(tmp_path / "wheels", "tiny-pip", needs=["tiny-conda>=1"], value="of pip")
+    volume = Bind(sys.base_prefix, sys.base_prefix)
+    place = in_image(image, python=None, why_no_python="it has none", binds=(volume,))
+    lines = ["--no-index", f"--find-links {tmp_path}/wheels", "tiny-pip"]
+    asked = {"conda": ["tiny-conda"], "channels": [channel.url]}
+    found, wish = build(builder, place, *lines, **asked)
+    assert wish.steps == ["resolve", "build", "resolve", "built"]
+    code = "import os, tiny_conda, tiny_pip; print(tiny_conda.VALUE, tiny_pip.VALUE)"
+    assert said(builder, place, [found.python, "-c", code]) == "of conda of pip\n"
 
 
 def test_a_project_is_built_by_the_python_of_the_image(

@@ -11,7 +11,8 @@ import pytest
 
 from rayjobs.core.files import locked
 from rayjobs.environments.cache import Cache
-from rayjobs.environments.realise import Environments, Realised
+from rayjobs.environments.realise import Environments
+from rayjobs.environments.work import Realised
 from rayjobs.housekeeping import scratch
 from rayjobs.housekeeping.doctor.findings import DoctorContext
 from rayjobs.housekeeping.doctor.leftovers import attempts as look

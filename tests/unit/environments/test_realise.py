@@ -183,6 +183,16 @@ def test_packages_that_do_not_fit_together(builder: Builder, wheels: Path) -> No
     assert "tiny-tool==3" in wish.log
 
 
+def test_an_index_that_is_gone(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(PrepareError, match="cannot be resolved") as caught:
+        builder.build("tiny-tool")
+    assert caught.value.failure_class == "environment"
+    assert not caught.value.is_permanent, "it may be back"
+    assert "127.0.0.1:9" in "\n".join(caught.value.lines)
+
+
 def test_a_wheel_that_is_damaged(builder: Builder, wheels: Path) -> None:
     wheel = make_wheel(wheels, "tiny-tool", "1.0")
     wheel.write_bytes(wheel.read_bytes()[:200])

@@ -1,0 +1,75 @@
+"""What one attempt wishes of its node's environments, and what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.environments.building import BuildLog, Control
+from rayjobs.environments.inside import Image
+from rayjobs.spec import requirements
+
+Tell = Callable[[str, Mapping[str, Any]], None]
+"""Tells people how it goes: a sentence, and data."""
+
+
+@dataclass(frozen=True)
+class Realised:
+    """An environment that is ready.
+
+    Attributes:
+        python: Its interpreter.
+        key: Its name on this node.
+        lock: Its packages with their hashes.
+        built: Whether this attempt built it.
+    """
+
+    python: str
+    key: str
+    lock: str
+    built: bool
+
+
+@dataclass
+class Work:
+    """One attempt's wish for an environment, while it is worked on.
+
+    Attributes:
+        control: What may end it.
+        tell: Called with what people should know.
+        known_lock: What an earlier attempt of the same job was given, or None.
+        first_lock: On further nodes of a job: returns the lock of its first node, when that is
+            there. All nodes of a job use one.
+        publish: On the first of several nodes: called with the lock.
+        name: What people call the environment.
+        image: What it is built in, and whose packages it is added to; None: the node itself.
+        uses_horovod: Where it gets a torch of its own, Horovod is built for that.
+    """
+
+    paths: AttemptPaths
+    control: Control
+    tell: Tell
+    known_lock: str | None = None
+    first_lock: Callable[[], str | None] | None = None
+    publish: Callable[[str], None] = lambda _lock: None
+    name: str | None = None
+    image: Image | None = None
+    uses_horovod: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+    has_waited: bool = False
+    said: BuildLog | None = None
+
+    def log(self) -> BuildLog:
+        """Return the log, begun at its first use: an environment that stands has none."""
+        if self.said is None:
+            names = [name for name in self.env if name.startswith(requirements.SECRET_PREFIX)]
+            self.said = BuildLog(self.paths.build_log, [self.env[name] for name in names])
+        return self.said
+
+    def close(self) -> None:
+        """Close the log; a later use goes on with it. Idempotent."""
+        if self.said is not None:
+            self.said.close()
+            self.said = None

@@ -1,0 +1,209 @@
+"""Horovod is built for the torch that an environment has of its own, once for each torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.environments import locks
+from rayjobs.environments.horovod import adding
+from rayjobs.environments.work import Realised
+from tests.unit.environments.conftest import Builder, Wish, builder
+from tests.wheels import make_wheel
+
+__all__ = ["builder"]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+# Horovod's build takes minutes: here it is a wheel of a few lines. All else is the real program.
+STAND_IN = """
+import sys, time, zipfile
+from pathlib import Path
+from rayjobs.environments.horovod import install
+
+def build(environment, folder, gpu, jobs, say):
+    with open({counts!r}, "a") as file:
+        file.write(environment.torch + "\\n")
+    say("compiling: 50 %")
+    time.sleep(0.3)
+    made = folder / "horovod-0.28.1-py3-none-any.whl"
+    info = "horovod-0.28.1.dist-info/"
+    with zipfile.ZipFile(made, "w") as wheel:
+        wheel.writestr("horovod/__init__.py", "")
+        text = "def mpi_built():\\n    return True\\ngloo_built = mpi_built\\n"
+        wheel.writestr("horovod/torch/__init__.py", text + f"FOR = {{environment.torch!r}}\\n")
+        about = "Metadata-Version: 2.1\\nName: horovod\\nVersion: 0.28.1\\n"
+        wheel.writestr(info + "METADATA", about)
+        wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+        wheel.writestr(info + "RECORD", "")
+    return made
+
+install._build = build
+install._HAS = ""
+install.needs.mpi_version = lambda: "4.1"
+install.cache_folder = lambda: Path({cache!r})
+sys.exit(install.main(sys.argv[1:]))
+"""
+ASK = "import horovod.torch, torch; print(horovod.torch.FOR, horovod.__file__, torch.__file__)"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> list[str]:
+    """The lines with which a torch is found that is a module of a few lines."""
+    for version in ("9.1", "9.2"):
+        wheel = make_wheel(tmp_path / "wheels", "torch", version)
+        _set_version(wheel, version)
+    return ["--no-index", f"--find-links {tmp_path}/wheels"]
+
+
+def _set_version(wheel: Path, version: str) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    files["torch.py"] = (
+        f"__version__ = '{version}'\nclass version:\n    cuda = None\ndef main(): pass\n"
+    )
+    record = next(name for name in files if name.endswith("RECORD"))
+    files[record] = "".join(f"{name},,\n" for name in files)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+
+
+@pytest.fixture
+def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the stand-in for the build has built, a line each."""
+    program, said = tmp_path / "program.py", tmp_path / "counts"
+    program.write_text(STAND_IN.format(counts=str(said), cache=str(tmp_path / "kept")))
+    monkeypatch.setattr(adding, "PROGRAM", program)
+    return said
+
+
+def wish(builder: Builder) -> Wish:
+    found = builder.wish()
+    found.work.uses_horovod = True
+    return found
+
+
+def build(builder: Builder, *lines: str, **more: Any) -> tuple[Realised, Wish]:
+    return builder.build(*lines, wish=wish(builder), **more)
+
+
+def test_horovod_is_built_once_for_the_torch_of_its_environments(
+    builder: Builder, index: list[str], counts: Path, tmp_path: Path
+) -> None:
+    make_wheel(tmp_path / "wheels", "tiny-tool")
+    found, first = build(builder, *index, "torch==9.1")
+    said = subprocess.check_output([found.python, "-c", ASK], text=True).split()
+    assert said[0] == "9.1"
+    site = str(builder.node.environments / found.key)
+    assert said[1].startswith(site)
+    assert said[2].startswith(site)
+    assert first.steps == ["resolve", "build", "horovod", "built"]
+    assert "compiling: 50 %" in first.log
+    other, _ = build(builder, *index, "torch==9.1", "tiny-tool")
+    assert other.key != found.key
+    build(builder, *index, "torch==9.2")
+    assert counts.read_text().splitlines() == ["9.1", "9.2"]
+    # The same packages for a job without Horovod are another environment; a second job finds it.
+    plain, _ = builder.build(*index, "torch==9.1")
+    assert plain.key != found.key
+    again, second = build(builder, *index, "torch==9.1")
+    assert (again.key, again.built, second.steps) == (found.key, False, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "is_own"),
+    [
+        ("torch==2.13.0+cpu \\", True),
+        ("torch @ file:///wheels/torch-2.13.0-py3-none-any.whl", True),
+        ("/wheels/torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl \\", True),
+        ("# of the target: torch==2.15.0", False),
+        ("torchvision==0.20", False),
+        ("torch==2.13.0\nhorovod==0.28.1", False),
+    ],
+)
+def test_a_torch_is_found_however_it_was_asked_for(line: str, is_own: bool) -> None:
+    assert locks.has_own_torch(f"# Packages\n{line}\n") is is_own
+
+
+def test_two_environments_at_once_build_horovod_once(
+    builder: Builder, index: list[str], counts: Path, tmp_path: Path
+) -> None:
+    make_wheel(tmp_path / "wheels", "tiny-tool")
+    wishes = [wish(builder) for _ in range(2)]
+
+    async def both() -> list[Realised]:
+        asked = [{"pip": [*index, "torch==9.1"]}, {"pip": [*index, "torch==9.1", "tiny-tool"]}]
+        return list(
+            await asyncio.gather(
+                *(
+                    builder.environments().realise(one, each.work)
+                    for one, each in zip(asked, wishes, strict=True)
+                )
+            )
+        )
+
+    found = asyncio.run(both())
+    assert len({one.key for one in found}) == 2
+    assert counts.read_text().splitlines() == ["9.1"]
+
+
+def test_packages_of_conda_with_a_torch_get_horovod(
+    builder: Builder, index: list[str], counts: Path, tmp_path: Path
+) -> None:
+    from tests.conda_channel import Channel
+
+    channel = Channel(tmp_path / "channel").index()
+    found, _ = build(builder, *index, "torch==9.1", conda=["python"], channels=[channel.url])
+    said = subprocess.check_output([found.python, "-c", ASK], text=True)
+    assert said.startswith("9.1 ")
+    assert counts.read_text().splitlines() == ["9.1"]
+
+
+def test_where_it_cannot_be_built_the_job_is_refused_with_what_is_missing_and_ways_out(
+    builder: Builder, index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "mpirun").write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+    (programs / "mpirun").chmod(0o755)
+    (programs / "sh").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(PrepareError) as caught:
+        build(builder, *index, "torch==9.1")
+    said = str(caught.value)
+    assert "has a torch of its own, and no Horovod for it" in said
+    assert "cmake" in said
+    assert "Ask for `torch` without a version" in said
+    assert caught.value.is_permanent
+    assert not [one for one in builder.node.environments.iterdir() if len(one.name) == 32]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_horovod_is_really_built_for_another_torch(
+    builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels = [Path(one) for one in os.environ.get("PIP_FIND_LINKS", "").split()]
+    found = [one for folder in wheels for one in folder.glob("torch-2.13.0+cpu-*.whl")]
+    if not found:
+        pytest.skip("no other torch for CPUs can be had without fetching gigabytes")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    made, first = build(builder, str(found[0]), base="target")
+    code = (
+        "import torch, horovod.torch as hvd; hvd.init(); "
+        "print(torch.__version__, hvd.allreduce(torch.ones(1), op=hvd.Sum).item())"
+    )
+    said = subprocess.check_output([made.python, "-c", code], text=True, cwd=tmp_path)
+    assert said.split() == ["2.13.0+cpu", "1.0"], first.log[-2000:]
+    assert "compiling: 90 %" in first.log
+    assert sys.prefix not in made.python
