@@ -37,8 +37,9 @@ log = logging.getLogger(__name__)
 
 # A file that is not a Python of this version is not an error.
 _COMPILE = """
-import compileall, sysconfig
-compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2)
+import compileall, sys
+for folder in sys.argv[1:]:
+    compileall.compile_dir(folder, quiet=2)
 """
 _SOURCES = "RAYJOBS_SOURCES"
 _RESOLVED = "# the pip part is resolved"
@@ -346,7 +347,8 @@ class Environments:
                 if adding.TORCH in has.versions and "horovod" not in has.versions:
                     await self._add_horovod(prefix, work)
             # A job sees it read-only: no script of a job writes bytecode there.
-            compiling = [path, "-I", "-S", "-c", _COMPILE]
+            folders = [str(one) for one in prefix.glob("lib/python*/site-packages")]
+            compiling = [path, "-I", "-S", "-c", _COMPILE, *folders]
             await self._run(compiling, work, "the packages cannot be compiled", writes=(prefix,))
             if await self._is_open_to(work):
                 await asyncio.to_thread(changes.unshare, prefix)
