@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,12 @@ class NodeEnvironments:
                 fresh = place.with_name(f".{place.name}.{on.job}-{on.node}")
                 shutil.rmtree(fresh, ignore_errors=True)
                 self._snapshots.copy_into(digest, fresh)
-                with suppress(FileExistsError):  # another attempt was faster
+                try:
                     fresh.rename(place)
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                        raise
+                    shutil.rmtree(fresh, ignore_errors=True)  # another attempt was faster
             except (SnapshotError, StoreError, NotFoundError, OSError) as error:
                 raise PrepareError(
                     f"a package that travels with the job cannot be unpacked: {error}",

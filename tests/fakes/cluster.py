@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from rayjobs.core.errors import PrepareError
 from rayjobs.injob.exitrecord import ExitRecord, Leftovers, RankExit, RankStack
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.outcomes import EndCause, Outcome
@@ -46,6 +47,7 @@ class FakeAgent:
         self.calls: list[tuple[str, str, int]] = []
         self.ends: dict[tuple[str, int], asyncio.Future[ExitRecord]] = {}
         self.prepare_error: Exception | None = None
+        self.prepares_until_stopped = False  # from the second request to stop on
         self.launch_error: Exception | None = None
         self.collect_problems: list[str] = []
         self.settled = Settled(Found.GONE, proven=True)
@@ -86,6 +88,10 @@ class FakeAgent:
         self._note("prepare", request.on)
         if self.prepare_error is not None:
             raise self.prepare_error
+        while self.prepares_until_stopped:
+            if len(self.stop_causes) > 1:
+                raise PrepareError("stopped", failure_class="system")
+            await asyncio.sleep(0.01)
         return Prepared()
 
     async def launch(self, request: LaunchRequest) -> Launched:

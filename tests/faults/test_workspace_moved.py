@@ -272,6 +272,20 @@ def test_versions_of_datasets_move_along_and_back(tmp_path: Path) -> None:
         assert texts_of(new, saved) == ["mine", "mine"]
 
 
+def test_the_folders_of_datastores_are_recorded_where_they_are(tmp_path: Path) -> None:
+    """So they are right even where nothing knows any more where the workspace was."""
+    original, moved = tmp_path / OLD, tmp_path / NEW
+    kept_data(original, "mine")
+    renamed(original, moved)
+    open_workspace(moved).close()
+    record = moved / "workspace.json"
+    values = json.loads(record.read_text())
+    record.write_text(json.dumps({**values, "formerly": [], "earlier": []}))
+    with open_workspace(moved) as workspace:
+        root = workspace.catalogue.datastore("workspaceblobstore").settings["root"]
+    assert root == str(moved / "datastores" / "workspaceblobstore")
+
+
 def test_a_copy_reads_its_own_files_before_and_after_it_is_a_workspace_of_its_own(
     tmp_path: Path,
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
 from rayjobs.injob import openfiles
 from rayjobs.injob.exitrecord import ExitRecord
-from rayjobs.injob.outcomes import CANCELED, Outcome
+from rayjobs.injob.outcomes import CANCELED, EndCause, EndReason, Outcome
 from rayjobs.jobs.outcomes import NODE_LOST
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
@@ -69,6 +70,8 @@ NOT_GROWN_PAUSE_S = 30.0
 NOT_GROWN_TRIES = 3
 # Beyond a script's own grace period, until the host is asked again to end the attempt.
 STOP_AGAIN_S = 5.0
+# Until a node that prepares is asked again to end that.
+STOP_PREPARING_AGAIN_S = 1.0
 
 
 class EndedEarlyError(RayjobsError):
@@ -325,35 +328,48 @@ class AttemptSupervisor:
     async def _prepare(
         self, agents: Sequence[Agent], requests: Sequence[LaunchRequest]
     ) -> list[LaunchRequest]:
-        """Prepare every node; a cancel meanwhile ends transfers of data.
+        """Prepare every node; a cancel, or a node that fails, ends what the others do meanwhile.
 
         Returns:
             The requests, with the variables that tell the ranks where their data is.
         """
         pairs = list(zip(agents, requests, strict=True))
-        preparing = asyncio.ensure_future(
-            asyncio.gather(
-                *(agent.call(PREPARE, one) for agent, one in pairs), return_exceptions=True
-            )
-        )
+        calls = [asyncio.ensure_future(agent.call(PREPARE, one)) for agent, one in pairs]
         canceling = asyncio.ensure_future(self.end_request.made())
+        failed: BaseException | None = None
         try:
-            waiting: set[asyncio.Future[Any]] = {preparing, canceling}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not preparing.done():
-                for agent, one in pairs:
-                    await agent.call(STOP, Stop(one.on, canceling.result(), grace_s=0.0))
-            made = await preparing
+            while pending := [call for call in calls if not call.done()]:
+                # Asked again: a node that has only begun may not know yet what is to be stopped.
+                is_ending = failed is not None or canceling.done()
+                waiting: list[asyncio.Future[Any]] = [*pending, *([] if is_ending else [canceling])]
+                await asyncio.wait(
+                    waiting,
+                    timeout=STOP_PREPARING_AGAIN_S if is_ending else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                failed = failed or next((e for one in calls if (e := _error_of(one))), None)
+                # fault 143: a failed node ends the others
+                if canceling.done():
+                    cause = canceling.result()
+                elif failed is not None:
+                    cause = EndCause(EndReason.NODE_ENDED, "another node could not be prepared")
+                else:
+                    continue
+                for (agent, one), call in zip(pairs, calls, strict=True):
+                    if not call.done():
+                        with suppress(AgentLostError):  # its own call fails, too
+                            await agent.call(STOP, Stop(one.on, cause, grace_s=0.0))
         finally:
             canceling.cancel()
-            if not preparing.done():
-                preparing.cancel()
-        for failed in made:  # raised only now: no node may still prepare what is cleaned up then
-            if isinstance(failed, BaseException):
-                raise failed
+            for call in calls:
+                call.cancel()
+        # Raised only now: no node may still prepare what is cleaned up then.
+        failed = failed or next((e for one in calls if (e := _error_of(one))), None)
+        if failed is not None:
+            raise failed
+        made = [call.result() for call in calls]
         ready = []
         for node, one, prepared in zip(self.record.nodes, requests, made, strict=True):
-            assert not isinstance(prepared, BaseException)
             node.facts = prepared.facts
             # An input may be called HOME: the variables of the plan win.
             env = {**prepared.variables, **one.plan.env}
@@ -475,3 +491,8 @@ class AttemptSupervisor:
         finally:
             drop(doing)
             asyncio.ensure_future(canceling).cancel()
+
+
+def _error_of(call: asyncio.Future[Any]) -> BaseException | None:
+    """Return what a call has raised; None: it has not, or it was canceled by us."""
+    return call.exception() if call.done() and not call.cancelled() else None

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.engine.attempt import supervisor
 from rayjobs.injob.outcomes import CANCELED
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
@@ -39,6 +40,24 @@ async def running_pair(here: World) -> Job:
     for agent in agents(here):
         await here.until(lambda agent=agent: ("follow", job.id, 1) in agent.calls)  # type: ignore[misc]
     return job
+
+
+def test_a_node_that_cannot_be_prepared_ends_what_the_others_prepare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "STOP_PREPARING_AGAIN_S", 0.01)
+
+    async def scene(here: World) -> None:
+        first, other = agents(here)
+        first.prepare_error = PrepareError("no such data", failure_class="user")
+        other.prepares_until_stopped = True  # for the other node's lock, or for hours of data
+        job = here.submit(distribution=PAIR)
+        failed = await here.state(job, JobState.FAILED)
+        assert failed.failure is not None
+        assert failed.failure.message == "no such data"
+        assert {str(one.reason) for one in other.stop_causes} == {"node_ended"}
+
+    play(scene, tmp_path, **TWO)
 
 
 def test_all_nodes_are_launched_with_one_meeting_point(tmp_path: Path) -> None:
