@@ -41,7 +41,8 @@ FREE_ARGUMENTS = {
     *("datastore add url", "model register name", "target create name", "pipeline why-rerun step"),
     *("azureml map mappings", "env build environment", "env diff one", "env diff other"),
     *("env export environment", "env lock environment", "env show environment"),
-    *("env vendor environment", "db move url"),
+    *("env vendor environment", "env vendor folder", "db move url", "pipeline run extra"),
+    "images convert folder",
 }
 
 
