@@ -1,1 +1,1 @@
-"""The node agent: what happens on a node for the attempts that are there."""
+"""The node agent: all work on one node for the attempts there."""

@@ -1,4 +1,4 @@
-"""The node agent: a detached Ray actor that speaks for one node while attempts are on it."""
+"""The node agent: a detached Ray actor that serves one node while it has attempts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PRUNING_S = 0.2
 
 
 class NodeAgent:
-    """Carries a `Node` in a Ray actor. All methods are coroutines of one loop."""
+    """Runs a `Node` in a Ray actor. All methods are coroutines of one loop."""
 
     def __init__(self, target: str, home: str, node_id: str) -> None:
         os.environ["RAYJOBS_HOME"] = home
@@ -101,8 +101,8 @@ class NodeAgent:
         """Answer a call of `rayjobs.protocol.calls`, by its name and the JSON of its message.
 
         Raises:
-            AgentLeavingError: the agent leaves, and has not begun this.
-            MessageError: the message is not of the shape that the call has.
+            AgentLeavingError: the agent is leaving and has not begun this.
+            MessageError: the message does not have the fields of this call.
         """
         with self.linger.call():
             return await self._methods[method](message)
@@ -116,7 +116,7 @@ class NodeAgent:
         return method.name, answer
 
     async def _hello(self, _: Nothing) -> Hello:
-        """Say who this is; the first call starts the warm interpreter."""
+        """Return this agent's identity; the first call starts the warm interpreter."""
         import ray
 
         self._node.warm_up()
@@ -162,10 +162,10 @@ class NodeAgent:
     async def _follow(self, on: AttemptOnNode) -> ExitRecord:
         self.linger.expect(on)
         helpers = []
-        if on.relay is not None:  # mpirun's requests for orted go to the other nodes' agents
+        if on.relay is not None:  # forward mpirun's requests for orted to the other nodes' agents
             relaying = mpirelay.relay(on.relay, self._start_daemon_elsewhere)
             helpers.append(asyncio.ensure_future(relaying))
-        if on.node == 0:  # what rank 0 prints is shown on Ray's dashboard
+        if on.node == 0:  # Ray's dashboard shows the output of rank 0
             serving = self._logs.serve(on.job, on.attempt, Path(on.root))
             helpers.append(asyncio.ensure_future(serving))
         try:
@@ -188,7 +188,7 @@ class NodeAgent:
             return f"the agent of node {peer.node} cannot be reached: {error}"
 
     async def start_daemon(self, socket: str, command: str) -> str:
-        """Have an attempt host of this node start orted; return why it did not, else nothing."""
+        """Have an attempt host of this node start orted; return why it did not, or "" if it did."""
         return await mpirelay.start_daemon(socket, command)
 
     async def _stop(self, asked: Stop) -> Nothing:
@@ -231,9 +231,9 @@ class NodeAgent:
         return Swept(await asyncio.to_thread(self._node.sweeping.sweep, asked.roots))
 
     async def _leave_when_idle(self) -> None:
-        """End this actor once its node has had no attempt for a while.
+        """End this actor when its node has had no attempt for a while.
 
-        One idle detached actor keeps an autoscaled node for ever. The warm interpreters stay for
+        An idle detached actor would keep an autoscaled node forever. The warm interpreters stay for
         their own idle time, and the node's next agent finds them.
         """
         import ray
@@ -242,18 +242,18 @@ class NodeAgent:
             await asyncio.sleep(wait_s)
         self.linger.leave()
         log.info("no attempt on this node: the agent leaves")
-        # From within a call only does Ray take it for an end that was meant.
+        # Ray takes an exit for intended only from within a call.
         ray.get_runtime_context().current_actor.leave.remote()
         await asyncio.sleep(LEAVE_S)
         log.warning("Ray has not ended this actor within %g s", LEAVE_S)
-        os._exit(1)  # by now it would only refuse whatever it is asked
+        os._exit(1)  # by now it would refuse every call
 
     def _wait_s(self) -> float:
         is_pruning = self._pruning is not None and not self._pruning.done()
         return PRUNING_S if is_pruning else self.linger.due_in_s()
 
     async def leave(self) -> None:
-        """End this actor, which has said before that it takes nothing on."""
+        """End this actor, which has refused new work since `leave`."""
         import ray
 
         if self.linger.has_left:

@@ -1,4 +1,4 @@
-"""What fetching and building said before an attempt, stored with its run."""
+"""Stores the output of fetches and builds before an attempt with its run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rayjobs.protocol.attempts import AttemptOnNode
 
 log = logging.getLogger(__name__)
 
-# Each time all of the log is stored again.
+# Each time, the whole log is stored again.
 FIRST_PAUSE_S = 2.0
 LAST_PAUSE_S = 30.0
 
 
 def store_build_log(workspaces: Workspaces, on: AttemptOnNode, paths: AttemptPaths) -> None:
-    """Store what building said; an attempt that does not start is not collected. Blocks."""
+    """Store the build output: an attempt that does not start is not collected. Blocks."""
     if paths.build_log.is_file():
         name = f"node-{on.node}/{BUILD_LOG}" if on.node else BUILD_LOG
         store_file(workspaces, on, paths.build_log, name)
@@ -48,7 +48,7 @@ def store_file(workspaces: Workspaces, on: AttemptOnNode, path: Path, name: str)
 async def stream_build_log(
     workspaces: Workspaces, on: AttemptOnNode, paths: AttemptPaths, done: asyncio.Event
 ) -> None:
-    """Store what building says while it does, ever less often, until `done`."""
+    """Store the output of a running build at growing intervals, until `done`."""
     pause_s, size = FIRST_PAUSE_S, 0
     while not done.is_set():
         try:

@@ -1,4 +1,4 @@
-"""What an attempt says and writes, brought from its node into the workspace: metrics, files."""
+"""Collects an attempt's metrics and files from its node into the workspace."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 # How often metrics and files are read while an attempt runs.
 METRICS_EVERY_S = 0.25
 FILES_EVERY_S = 2.0
-# How often a comparison of many or large files of inputs looks for a cancel.
+# How often a long comparison of input files checks for a cancel.
 CANCEL_EVERY_S = 2.0
 
 
 class _CanceledError(RayjobsError):
-    """The job's end was asked for while the files of its inputs were compared."""
+    """The job was canceled during the comparison of its input files."""
 
 
 class Collecting:
-    """Brings what the attempts of one node leave into their workspaces."""
+    """Collects the results of one node's attempts into their workspaces."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class Collecting:
         self._metrics: dict[str, MetricFollower] = {}
         self._progress: dict[str, Progress] = {}
         self._noted: dict[str, set[str]] = {}
-        # By marker: where the workspace of an attempt is now, as the last call about it said.
+        # By marker: the current path of an attempt's workspace, from the last call about it.
         self._places: dict[str, str] = {}
         self._collections = Collections()
 
     async def watch(self, on: AttemptOnNode) -> None:
-        """Bring metrics and whole files into the workspace while the attempt runs.
+        """Collect metrics and complete files into the workspace while the attempt runs.
 
-        Returns once the workspace was moved: the call that names its new path begins again there,
-        since nothing tells what the old folder had lost by then.
+        Returns if the workspace moves: the call with its new path starts over there, since the old
+        folder does not show what was lost by then.
         """
         self._places[on.marker] = on.workspace
         turns_per_files = max(1, round(FILES_EVERY_S / METRICS_EVERY_S))
@@ -73,11 +73,11 @@ class Collecting:
                 return
             turn += 1
             try:
-                # On a thread of its own: one that hangs must not take a thread from the others.
+                # On its own thread: one that hangs must not take a thread from the others.
                 await on_own_thread(self._bring_metrics, on)
                 if turn % turns_per_files == 0:
                     if syncing is None or syncing.done():
-                        # Apart from the rest, which must not wait for the storage of an output.
+                        # Separately: the rest must not wait for the storage of an output.
                         syncing = asyncio.ensure_future(on_own_thread(self._sync_outputs, on))
                     await on_own_thread(self._publisher(on).step)
             except RayjobsError as error:
@@ -93,7 +93,7 @@ class Collecting:
             log.warning("outputs of %s: %s", on.job, error)
 
     async def collect(self, on: AttemptOnNode) -> Collected:
-        """Store the last metrics and every file; say what could not be, or where it stands still.
+        """Store the last metrics and every file; return what failed, or where this is stuck.
 
         See `Collections.collect` for ``stuck``.
         """
@@ -116,7 +116,7 @@ class Collecting:
         publisher = self._publisher(on)
         problems += publisher.finish()
         left_out += publisher.left_out
-        # Before outputs are stored, which may change the same folder.
+        # Before outputs are stored, since that may change the same folder.
         left_out += self._compare_inputs(on)
         self._compare_environment(on)
         has_ended_well = record is not None and record.outcome is Outcome.COMPLETED
@@ -157,7 +157,7 @@ class Collecting:
         )
 
     def _restored(self, on: AttemptOnNode) -> str:
-        """Return what is noted of a restore of the store since the attempt began; else empty."""
+        """Return the note of a restore of the store since the attempt began, or ""."""
         if os.path.lexists(on.root):
             return ""
         try:
@@ -168,9 +168,9 @@ class Collecting:
         return found[-1].message if found else ""
 
     def _compare_inputs(self, on: AttemptOnNode) -> list[str]:
-        """Note which files of the inputs changed; return a sentence if they were not compared.
+        """Record which input files changed; return a sentence if they were not compared.
 
-        Whatever goes wrong with it is noted in the history, and never delays a job's end.
+        This records any error in the history; an error never delays a job's end.
         """
         watch = self._progress_of(on).watch
         watch("the files of its inputs", 0)
@@ -183,12 +183,12 @@ class Collecting:
                 if job.cancel_requested_at is not None:
                     raise _CanceledError("the job was canceled")
                 looked_s = time.monotonic()
-            # Each part separately: a file system that does not answer is noticed within a minute.
+            # Each part separately, to detect a file system that does not answer within a minute.
             watch(f"the input file {path}", size_bytes)
 
         note = partial(self._workspaces.note, on)
         try:
-            self._data.tell_changes(
+            self._data.report_changes(
                 Path(on.root),
                 note=note,
                 looking=looking,
@@ -201,28 +201,28 @@ class Collecting:
         return []
 
     def _compare_environment(self, on: AttemptOnNode) -> None:
-        """Note how the attempt's environment was changed; it never delays a job's end."""
+        """Record how the attempt's environment changed; this never delays a job's end."""
         self._progress_of(on).watch("the files of its environment", 0)
         try:
-            said = self._changed_environment(Path(on.root))
+            change = self._changed_environment(Path(on.root))
             noted = self._noted.setdefault(_key(on), set())
-            if said and said not in noted:
-                noted.add(said)
-                self._workspaces.note(on, "environment", said, {"step": "changed"})
+            if change and change not in noted:
+                noted.add(change)
+                self._workspaces.note(on, "environment", change, {"step": "changed"})
         except Exception as error:
             log.warning("the environment of %s", on.job, exc_info=error)
 
     def _is_current(self, on: AttemptOnNode) -> bool:
-        """Whether what this attempt wrote may be stored: no newer one owns the job."""
+        """Whether this attempt's files may be stored: no newer attempt owns the job."""
         job = self._workspaces.of(on).store.job(on.job)
         return not job.state.is_final and job.attempt == on.attempt
 
     def _learn_protection(self, on: AttemptOnNode) -> None:
-        """Ask the job's history how its other nodes kept it from changing its inputs."""
+        """Read in the job's history how its other nodes protected its inputs."""
         job = on.job
         try:
             self._data.learn_protection(on, lambda: self._workspaces.of(on).store.events(job))
-        except Exception as error:  # it must not keep a finished job from its end
+        except Exception as error:  # this must not delay the end of a finished job
             log.warning("how other nodes protected the inputs of %s", job, exc_info=error)
 
     def _bring_metrics(self, on: AttemptOnNode) -> None:
@@ -262,7 +262,7 @@ class Collecting:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Return about how many bytes the files below a folder have; no link is followed."""
+    """Return the approximate size of the files below a folder; follows no links."""
     size = 0
     for at, _, names in os.walk(folder):
         for name in names:

@@ -1,7 +1,7 @@
-"""Runs the collection of each attempt on a thread of its own, and notices when it stands still.
+"""Runs the collection of each attempt on its own thread, and detects when it is stuck.
 
-A file system that does not answer, or a script that found another way, may keep a collection for
-ever. Nothing can end a thread that waits in the kernel: so no collection takes a thread that other
+A file system that does not answer, or a script that found another way, may block a collection for
+ever. Nothing can end a thread that waits in the kernel. So no collection uses a thread that other
 attempts need, and the attempt's supervisor learns what the collection waits for.
 """
 
@@ -21,18 +21,18 @@ from rayjobs.protocol.collected import Collected
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-# A collection that reads or stores the same file for longer stands still, if it should not have
-# needed this long at the slowest rate that is taken for progress.
+# A collection that reads or stores the same file for longer is stuck, unless the file would take
+# this long at the slowest rate that counts as progress.
 STILL_S = 60.0
 SLOWEST_BYTES_PER_S = 1_000_000.0
-# The result of one that stood still is kept so long for its supervisor, which asks every 2 s.
+# How long the result of a stuck collection is kept for its supervisor, which asks every 2 s.
 KEPT_S = 60.0
 
 
 async def on_own_thread(function: Callable[..., Result], *given: Any) -> Result:
-    """Return what `function` returns, called on a new thread that nothing waits for at exit.
+    """Return the result of `function`, called on a new daemon thread.
 
-    Cancelled, this returns at once, and the thread goes on until its function has returned.
+    If canceled, this returns immediately; the thread continues until its function returns.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
@@ -41,11 +41,11 @@ async def on_own_thread(function: Callable[..., Result], *given: Any) -> Result:
         try:
             result = function(*given)
         except BaseException as error:
-            tell(done.set_exception, error)
+            settle(done.set_exception, error)
         else:
-            tell(done.set_result, result)
+            settle(done.set_result, result)
 
-    def tell(setter: Callable[[Any], None], value: Any) -> None:
+    def settle(setter: Callable[[Any], None], value: Any) -> None:
         def set_it() -> None:
             if not done.done():
                 setter(value)
@@ -53,31 +53,31 @@ async def on_own_thread(function: Callable[..., Result], *given: Any) -> Result:
         try:
             loop.call_soon_threadsafe(set_it)
         except RuntimeError:
-            return  # the loop has ended: nothing waits any more
+            return  # the loop has ended: nothing waits for the result
 
     threading.Thread(target=run, name="rayjobs-collect", daemon=True).start()
     return await done
 
 
 class Progress:
-    """What a collection is at, noted by its thread and read by the agent's."""
+    """The current step of a collection, written by its thread and read by the agent's."""
 
     def __init__(self) -> None:
         """Begin now."""
         self._at = ("its beginning", 0, time.monotonic())
 
     def watch(self, name: str, size_bytes: int) -> None:
-        """Note that `name`, of that many bytes, is read or stored from now on."""
+        """Note that the collection now reads or stores `name`, of that many bytes."""
         self._at = (name, size_bytes, time.monotonic())
 
     def still_in_s(self) -> float:
-        """Return the seconds until the collection is taken to stand still; 0 when it does."""
+        """Return the seconds until the collection counts as stuck; 0 if it does already."""
         _, size_bytes, since_s = self._at
         allowed_s = STILL_S + size_bytes / SLOWEST_BYTES_PER_S
         return max(0.0, since_s + allowed_s - time.monotonic())
 
     def stuck(self) -> str:
-        """Return where the collection stands still, as a clause without a full stop."""
+        """Return where the collection is stuck, as a clause without a full stop."""
         name, _, since_s = self._at
         return (
             f"collecting {name} has made no progress for "
@@ -86,7 +86,7 @@ class Progress:
 
 
 class Collections:
-    """The collections of one node that run, by the attempts' markers. For one event loop."""
+    """The running collections of one node, by the attempts' markers. For one event loop."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -95,10 +95,10 @@ class Collections:
     async def collect(
         self, marker: str, work: Callable[[], Collected], progress: Progress
     ) -> Collected:
-        """Return what `work` returns; one that runs already for the attempt is waited for.
+        """Return the result of `work`; wait for one that already runs for the attempt.
 
-        While it stands still, a result that says where is returned instead, and it goes on. Its own
-        result is dropped after `KEPT_S` if it was given up meanwhile: then `work` runs again.
+        While it is stuck, this returns a result that says where instead, and the work continues. If
+        nobody asks for its own result within `KEPT_S`, it is dropped and `work` runs again.
         """
         running = self._running.get(marker)
         if running is None:

@@ -1,4 +1,4 @@
-"""Containers of attempts on one node: images made ready, and what a host has to make of them."""
+"""Containers of attempts on one node: prepares images and plans what a host makes of them."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ log = logging.getLogger(__name__)
 EVENT = "environment"
 PROBE_S = 60.0
 INSTEAD = (
-    "Two ways out: start the node itself from the image and leave the job's `container` out, or "
-    "name what the image brings as packages of the job's `environment`"
+    "You can start the node itself from the image and omit the job's `container`, or "
+    "list the image's packages in the job's `environment`"
 )
 _COPIES = re.compile(r"^\s*(COPY|ADD|ONBUILD)\b|--mount=", re.MULTILINE | re.IGNORECASE)
 _NODE_FILES = ("/etc/resolv.conf", "/etc/hosts")
@@ -61,8 +61,8 @@ class Capability:
     """What a node can do with images.
 
     Attributes:
-        why: Why it can run none; empty if it can.
-        why_no_overlay: Why each attempt needs a copy of its image; empty if it needs none.
+        why: Why it cannot run images; empty if it can.
+        why_no_overlay: Why each attempt needs a copy of its image; empty if it does not.
     """
 
     why: str = ""
@@ -72,7 +72,7 @@ class Capability:
 def capability_of(folder: Path) -> Capability:
     """Try a container below `folder`. Blocks."""
     try:
-        # In a process of its own: it makes namespaces.
+        # In its own process, since it makes namespaces.
         asked = subprocess.run(
             [sys.executable, "-S", "-E", str(injob_container.__file__), str(folder)],
             stdin=subprocess.DEVNULL,
@@ -98,7 +98,7 @@ class NodeContainers:
         shared: snapshots.NodeSnapshots,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Keep images below `root`; tell of them in the workspaces of their jobs.
+        """Keep images below `root`; report on them in the workspaces of their jobs.
 
         Args:
             shared: Where what travels with a job is unpacked.
@@ -114,7 +114,7 @@ class NodeContainers:
         self._capability: Capability | None = None
 
     def capability(self) -> Capability:
-        """Return what this node can do. Blocks for a moment at its first use."""
+        """Return this node's capability. Blocks briefly at its first use."""
         with self._lock:
             if self._capability is None:
                 self._root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,11 +124,11 @@ class NodeContainers:
     # -- before the launch ------------------------------------------------------------------------
 
     async def bring(self, request: LaunchRequest) -> ReadyImage | None:
-        """Make an attempt's image ready; None where it asks for none.
+        """Prepare an attempt's image; return None if it requests none.
 
         Raises:
-            PrepareError: see `Images.realise`; class ``environment``: this node can run no image,
-                or the image lacks what the job needs of it.
+            PrepareError: see `Images.realise`; class ``environment``: this node cannot run images,
+                or the image lacks something that the job needs.
         """
         asked = request.container
         if asked is None:
@@ -154,7 +154,7 @@ class NodeContainers:
             work = ImageWork(
                 paths=paths,
                 control=control,
-                tell=partial(self._tell, on),
+                tell=partial(self._report, on),
                 secrets=[login.password] if login else [],
                 overlay=not able.why_no_overlay,
             )
@@ -182,9 +182,9 @@ class NodeContainers:
         return found
 
     def building_in(self, request: LaunchRequest, found: ReadyImage) -> Image:
-        """Return the image of an attempt as one in which packages are installed."""
+        """Return an attempt's image in the form into which packages can be installed."""
         key = found.key
-        if key is None:  # a folder that is used where it is
+        if key is None:  # a folder that is used in place
             info = Path(found.root).stat()
             key = f"{found.root} {info.st_ino} {info.st_mtime_ns}"
         asked, python = request.container, found.answer.python
@@ -206,7 +206,7 @@ class NodeContainers:
     async def asked_again(
         self, request: LaunchRequest, found: ReadyImage, python: str
     ) -> ReadyImage:
-        """Return an image of which the interpreter of an environment was asked what it has.
+        """Return an image after asking the interpreter of an environment in it for its packages.
 
         Raises:
             PrepareError: it does not answer.
@@ -250,7 +250,7 @@ class NodeContainers:
         what = asked.image or "the Dockerfile's image"
         digest = f" ({found.digest[:19]}…)" if found.digest else ""
         python = f", Python {found.answer.python_version}" if found.answer.python_version else ""
-        self._tell(
+        self._report(
             on,
             f"the ranks run in {what}{digest}{python}; they start cold",
             {
@@ -264,7 +264,7 @@ class NodeContainers:
 
     async def _check(self, request: LaunchRequest, found: ReadyImage, work: ImageWork) -> None:
         plan = request.plan
-        # An environment of conda brings its own; one of pip says better that there is none.
+        # A conda environment has its own Python; a pip environment gives the better error message.
         needs_python = request.environment is None and (plan.kind == "script" or plan.is_mpi)
         if found.answer.python is None and needs_python:
             raise PrepareError(
@@ -279,9 +279,9 @@ class NodeContainers:
         binds = _volumes(request.container)
         program = asking.find(found.root, found.variables, "mpirun", binds)
         orted = asking.find(found.root, found.variables, "orted", binds)
-        said = ""
+        version = ""
         if program is not None and orted is not None:
-            said = await asking.run_in(
+            version = await asking.run_in(
                 found.root,
                 found.variables,
                 [program, "--version"],
@@ -291,8 +291,8 @@ class NodeContainers:
                 binds=binds,
             )
         problem = (
-            openmpi.version_problem(program or "mpirun", said)
-            if said
+            openmpi.version_problem(program or "mpirun", version)
+            if version
             else ("there is no mpirun and no orted in its PATH")
         )
         if problem:
@@ -335,16 +335,16 @@ class NodeContainers:
             ) from error
 
     def prune(self) -> None:
-        """Remove what fetches that died with an earlier agent must not leave. Blocks."""
+        """Remove what the interrupted fetches of an earlier agent left. Blocks."""
         ImageCache(self._root).remove_logins()
 
     def stop(self, on: AttemptOnNode) -> None:
-        """Let `bring` of this attempt end soon; harmless when it is over."""
+        """Make `bring` of this attempt end soon; has no effect afterwards."""
         control = self._controls.get(on.marker)
         if control is not None:
             control.stopped.set()
 
-    def _tell(self, on: AttemptOnNode, text: str, data: Mapping[str, Any]) -> None:
+    def _report(self, on: AttemptOnNode, text: str, data: Mapping[str, Any]) -> None:
         if on.node == 0:
             self._workspaces.note(on, EVENT, text, data)
 
@@ -415,7 +415,7 @@ def _variables(
     gpus: devices.Devices,
     environment: Sequence[Path] = (),
 ) -> dict[str, str]:
-    """Return the variables of the ranks: those of the image, of the node's driver, of the job."""
+    """Return the variables of the ranks, from the image, the node's driver and the job."""
     is_root = os.getuid() == 0
     found = {"PATH": asking.DEFAULT_PATH, "HOME": "/root" if is_root else f"{plan.root}/tmp"}
     with contextlib.suppress(OSError, KeyError):  # a user without a name
@@ -430,12 +430,12 @@ def _variables(
 
 
 def _environment_of(python: str) -> Path:
-    """Return the folder of an environment by its interpreter."""
+    """Return the folder of the environment that has this interpreter."""
     return Path(python).parents[1]
 
 
 def _environment_of_attempt(paths: AttemptPaths) -> tuple[Path, ...]:
-    """Return the folder of the environment that is added to an attempt's image, if one is."""
+    """Return the folder of the environment that is added to an attempt's image, if any."""
     try:
         values = recordfiles.read_json(str(paths.root), paths.environment.name)
         return (_environment_of(str(values["python"])),)
@@ -446,7 +446,7 @@ def _environment_of_attempt(paths: AttemptPaths) -> tuple[Path, ...]:
 
 
 def _injob_binds(plan: LaunchPlan) -> tuple[Bind, ...]:
-    """Return what `from rayjobs import Run` needs: a folder of links, and where they lead."""
+    """Return what `from rayjobs import Run` needs: a folder of links and their targets."""
     folder = Path(plan.injob_path)
     targets = {str(path.resolve()) for path in folder.iterdir() if path.is_symlink()}
     return tuple(Bind(path, path, read_only=True) for path in (*sorted(targets), str(folder)))
@@ -459,7 +459,7 @@ def _mpi_binds(plan: LaunchPlan) -> tuple[Bind, ...]:
 
 
 def _python_of(named: str) -> str:
-    """Return the interpreter that a path in an image names."""
+    """Return the interpreter at a path in an image."""
     return named if Path(named).name.startswith("python") else f"{named.rstrip('/')}/bin/python"
 
 
@@ -478,7 +478,7 @@ def _login(asked: ContainerRequest) -> Login | None:
 
 
 def _reads_context(dockerfile: str | None) -> bool:
-    """Whether what a Dockerfile builds depends on the files of the job."""
+    """Whether a Dockerfile's image depends on the files of the job."""
     return dockerfile is not None and _COPIES.search(dockerfile) is not None
 
 

@@ -1,8 +1,8 @@
-"""The data of attempts on one node: brought before the launch, stored and let go at the end.
+"""The data of attempts on one node: fetched before the launch, stored and released at the end.
 
-What an attempt holds stands in a file of its folder, so that any later agent can let it go. A
-mount is held by two processes: the agent, and from the launch on the attempt host. Neither's death
-takes it from the other.
+A file in the attempt's folder lists what the attempt holds, so that any later agent can release it.
+Two processes hold a mount: the agent and, from the launch on, the attempt host. The mount survives
+the death of either.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Transfers wait for networks; the pool of everything else has few threads on a small machine.
+# Transfers wait for networks, and the general pool has few threads on a small machine.
 THREADS = 32
 PROGRESS_EVERY_S = 10.0
-# How an input is brought whose files the script may change.
+# The input mode in which the script may change the files.
 OWN_FILES = ("copied", "downloaded")
 CACHE_BYTES = "RAYJOBS_DATA_CACHE_BYTES"
 
@@ -68,7 +68,7 @@ class NodeData:
     def __init__(
         self, folder: Path, protection: Callable[[], Protection] = lambda: NO_PROTECTION
     ) -> None:
-        """Keep caches and mounts in `folder`; `protection` tells what attempt hosts can do."""
+        """Keep caches and mounts in `folder`; `protection` knows what attempt hosts can do."""
         self.folder = folder
         self._protection = protection
         self._changes = InputChanges(folder / "seen")
@@ -87,13 +87,13 @@ class NodeData:
         note: Note,
         reaches: Reaches = lambda _folder: True,
     ) -> dict[str, str]:
-        """Bring an attempt's inputs and make the folders of its outputs; return its variables.
+        """Fetch an attempt's inputs and make the folders of its outputs; return its variables.
 
         Args:
             reaches: Whether this node has a folder of the target's machine.
 
         Raises:
-            PrepareError: class ``data``: an input cannot be brought. Nothing of any is left.
+            PrepareError: class ``data``: an input cannot be fetched. No part of any input is left.
         """
         self._start()
         on, inputs, outputs = request.on, request.inputs, request.outputs
@@ -162,7 +162,8 @@ class NodeData:
         except StoppedError:
             raise
         except DatastoreError as error:
-            # The same class, since it says whose fault it is; the name, since there may be many.
+            # The same class, since it says whose fault it is; the name, since a job may have many
+            # inputs.
             raise type(error)(f"input {name!r}: {error}") from error
         definition = _write_definition(source, paths.inputs) if held.how == "direct" else None
         given = AttemptInput(held.path, source.mode, held.how, definition)
@@ -172,7 +173,8 @@ class NodeData:
         why_open = _why_open(held, protection)
         node = on.node
         if node and held.seen:
-            # The first node compares the files for all: it has to know of each that left them open.
+            # The first node compares the files for all nodes: it must know which nodes left them
+            # writable.
             how = f"not read-only by their own path: {why_open}" if why_open else "read-only"
             note(
                 pins.PROTECTED_EVENT,
@@ -207,7 +209,7 @@ class NodeData:
         return held.path
 
     def _refuse_own_output(self, name: str, held: Materialised, root: Path) -> None:
-        """Refuse an input that would close the very folder that an output is written to."""
+        """Refuse an input that would make the folder of an output read-only."""
         closed = {os.path.realpath(path) for path in held.read_only}
         for folder in self._outputs.shared_folders(root):
             if os.path.realpath(folder) in closed:
@@ -218,7 +220,7 @@ class NodeData:
                 )
 
     def _start(self) -> None:
-        """Take away what dead processes left, once in this agent's life."""
+        """Remove what dead processes left, once in this agent's life."""
         from rayjobs.datastore.materialise import start_node
 
         with self._lock:
@@ -229,15 +231,15 @@ class NodeData:
             self._is_started = True
 
     def views(self, on: AttemptOnNode) -> Views | None:
-        """Return what the host of a prepared attempt has to mount; None: nothing."""
+        """Return what the host of a prepared attempt must mount, or None."""
         held = self._held(Path(on.root))
         read_only = sorted({path for one in held for path in one.read_only})
         overlays = tuple(overlay for one in held for overlay in one.overlays)
         shown = tuple(one for each in held for one in each.shown)
         if not read_only and not overlays and not shown:
             return None
-        # The attempt's own files, its socket's folder, what a script may tell the workspace, and
-        # outputs that are written in place.
+        # The attempt's own files, its socket's folder, what a script may write to the workspace,
+        # and outputs that are written in place.
         shared = self._outputs.shared_folders(Path(on.root))
         writable = [on.root, str(Path(on.socket).parent), on.workspace, *shared]
         return Views(
@@ -257,7 +259,7 @@ class NodeData:
             raise StoppedError("the job's end was requested while its data was prepared.")
 
     def _progress(self, on: AttemptOnNode, name: str, note: Note) -> Callable[[Progress], None]:
-        """Return what watches a download: it ends one that is canceled, and reports long ones."""
+        """Return the observer of a download: it stops a canceled one, and reports a long one."""
         told_s = time.monotonic()
 
         def watch(progress: Progress) -> None:
@@ -273,7 +275,7 @@ class NodeData:
 
     # -- while it runs ---------------------------------------------------------------------------
     def share_with_host(self, root: Path, *, pid: int, start_time: int) -> None:
-        """Let the attempt host hold the mounts too: the agent may die and be replaced."""
+        """Make the attempt host hold the mounts too, since the agent may die and be replaced."""
         from rayjobs.datastore.materialise import hold
 
         for held in self._held(root):
@@ -287,7 +289,7 @@ class NodeData:
             hold(held, own_identity(), "agent")
 
     def credentials(self, root: Path) -> dict[str, str]:
-        """Return what a script needs to read its direct inputs; kept nowhere."""
+        """Return what a script needs to read its direct inputs; this is not stored."""
         found: dict[str, str] = {}
         environment = credentials.environment()
         for given in data_record.read(AttemptPaths(root).data).inputs.values():
@@ -308,7 +310,7 @@ class NodeData:
 
     # -- at the end ------------------------------------------------------------------------------
     def facts(self, root: Path) -> DataFacts:
-        """Return what tells whether an attempt failed for its data."""
+        """Return the facts that show whether an attempt failed because of its data."""
         from rayjobs.datastore.materialise import trouble
 
         refused = data_record.read(AttemptPaths(root).data).refused
@@ -343,7 +345,7 @@ class NodeData:
         )
 
     def learn_protection(self, on: AttemptOnNode, history: Callable[[], list[Event]]) -> None:
-        """Add to what `tell_changes` says what the other nodes of the job reported.
+        """Add the reports of the job's other nodes to the result of `report_changes`.
 
         Args:
             history: Returns the job's history; asked only if there are other nodes.
@@ -360,10 +362,10 @@ class NodeData:
                     of_node = nodes.setdefault(int(event.data["node"]), {})
                     of_node[str(event.data["name"])] = str(event.data["why_open"])
         finally:
-            # Also where the history cannot be read: then nothing is known of the others.
+            # Also if the history cannot be read: then nothing is known about the other nodes.
             self._changes.learn(Path(on.root), nodes, node_count=on.node_count)
 
-    def tell_changes(
+    def report_changes(
         self,
         root: Path,
         *,
@@ -371,7 +373,7 @@ class NodeData:
         looking: Looking = lambda _path, _size_bytes: None,
         where: Callable[[str], str] = str,
     ) -> None:
-        """Note which files of the inputs changed since `bring`, once. Blocks while it looks.
+        """Record once which input files changed since `bring`. Blocks meanwhile.
 
         Args:
             looking: See `rayjobs.datastore.looks.Looking`.
@@ -394,11 +396,11 @@ class NodeData:
         self._outputs.sync(root, note=note)
 
     def flush_outputs(self, root: Path, *, note: Note) -> list[str]:
-        """Store the rest of it after an end that was not good; see `Outputs.flush`."""
+        """Store the rest after an unsuccessful end; see `Outputs.flush`."""
         return self._outputs.flush(root, note=note)
 
     def release(self, root: Path) -> None:
-        """Let an attempt's data go. Doing it twice is harmless."""
+        """Release an attempt's data. Idempotent."""
         from rayjobs.datastore.materialise import release
 
         self._outputs.release(root)
@@ -407,17 +409,17 @@ class NodeData:
             try:
                 release(held)
             except (DatastoreError, OSError) as error:
-                log.warning("input %s of %s is not let go: %s", held.name, root, error)
+                log.warning("input %s of %s is not released: %s", held.name, root, error)
 
     def forget(self, on: AttemptOnNode) -> None:
-        """Drop what was remembered of an attempt that has ended."""
+        """Forget an attempt that has ended."""
         self._stopped.discard(on.marker)
 
     def shown_in_containers(self, on: AttemptOnNode) -> tuple[Bind, ...]:
-        """Return the inputs and outputs of a prepared attempt that lie outside of its folder.
+        """Return the inputs and outputs of a prepared attempt that are outside its folder.
 
-        A link leads to its files in a container too, so where it leads is shown at its own path.
-        Folders come before what lies in them, which else would not be seen.
+        Links must also work in a container, so each link's target is mounted at its own path.
+        Folders come before their contents, which they would hide otherwise.
         """
         file = data_record.read_what_is_left(AttemptPaths(Path(on.root)).data)
         found: dict[str, bool] = {}
@@ -464,7 +466,7 @@ def _input_text(held: Materialised, asked: InputRequest, took_s: float) -> str:
 
 
 def _why_open(held: Materialised, protection: Protection) -> str:
-    """Return why an attempt could change what its input comes from; "" if it could not."""
+    """Return why an attempt could change the source of its input; "" if it could not."""
     if held.why_open:
         return held.why_open
     return "" if held.read_only else protection.why

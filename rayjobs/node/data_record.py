@@ -1,4 +1,4 @@
-"""The file in an attempt's folder that says where its data is and what is held for it."""
+"""The file in an attempt's folder that says where its data is and what holds it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 
 
 class DataRecord:
-    """One attempt's record; each change replaces the file, whole or not at all.
+    """One attempt's record; each change replaces the file atomically.
 
     Attributes:
-        file: What it says now.
+        file: Its current content.
     """
 
     def __init__(self, path: Path, file: DataFile) -> None:
-        """Begin with `file`; nothing is written before the first change."""
+        """Start with `file`; this writes nothing before the first change."""
         self._path = path
         self.file = file
 
@@ -33,7 +33,7 @@ class DataRecord:
         return cls(path, DataFile(on.job, on.attempt, on.node))
 
     def add_input(self, name: str, given: AttemptInput, held: dict[str, object]) -> None:
-        """Note an input, and what is held for it."""
+        """Note an input and what holds it."""
         file = self.file
         self._write(
             replace(file, inputs={**file.inputs, name: given}, held=(*file.held, held)),
@@ -48,7 +48,7 @@ class DataRecord:
         self._write(replace(self.file, stored=(*self.file.stored, name)))
 
     def add_refused(self, name: str, sentence: str) -> None:
-        """Note why an output is never stored."""
+        """Note why an output cannot be stored at all."""
         self._write(replace(self.file, refused={**self.file.refused, name: sentence}))
 
     def _write(self, file: DataFile) -> None:
@@ -57,10 +57,10 @@ class DataRecord:
 
 
 def read(path: Path) -> DataFile:
-    """Return what an attempt's record says; that of an attempt without data is empty.
+    """Return an attempt's record; it is empty for an attempt without data.
 
     Raises:
-        OSError, ValueError: its job has spoilt it.
+        OSError, ValueError: its job has damaged it.
     """
     try:
         return DataFile.from_json(recordfiles.read_json(str(path.parent), path.name))
@@ -69,7 +69,7 @@ def read(path: Path) -> DataFile:
 
 
 def read_what_is_left(path: Path) -> DataFile:
-    """Return what an attempt's record says; one that its job has spoilt is empty."""
+    """Return an attempt's record; it is empty if the job has damaged it."""
     try:
         return read(path)
     except (OSError, ValueError) as error:
@@ -78,5 +78,5 @@ def read_what_is_left(path: Path) -> DataFile:
 
 
 def sentence_of(error: Exception) -> str:
-    """Return the sentence for people of an error met while data was brought or stored."""
+    """Return the message of an error that occurred while data was fetched or stored."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

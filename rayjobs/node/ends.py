@@ -1,4 +1,4 @@
-"""What became of an attempt on its node: proven, ended if need be, and its scratch removed."""
+"""Settles an attempt on its node: proves its end, or ends it, and removes its scratch."""
 
 from __future__ import annotations
 
@@ -29,50 +29,50 @@ SETTLE_GRACE_S = 2.0
 END_TIMEOUT_S = 60.0
 CLEAN_TIMEOUT_S = 60.0
 CLEAN_PAUSE_S = 0.05
-# How long scratch stays that was kept after its attempt's end.
+# How long scratch stays if it was kept after its attempt's end.
 KEEP_S = 7 * 86400.0
-# A late call of a target actor that was replaced comes within seconds.
+# A late call of a replaced target actor arrives within seconds.
 REMEMBERED = 10_000
 
 
 def _ended(record: ExitRecord, *, proven: bool) -> Settled:
-    # Only the record says how: a host that was asked to end may have ended before that, and
-    # the process that ended it may have died before it could say so.
+    # Only the record says how: a host may have ended before the request to end, and the process
+    # that ended it may have died before its report.
     ended_now = record.end_reason is EndReason.PLACE_LOST
     return Settled.of_record(record, proven=proven, ended_now=ended_now)
 
 
 class Fence:
-    """What was ended on this node, and what is being started, by the attempts' markers.
+    """The ended and the starting attempts of this node, by their markers.
 
-    Two target actors may look after one attempt for a moment: the new one ends it and queues the
-    job again, while the old one, which does not know yet, starts its host.
+    Two target actors may briefly handle the same attempt: the new one ends it and queues the job
+    again, while the old one, which does not know this yet, starts its host.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing ended."""
+        """Start with no ended attempts."""
         self._ended: dict[str, None] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._callers: Counter[str] = Counter()
 
     @asynccontextmanager
     async def starting(self, marker: str) -> AsyncIterator[None]:
-        """Start an attempt's host within; `end` waits for that.
+        """Start an attempt's host within this block; `end` waits for it.
 
         Raises:
-            PrepareError: class ``system``: the attempt was ended already.
+            PrepareError: class ``system``: the attempt has already been ended.
         """
         async with self._locked(marker):
             if marker in self._ended:
                 raise PrepareError(
-                    "the attempt was ended before its host was started: another target actor "
+                    "the attempt was ended before its host started: another target actor "
                     "looks after the job now",
                     failure_class="system",
                 )
             yield
 
     async def end(self, marker: str) -> None:
-        """Refuse every later start of an attempt; return once one that had begun is through."""
+        """Refuse every later start of an attempt; return when a start in progress is finished."""
         self._ended[marker] = None
         while len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
@@ -81,7 +81,7 @@ class Fence:
 
     @asynccontextmanager
     async def _locked(self, marker: str) -> AsyncIterator[None]:
-        """Hold an attempt's lock, which stays the same one as long as anybody waits for it."""
+        """Hold an attempt's lock, which remains the same object while any caller waits for it."""
         self._callers[marker] += 1
         try:
             async with self._locks.setdefault(marker, asyncio.Lock()):
@@ -96,14 +96,14 @@ class Ends:
     """Settles and cleans up the attempts of one node."""
 
     def __init__(self, attempts: Path, scratch: Scratch, data: NodeData) -> None:
-        """Look after the attempts in the folder `attempts`, which is below `scratch`."""
+        """Manage the attempts in the folder `attempts`, which is below `scratch`."""
         self.fence = Fence()
         self._attempts = attempts
         self._scratch = scratch
         self._data = data
 
     async def ended_unheard(self, on: AttemptOnNode) -> ExitRecord:
-        """The host is gone: its record, or proof that nothing is left and a record of that."""
+        """The host is gone: return its record, or prove that no process is left and record that."""
         record = await asyncio.to_thread(record_of, on.root)
         if record is not None:
             return record
@@ -111,7 +111,7 @@ class Ends:
         return await asyncio.to_thread(record_of_dead_host, on, proof)
 
     async def settle(self, on: AttemptOnNode, *, end: bool) -> Settled:
-        """Say ``running``, ``ended`` (with the record) or ``gone``; with `end`, end it first."""
+        """Return ``running``, ``ended`` (with the record) or ``gone``; with `end`, end it first."""
         if end:
             await self.fence.end(on.marker)
         connection = host_on(on)
@@ -123,7 +123,7 @@ class Ends:
         if record is not None:
             proven = record.leftovers.proven_dead
             if end and not proven:
-                # What could not be ended then may be gone, or can be ended, now.
+                # A process that did not end then may be gone, or may end, now.
                 again = await asyncio.to_thread(end_leftovers, on.marker, None, 0.0)
                 proven = again.proven_dead
             return _ended(record, proven=proven)
@@ -150,8 +150,8 @@ class Ends:
             return None
 
     async def clean(self, on: AttemptOnNode) -> Cleaned:
-        """Remove the attempt's scratch once nothing of it runs."""
-        # The host answers before it leaves: it still carries the marker for an instant.
+        """Remove the attempt's scratch when none of its processes runs."""
+        # The host answers before it exits, so it still has the marker for an instant.
         deadline_s = time.monotonic() + CLEAN_TIMEOUT_S
         while await asyncio.to_thread(find_leftovers, on.marker):
             if time.monotonic() > deadline_s:
@@ -161,16 +161,16 @@ class Ends:
         await asyncio.to_thread(self._data.release, root)
         self._data.forget(on)
         await asyncio.to_thread(self._scratch.remove, root)
-        # Of a host that was killed; any other has removed it.
+        # Left by a killed host; any other has removed it.
         await asyncio.to_thread(Path(on.socket).unlink, missing_ok=True)
         # The job's folder goes with its last attempt.
         await asyncio.to_thread(remove_if_empty, root.parent)
         return Cleaned(proven=True)
 
     def prune(self, keep_s: float = KEEP_S) -> list[Path]:
-        """Remove what attempts left that ended long ago; return their folders.
+        """Remove the scratch of attempts that ended long ago; return their folders.
 
-        Scratch stays after an end whose files could not be stored, so that people can save them.
+        Scratch stays if an attempt's files could not be stored, so that users can save them.
         """
         removed = []
         for root in sorted(self._attempts.glob("*/a*")):

@@ -1,4 +1,4 @@
-"""Environments of attempts on one node: realised for an attempt, ended, and what building said."""
+"""Environments of attempts on one node: builds, cancels and logs them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVENT = "environment"
 
 
 class NodeEnvironments:
-    """Makes the environments of the attempts of one node. Its methods run on one event loop."""
+    """Builds the environments of one node's attempts. Its methods run on one event loop."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class NodeEnvironments:
         shared: snapshots.NodeSnapshots,
         is_open: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Keep environments below `root`; tell of them in the workspaces of their jobs.
+        """Keep environments below `root`; report on them in the workspaces of their jobs.
 
         Args:
-            shared: Where packages that travel with a job are unpacked.
+            shared: Where to unpack packages that travel with a job.
             is_open: Whether jobs can write to their environments on this node.
         """
         self._root = root
@@ -57,13 +57,13 @@ class NodeEnvironments:
         self._controls: dict[str, Control] = {}
 
     async def bring(self, request: LaunchRequest, image: Image | None = None) -> str | None:
-        """Return the interpreter of an attempt's environment; None where it asks for no packages.
+        """Return the interpreter of an attempt's environment; None if it requests no packages.
 
         Args:
-            image: What the attempt runs in, and its packages are added to.
+            image: The image in which the attempt runs and to which its packages are added.
 
         Raises:
-            PrepareError: see `Environments.realise`. What building said is stored with the run.
+            PrepareError: see `Environments.realise`. The build output is stored with the run.
         """
         if request.environment is None:
             return None
@@ -79,7 +79,7 @@ class NodeEnvironments:
         work = Work(
             paths=paths,
             control=control,
-            tell=partial(self._tell, on),
+            tell=partial(self._report, on),
             known_lock=await asyncio.to_thread(self._known_lock, on),
             image=image,
             uses_horovod=await asyncio.to_thread(required.is_wanted, request.plan),
@@ -94,21 +94,23 @@ class NodeEnvironments:
         try:
             with ExitStack() as stack:
                 if sources := request.environment.sources:
-                    # Not pruned before the build begins.
+                    # Protected from pruning before the build begins.
                     lock = locked(Cache(self._root).builds, shared=True)
                     await asyncio.to_thread(stack.enter_context, lock)
                     await asyncio.to_thread(self._bring_sources, on, sources)
                 found = await self._environments.realise(request.environment.to_json(), work)
         except BaseException:
             done.set()
-            await streaming  # an older state of the log must not come after the last one
+            await streaming  # an older state of the log must not overwrite the last one
             await asyncio.to_thread(store_build_log, self._workspaces, on, paths)
             raise
         finally:
             done.set()
             self._controls.pop(control.marker, None)
         if not found.built:
-            self._tell(on, "the environment was built before", {"step": "found", "key": found.key})
+            self._report(
+                on, "the environment was built before", {"step": "found", "key": found.key}
+            )
         return found.python
 
     def stop(self, on: AttemptOnNode) -> None:
@@ -118,7 +120,7 @@ class NodeEnvironments:
             control.stopped.set()
 
     def changed_by(self, root: Path) -> str:
-        """Return how the environment of the attempt in `root` was changed, or "". Blocks.
+        """Return how the environment of the attempt in `root` has changed, or "". Blocks.
 
         An environment that is added to an image is read-only everywhere.
         """
@@ -132,7 +134,7 @@ class NodeEnvironments:
         return self._environments.changed_since(key)
 
     def _bring_sources(self, on: AttemptOnNode, sources: Mapping[str, str]) -> None:
-        """Unpack the packages that travel with a job; each once for all jobs of the node. Blocks.
+        """Unpack the packages that travel with a job, each once for all jobs of the node. Blocks.
 
         Raises:
             PrepareError: one cannot be read, or is damaged.
@@ -163,16 +165,16 @@ class NodeEnvironments:
                     failure_class="storage",
                 ) from error
 
-    def _tell(self, on: AttemptOnNode, text: str, data: Mapping[str, Any]) -> None:
+    def _report(self, on: AttemptOnNode, text: str, data: Mapping[str, Any]) -> None:
         if on.node == 0:
             self._workspaces.note(on, EVENT, text, data)
 
     def _known_lock(self, on: AttemptOnNode) -> str | None:
-        """Return the packages that an earlier attempt had: a retry runs with the same."""
+        """Return the packages of an earlier attempt, so that a retry runs with the same."""
         return None if on.attempt <= 1 else self._stored_lock(on, None)
 
     def _stored_lock(self, on: AttemptOnNode, attempt: int | None) -> str | None:
-        """Return the lock that is stored with a job, of one attempt or of any."""
+        """Return the lock that is stored with a job, for one attempt or for any."""
         try:
             workspace = self._workspaces.of(on)
             for file in workspace.store.files(on.job):

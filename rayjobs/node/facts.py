@@ -1,8 +1,8 @@
-"""What an attempt runs on: interpreter, packages, drivers, machine. Found once, then remembered.
+"""What an attempt runs on: interpreter, packages, drivers, machine. Determined once and cached.
 
-Packages are listed by the attempt's own interpreter, once per environment: the list is kept in a
-file that is named by the interpreter and the times of its folders of packages. Nothing here fails
-an attempt; what cannot be found out is said under ``why``.
+The attempt's own interpreter lists its packages, once per environment: the list is kept in a file
+named by the interpreter and the times of its package folders. No error here fails an attempt;
+``why`` says what could not be determined.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from rayjobs.environments.packages_probe import PROBE
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-PROBE_S = 20.0  # a slow disk; the list is then looked for once more by the next attempt
+PROBE_S = 20.0  # for a slow disk; the next attempt then tries again
 GPU_S = 10.0
-GPU_AGAIN_S = 600.0  # GPUs and drivers of a machine change with its restart
+GPU_AGAIN_S = 600.0  # GPUs and drivers of a machine change when it restarts
 
 
 class NodeFacts:
-    """Finds and remembers what attempts of this node run on. Safe from threads."""
+    """Determines and caches what attempts of this node run on. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep lists of packages in `folder`, which need not exist."""
+        """Keep package lists in `folder`, which need not exist."""
         self._folder = folder
         self._lock = threading.Lock()
         self._gpus: tuple[float, list[dict[str, Any]], str] | None = None
@@ -51,8 +51,8 @@ class NodeFacts:
 
         Args:
             python: The interpreter that its ranks run.
-            devices: Ids of the GPUs that it was given; empty for none.
-            known: What the interpreter, which is in an image, has said already.
+            devices: Ids of its GPUs; empty for none.
+            known: What the interpreter, which is in an image, has already reported.
         """
         found: dict[str, Any] = {**_machine(), "interpreter": python}
         why = []
@@ -74,7 +74,7 @@ class NodeFacts:
     # -- packages ---------------------------------------------------------------------------------
     def _environment(self, python: Path) -> dict[str, Any]:
         path = self._folder / f"{_key(python)}.json"
-        with self._lock:  # the first of many attempts looks, the others read
+        with self._lock:  # the first of many attempts runs the probe, the others read the list
             try:
                 known = json.loads(path.read_bytes())
                 if known.pop("format") == FORMAT:
@@ -113,7 +113,7 @@ class NodeFacts:
 
 
 def _key(python: Path) -> str:
-    """Return what changes whenever packages are added to or taken from an interpreter."""
+    """Return a key that changes whenever an interpreter gains or loses packages."""
     hashed = hashlib.sha256(str(python).encode(errors="surrogateescape"))
     roots = [python.parent.parent]
     settings = roots[0] / "pyvenv.cfg"
@@ -153,7 +153,7 @@ def _first(pattern: str, path: str) -> str:
 
 
 def read_gpus() -> tuple[list[dict[str, Any]], str]:
-    """Return the machine's NVIDIA GPUs with driver and CUDA version, and why they are not known."""
+    """Return the machine's NVIDIA GPUs with driver and CUDA version, and why they are unknown."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return [], "GPUs are not known: there is no nvidia-smi here"
@@ -183,7 +183,7 @@ def read_gpus() -> tuple[list[dict[str, Any]], str]:
 
 
 def described(facts: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what runs the script, and the machine, each in a line for people."""
+    """Return one line on the interpreter and one on the machine, for users."""
     runs = (
         [f"{facts.get('implementation', 'Python')} {facts['python']}"] if "python" in facts else []
     )

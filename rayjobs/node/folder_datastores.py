@@ -1,6 +1,6 @@
-"""Datastores that are folders of one machine, on a node that may be another one: refused in time.
+"""Refuses datastores that are folders of the target's machine on nodes that do not have them.
 
-Otherwise an output to such a folder would be stored where its user does not look for it.
+Otherwise an output to such a folder would be stored where its user does not expect it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Reaches = Callable[[Path], bool]
 
 
 def check_folders(records: Iterable[DatastoreRecord], reaches: Reaches) -> None:
-    """Check that this node has the folder of each datastore that is one.
+    """Check that this node has the folder of each folder datastore.
 
     Raises:
-        InvalidReference: it has not; the message says what helps.
+        InvalidReference: it does not; the message says what helps.
     """
     for record in records:
         if record.kind != LOCAL:

@@ -1,4 +1,4 @@
-"""Whether the GPUs that an attempt is given are free of programs that have no part in them."""
+"""Checks whether other programs use the GPUs of an attempt."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rayjobs.node.hosts import host_of
 
 TOOL = "nvidia-smi"
 ANSWER_S = 10.0
-# A killed program gives its memory back only when the driver has put its contexts away.
+# The memory of a killed program is free only when the driver has removed its contexts.
 PATIENCE_S = 15.0
 LOOK_S = 0.5
-# What nobody holds that can be seen may have gone between two questions: so often in a row it is
-# looked for.
+# Memory without a visible owner may have been freed between two queries: how many queries in a row
+# must see it.
 LOOKS = 3
-# The driver's own memory, and a display's, are less.
+# The driver and a display use less.
 UNSEEN_MIB = 1024
 
 
 class CannotTellError(Exception):
-    """It cannot be determined which processes use the GPUs."""
+    """The processes that use the GPUs cannot be determined."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Holder:
     """A process that holds memory of a GPU.
 
     Attributes:
-        pid: 0 where the driver does not even report that.
-        mib: What it holds; not a number where the driver does not report it.
+        pid: 0 if the driver does not report it.
+        mib: Its memory; not a number if the driver does not report it.
     """
 
     pid: int
@@ -46,7 +46,7 @@ class Holder:
 
     @property
     def marker(self) -> str:
-        """The attempt that it is of; empty for a program of another user, or of no job."""
+        """Its attempt; empty for a program of another user or outside any job."""
         try:
             block = Path(f"/proc/{self.pid}/environ").read_bytes()
         except OSError:
@@ -57,34 +57,34 @@ class Holder:
 
     @property
     def is_here(self) -> bool:
-        """Whether it can be seen: it is not gone, and not of another container or the machine."""
+        """Whether it is visible: running, and neither in another container nor outside this one."""
         return Path(f"/proc/{self.pid}").exists()
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has no memory of its own any more, and is not quite gone."""
+        """Whether it has released its own memory but has not quite exited."""
         try:
             return Path(f"/proc/{self.pid}/statm").read_text().split()[0] == "0"
         except OSError:
             return False
 
     def __str__(self) -> str:
-        """Return it for people."""
+        """Return a description for users."""
         about = [Path(self.program).name]
         if not self.is_here:
             about.append("not visible here")
         elif marker := self.marker:
-            about.append(f"of {marker}, which has no part of this GPU")
+            about.append(f"of {marker}, which does not share this GPU")
         held = size_text(int(self.mib) * MIB) if self.mib.isdigit() else "memory, amount unknown"
         return f"pid {self.pid or 'unknown'} ({', '.join(about)}) holds {held}"
 
 
 @dataclass(frozen=True)
 class Look:
-    """Who holds memory of some GPUs and has no part in them.
+    """The programs that hold memory of some GPUs without a share in them.
 
     Attributes:
-        unseen_mib: By GPU, memory that no visible process holds, where that is much.
+        unseen_mib: By GPU, memory that no visible process holds, if it is a large amount.
     """
 
     others: tuple[Holder, ...]
@@ -92,19 +92,19 @@ class Look:
 
     @property
     def may_pass(self) -> bool:
-        """Whether no process is known that stays."""
+        """Whether no known process remains."""
         return not any(one.is_here for one in self.others)
 
 
 async def wait_until_free(
-    devices: Collection[str], attempts: Path, tell: Callable[[str], None]
+    devices: Collection[str], attempts: Path, report: Callable[[str], None]
 ) -> None:
-    """Wait a little for programs that end, and tell of those that stay; the job starts anyway.
+    """Wait briefly for programs that exit, and report the others; the job starts anyway.
 
     Args:
         devices: The GPUs, as in CUDA_VISIBLE_DEVICES.
         attempts: The folder of the node's attempts, some of which may share them.
-        tell: Called with what people should know: also that it could not be checked.
+        report: Called with each warning, also if the GPUs could not be checked.
     """
     if not devices:
         return
@@ -115,7 +115,7 @@ async def wait_until_free(
         try:
             look = await _look(devices, attempts)
         except CannotTellError as error:
-            tell(f"whether others use {which} could not be checked: {error}")
+            report(f"whether others use {which} could not be checked: {error}")
             return
         if not look.others and not look.unseen_mib:
             return
@@ -125,12 +125,12 @@ async def wait_until_free(
             break
         await asyncio.sleep(LOOK_S)
     if look.others:
-        tell(
+        report(
             f"{which} is used by programs that have no part in it: "
             f"{'; '.join(map(str, look.others))}. The job may find too little memory there"
         )
     for gpu, mib in look.unseen_mib.items():
-        tell(
+        report(
             f"GPU {gpu}: {size_text(mib * MIB)} are used by no visible process (a program "
             "in another container, "
             f"or one that did not free them). The job may find too little memory"
@@ -138,14 +138,14 @@ async def wait_until_free(
 
 
 async def _look(devices: Collection[str], attempts: Path) -> Look:
-    """Return who is there besides those that share the GPUs.
+    """Return the programs on the GPUs that have no share in them.
 
     Raises:
         CannotTellError: It cannot be determined.
     """
     if shutil.which(TOOL) is None:
         raise CannotTellError(f"there is no {TOOL} in PATH")
-    # Both are awaited even if one fails: no question to the tool outlives this call.
+    # Await both even if one fails: no query of the tool outlives this call.
     answers = await asyncio.gather(
         _asked(devices, "--query-gpu=index,uuid,memory.used", columns=3),
         _asked(devices, "--query-compute-apps=gpu_uuid,pid,used_memory,process_name", columns=4),
@@ -166,24 +166,24 @@ async def _look(devices: Collection[str], attempts: Path) -> Look:
     )
     unseen = {}
     for index, uuid, used in gpus:
-        told = [one.mib for one in found if one.gpu == uuid]
+        counted_mib = [one.mib for one in found if one.gpu == uuid]
         if not used.isdigit():
             raise CannotTellError(f"{TOOL} says {used!r} of the memory of GPU {index}")
-        if all(mib.isdigit() for mib in told):
-            left = int(used) - sum(map(int, told))
+        if all(mib.isdigit() for mib in counted_mib):
+            left = int(used) - sum(map(int, counted_mib))
             if left >= UNSEEN_MIB:
                 unseen[index] = left
     return Look(others, unseen)
 
 
 def _given(attempts: Path) -> dict[str, set[str]]:
-    """Return the GPUs that living attempts of this node were given, by their markers."""
+    """Return the GPUs of this node's living attempts, by their markers."""
     given = {}
     for path in attempts.glob("*/a*/plan.json"):
         try:
             plan = recordfiles.read_json(str(path.parent), path.name)
         except (OSError, ValueError):
-            continue  # it is being written, or goes
+            continue  # it is being written or removed
         host = host_of(str(path.parent))
         if host is not None and is_alive(host.identity):
             given[str(plan["marker"])] = set(plan["env"].get("CUDA_VISIBLE_DEVICES", "").split(","))
@@ -191,10 +191,10 @@ def _given(attempts: Path) -> dict[str, set[str]]:
 
 
 async def _asked(devices: Collection[str], query: str, *, columns: int) -> list[list[str]]:
-    """Return the lines of an answer, each in its columns.
+    """Return the lines of the tool's output, split into columns.
 
     Raises:
-        CannotTellError: there is none, or it is none that can be read.
+        CannotTellError: there is no output, or it is not readable.
     """
     try:
         tool = await asyncio.create_subprocess_exec(
@@ -209,14 +209,14 @@ async def _asked(devices: Collection[str], query: str, *, columns: int) -> list[
     except OSError as error:
         raise CannotTellError(f"{TOOL} cannot be run: {error.strerror}") from error
     try:
-        said, _ = await asyncio.wait_for(tool.communicate(), ANSWER_S)
+        output, _ = await asyncio.wait_for(tool.communicate(), ANSWER_S)
     except TimeoutError as error:
         raise CannotTellError(f"{TOOL} did not answer within {duration_text(ANSWER_S)}") from error
     finally:
         if tool.returncode is None:
             tool.kill()
             await tool.wait()
-    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     if tool.returncode != 0:
         why = lines[0].strip() if lines else "without a word"
         raise CannotTellError(f"{TOOL} ended with {tool.returncode}: {why}")

@@ -1,4 +1,4 @@
-"""What may hold the processes of a node's attempts: tried once, in a process of its own."""
+"""Which containment works for a node's attempts: tried once, in its own process."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PROBE_S = 60.0
 
 
 class NodeHold:
-    """The levels of one node, the best first. Safe from threads."""
+    """The containment levels of one node, the best first. Thread-safe."""
 
     def __init__(self, setting: str) -> None:
-        """Hold as `NodeSettings.hold` says."""
+        """Use the containment that `NodeSettings.hold` sets."""
         self._setting = setting
         self._lock = threading.Lock()
         self._levels: tuple[str, ...] | None = None if setting == AUTO else (setting,)
 
     def levels(self) -> tuple[str, ...]:
-        """Return what a plan's `hold` has to be. Blocks for a moment at its first use."""
+        """Return the value of a plan's `hold`. Blocks briefly at its first use."""
         with self._lock:
             if self._levels is None:
                 refused = why_no_namespace()
@@ -39,8 +39,8 @@ class NodeHold:
 
 
 def why_no_namespace() -> str:
-    """Return why an attempt cannot have a PID namespace here; empty when it can. Blocks."""
-    # In a process of its own: a process that makes one can start no more threads.
+    """Return why an attempt cannot have a PID namespace here; empty if it can. Blocks."""
+    # In its own process: a process that makes a namespace can start no more threads.
     try:
         asked = subprocess.run(
             [sys.executable, "-S", "-E", str(namespace.__file__)],

@@ -1,4 +1,4 @@
-"""What a node knows of an attempt's host: how to start it, where it is, how it ended."""
+"""Finds an attempt's host: its secrets, its connection and its exit record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_secrets(references: Mapping[str, SecretSource]) -> dict[str, str]:
     """Return secrets by name from the node's own variables and files.
 
     Raises:
-        PrepareError: class ``environment``: one is not there.
+        PrepareError: class ``environment``: one is missing.
     """
     values = {}
     for name, reference in references.items():
@@ -41,7 +41,7 @@ def read_secrets(references: Mapping[str, SecretSource]) -> dict[str, str]:
                 values[name] = Path(file).expanduser().read_text().rstrip("\n")
             except OSError as error:
                 raise PrepareError(
-                    f"the secret {name} is to come from {file}: {error.strerror}",
+                    f"the secret {name} cannot be read from {file}: {error.strerror}",
                     failure_class="environment",
                     is_permanent=True,
                 ) from error
@@ -49,7 +49,7 @@ def read_secrets(references: Mapping[str, SecretSource]) -> dict[str, str]:
 
 
 def exit_record_of_lost_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
-    """Return the record that a host would have written, had it not been killed."""
+    """Return the record that a killed host would have written."""
     return ExitRecord.of_lost_host(
         on,
         boot_id=boot_id(),
@@ -59,10 +59,10 @@ def exit_record_of_lost_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
 
 
 def record_of_dead_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
-    """Return, and keep, the exit record of an attempt whose host died before it wrote one.
+    """Write and return the exit record of an attempt whose host died before it wrote one.
 
-    An outcome that was known by then is final: ranks that had ended well ran well, whatever
-    became of the host while it ended what they had left behind.
+    An outcome that was already known is final: ranks that ended well stay completed, whatever
+    happened to the host while it ended their leftover processes.
     """
     lost = exit_record_of_lost_host(on, proof)
     record = exitrecord.with_outcome(on.root, lost)
@@ -72,12 +72,12 @@ def record_of_dead_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
         try:
             exitrecord.write(on.root, record)
         except OSError as error:
-            log.warning("the exit record of %s is not kept: %s", on.job, error)
+            log.warning("the exit record of %s cannot be written: %s", on.job, error)
     return record
 
 
 def host_of(root: str) -> hostclient.HostConnection | None:
-    """Return the connection to an attempt's host; None where none was started, for all we know.
+    """Return the connection to an attempt's host; None if, as far as known, none was started.
 
     Raises:
         OSError: no more files can be opened.
@@ -92,9 +92,9 @@ def host_of(root: str) -> hostclient.HostConnection | None:
 
 
 def host_on(on: AttemptOnNode) -> hostclient.HostConnection | None:
-    """Return the connection to the host of an attempt; None where none was started.
+    """Return the connection to the host of an attempt; None if none was started.
 
-    A script may have removed what its host wrote: then the one that listens at the attempt's
+    A script may have removed the host's file. Then the process that listens on the attempt's
     socket, which is not below the attempt's folder, is its host.
 
     Raises:
@@ -107,7 +107,7 @@ def host_on(on: AttemptOnNode) -> hostclient.HostConnection | None:
 
 
 def record_of(root: str) -> ExitRecord | None:
-    """Return an attempt's exit record; None while there is none that can be read.
+    """Return an attempt's exit record; None if no readable one exists.
 
     Raises:
         OSError: no more files can be opened, so that nothing is known.

@@ -1,9 +1,8 @@
-"""Which files of an attempt's inputs changed while it ran, and what is known of who did it.
+"""Detects which input files changed during an attempt, and what is known about the writer.
 
-An attempt for which the files were read-only wrote to none of them;
-it may have renamed a folder above them. Of any other attempt it cannot be proven: that a file
-changed within its span says when, not who. So a change is named in the job's history with what is
-known, and never fails the job.
+An attempt that had read-only files wrote to none of them; it may have renamed a folder above them.
+For any other attempt there is no proof: the time of a change says when, not who. So a change is
+reported in the job's history with the known facts, and never fails the job.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from rayjobs.core.text import counted
 from rayjobs.datastore.looks import Change, Looking, Seen, changes
 
 NAMED = 5
-"""So many changed files of an input are named one by one."""
+"""How many changed files of an input are listed by name."""
 
 
 class InputChanges:
     """How the inputs of a node's attempts looked when they started.
 
-    It stands outside of the attempts' folders, where no script can replace it.
+    It is outside the attempts' folders, where no script can replace it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +32,7 @@ class InputChanges:
         self._folder = folder
 
     def keep(self, root: Path, inputs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keep what `compare` needs of the attempt in `root`, whole or not at all.
+        """Store what `compare` needs for the attempt in `root`, atomically.
 
         Args:
             inputs: By name: ``seen`` (`Seen.to_json` of each folder), ``version``, and
@@ -51,23 +50,23 @@ class InputChanges:
     ) -> list[tuple[str, dict[str, Any]]]:
         """Return a sentence and the facts for each input whose files changed since `keep`.
 
-        An input with files that cannot be looked at is returned, too; its ``count`` of changed
-        files may be 0. Nothing is returned for an attempt that `forget` was called for, or that has
-        no local data.
+        This includes inputs with files that cannot be examined; their ``count`` of changed files
+        may be 0. The result is empty for an attempt that `forget` was called for, or that has no
+        local data.
 
         Args:
             looking: See `Looking`.
-            where: Returns where a folder is now; one that was moved with its workspace did not
-                change.
+            where: Returns the current path of a folder; one that moved with its workspace counts as
+                unchanged.
 
         Raises:
-            OSError, ValueError: what `keep` wrote cannot be read.
+            OSError, ValueError: the file of `keep` cannot be read.
         """
         try:
             kept = json.loads(self._file_of(root).read_text())
         except FileNotFoundError:
             return []
-        told = []
+        reports = []
         for name, one in kept.items():
             found = [
                 change
@@ -75,15 +74,15 @@ class InputChanges:
                 for change in changes(_at(Seen.from_json(each), where), looking=looking)
             ]
             if found:
-                told.append((_sentence(name, one, found), _facts(name, one, found)))
-        return told
+                reports.append((_sentence(name, one, found), _facts(name, one, found)))
+        return reports
 
     def learn(self, root: Path, nodes: Mapping[int, Mapping[str, str]], *, node_count: int) -> None:
         """Add what the other nodes of the attempt reported of how they protected its inputs.
 
         Args:
             nodes: By number and by name of an input: ``why_open``, as in `keep`.
-            node_count: Of the attempt; one that reported nothing may have protected nothing.
+            node_count: Of the attempt; a node without a report may have protected nothing.
         """
         try:
             kept = json.loads(self._file_of(root).read_text())
@@ -100,11 +99,11 @@ class InputChanges:
             self.keep(root, kept)
 
     def forget(self, root: Path) -> None:
-        """Drop what was kept of an attempt. Doing it twice is harmless."""
+        """Drop what `keep` stored for an attempt. Idempotent."""
         self._file_of(root).unlink(missing_ok=True)
 
     def sweep(self, attempts: Path) -> None:
-        """Drop what was kept of attempts whose folder is gone from `attempts`."""
+        """Drop what `keep` stored for attempts whose folder is gone from `attempts`."""
         if not self._folder.is_dir():
             return
         for path in self._folder.iterdir():
@@ -123,12 +122,12 @@ def _at(seen: Seen, where: Callable[[str], str]) -> Seen:
 def _sentence(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> str:
     changed = [change for change in found if not change.trouble]
     unknown = [change for change in found if change.trouble]
-    told = []
+    sentences = []
     if changed:
-        told.append(f"{_listed(changed, 'changed while the job ran')}. {_who(one, changed)}")
+        sentences.append(f"{_listed(changed, 'changed while the job ran')}. {_who(one, changed)}")
     if unknown:
-        told.append(f"{_listed(unknown, 'cannot be compared with what was there before')}.")
-    return f"input {name!r}: {' '.join(told)}"
+        sentences.append(f"{_listed(unknown, 'cannot be compared with what was there before')}.")
+    return f"input {name!r}: {' '.join(sentences)}"
 
 
 def _listed(found: Sequence[Change], what: str) -> str:
@@ -138,7 +137,7 @@ def _listed(found: Sequence[Change], what: str) -> str:
 
 
 def _was_written(changed: Sequence[Change]) -> bool:
-    """Whether the very files were written to: a replaced or missing one has another inode.
+    """Whether a write changed the files themselves: a replaced file has another inode.
 
     A read-only file cannot be written to, but a folder above it can be renamed.
     """

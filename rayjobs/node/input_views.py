@@ -1,4 +1,4 @@
-"""How a node keeps attempts from changing what their inputs come from: tried once, on this node."""
+"""How a node protects the sources of inputs from attempts: tried once per node."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ PROBE_S = 60.0
 
 
 class InputViews:
-    """What attempt hosts can do for the inputs of their attempts. Safe from threads."""
+    """How attempt hosts can protect the inputs of their attempts. Thread-safe."""
 
     def __init__(self, folder: Path, *, is_on: bool = True) -> None:
-        """Try it below `folder`, where the attempts will be; or not at all unless `is_on`."""
+        """Try it below `folder`, where the attempts will be, but only if `is_on`."""
         self._folder = folder
         self._is_on = is_on
         self._lock = threading.Lock()
         self._found: Protection | None = None
 
     def protection(self) -> Protection:
-        """Return what works here. Blocks for a moment at its first use."""
+        """Return what works here. Blocks briefly at its first use."""
         with self._lock:
             if self._found is None:
                 self._found = self._try()
@@ -47,7 +47,7 @@ class InputViews:
             why = "mount namespaces are switched off for this target (RAYJOBS_INPUT_VIEWS=0)"
             return Protection(why=why, why_no_overlay=why)
         try:
-            # In a process of its own: it makes namespaces.
+            # In its own process, since it makes namespaces.
             asked = subprocess.run(
                 [sys.executable, "-S", "-E", str(views.__file__), str(self._folder)],
                 stdin=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
-"""Leases of attempt hosts that are being started, until their hosts keep them by themselves.
+"""Leases of starting attempt hosts, until the hosts keep them themselves.
 
-A request to start a host may arrive late: at a node that was frozen, or cut off, when it was sent.
-By then the target may have given the node up and the job may run elsewhere. So the lease counts
+A request to start a host may arrive late, at a node that was frozen or unreachable before.
+By then the target may have given up the node, and the job may run elsewhere. So the lease counts
 from a stamp of the node's own clock that is older than the request, and not from the host's start.
 """
 
@@ -16,7 +16,7 @@ from rayjobs.injob.plan import LaunchPlan
 
 
 class Launching:
-    """The leases of a node's hosts that are being started, by the attempts' markers."""
+    """The leases of a node's starting hosts, by the attempts' markers."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -24,7 +24,7 @@ class Launching:
 
     @contextmanager
     def starting(self, plan: LaunchPlan) -> Iterator[Lease]:
-        """Keep the lease of a plan's host while it is being started within."""
+        """Keep the lease of a plan's host while it starts within this block."""
         lease = Lease(plan.lease_s, since_s=plan.lease_since_s)
         self._leases[plan.marker] = lease
         try:
@@ -33,16 +33,16 @@ class Launching:
             self._leases.pop(plan.marker, None)
 
     def renew(self, marker: str, stamp: float | None) -> float | None:
-        """Prolong a lease as its host would; return the next stamp, None for no such lease."""
+        """Renew a lease as its host would; return the next stamp, or None for no such lease."""
         lease = self._leases.get(marker)
         return None if lease is None else lease.renew(stamp)
 
 
 def require(lease: Lease) -> None:
-    """Return if a host may be started.
+    """Check that a host may start.
 
     Raises:
-        PrepareError: class ``system``: its lease is over before it has begun.
+        PrepareError: class ``system``: its lease has ended before the start.
     """
     why = lease.why_over()
     if why is not None:

@@ -1,4 +1,4 @@
-"""When a node's agent may leave: no call, no attempt, for a while; nothing is taken on after."""
+"""Decides when a node's agent may leave: after some time without calls and attempts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rayjobs.node.hosts import host_of
 from rayjobs.protocol.agent import AgentLeavingError
 from rayjobs.protocol.attempts import AttemptOnNode
 
-# For how long an attempt that was made ready waits for its launch: for the other nodes, which
-# may fetch much data. A target that died meanwhile asks for none of them.
+# How long a prepared attempt waits for its launch: the other nodes may fetch much data. If the
+# target died meanwhile, no launch comes.
 PREPARED_S = 3600.0
 
 
 class Linger:
-    """What an agent has to do, by the calls it got. For one event loop; not safe from threads."""
+    """An agent's current work, by its calls. For one event loop; not thread-safe."""
 
     def __init__(self, linger_s: float, now_s: Callable[[], float]) -> None:
         """Leave after `linger_s` seconds without work, on the clock `now_s`."""
@@ -32,7 +32,7 @@ class Linger:
         """Count one call while it lasts.
 
         Raises:
-            AgentLeavingError: the agent leaves; the call must not be begun.
+            AgentLeavingError: the agent is leaving; the call must not begin.
         """
         if self.has_left:
             raise AgentLeavingError("the node's agent is leaving and has not begun this")
@@ -44,15 +44,15 @@ class Linger:
             self._idle_since_s = self._now_s()
 
     def expect(self, on: AttemptOnNode) -> None:
-        """Know of an attempt that is on the node, until it is dropped or its host has ended."""
+        """Count an attempt on the node until it is dropped or its host has ended."""
         self._roots[on.marker] = on.root
 
     def drop(self, on: AttemptOnNode) -> None:
-        """Know of an attempt no more: it has ended, or will not be launched."""
+        """Stop counting an attempt: it has ended or will not be launched."""
         self._roots.pop(on.marker, None)
 
     def due_in_s(self) -> float:
-        """Return the seconds until it is time to ask again; 0 when the agent may leave now."""
+        """Return the seconds until the next check; 0 if the agent may leave now."""
         idle_s = self._now_s() - self._idle_since_s
         if self._calls or self._has_attempt(idle_s):
             return max(self._linger_s, 0.1)
@@ -66,5 +66,5 @@ class Linger:
         return False
 
     def leave(self) -> None:
-        """Take nothing on any more. Call it in the same turn of the loop as `due_in_s`."""
+        """Accept no more work. Call it in the same turn of the loop as `due_in_s`."""
         self.has_left = True

@@ -1,4 +1,4 @@
-"""What an agent does on its node: prepare, launch, follow, collect, settle, clean."""
+"""The agent's work on its node: prepare, launch, follow, collect, settle, clean."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from rayjobs.target.node_settings import NodeSettings
 
 log = logging.getLogger(__name__)
 
-# Where programs that were written for Azure ML look for it.
+# Where programs written for Azure ML look for it.
 AZURE_TOKEN = "AZUREML_RUN_TOKEN"
 AZURE_TOKEN_EXPIRY = "AZUREML_RUN_TOKEN_EXPIRY"
 
@@ -63,7 +63,7 @@ class Node:
     """One node's side of all attempts on it. Its methods run on one event loop."""
 
     def __init__(self, target: str, home: Path, settings: NodeSettings | None = None) -> None:
-        """Act for `target`; without `settings`, as the environment says."""
+        """Work for `target`; without `settings`, read them from the environment."""
         settings = settings or NodeSettings.read(target)
         self.target = target
         self.paths = NodePaths(settings.scratch or home / "node")
@@ -105,7 +105,7 @@ class Node:
         self._stopped = StoppedHosts(workspaces.note)
 
     def warm_up(self) -> None:
-        """Begin to start the warm interpreter, unless it is known to be up."""
+        """Begin to start the warm interpreter, unless it is known to run."""
         loop = asyncio.get_running_loop()
         for what_works_here in (self._hold.levels, self._views.protection):
             loop.run_in_executor(None, what_works_here)
@@ -130,8 +130,8 @@ class Node:
         """Start the attempt host, warm if it can be.
 
         Raises:
-            PrepareError: a secret is missing, the host could not be started, or the attempt was
-                ended meanwhile, or may have been.
+            PrepareError: a secret is missing, the host did not start, or the attempt was or may
+                have been ended meanwhile.
         """
         async with self.ends.fence.starting(request.on.marker):
             with self.launching.starting(request.plan) as lease:
@@ -147,7 +147,7 @@ class Node:
         token = await asyncio.to_thread(token_of, root)
         tokens = dict.fromkeys((TOKEN_VARIABLE, AZURE_TOKEN), token)
         if plan.max_duration_s is not None:
-            # It ends with the attempt, whose latest end is all that is known now.
+            # It ends with the attempt, of which only the latest possible end is known now.
             tokens[AZURE_TOKEN_EXPIRY] = str(int(time.time() + plan.max_duration_s))
         plan = replace(plan, env={**plan.env, **tokens})
         plan = replace(plan, soft_files=openfiles.original(), views=views)
@@ -166,9 +166,9 @@ class Node:
             raise PrepareError(str(error), failure_class="system") from error
 
     def _with_environment(self, on: AttemptOnNode, views: Views | None) -> Views | None:
-        """Return an attempt's views with all environments of the node read-only, if it uses one.
+        """Return an attempt's views, with all environments of the node read-only if it uses one.
 
-        Their files may be hard links to those of other environments, and of what installs them.
+        Their files may be hard links to files of other environments and of the installer's cache.
         """
         if not AttemptPaths(Path(on.root)).environment.exists():
             return views
@@ -178,7 +178,7 @@ class Node:
         return replace(made, read_only=(*made.read_only, str(self.paths.environments)))
 
     async def _node_plan(self, request: LaunchRequest) -> LaunchPlan:
-        """Return the plan with what is known only on the node."""
+        """Return the plan with the values that only the node knows."""
         if request.container is not None:
             shown = await asyncio.to_thread(self._data.shown_in_containers, request.on)
             plan = await asyncio.to_thread(self._containers.plan, request, shown)
@@ -191,9 +191,9 @@ class Node:
 
     @staticmethod
     def environment_of(plan: LaunchPlan) -> dict[str, str]:
-        """Return the variables of the plan's ranks, with what is known only on the node.
+        """Return the variables of the plan's ranks, with the values that only the node knows.
 
-        That is where a checkpoint was brought to, and the programs of the environment.
+        These are the path of the checkpoint and the programs of the environment.
         """
         return {**interpreter.variables(plan.python, plan.env), **_brought(plan)}
 
@@ -220,12 +220,12 @@ class Node:
     # -- follow ----------------------------------------------------------------------------------
     async def follow(self, on: AttemptOnNode) -> ExitRecord:
         """Wait for the end; store metrics and files meanwhile. Return the exit record."""
-        # Another agent may have brought its data.
+        # Another agent may have fetched its data.
         await asyncio.to_thread(self._data.take_over, Path(on.root))
         watching = asyncio.ensure_future(self._collecting.watch(on))
         serving = asyncio.ensure_future(self._serve_script(on))
-        # Once the workspace was moved, the call that names its new place serves the script: open
-        # connections are closed, so that the script's next call reaches that one.
+        # If the workspace moves, the call with its new path serves the script: this closes open
+        # connections, so that the script's next call reaches that one.
         watching.add_done_callback(partial(_end_once_moved, serving))
         try:
             connection = await asyncio.to_thread(host_on, on)
@@ -245,7 +245,7 @@ class Node:
             await asyncio.gather(watching, serving, return_exceptions=True)
 
     async def _serve_script(self, on: AttemptOnNode) -> None:
-        """Let the attempt's script reach its workspace, until this is canceled."""
+        """Give the attempt's script access to its workspace until this is canceled."""
         try:
             async with run_server.serving(on, partial(self._workspaces.of, on)):
                 await asyncio.Event().wait()
@@ -255,8 +255,8 @@ class Node:
     async def stop(self, on: AttemptOnNode, cause: EndCause, *, grace_s: float) -> None:
         """Ask the host to end its attempt; one that is gone already is fine.
 
-        Of an attempt that is being prepared, the build of its environment and a transfer of data
-        are ended.
+        For an attempt in preparation, this stops the build of its environment and its data
+        transfers.
         """
         self._environments.stop(on)
         self._containers.stop(on)
@@ -280,8 +280,8 @@ class Node:
 
     # -- collect ---------------------------------------------------------------------------------
     async def collect(self, on: AttemptOnNode) -> Collected:
-        """Store the last metrics and every file. Call it again while it names problems."""
-        # Outputs are stored by what is valid now: hours may have passed, or the agent is another.
+        """Store the last metrics and every file. Call it again while it returns problems."""
+        # Outputs are stored with current values: hours may have passed, or this is another agent.
         if on.reads_secrets:
             is_far = self._workspaces.is_far(on)
             await asyncio.to_thread(self._secrets.bring_again, on, is_far=is_far)
@@ -296,12 +296,12 @@ class Node:
 
 
 def _brought(plan: LaunchPlan) -> dict[str, str]:
-    """Return the variables that name the checkpoint that was brought for an attempt, if one was."""
+    """Return the variables that name the checkpoint of an attempt, if it has one."""
     resume = AttemptPaths(Path(plan.root)).resume
     return resume_variables(resume) if resume.is_dir() else {}
 
 
 def _end_once_moved(serving: asyncio.Future[None], watching: asyncio.Future[None]) -> None:
-    """End `serving` if `watching` has returned: it does so when its workspace was moved."""
+    """End `serving` if `watching` has returned, which it does when its workspace moves."""
     if not watching.cancelled() and watching.exception() is None:
         serving.cancel()

@@ -1,4 +1,4 @@
-"""The outputs of attempts on one node: folders before the launch, stored and registered after.
+"""The outputs of attempts on one node: creates their folders, then stores and registers them.
 
 An output in mount mode is stored while its script runs: it is the datastore's own folder, or a
 folder whose changes are stored every few seconds.
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 Note = Callable[[str, str, Mapping[str, Any]], None]
 """Writes a line into the job's history: its kind, the text, and data."""
 _OWN = "{run-id}"
-# How long the end of an attempt waits for a sync that hangs in a storage. It removes nothing later.
+# How long the end of an attempt waits for a sync that hangs. A late sync removes nothing.
 RELEASE_WAIT_S = 30.0
-# A late sync of an attempt that was released comes within minutes.
+# A late sync of a released attempt comes within minutes.
 REMEMBERED = 10_000
 
 
@@ -46,14 +46,14 @@ class OutageProblem(str):
 
 
 class Outputs:
-    """What the attempts of one node write. Its methods block; they are safe from threads."""
+    """The outputs of one node's attempts. Its methods block; they are thread-safe."""
 
     def __init__(self) -> None:
-        # One attempt must not take away the link that the next has just put in its place.
+        # An attempt must not remove the link that the next one has just created in its place.
         self._links = threading.Lock()
         self._syncing: dict[str, threading.Lock] = {}
-        self._late: dict[str, str] = {}  # an output that is behind → why
-        # Attempts that were released: their folders go, which removes nothing in a storage.
+        self._late: dict[str, str] = {}  # an output with a delayed sync → why
+        # Released attempts: the removal of their folders removes nothing in a storage.
         self._closed: dict[str, None] = {}
 
     def make(
@@ -69,19 +69,19 @@ class Outputs:
         """Make the folder of one output, note it in `record`, and return where the script finds it.
 
         Raises:
-            DatastoreError: the node does not have the folder, or its place is taken.
+            DatastoreError: the node does not have the folder, or its path is in use.
         """
         from rayjobs.datastore.outputs import DataOutput, show
 
         paths = AttemptPaths(Path(on.root))
         self._closed.pop(str(paths.root), None)  # it is prepared again
         store, _, template = asked.destination.partition("/")
-        # An earlier attempt may have died between two files, and its files are this job's own. Of
-        # several nodes each writes there, and none may replace another's.
+        # An earlier attempt may have died between two files, and its files are this job's own.
+        # Several nodes may write there, and none may replace another's files.
         is_alone = on.node_count == 1
         is_own = _OWN in template and is_alone and on.attempt > 1
         path = template.replace(_OWN, on.job).replace("{output-name}", name)
-        # The script makes a file or a folder of this name in the folder that is stored.
+        # The script makes a file or a folder of this name in the stored folder.
         base = ""
         if not (asked.is_folder or asked.path_on_compute):
             path, _, base = path.rpartition("/")
@@ -105,7 +105,7 @@ class Outputs:
             folder=str(folder),
             register_as=None if asked.register_as is None else asked.register_as.to_json(),
         )
-        # Before the link: any agent that finds the link must be able to tell whose it is.
+        # Before the link: any agent that finds the link must be able to find its owner.
         record.set_output(name, entry)
         if base:
             record.set_output(name, replace(entry, path=str(folder / base)))
@@ -149,7 +149,7 @@ class Outputs:
         for entry in file.outputs.values():
             folder = _folder(entry)
             found += [str(folder), os.path.realpath(folder)]
-            # A file in the folder is made, or replaced, by the script itself.
+            # The script itself creates or replaces a file in the folder.
             if not Path(entry.path).is_relative_to(folder):
                 found.append(entry.path)
         return found
@@ -159,10 +159,10 @@ class Outputs:
         return bool(_synced_of(root))
 
     def sync(self, root: Path, *, note: Note) -> None:
-        """Store what the script has written to outputs in mount mode since the last time.
+        """Store what the script wrote to outputs in mount mode since the last call.
 
-        A storage that fails is noted in the history once, and again when it works: the next call
-        tries again. After `release` it does nothing.
+        This reports a failing storage in the history once, and once more when it works again: the
+        next call retries. After `release` it does nothing.
         """
         if str(root) in self._closed:
             return
@@ -172,8 +172,10 @@ class Outputs:
                 self._sync_one(root, name, entry)
             except (DatastoreError, OSError) as error:
                 if key not in self._late:
-                    said = data_record.sentence_of(error).rstrip(".")
-                    text = f"output {name} is not stored for the moment: {said}. The job goes on"
+                    problem = data_record.sentence_of(error).rstrip(".")
+                    text = (
+                        f"output {name} is not stored for the moment: {problem}. The job continues"
+                    )
                     note("output_late", text, {"name": name})
                 self._late[key] = str(error)
             else:
@@ -183,38 +185,38 @@ class Outputs:
     def _sync_one(
         self, root: Path, name: str, entry: AttemptOutput, *, final: bool = False
     ) -> list[str]:
-        """Bring one output's destination up to date; return the files that it stored."""
+        """Update one output's destination; return the files that it stored."""
         from rayjobs.datastore.outputs import DataOutput
         from rayjobs.datastore.write_through import WriteThrough
 
         output = DataOutput.from_json(entry.output)
         through = WriteThrough(output, _folder(entry), _synced(AttemptPaths(root), name))
-        # A sync that began while the script ran may still wait for a storage.
+        # A sync that started while the script ran may still wait for a storage.
         with self._syncing.setdefault(f"{root}/{name}", threading.Lock()):
             done = through.sync(final=final, may_remove=lambda: str(root) not in self._closed)
             return list(done.stored)
 
     def flush(self, root: Path, *, note: Note) -> list[str]:
-        """Store what an attempt that did not end well wrote to outputs in mount mode.
+        """Store what an unsuccessful attempt wrote to outputs in mount mode.
 
-        Returns the problems that may pass. Repeatable.
+        Returns the problems that may be temporary. Repeatable.
         """
         problems = []
         for name, entry in _synced_of(root).items():
             try:
                 self._sync_one(root, name, entry, final=True)
             except (DatastoreError, OSError) as error:
-                said = data_record.sentence_of(error)
-                problems.append(f"output {name}: {said}")
-                text = f"the last files of output {name} are only in {_folder(entry)}: {said}"
+                problem = data_record.sentence_of(error)
+                problems.append(f"output {name}: {problem}")
+                text = f"the last files of output {name} are only in {_folder(entry)}: {problem}"
                 note("output_late", text, {"name": name})
         return problems
 
     def store(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:
-        """Store what the script wrote; return the problems that may pass. Repeatable.
+        """Store what the script wrote; return the problems that may be temporary. Repeatable.
 
-        Those of a storage that does not answer are `OutageProblem`s. What is refused for good,
-        since other files are there, stands in the record as "refused".
+        Problems of a storage that does not answer are `OutageProblem`s. An output that can never be
+        stored, since other files are there, is "refused" in the record.
         """
         from rayjobs.datastore.outputs import DataOutput
 
@@ -227,11 +229,11 @@ class Outputs:
             output = _where_now(DataOutput.from_json(entry.output), workspace)
             try:
                 if entry.output.get("mode") == "mount":
-                    said, facts = self._finish_mounted(root, name, entry, output, workspace)
+                    text, facts = self._finish_mounted(root, name, entry, output, workspace)
                 else:
-                    said, facts = self._store_one(name, entry, output, workspace)
+                    text, facts = self._store_one(name, entry, output, workspace)
                 note(
-                    made.OUTPUT_EVENT, f"output {name}: {said}", {"node": record.file.node, **facts}
+                    made.OUTPUT_EVENT, f"output {name}: {text}", {"node": record.file.node, **facts}
                 )
             except DataExists as error:
                 record.add_refused(name, f"output {name}: {error}")
@@ -241,7 +243,7 @@ class Outputs:
                 is_outage = isinstance(error, DatastoreUnavailable)
                 problems.append(OutageProblem(text) if is_outage else text)
                 continue
-            # After the note: a consumer reads the pin in it, so it must never be missing.
+            # After the note: a consumer reads the pin in it, so the note must never be missing.
             record.add_stored(name)
         return problems
 
@@ -258,16 +260,16 @@ class Outputs:
         path = _stored_at(entry, output)
         place = f"{output.record.name}/{path}"
         if _is_in_place(entry):
-            said = f"written in {place}"
+            text = f"written in {place}"
         else:
             stored = self._sync_one(root, name, entry, final=True)
-            said = f"{counted(len(stored), 'file')} stored at the end, all in {place}"
+            text = f"{counted(len(stored), 'file')} stored at the end, all in {place}"
         backend = open_backend(output.record)
         alone = backend.stat(path)
         files = [*backend.walk(path)] if alone is None else [alone]
         found = made.manifest_of(output.record, path, files)
         facts = made.pin(workspace.catalogue, name, output.record, path, found)
-        return _with_dataset(said, facts, _register(workspace, entry, output) if files else None)
+        return _with_dataset(text, facts, _register(workspace, entry, output) if files else None)
 
     @staticmethod
     def _store_one(
@@ -281,13 +283,13 @@ class Outputs:
         facts = made.pin(workspace.catalogue, name, output.record, path, found)
         dataset = _register(workspace, entry, output) if moved.files else None
         kept = f", {len(moved.kept)} were there already, the same" if moved.kept else ""
-        said = f"{counted(len(moved.files), 'file')} in {output.record.name}/{path}{kept}"
-        return _with_dataset(said, facts, dataset)
+        text = f"{counted(len(moved.files), 'file')} in {output.record.name}/{path}{kept}"
+        return _with_dataset(text, facts, dataset)
 
     def release(self, root: Path) -> None:
-        """Take away the links to an attempt's folders. Doing it twice is harmless.
+        """Remove the links to an attempt's folders. Idempotent.
 
-        Once it returns, the folders may go: a sync that still runs removes nothing in a storage.
+        Afterwards the folders may be removed: a sync that still runs removes nothing in a storage.
         """
         from rayjobs.datastore.outputs import hide
 
@@ -307,9 +309,9 @@ class Outputs:
 
 
 def _is_over(ours: DataFile, folder: Path) -> bool:
-    """Whether a folder that a link leads to is an output of an attempt that has ended.
+    """Whether the target of a link is an output of an attempt that has ended.
 
-    Its own job's earlier attempts have: this one would not have been started.
+    The earlier attempts of its own job have ended, or this one would not have started.
     """
     paths = AttemptPaths(folder.parent.parent)
     try:
@@ -325,14 +327,14 @@ def _is_over(ours: DataFile, folder: Path) -> bool:
 
 
 def _folder(entry: AttemptOutput) -> Path:
-    # A release that made no links wrote no folder: the script's path was the folder itself.
+    # A version without links recorded no folder: the script's path was the folder itself.
     return Path(entry.folder or entry.path)
 
 
 def _where_now(output: DataOutput, workspace: OpenWorkspace) -> DataOutput:
-    """Return an output whose datastore is a folder that was moved with its workspace, as it is now.
+    """Return an output with its current path if its datastore moved with its workspace.
 
-    To store it at the old path would create that again, where nothing looks for it.
+    Storing it at the old path would create that path again, where no one expects it.
     """
     from rayjobs.datastore.errors import DatastoreNotFound
 
@@ -347,17 +349,17 @@ def _where_now(output: DataOutput, workspace: OpenWorkspace) -> DataOutput:
 
 
 def _with_dataset(
-    said: str, facts: Mapping[str, Any], dataset: FileDataset | None
+    text: str, facts: Mapping[str, Any], dataset: FileDataset | None
 ) -> tuple[str, dict[str, Any]]:
-    """Return a sentence and facts with the version that the files became, if they did."""
+    """Return the sentence and facts, extended by the dataset version of the files, if any."""
     if dataset is None:
-        return said, dict(facts)
+        return text, dict(facts)
     named = {"dataset": dataset.name, "version": dataset.version, "dataset_id": dataset.id}
-    return f"{said}; registered as {dataset.name}:{dataset.version}", {**facts, **named}
+    return f"{text}; registered as {dataset.name}:{dataset.version}", {**facts, **named}
 
 
 def _synced_of(root: Path) -> dict[str, AttemptOutput]:
-    """Return the outputs in mount mode that have a folder of the attempt's own."""
+    """Return the outputs in mount mode whose folder belongs to the attempt."""
     found = data_record.read_what_is_left(AttemptPaths(root).data).outputs
     return {
         name: entry
@@ -373,12 +375,12 @@ def _is_in_place(entry: AttemptOutput) -> bool:
 
 
 def _synced(paths: AttemptPaths, name: str) -> Path:
-    """Return the file that says what of an output is stored, out of the script's way."""
+    """Return the file that lists the stored files of an output, outside the script's folder."""
     return paths.root / f"written-{name}.json"
 
 
 def _stored_at(entry: AttemptOutput, output: DataOutput) -> str:
-    """Return where the output itself is in its datastore: a folder, or what the script made."""
+    """Return the path of the output in its datastore: a folder, or a file made by the script."""
     try:
         below = Path(entry.path).relative_to(_folder(entry)).as_posix()
     except ValueError:  # a link elsewhere, at path_on_compute

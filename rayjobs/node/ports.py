@@ -1,4 +1,4 @@
-"""Ports that a node's agent has chosen for jobs whose attempt host does not hold them yet."""
+"""Ports that a node's agent reserves for jobs until their attempt hosts bind them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 
 from rayjobs.injob import masterport
 
-FORGOTTEN_S = 600.0  # the launch that was to take it never came
+FORGOTTEN_S = 600.0  # the launch that needed it never came
 
 
 class HeldPorts:
-    """Ports held here from their choice until the attempt's host holds them itself."""
+    """Ports reserved here until the attempt's host reserves them itself."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[int, float]] = {}
 
     def take(self) -> int:
-        """Return a port that no process has, and hold it.
+        """Return a free port, and reserve it.
 
         Raises:
             OSError: the system has none.
@@ -31,6 +31,6 @@ class HeldPorts:
         return port
 
     def let_go(self, port: int | None) -> None:
-        """Hold a port no longer; one that is not held here is fine."""
+        """Release a port; one that is not reserved here is ignored."""
         if port is not None and port in self._held:
             os.close(self._held.pop(port)[0])

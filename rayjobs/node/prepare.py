@@ -1,4 +1,4 @@
-"""What a node does before an attempt starts: folder, snapshot, checkpoint, environment, data."""
+"""Prepares an attempt on a node: folder, snapshot, checkpoint, environment, data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Preparing:
-    """Makes attempts ready on one node."""
+    """Prepares attempts on one node."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Preparing:
         containers: NodeContainers,
         facts: NodeFacts,
     ) -> None:
-        """Unpack snapshots by way of `shared`, where each is unpacked once for all attempts."""
+        """Unpack each snapshot once in `shared`, and copy it from there for each attempt."""
         self._scratch = scratch
         self._snapshots = shared
         self._data = data
@@ -57,7 +57,7 @@ class Preparing:
         self._kept: set[tuple[str, str]] = set()  # workspace, digest of a list of packages
 
     async def prepare(self, request: LaunchRequest) -> Prepared:
-        """Make the attempt's folder: a private copy of the snapshot, room for what it says, data.
+        """Make the attempt's folder: a private copy of the snapshot, folders for its files, data.
 
         Raises:
             PrepareError: with its class.
@@ -86,7 +86,7 @@ class Preparing:
     def _find_facts(
         self, request: LaunchRequest, built: str | None, image: ReadyImage | None
     ) -> HostFacts:
-        """Return what the attempt will run on; its list of packages is kept once by digest."""
+        """Return what the attempt will run on; each list of packages is stored once, by digest."""
         on, plan = request.on, request.plan
         try:
             if image is not None:
@@ -103,7 +103,7 @@ class Preparing:
                 facts["package_count"] = len(packages)
                 facts["packages"] = self._keep(on, json.dumps(packages).encode())
             return HostFacts.from_json(facts)
-        except Exception as error:  # a record, which no attempt may fail for
+        except Exception as error:  # only a record: no attempt may fail for it
             log.warning("what %s runs on is not known", on.job, exc_info=True)
             return HostFacts(why=f"not known: {error}"[:300])
 
@@ -116,10 +116,10 @@ class Preparing:
         return digest
 
     async def _look_at_gpus(self, request: LaunchRequest) -> None:
-        told: list[str] = []
+        warnings: list[str] = []
         attempts = Path(request.on.root).parents[1]
-        await gpus.wait_until_free(_devices(request.plan), attempts, told.append)
-        for sentence in told:
+        await gpus.wait_until_free(_devices(request.plan), attempts, warnings.append)
+        for sentence in warnings:
             await asyncio.to_thread(self._workspaces.note, request.on, "gpu", sentence)
 
     def _bring_data(self, request: LaunchRequest) -> dict[str, str]:
@@ -133,7 +133,8 @@ class Preparing:
         on = request.on
         paths = AttemptPaths(Path(on.root))
         try:
-            # An attempt starts once, in a new folder; what stands here was put back unused.
+            # An attempt starts once, in a new folder; an existing one is of a start that was
+            # undone.
             self._data.release(paths.root)
             if kept := self._scratch.remove(paths.root):
                 raise PrepareError("; ".join(kept), failure_class="storage")
@@ -149,8 +150,8 @@ class Preparing:
             ):
                 folder.mkdir(parents=True, exist_ok=True)
             self._bring_checkpoint(request, paths.resume)
-            if told := network.unknown_interface(request.plan):
-                self._workspaces.note(on, "network", told)
+            if warning := network.unknown_interface(request.plan):
+                self._workspaces.note(on, "network", warning)
         except SnapshotError as error:
             raise PrepareError(str(error), failure_class="environment") from error
         except (StoreError, NotFoundError) as error:
@@ -174,7 +175,7 @@ class Preparing:
             workspace.store, workspace.blobs, folder, own=asked.run, path=asked.path
         )
         if brought is not None and on.node == 0:
-            # Else it is where the job's first attempt began: the work between was lost.
+            # Otherwise it is where the job's first attempt started: the work since then is lost.
             continues = brought.checkpoint is not None and brought.checkpoint.run == asked.run
             self._workspaces.note(on, RESUMED, brought.sentence, {"continues": continues})
 

@@ -1,4 +1,4 @@
-"""A workspace as a node sees it that does not share its disk: all goes to the target by Ray."""
+"""A workspace for a node that does not share its disk: all calls go to the target through Ray."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import Blob, open_source
 from rayjobs.workspace.folder import OpenWorkspace
 
-# Of one call. The target may be busy, or be started again meanwhile.
+# For one call. The target may be busy or may restart meanwhile.
 ANSWER_S = 120.0
 Ask = Callable[..., Any]
 
 
 def open_remote(target: str, path: str) -> OpenWorkspace:
-    """Return a workspace whose store and blobs are asked through the target's actor.
+    """Return a workspace whose store and blobs are reached through the target's actor.
 
     Raises:
         StoreError: the target does not answer, or cannot open it.
-        NotFoundError: it is not there any more.
+        NotFoundError: it no longer exists.
     """
     ask = partial(ask_target, target)
     facts = ask("about", path)
@@ -42,12 +42,12 @@ def open_remote(target: str, path: str) -> OpenWorkspace:
 
 
 def ask_target(target: str, method: str, *given: Any) -> Any:
-    """Return what the target's actor answers. Blocks: call it on a thread.
+    """Return the answer of the target's actor. Blocks: call it on a thread.
 
     Raises:
         StoreError: it does not answer.
-        RayjobsError: what the workspace raised.
-        DatastoreError: what its catalogue raised.
+        RayjobsError: an error of the workspace.
+        DatastoreError: an error of its catalogue.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError
@@ -63,19 +63,19 @@ def ask_target(target: str, method: str, *given: Any) -> Any:
             raise cause from error
         raise StoreError(f"the target {target} failed at {method}: {cause or error}") from error
     except (RayError, ValueError) as error:
-        # A ValueError is Ray's word for an actor that is not there.
+        # Ray raises ValueError for an actor that does not exist.
         raise StoreError(f"the target {target} cannot be reached: {error}") from error
 
 
 class RemotePart:
-    """Passes every call of a method on to the target."""
+    """Forwards every method call to the target."""
 
     def __init__(self, ask: Ask, path: str, part: str, kind: type) -> None:
         """Stand for the `part` of the workspace at `path` on the target's machine.
 
         Args:
-            kind: The protocol of that part. Some of its users ask an object what it is by its
-                attributes, so this one has no others.
+            kind: The protocol of that part. Some users test an object for its attributes, so this
+                one has no others.
         """
         self._ask = ask
         self._path = path
@@ -93,7 +93,7 @@ class RemotePart:
 
 
 class RemoteStore(RemotePart):
-    """A `Store` by Ray."""
+    """A `Store` over Ray."""
 
     def __init__(self, ask: Ask, path: str) -> None:
         """Stand for the store of the workspace at `path` on the target's machine."""
@@ -107,7 +107,7 @@ class RemoteStore(RemotePart):
 
 
 class RemoteBlobs:
-    """A `BlobStore` by Ray: files travel in pieces, and arrive as a whole or not at all."""
+    """A `BlobStore` over Ray: transfers files in pieces, and completes each or stores nothing."""
 
     def __init__(self, ask: Ask, path: str) -> None:
         """Stand for the blobs of the workspace at `path` on the target's machine."""
@@ -120,7 +120,7 @@ class RemoteBlobs:
     def _upload(self, path: str | Path, key: str | None, digest: str | None) -> Blob:
         try:
             with open_source(path) as stream:
-                # What is appended meanwhile is left for the next time.
+                # What is appended meanwhile waits for the next call.
                 left = os.fstat(stream.fileno()).st_size
                 data = stream.read(min(CHUNK_BYTES, left))
                 name = self._ask("append", self._path, None, data)
@@ -182,7 +182,7 @@ class RemoteBlobs:
         return Blob(key, size, f"sha256:{digest.hexdigest()}")
 
     def open(self, key: str) -> BinaryIO:
-        """See `BlobStore.open`: a copy in a file that goes when it is closed."""
+        """See `BlobStore.open`: a copy in a file that disappears when it is closed."""
         stream = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
         try:
             self._fetch(key, stream)

@@ -1,7 +1,7 @@
-"""What an agent does for the script of an attempt: read its workspace, write its runs, register.
+"""Handles the calls of an attempt's script: read its workspace, write its runs, register.
 
-Each call is checked first: the token is that of the attempt, and the attempt is the job's newest
-one and has not ended. Runs that a script may change are its own and those below it.
+Each call is checked first: the token belongs to the attempt, and the attempt is the job's newest
+one and has not ended. A script may change its own run and the runs below it.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ READS: Mapping[str, frozenset[str]] = {
     )
     | {"datasets", "dataset_versions"},
 }
-# Registering: whatever the run.
+# Registration, for any run.
 REGISTERS: Mapping[str, frozenset[str]] = {
     "store": frozenset(("put_model", "update_model", "set_model_alias", "put_environment")),
     "catalogue": frozenset(("add_datastore", "put_manifest", "add_dataset", "set_dataset_tags")),
 }
-# Of the runs below the attempt's own; their first argument is the run.
+# For the runs below the attempt's own; the first argument is the run.
 OF_CHILDREN = frozenset(
     ("add_metrics", "publish_files", "end_run", "set_run_snapshot", "request_cancel")
 )
 
 
 class AttemptEndedError(RayjobsError):
-    """The attempt whose token was used has ended, or the token is not its own."""
+    """The attempt has ended, or the token belongs to another one."""
 
 
 def token_of(root: Path) -> str:
-    """Return the token of the attempt whose folder this is; it is made with the first call."""
+    """Return the token of the attempt with this folder; the first call creates it."""
     path = root / runcalls.TOKEN_FILE
-    if not path.exists():  # else another agent has launched it before
+    if not path.exists():  # otherwise another agent has already launched it
         write_atomic(path, secrets.token_urlsafe(32), mode=0o600)
     return path.read_text(encoding="ascii")
 
@@ -86,7 +86,7 @@ class RunCalls:
     """Answers the calls of one attempt's script. Safe from threads."""
 
     def __init__(self, on: AttemptOnNode, open_workspace: Callable[[], OpenWorkspace]) -> None:
-        """Act for an attempt in the workspace that `open_workspace` returns."""
+        """Serve an attempt in the workspace that `open_workspace` returns."""
         self._on = on
         self._open = open_workspace
         self._root = Path(on.root)
@@ -119,7 +119,7 @@ class RunCalls:
         return kind.NAME, lambda asked: work(kind.from_json(asked))
 
     def answer(self, line: bytes) -> RunAnswer:
-        """Carry out the call in one line; an error is an answer too. Blocks."""
+        """Execute the call on one line; returns errors as answers. Blocks."""
         try:
             call = RunCall.from_json(parse_json(line))
             self._require(call.token)
@@ -139,7 +139,7 @@ class RunCalls:
 
     # -- rights --------------------------------------------------------------------------------
     def _require(self, token: str) -> None:
-        """Refuse another token, and that of an attempt that has ended."""
+        """Refuse any other token, and the token of an attempt that has ended."""
         try:
             known = (self._root / runcalls.TOKEN_FILE).read_text(encoding="ascii")
         except OSError:
@@ -154,7 +154,7 @@ class RunCalls:
             )
 
     def _own(self, run: str, *, child: bool = False) -> Job:
-        """Return a run that the script may change: its own (not with `child`) or one below it."""
+        """Return a run that the script may change: its own (not with `child`) or a run below it."""
         store = self._open().store
         job = found = store.job(run)
         while job.id != self._on.job and job.parent is not None:
@@ -388,7 +388,7 @@ class RunCalls:
         return values.encode(result(*args, **kwargs) if callable(result) else result)
 
     def _checked(self, method: str, args: Sequence[Any]) -> Sequence[Any]:
-        """Return the arguments of a call that changes runs, once they are the script's own."""
+        """Return the arguments of a call that changes runs, after a check of its rights."""
         if method in OF_CHILDREN:
             self._own(args[0], child=True)
         elif method == "update":
@@ -421,9 +421,9 @@ class RunCalls:
         return values.encode(blob)
 
     def _keep_snapshot(self, path: Path, key: str, digest: str | None) -> Blob:
-        """Store an archive under its snapshot's key; one that is there is never replaced.
+        """Store an archive under its snapshot's key; this never replaces an existing one.
 
-        Other jobs run the code of the same key: so the content must be what the key says.
+        Other jobs run the code with the same key, so the content must match the key.
         """
         value = key.rpartition("/")[2].removesuffix(".tar.zst")
         if key != snapshots.blob_key(f"sha256:{value}"):

@@ -1,4 +1,4 @@
-"""The socket in an attempt's folder on which its script calls the agent of its node."""
+"""The socket in an attempt's folder through which its script calls the node's agent."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rayjobs.workspace.folder import OpenWorkspace
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = runcalls.MAX_LINE_BYTES
-CALLS_AT_ONCE = 8  # of one attempt; more wait for their turn
+CALLS_AT_ONCE = 8  # per attempt; further calls wait
 
 
 @asynccontextmanager
 async def serving(
     on: AttemptOnNode, open_workspace: Callable[[], OpenWorkspace]
 ) -> AsyncIterator[None]:
-    """Answer the calls of an attempt's script for the block; nothing answers afterwards."""
+    """Answer the calls of an attempt's script during the block, and not afterwards."""
     calls = RunCalls(on, open_workspace)
     turns = asyncio.Semaphore(CALLS_AT_ONCE)
     open_ones: set[asyncio.Task[None]] = set()
@@ -44,7 +44,7 @@ async def serving(
 
     folder = os.open(on.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # A socket's path may have 107 bytes at most; that of a descriptor is short.
+        # A socket's path may have at most 107 bytes; a descriptor's path is short.
         listener = control.listen(f"/proc/self/fd/{folder}/{runcalls.SOCKET}")
     finally:
         os.close(folder)
@@ -57,7 +57,7 @@ async def serving(
         for task in tuple(open_ones):
             task.cancel()
         await asyncio.gather(*open_ones, return_exceptions=True)
-        if _identity(on.root) == own:  # else the server after this one has replaced it
+        if _identity(on.root) == own:  # otherwise the next server has replaced it
             with suppress(OSError):
                 Path(on.root, runcalls.SOCKET).unlink()
 
@@ -80,10 +80,10 @@ async def _serve(
         while line := await _line(reader):
             try:
                 async with turns:
-                    # Not a thread of the loop's pool: the other jobs of the node need those.
+                    # Not in the loop's pool: the node's other jobs need its threads.
                     answer = await on_own_thread(calls.answer, line)
             except Exception as error:
-                # A fault of ours must not look to the script like an agent that is gone.
+                # To the script, an error of ours must not look like a lost agent.
                 log.exception("a call of a script failed")
                 answer = RunAnswer(None, f"{type(error).__name__}: {error}", "SystemError")
             writer.write(_encoded(answer))

@@ -11,13 +11,13 @@ log = logging.getLogger(__name__)
 
 
 class Scratch:
-    """The folder below which the attempts of a node have theirs."""
+    """The folder that contains the folders of a node's attempts."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def remove(self, root: Path) -> list[str]:
-        """Remove an attempt's folder; return why something of it stays. No link is followed."""
+        """Remove an attempt's folder; return why part of it stays. Follows no links."""
         try:
             with OwnFolder(self._root) as scratch:
                 kept = scratch.remove(str(root.relative_to(self._root))).kept
@@ -29,7 +29,7 @@ class Scratch:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a folder that nothing is in; any other stays."""
+    """Remove an empty folder; any other stays."""
     try:
         folder.rmdir()
     except OSError:

@@ -1,4 +1,4 @@
-"""The target's secrets on a node: fetched when an attempt needs them, kept in memory alone."""
+"""The target's secrets on a node: fetched when an attempt needs them, kept only in memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Ask = Callable[[], Mapping[str, str]]
 
 
 class NodeSecrets:
-    """Gives this process the secrets that the target has now."""
+    """Gives this process the target's current secrets."""
 
     def __init__(self, target: str, home: Path, ask: Ask) -> None:
-        """Read the target's file where this node has it; else `ask` the target."""
+        """Read the target's file if this node has it; otherwise `ask` the target."""
         self._target = target
         self._home = home
         self._ask = ask
 
     def bring(self, on: AttemptOnNode, *, is_far: bool) -> None:
-        """Read the secrets again, where the attempt may need any. Blocks.
+        """Read the secrets again if the attempt may need any. Blocks.
 
         Raises:
             PrepareError: class ``storage``: the target does not answer; class ``environment``: its
@@ -52,8 +52,8 @@ class NodeSecrets:
         credentials.give(values)
 
     def bring_again(self, on: AttemptOnNode, *, is_far: bool) -> None:
-        """Do so where an earlier `bring` may do instead: an attempt's end never fails for it."""
+        """Do the same, but fall back to an earlier `bring`: an attempt's end never fails for it."""
         try:
             self.bring(on, is_far=is_far)
         except PrepareError as error:
-            log.warning("%s; those that are known here are used", error)
+            log.warning("%s; using the secrets that were read before", error)

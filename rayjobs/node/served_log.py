@@ -1,8 +1,8 @@
-"""A job's driver log where Ray's dashboard looks for it: a bounded copy in the session's logs.
+"""Shows a job's driver log on Ray's dashboard: as a bounded copy in the session's logs.
 
-A copy, not a link: a job could put anything in the place that a link names, and Ray's agent, which
-ends its node's raylet when it dies, reads a log as a whole and as text. So the copy is UTF-8,
-ends after `MOST_BYTES`, and is read from a file that was opened without following any link.
+A copy, not a link: a job could put anything at the target of a link, and Ray's agent, which ends
+its node's raylet when it dies, reads a log as a whole and as text. So the copy is UTF-8, ends after
+`MOST_BYTES`, and comes from a file that was opened without following any link.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LOOK_EVERY_S = 0.5
 
 
 class ServedLogs:
-    """The copies of one node's driver logs, which go with Ray's session."""
+    """The copies of one node's driver logs; they disappear with Ray's session."""
 
     def __init__(
         self, path_of: Callable[[str], Path | None], is_ours: Callable[[str], bool]
     ) -> None:
-        """Write copies to what `path_of` names for a job.
+        """Write copies to the path that `path_of` returns for a job.
 
         Args:
             is_ours: Whether a file with this name in the same folder is such a copy.
@@ -44,9 +44,9 @@ class ServedLogs:
         self._last: set[asyncio.Future[None]] = set()
 
     async def serve(self, job: str, attempt: int, root: Path) -> None:
-        """Copy what rank 0 prints until this is canceled; what it has printed then is copied too.
+        """Copy the output of rank 0 until this is canceled, including all output up to then.
 
-        Whatever goes wrong is logged: a job never fails for it.
+        This logs any error: a job never fails for it.
         """
         copy = self._begin(job, attempt, root)
         if copy is None:
@@ -59,13 +59,13 @@ class ServedLogs:
         except OSError as error:
             log.info("the log of %s is not shown on the dashboard: %s", job, error)
         finally:
-            # No caller waits for the rest; the attempt's folder may go meanwhile: it is open.
+            # No caller waits for the rest. The attempt's folder may disappear: the file is open.
             last = asyncio.ensure_future(asyncio.to_thread(copy.end))
             self._last.add(last)
             last.add_done_callback(self._last.discard)
 
     async def finish(self) -> None:
-        """Wait until every copy that was begun is whole."""
+        """Wait until every started copy is complete."""
         while self._last:
             await asyncio.gather(*self._last, return_exceptions=True)
 
@@ -97,12 +97,12 @@ class ServedLogs:
 
 
 class _Copy:
-    """One attempt's log, copied bit by bit."""
+    """One attempt's log, copied in pieces."""
 
     def __init__(
         self, log_file: Path, root: Path, target: Path, job: str, attempt: int, *, follows: bool
     ) -> None:
-        """Copy to `target`; append to it if it `follows` an earlier attempt's there."""
+        """Copy to `target`; append if it `follows` an earlier attempt's log there."""
         self._log_file = log_file
         self._root = root
         self._target = target
@@ -115,20 +115,20 @@ class _Copy:
         self._is_full = False
 
     def has_more(self) -> bool:
-        """Whether there is something new to copy. Cheap: called often."""
+        """Whether there is new output to copy. Cheap, since it is called often."""
         if self._is_full or not self._is_open():
             return False
         assert self._source is not None
         return os.fstat(self._source).st_size > self._read
 
     def go_on(self) -> None:
-        """Copy what is there by now. Raises OSError."""
+        """Copy the new output. Raises OSError."""
         if not self.has_more():
             return
         assert self._source is not None
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         if self._read == 0 and not self._follows:
-            self._target.unlink(missing_ok=True)  # of an earlier agent: this one copies it all
+            self._target.unlink(missing_ok=True)  # of an earlier agent: this one copies everything
             flags |= os.O_EXCL
         target = os.open(self._target, flags, 0o600)
         with os.fdopen(target, "wb") as file:
@@ -142,13 +142,13 @@ class _Copy:
                     self._is_full = True
                     text = text[:left] + (
                         f"\n[rayjobs] The dashboard shows the first {size_text(MOST_BYTES)} of a "
-                        f"log. For all of it: rayjobs logs {self._job}\n"
+                        f"log. For the whole log: rayjobs logs {self._job}\n"
                     )
                 file.write(text.encode())
                 file.flush()
 
     def end(self) -> None:
-        """Copy the rest, and let go of the log."""
+        """Copy the rest, and close the log."""
         try:
             self.go_on()
         except OSError as error:
@@ -172,8 +172,8 @@ def _open_regular(root: Path, below: Path) -> int:
     """Open a file below a folder for reading, without following any link below it.
 
     Raises:
-        FileNotFoundError: it is not there yet.
-        OSError: it, or a folder on the way, is a link or no regular file.
+        FileNotFoundError: it does not exist yet.
+        OSError: it, or a folder above it, is a link or not a regular file.
     """
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -1,7 +1,7 @@
-"""Ends attempts whose host lives and does not answer: stopped, or frozen under a debugger.
+"""Ends attempts whose host is alive but does not answer: stopped, or frozen in a debugger.
 
-The host keeps cancel, time limit and stall timeout by itself. While it is stopped nothing of that
-happens, so the node does it: SIGTERM to the ranks, the job's grace, then SIGKILL to all of it.
+The host itself enforces cancel, time limit and stall timeout. While it is stopped, the node does it
+instead: SIGTERM to the ranks, the job's grace period, then SIGKILL to all processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 # Seconds without an answer after which a living host counts as stopped.
 ANSWER_S = 5.0
-# Beyond a time limit, how often the host is asked whether it ends its attempt.
+# After a time limit, how often to ask the host whether it ends its attempt.
 LOOK_S = 5.0
 
 Note = Callable[[AttemptOnNode, str, str], None]
@@ -34,7 +34,7 @@ Note = Callable[[AttemptOnNode, str, str], None]
 
 
 class StoppedHosts:
-    """The attempts of one node that are ended in place of their hosts. For one event loop."""
+    """The attempts of one node that the node ends instead of their hosts. For one event loop."""
 
     def __init__(self, note: Note) -> None:
         """Begin with none; `note` writes into a job's history."""
@@ -51,7 +51,7 @@ class StoppedHosts:
         grace_s: float,
         end_reason: EndReason | None = None,
     ) -> None:
-        """Begin to end an attempt whose host does not answer. Idempotent; returns at once."""
+        """Begin to end an attempt whose host does not answer. Idempotent; returns immediately."""
         marker = on.marker
         if marker not in self._ending:
             record = ExitRecord.of_stopped_host(
@@ -74,7 +74,7 @@ class StoppedHosts:
             await asyncio.to_thread(leftovers.signal_ranks, host.identity, signal.SIGTERM)
             await asyncio.sleep(grace_s)
         if await self._is_heard(host):
-            return  # it goes on, and has read what it was asked meanwhile
+            return  # it runs again, and has read the request meanwhile
         text = (
             f"the attempt host (pid {pid}) did not answer, as if it were stopped, so its node "
             "ended the attempt"
@@ -83,13 +83,13 @@ class StoppedHosts:
             await asyncio.to_thread(self._note, on, "host_stopped", text)
         except RayjobsError as error:
             log.warning("%s: %s", on.job, error)
-        # First, so that the process that finds the host dead knows why.
+        # First, so that whatever finds the host dead knows why.
         await asyncio.to_thread(exitrecord.write_outcome, on.root, record)
         await asyncio.to_thread(leftovers.kill_with_host, on.marker, host.identity)
 
     @staticmethod
     async def _is_heard(host: hostclient.HostConnection) -> bool:
-        """Whether the host answers, or has ended: then there is nothing to do in its place."""
+        """Whether the host answers or has ended: then the node need not act."""
         try:
             await host.status(timeout_s=ANSWER_S)
         except hostclient.HostUnreachable:
@@ -99,7 +99,7 @@ class StoppedHosts:
         return True
 
     async def watch(self, on: AttemptOnNode, host: hostclient.HostConnection) -> None:
-        """Keep the time limit and the stall timeout of an attempt whose host does not."""
+        """Enforce the time limit and the stall timeout of an attempt whose host does not."""
         await asyncio.gather(self._watch_limit(on, host), self._watch_stall(on, host))
 
     async def _watch_limit(self, on: AttemptOnNode, host: hostclient.HostConnection) -> None:
@@ -109,7 +109,7 @@ class StoppedHosts:
         try:
             left_s = (await host.status(timeout_s=ANSWER_S)).deadline_in_s
         except (hostclient.HostUnreachable, hostclient.HostGone):
-            # Stopped before it could be asked: its own record tells since when it runs.
+            # Stopped before it could be asked: its own record says when it started.
             left_s = limit_s - await asyncio.to_thread(_age_s, on.root)
         if left_s is None:
             return
@@ -124,7 +124,7 @@ class StoppedHosts:
 
     async def _watch_stall(self, on: AttemptOnNode, host: hostclient.HostConnection) -> None:
         timeout_s = on.stall_timeout_s
-        # Of several nodes only one may have anything to say: the engine looks at all of them.
+        # With several nodes, perhaps only one prints: the engine looks at all of them.
         if timeout_s is None or on.node_count > 1:
             return
         silent_s = 0.0
@@ -147,7 +147,7 @@ def _age_s(root: str) -> float:
 
 
 def _silent_s(on: AttemptOnNode) -> float:
-    """Return for how long no rank has printed or logged; 0 when that is not known."""
+    """Return for how long no rank has printed or logged; 0 if unknown."""
     paths = AttemptPaths(Path(on.root))
     newest = 0.0
     for number in on.ranks:

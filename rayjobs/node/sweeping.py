@@ -1,4 +1,4 @@
-"""What a death left of attempts that have ended: their folders, and sockets without a listener."""
+"""Removes the leftovers of ended attempts: their folders, and sockets without a listener."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from rayjobs.target import wake_client
 log = logging.getLogger(__name__)
 
 _ATTEMPT = re.compile(r"a(\d+)(?:-n\d+)?")
-# A socket is made a moment before its process listens there.
+# A socket exists a moment before its process listens there.
 SOCKET_AGE_S = 60.0
 
 
 class Sweeping:
-    """Finds and removes what is left of attempts below one node's folder of attempts."""
+    """Finds and removes the leftovers of attempts below one node's folder of attempts."""
 
     def __init__(self, attempts: Path, scratch: Scratch, release: Callable[[Path], None]) -> None:
-        """Remove folders by way of `scratch`; `release` lets go of an attempt's data first."""
+        """Remove folders through `scratch`; `release` releases an attempt's data first."""
         self._attempts = attempts
         self._scratch = scratch
         self._release = release
 
     def uncleaned(self) -> list[Uncleaned]:
-        """Return the attempts that may be cleaned up, if their ends stand in the store.
+        """Return the attempts that may be cleaned up if the store has their ends.
 
-        Of one that was launched everything has to be stored: what storage refused stays for a
-        week, so that people can save it.
+        For a launched attempt, everything must have been stored: what a storage refused stays for a
+        week, so that users can save it.
         """
         return list(self._found())
 
@@ -59,7 +59,7 @@ class Sweeping:
             yield Uncleaned(root.parent.name, int(number[1]), str(root))
 
     def sweep(self, roots: Collection[str]) -> int:
-        """Remove folders that `uncleaned` named; return how many are gone."""
+        """Remove folders that `uncleaned` returned; return how many are gone."""
         removed = 0
         for one in self._found():
             root = Path(one.root)
@@ -73,7 +73,7 @@ class Sweeping:
 
     @staticmethod
     def _is_empty(root: Path) -> bool:
-        """Whether no process of an attempt is left; its host's socket is removed then."""
+        """Whether no process of an attempt is left; then remove its host's socket too."""
         try:
             plan = json.loads(AttemptPaths(root).plan.read_text())
             if find_leftovers(str(plan["marker"])):
@@ -88,7 +88,7 @@ class Sweeping:
 
 
 def remove_dead_sockets(folder: Path, kinds: tuple[str, ...] = ("host", "mpi")) -> list[Path]:
-    """Remove sockets of hosts that were killed: no process listens there; return their paths."""
+    """Remove sockets of killed hosts, where no process listens; return their paths."""
     removed = []
     for kind in kinds:
         for path in folder.glob(f"{kind}-*.sock"):

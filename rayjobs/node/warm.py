@@ -1,4 +1,4 @@
-"""A node's warm interpreters: found or started, and the folder that their ranks import us from."""
+"""A node's warm interpreters, and the folder from which their ranks import rayjobs."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from rayjobs.node import warm_limits
 log = logging.getLogger(__name__)
 
 WARM_IDLE_S = 1800.0
-# After a start that failed: how long jobs start cold at once, and how long one waits for the next.
+# After a failed start: how long jobs start cold at once, and how long a job waits for a new try.
 RETRY_AFTER_S = 60.0
 PATIENCE_S = 10.0
 
 
 class NodeWarm:
-    """The warm interpreters of one node, one for each environment.
+    """The warm interpreters of one node, one per environment.
 
     They outlive the agent that started them: the node's next one finds them at the same sockets.
     """
 
     def __init__(self, root: Path, log_file: Path, *, raylet: Identity | None = None) -> None:
-        """Serve the node whose scratch is `root`; imports print into `log_file`.
+        """Serve the node with the scratch folder `root`; imports print into `log_file`.
 
         Args:
-            raylet: Of a cluster of its own, the process on this node with which all that is
-                warm ends; None where a keeper looks after that.
+            raylet: In a Ray cluster without a keeper, the process on this node whose end ends all
+                warm interpreters; None if a keeper does that.
         """
         self._root = root
         self._ping = WarmRequest("ping", is_user=True, raylet=raylet)
@@ -51,9 +51,9 @@ class NodeWarm:
         self._limits = warm_limits.Limits.of(os.environ)
 
     def socket_of(self, python: str = sys.executable) -> Path:
-        """Return where an interpreter's warm copy listens.
+        """Return the socket of an interpreter's warm copy.
 
-        One whose packages have changed since is another one: what it imported is of before.
+        Changed packages give another socket: the old copy has imported the old packages.
         """
         kind = sys.version if python == sys.executable else stamp(python)
         return short_socket("warm", f"{python}:{kind}:{self._root}")
@@ -61,9 +61,9 @@ class NodeWarm:
     def warm_up(
         self, python: str = sys.executable, *, again: bool = False
     ) -> asyncio.Task[hostclient.WarmInterpreter]:
-        """Return the start of a warm interpreter; `again` when it was seen to be gone.
+        """Return the start of a warm interpreter; with `again` after it was found dead.
 
-        A start that failed is the answer for a minute: not every job is to wait for the next one.
+        A failed start remains the answer for a minute, so that not every job waits for a new try.
         """
         socket = self.socket_of(python)
         task = self._warm.get(socket)
@@ -87,7 +87,7 @@ class NodeWarm:
 
     async def _ensure_warm(self, python: str, socket: Path) -> hostclient.WarmInterpreter:
         if python != sys.executable:
-            await interpreter.ask(python)  # one that cannot start would be tried for minutes
+            await interpreter.ask(python)  # a broken interpreter would be retried for minutes
         preload = os.environ.get("RAYJOBS_PRELOAD")
         warm = await hostclient.ensure_warm(
             str(socket),
@@ -101,7 +101,7 @@ class NodeWarm:
         return warm
 
     def injob_path(self) -> Path:
-        """Return a folder that holds nothing but `rayjobs` and the old names of its two packages.
+        """Return a folder that contains only `rayjobs` and the old names of its two packages.
 
         Appended to a rank's sys.path, it makes ``from rayjobs import Run`` work in any
         environment without shadowing what is installed there. `datastore` and `tuning` become
@@ -120,7 +120,7 @@ class NodeWarm:
         return folder
 
     async def ready(self, plan: LaunchPlan) -> tuple[Path | None, str]:
-        """Return the socket of the warm interpreter that is ready for a plan, or None and why."""
+        """Return the socket of a warm interpreter for a plan, or None and the reason."""
         if plan.kind == "command":
             return None, "the job is a command"
         python = plan.python
@@ -130,7 +130,7 @@ class NodeWarm:
         try:
             async with asyncio.timeout(PATIENCE_S if socket in self._failed_at_s else None):
                 await asyncio.shield(self.warm_up(python))
-                # It may have ended since (idle, killed): asked again, started again.
+                # It may have ended since (idle, killed): ping it, and start it again.
                 warm = await hostclient.ping_warm(str(socket), self._ping)
                 if warm is None:
                     warm = await asyncio.shield(self.warm_up(python, again=True))
@@ -140,20 +140,20 @@ class NodeWarm:
         except RayjobsError as error:
             reason = f"no warm interpreter: {error}"
             if python != sys.executable:
-                self._refused[socket] = reason  # as long as nothing of it changes
+                self._refused[socket] = reason  # until it changes
             return None, reason
         if python != sys.executable:
             await self._note_use(socket, warm)
         return socket, ""
 
     async def _note_use(self, socket: Path, warm: hostclient.WarmInterpreter) -> None:
-        """Note that a job uses an environment's interpreter; those beyond the limits end."""
+        """Note that a job uses an environment's interpreter; end those beyond the limits."""
         now_s = asyncio.get_running_loop().time()
         self._uses[socket] = warm_limits.Use(socket, warm.identity, now_s)
         uses = list(self._uses.values())
         for one in await asyncio.to_thread(self._limits.too_many, uses, now_s):
             if self._uses.get(one.socket) is not one:
-                continue  # it was used meanwhile
+                continue  # a job has used it meanwhile
             del self._uses[one.socket]
             self._warm.pop(one.socket, None)
             log.info("the warm interpreter at %s ends: others were used later", one.socket)
@@ -161,7 +161,7 @@ class NodeWarm:
 
 
 def stamp(python: str) -> str:
-    """Return what changes when packages are installed into an interpreter's environment."""
+    """Return a value that changes when packages are installed into an interpreter's environment."""
     path = Path(python)
     home = path.parent.parent
     found = [path.resolve(), home / "pyvenv.cfg", *sorted(home.glob("lib/python*/site-packages"))]
@@ -170,7 +170,7 @@ def stamp(python: str) -> str:
         try:
             times.append(f"{one}={one.stat().st_mtime_ns}")
         except OSError:
-            continue  # an interpreter that is in no virtual environment
+            continue  # an interpreter outside any virtual environment
     return ":".join(times)
 
 

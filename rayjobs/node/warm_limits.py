@@ -1,4 +1,4 @@
-"""How many warm interpreters a node keeps, and which one ends when there are too many."""
+"""Limits the warm interpreters of a node, and selects which one to end."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from rayjobs.core.text import GIB
 from rayjobs.injob.identity import Identity, is_alive
 
-MOST = 6  # besides that of the target's own Python
+MOST = 6  # in addition to the one of the target's own Python
 MEMORY_SHARE = 0.25  # of the machine's memory
-# A job that just received an interpreter's address is about to fork from it.
+# A job that has just received an interpreter's address is about to fork from it.
 IN_USE_S = 15.0
 
 
@@ -31,7 +31,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Limits:
-    """What warm interpreters of environments may take together on one node."""
+    """The limits of all warm interpreters of environments on one node."""
 
     most: int = MOST
     bytes: int = 0
@@ -47,7 +47,7 @@ class Limits:
         )
 
     def too_many(self, uses: list[Use], now_s: float) -> list[Use]:
-        """Return those that must end, the one used longest ago first; none that is in use now."""
+        """Return those that must end, the least recently used first; none that is in use now."""
         living = sorted((one for one in uses if is_alive(one.identity)), key=lambda one: one.used_s)
         sizes = {one.socket: own_bytes(one.identity.pid) for one in living}
         count, total = len(living), sum(sizes.values())
@@ -64,7 +64,7 @@ class Limits:
 
 
 def own_bytes(pid: int) -> int:
-    """Return a process's share of memory (PSS); 0 where it cannot be read."""
+    """Return a process's share of memory (PSS); 0 if it cannot be read."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What an agent asks a living attempt host besides its end: leases, silence, stacks."""
+"""An agent's calls to a living attempt host: leases, silence, stacks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rayjobs.protocol.attempts import AttemptOnNode
 
 log = logging.getLogger(__name__)
 
-# Dumping many ranks one after another takes its time on a busy machine.
+# Dumping many ranks in turn takes time on a busy machine.
 STACKS_S = 120.0
 
 One = TypeVar("One", bound=Answer)
 
 
 def raylet_of_worker() -> Identity | None:
-    """Return the identity of the raylet that this Ray worker is a child of; None if of none."""
+    """Return the identity of the raylet whose child this Ray worker is; None if there is none."""
     parent = os.getppid()
     stat = stat_of(parent)
     identity = identity_of(parent)
@@ -34,7 +34,7 @@ def raylet_of_worker() -> Identity | None:
 
 
 def with_raylet(plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan of a host with a lease with the process it is to watch on this node."""
+    """Return a plan; if it has a lease, with the process that its host watches on this node."""
     return replace(plan, raylet=raylet_of_worker()) if plan.lease_s else plan
 
 
@@ -45,18 +45,18 @@ async def renew(on: AttemptOnNode, stamp: float | None) -> float | None:
 
 
 async def silent_s(on: AttemptOnNode) -> float | None:
-    """Return for how many seconds no rank of the node was heard; None: not measured."""
+    """Return how many seconds the node's ranks have been silent; None: not measured."""
     answer = await _ask(on, HostRequest("lease"), LeaseAnswer)
     return None if answer is None else answer.silent_s
 
 
 async def stalled(on: AttemptOnNode, *, reason: str) -> None:
-    """Let the host dump its ranks' stacks and end the attempt as stalled. Idempotent."""
+    """Have the host dump its ranks' stacks and end the attempt as stalled. Idempotent."""
     await _ask(on, HostRequest("stalled", reason=reason), HostState, timeout_s=STACKS_S)
 
 
 async def stacks(on: AttemptOnNode) -> tuple[RankStack, ...] | None:
-    """Return where each rank is; None: no host answers."""
+    """Return the stack of each rank; None: no host answers."""
     answer = await _ask(on, HostRequest("stacks"), StacksAnswer, timeout_s=STACKS_S)
     return None if answer is None else answer.ranks
 
@@ -64,7 +64,7 @@ async def stacks(on: AttemptOnNode) -> tuple[RankStack, ...] | None:
 async def _ask(
     on: AttemptOnNode, request: HostRequest, kind: type[One], *, timeout_s: float = 10.0
 ) -> One | None:
-    """Return the host's answer; None where it has ended, does not answer, or does not know."""
+    """Return the host's answer; None if it has ended, does not answer or does not know the call."""
     connection = host_on(on)
     if connection is None:
         return None

@@ -1,4 +1,4 @@
-"""The workspaces whose jobs run on a node: opened once, and what is noted in a job's history."""
+"""The workspaces whose jobs run on a node: opens each once, and writes to jobs' histories."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Workspaces:
     """The open workspaces of one node, each found through the attempts that name it."""
 
     def __init__(self, open_far: OpenFar | None = None, *, shares_disk: bool = True) -> None:
-        """Open workspaces by their paths, or by `open_far` where the node has not their disk.
+        """Open workspaces by their paths, or by `open_far` if the node does not have their disk.
 
         Args:
-            shares_disk: False: never by their paths.
+            shares_disk: False: never open them by their paths.
         """
         self._open: dict[str, OpenWorkspace] = {}
         self._far: dict[str, OpenWorkspace] = {}
@@ -37,7 +37,7 @@ class Workspaces:
 
         Raises:
             StoreError: it cannot be opened.
-            NotFoundError: it is not there any more.
+            NotFoundError: it no longer exists.
         """
         path = on.workspace
         if self._open_far is not None and self.is_far(on):
@@ -47,10 +47,10 @@ class Workspaces:
         return self.near(path)
 
     def near(self, path: str) -> OpenWorkspace:
-        """Return a workspace whose folder this machine has; see `of`."""
+        """Return a workspace whose folder is on this machine; see `of`."""
         workspace = self._open.get(path)
         if workspace is not None and id_of(path) not in (None, workspace.id):
-            self._open.pop(path).close()  # another one in the place of a removed one
+            self._open.pop(path).close()  # another workspace has replaced a removed one
             workspace = None
         if workspace is None:
             workspace = open_workspace(path, create=False)
@@ -58,19 +58,19 @@ class Workspaces:
         return workspace
 
     def reaches(self, on: AttemptOnNode, folder: Path) -> bool:
-        """Whether this node has a folder that the workspace of an attempt names by its path.
+        """Whether this node has a folder that the attempt's workspace refers to by path.
 
-        On another machine a folder at the same path is taken for the same one: a network mount.
+        On another machine, a folder at the same path counts as the same one: a network mount.
         """
         return not self.is_far(on) or (self._shares_disk and folder.is_dir())
 
     def where_now(self, on: AttemptOnNode, folder: str) -> str:
-        """Return where a folder is that may have been moved with the workspace of an attempt."""
+        """Return the current path of a folder that may have moved with the attempt's workspace."""
         if self.is_far(on) or os.path.exists(folder):  # noqa: PTH110 - it may be one of many
             return folder
         now = Path(on.workspace)
         for old in map(Path, earlier_paths(now)):
-            # Of a workspace in a project the whole project has most likely been moved.
+            # If the workspace is in a project, most likely the whole project has moved.
             for before, after in ((old, now), (old.parent, now.parent)):
                 if Path(folder).is_relative_to(before):
                     found = after / Path(folder).relative_to(before)
@@ -79,14 +79,14 @@ class Workspaces:
         return folder
 
     def is_far(self, on: AttemptOnNode) -> bool:
-        """Whether the workspace's folder is another machine's.
+        """Whether the workspace's folder belongs to another machine.
 
-        A path that both have proves nothing: over a network file system its store would break.
+        An equal path proves nothing: over a network file system its store would break.
         """
         path = on.workspace
         if not self._shares_disk or on.boot_id not in (None, boot_id()):
             return True
-        # One that was opened here is near, also while it cannot be seen for a moment.
+        # A workspace that was opened here is local, even if it is briefly unavailable.
         return path not in self._open and not Path(path).is_dir()
 
     def record(
@@ -99,7 +99,7 @@ class Workspaces:
         """Write a line into the job's history that other jobs depend on.
 
         Raises:
-            StoreError: it was not written.
+            StoreError: the line was not written.
         """
         self.of(on).store.add_event(on.job, kind, message, attempt=on.attempt, data=data)
 

@@ -105,7 +105,7 @@ def bring(folder: Path, plan: LaunchPlan, asked: ContainerRequest, able: Capabil
         Workspaces(_no_workspace, shares_disk=True),
         NodeSnapshots(folder / "snapshots"),
     )
-    node._tell = lambda *_: None  # type: ignore[method-assign]
+    node._report = lambda *_: None  # type: ignore[method-assign]
     if able is not None:
         node._capability = able
     with pytest.raises(PrepareError) as caught:
@@ -120,7 +120,7 @@ def test_a_node_that_can_run_no_image_names_both_ways_out(short_path: Path) -> N
     said = bring(
         short_path, plan, ContainerRequest(image="python:3.13"), Capability("user namespaces: no")
     )
-    assert "container images cannot be run on this node: user namespaces: no. Two ways out" in said
+    assert "container images cannot be run on this node: user namespaces: no. You can" in said
     assert "start the node itself from the image" in said
     assert "packages of the job's `environment`" in said
 

@@ -176,7 +176,7 @@ def test_a_job_that_was_not_given_the_gpu_is_told(
     with program(**{MARKER_VARIABLE: "rj-other-a1"}) as other:
         gpu.held_by(other.pid)
         (said,) = told(tmp_path)
-    assert "of rj-other-a1, which has no part of this GPU) holds 29.3 GiB" in said
+    assert "of rj-other-a1, which does not share this GPU) holds 29.3 GiB" in said
 
 
 def test_what_an_ended_job_was_given_it_holds_no_more(gpu: Gpu, tmp_path: Path) -> None:

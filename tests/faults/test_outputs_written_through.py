@@ -107,7 +107,7 @@ def test_a_storage_that_is_down_is_noted_once_and_gets_everything_later(
     written.sync()
     written.sync()
     late = [note for note in written.notes if "not stored for the moment" in note]
-    assert len(late) == 1 and "The job goes on" in late[0]
+    assert len(late) == 1 and "The job continues" in late[0]
     old(folder / "b.pt", "two")
     proxy.mode = "pass"
     written.sync()

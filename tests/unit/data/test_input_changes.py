@@ -66,7 +66,7 @@ class Node:
         ]
 
     def told(self) -> list[tuple[str, Mapping[str, Any]]]:
-        self.data.tell_changes(self.root, note=self.note)
+        self.data.report_changes(self.root, note=self.note)
         found = [(text, data) for kind, text, data in self.notes if kind == CHANGED_EVENT]
         self.notes.clear()
         return found
@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_looked_at_is_not_told_as_a_change(
     (stored / "train" / "a.txt").symlink_to("a.txt")
     if changes:
         (stored / "train" / "b.txt").write_text("changed")
-    node.data.tell_changes(node.root, note=node.note)
+    node.data.report_changes(node.root, note=node.note)
     ((kind, text, facts),) = node.notes
     assert "1 file cannot be compared" in text and "Too many levels" in text
     for said in ("1 file changed", "is damaged", "did it"):

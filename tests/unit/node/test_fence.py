@@ -15,7 +15,7 @@ def test_a_start_after_the_end_is_refused() -> None:
         fence = Fence()
         async with fence.starting("other"):
             await fence.end("one")
-        with pytest.raises(PrepareError, match="was ended before its host was started"):
+        with pytest.raises(PrepareError, match="was ended before its host started"):
             async with fence.starting("one"):
                 pytest.fail("it was started")
         async with fence.starting("two"):
