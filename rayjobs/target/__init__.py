@@ -1,1 +1,1 @@
-"""The client's side of a compute target: reach it, start it, bring it back, stop it. No Ray."""
+"""The client's side of a compute target: reach, start, revive and stop it. No Ray."""

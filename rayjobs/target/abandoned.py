@@ -1,4 +1,4 @@
-"""Ends the records of jobs whose target is gone for good: nothing is left that could end them."""
+"""Ends the records of jobs whose target is permanently gone, since no process can end them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rayjobs.store.requests import JobFilter
 from rayjobs.target import reach
 from rayjobs.target.record import load_target
 
-_TRIES = 20  # an attempt may begin or move while its record is being ended
+_TRIES = 20  # an attempt may start or change state while its record is being ended
 
 
 def why_gone(name: str, *, home: Path) -> str:
-    """Return why nothing of a target can be asked; empty where it may answer.
+    """Return why a target cannot answer; empty if it may answer.
 
     A `local` target that died is not gone: any command brings it back.
     """
@@ -34,13 +34,13 @@ def end(
 ) -> list[str]:
     """End a job as Canceled without asking its target; return the ids of the records that ended.
 
-    Members of an array and trials of a sweep end too. Processes that still run somewhere are not
-    ended. Nothing that they report counts any more: their attempt is over.
+    Members of an array and trials of a sweep end too. This does not end processes that may still
+    run. Their reports no longer count: their attempt is over.
 
     Args:
         by: The user or command that ends it.
         why: Why the target cannot do it.
-        reason: What is recorded; None: who ended it, and `why`.
+        reason: The recorded reason; None: who ended it, and `why`.
 
     Raises:
         NotFoundError: no such job.

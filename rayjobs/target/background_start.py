@@ -1,10 +1,10 @@
-"""Starts a target from a process of its own.
+"""Starts a target from a separate process.
 
 It is run as ``-m rayjobs.target.background_start HOME NAME WORKSPACE``.
 
-A submit that found no target must not wait for one; this process does. With ``--revive`` it brings
-a target back that died. ``--stop-seen=ID`` names the last stop that this start comes after: a newer
-one wins over it. What fails stands in the target's log and in its `revival.json`.
+A submit that finds no target must not wait for one; this process does. With ``--revive`` it revives
+a target that died. ``--stop-seen=ID`` names the last stop before this start: a newer stop takes
+precedence. The target's log and its `revival.json` record failures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rayjobs.core.errors import RayjobsError
 
 
 def main(arguments: list[str]) -> int:
-    """Start the target, unless it runs by then; 1 when that failed."""
+    """Start the target unless it runs by now; return 1 if that fails."""
     from rayjobs.target import revive
     from rayjobs.target.starting import ensure_target
     from rayjobs.target.stopping import TargetLocation

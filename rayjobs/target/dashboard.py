@@ -1,7 +1,7 @@
 """The Ray dashboard of a target: its address, its login, and a browser that shows it.
 
-Ray's dashboard asks for the token in a dialogue and keeps it as a cookie; it takes none from a
-URL. So a browser is opened on the plain address, and the token is shown on request only.
+Ray's dashboard asks for the token in a dialog and keeps it as a cookie; it does not accept it in a
+URL. So the browser opens the plain address, and the token is shown only on request.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rayjobs.target.token_check import read_token
 
 @dataclass(frozen=True)
 class Dashboard:
-    """Where a running target's dashboard is.
+    """The address and login of a running target's dashboard.
 
     Attributes:
-        token_file: File with the token that its login asks for; None: it has no login.
+        token_file: File with the token for its login; None: it has no login.
     """
 
     url: str
@@ -35,7 +35,7 @@ class Dashboard:
         return None if self.token_file is None else read_token(self.token_file)
 
     def open(self) -> bool:
-        """Open a browser on it; False when this machine has none."""
+        """Open a browser on it; False if this machine has none."""
         return webbrowser.open(self.url)
 
 

@@ -1,15 +1,15 @@
 """The keeper: a small process outside Ray that starts, watches and stops one target's head.
 
-Standard library only. `python -P -m rayjobs.target.keeper HOME TARGET START` forks itself away
-from its caller; whatever needs Ray is done by the starter (`engine.starter`), a child that ends.
-The keeper holds `keeper.lock` for life, so a target has one whichever client starts it, and holding
-the lock is being alive. Killing it harms nothing: the head goes on, and the next command starts
+Standard library only. `python -P -m rayjobs.target.keeper HOME TARGET START` detaches from its
+caller; a short-lived child, the starter (`engine.starter`), does what needs Ray. The keeper holds
+`keeper.lock` for its whole life: so a target has only one, whichever client starts it, and the lock
+shows that it is alive. Killing it is harmless: the head continues, and the next command starts
 another keeper that takes over.
 
-What dies is started again: at once for the first `RESTARTS` deaths within `RESTARTS_WITHIN_S`, and
-from then on after pauses that grow from `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`. A start that fails is
-tried again in the same way, as long as there are unfinished jobs; at the end of each pause they are
-looked for.
+The keeper restarts what dies: immediately for the first `RESTARTS` deaths within
+`RESTARTS_WITHIN_S`, and after that with pauses that grow from `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`.
+It retries a failed start in the same way as long as there are unfinished jobs, which it checks at
+the end of each pause.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from rayjobs.target.machine import LocalSettings
 from rayjobs.target.progress import Progress, read
 from rayjobs.target.stopping import TargetLocation
 
-START_LIMIT_S = 300.0  # of one try; Ray alone took 31 s on a busy machine
+START_LIMIT_S = 300.0  # per try; Ray alone took 31 s on a busy machine
 START_TRIES = 3
-JOBS_LIMIT_S = 60.0  # of a look into the stores
-NO_JOBS = 20  # the exit code of `rayjobs.target.unfinished`; no failure of Python's has it
+JOBS_LIMIT_S = 60.0  # for reading the stores
+NO_JOBS = 20  # the exit code of `rayjobs.target.unfinished`; Python's own failures do not use it
 WATCH_EVERY_S = 1.0
 LOOKS_PER_TIMEKEEPER = 30
 ACTOR_GONE_S = 20.0  # Ray restarts the actor by itself well within this
-RESTARTS = 3  # at once; then with pauses
+RESTARTS = 3  # immediately; then with pauses
 RESTARTS_WITHIN_S = 600.0
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
@@ -50,18 +50,18 @@ _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 
 
 class LateError(TargetError):
-    """A head did not come up in time; another try may succeed."""
+    """A head did not start in time; another try may succeed."""
 
 
 class Keeper:
-    """One target's keeper; `run` returns when the head is stopped, or cannot be started."""
+    """One target's keeper; `run` returns when the head has stopped or cannot start."""
 
     def __init__(self, location: TargetLocation, start: str, *, is_patient: bool = False) -> None:
         self.location = location
         self.paths = location.paths
         self.progress = Progress(self.paths.progress, start)
         self.idle_s = LocalSettings.read().idle_s
-        # Whether there is a reason to try again: unfinished jobs, as far as is known.
+        # Whether there is a reason to try again: unfinished jobs, as far as known.
         self._is_wanted = is_patient
         self._idle_since_s: float | None = None
         self._actor_gone_since_s: float | None = None
@@ -74,7 +74,7 @@ class Keeper:
         self._environment[openfiles.SOFT_VARIABLE] = "" if soft is None else str(soft)
 
     def run(self) -> int:
-        """Start what is not there, watch it, and stop it in the end; return the exit code."""
+        """Start what does not run, watch it, and finally stop it; return the exit code."""
         self.paths.pause.unlink(missing_ok=True)
         if not self._tries(self._bring_up):
             return 1
@@ -87,7 +87,7 @@ class Keeper:
                 timekeeper.mend(home=self.location.home)
             ending = number is not None and number.si_signo in (signal.SIGTERM, signal.SIGINT)
             if ending and not self.paths.stop_request.exists():
-                return 0  # only the keeper is to end; the next client brings another
+                return 0  # only the keeper should end; the next client starts another
             if self._stop_if_asked():
                 return 0
             if self._paused_until_s is not None:
@@ -106,7 +106,7 @@ class Keeper:
                 return 1
 
     def _tries(self, work: Callable[[], None]) -> bool:
-        """Do the work, and pause where it fails. False: it failed, and no job waits for it."""
+        """Do the work, and pause if it fails. False: it failed, and no job waits for it."""
         try:
             work()
         except RayjobsError as exc:
@@ -135,7 +135,7 @@ class Keeper:
         self.paths.pause.unlink(missing_ok=True)
 
     def _has_jobs(self) -> bool:
-        """Whether a job waits for the target: by now all may be canceled. True if unknown.
+        """Whether a job waits for the target: all may have been canceled by now. True if unknown.
 
         The stores need libraries that the keeper must not hold, so a child reads them.
         """
@@ -160,9 +160,9 @@ class Keeper:
             self._starter("replace")
 
     def _start_head(self) -> None:
-        """Start Ray and the actor; a machine that is too busy for that is given `START_TRIES`."""
+        """Start Ray and the actor; on a machine that is too busy, try `START_TRIES` times."""
         for number in range(1, START_TRIES + 1):
-            # What an earlier life left (a power cut, a crash) would be in the way of this one.
+            # Leftovers of an earlier life (a power cut, a crash) would block this one.
             with contextlib.suppress(RayjobsError):
                 stopping.clear_ray(self.location)
             local_head.new_token(self.paths)
@@ -184,24 +184,24 @@ class Keeper:
                 raise
 
     def _starter(self, what: str) -> None:
-        """Run the starter; raises with what it said when it fails.
+        """Run the starter; if it fails, raise an error with its message.
 
         Raises:
-            LateError: A head was not up in time; no failure is reported to the clients.
-            TargetError: It failed otherwise, which is reported to the clients.
+            LateError: A head did not start in time; clients get no failure report.
+            TargetError: It failed otherwise; clients get a failure report.
         """
         log = self.paths.log / "start.log"
         code = self._run_child(
             "rayjobs.engine.starter", [self.progress.start, what], START_LIMIT_S, log.name
         )
         if what == "head" and code in (None, local_head.EXIT_LATE):
-            said = (
+            reported = (
                 self._last_of("late")
                 or f"the starter was not done after {duration_text(START_LIMIT_S)}"
             )
             raise LateError(
                 f"Ray did not come up in time for target {self.location.name!r}, as happens on a "
-                f"busy machine: {said.rstrip('.')}. Details are in {log}. "
+                f"busy machine: {reported.rstrip('.')}. Details are in {log}. "
                 f"{local_head.start_again(self.location.name)}"
             )
         if code != 0:
@@ -209,21 +209,21 @@ class Keeper:
             if code is None:
                 why = f"the starter was not done after {duration_text(START_LIMIT_S)}"
             message = f"target {self.location.name!r} did not start: {why}. See {log}."
-            said = self._last_of("failed")
-            if not said:
+            reported = self._last_of("failed")
+            if not reported:
                 self.progress.failed(message)
-            raise RayjobsError(said or message)
+            raise RayjobsError(reported or message)
 
     def _run_child(
         self, module: str, arguments: list[str], limit_s: float, log_name: str
     ) -> int | None:
-        """Run a module for this target; return its exit code, None when it took too long."""
+        """Run a module for this target; return its exit code, or None if it took too long."""
         self.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self.paths.log / log_name
         _shorten(log)
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            # A session of its own: Ray's processes stay in it, apart from the keeper's.
+            # Its own session: Ray's processes stay in it, separate from the keeper's.
             child = os.posix_spawn(
                 sys.executable,
                 [
@@ -243,14 +243,14 @@ class Keeper:
         return _wait(child, limit_s)
 
     def _last_of(self, kind: str) -> str:
-        """Return what this start said last, if that was of the kind."""
+        """Return the last message of this start if it is of the kind."""
         lines = [line for line in read(self.paths.progress) if line.start == self.progress.start]
         return lines[-1].text if lines and lines[-1].kind == kind else ""
 
     # --- watching ---------------------------------------------------------------------------------
 
     def _mend(self) -> None:
-        """Start again what died by itself, as long as that does not happen again and again."""
+        """Restart what died, unless it dies too often."""
         record = local_head.load_record(self.paths)
         if record is None or not record.is_running:
             self._say("Ray ended by itself; starting it again")
@@ -274,7 +274,7 @@ class Keeper:
         return [at for at in self._restarts if _now_s() - at < RESTARTS_WITHIN_S]
 
     def _count_restart(self) -> None:
-        """Count a restart; raise when the recent ones are too many and a pause is due."""
+        """Count a restart; raise if there were too many recently and a pause is due."""
         self._restarts = [*self._recent_restarts(), _now_s()]
         if len(self._restarts) > RESTARTS:
             with contextlib.suppress(RayjobsError):
@@ -304,7 +304,7 @@ class Keeper:
         self._idle_since_s = self._idle_since_s or _now_s()
         if _now_s() - self._idle_since_s < self.idle_s:
             return False
-        self._idle_since_s = None  # a refusal means that there is work again
+        self._idle_since_s = None  # a refusal means that there is new work
         self._say(f"no job for {duration_text(self.idle_s)}: stopping")
         return self._stop(force=False, request="idle")
 
@@ -320,15 +320,15 @@ class Keeper:
             if is_refused and request != "idle":
                 stop_record.lift_if_free(
                     self.paths, stop.id
-                )  # where the client is gone; else it does so itself
+                )  # in case the client is gone; otherwise it does so itself
             return False
         self._answer(request, error="")
         return True
 
     def _answer(self, request: str, *, error: str, is_refused: bool = False) -> None:
         if request != "idle":
-            said = {"id": request, "error": error, "is_refused": is_refused}
-            local_head.write_private(self.paths.stop_answer, json.dumps(said))
+            reply = {"id": request, "error": error, "is_refused": is_refused}
+            local_head.write_private(self.paths.stop_answer, json.dumps(reply))
 
     def _say(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -359,7 +359,7 @@ def _reap() -> None:
 
 
 def _wait(child: int, limit_s: float) -> int | None:
-    """Wait for one child; None (and the child killed) when it takes too long."""
+    """Wait for one child; kill it and return None if it takes too long."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -372,7 +372,7 @@ def _wait(child: int, limit_s: float) -> int | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Detach from the caller and keep the target."""
+    """Detach from the caller and run the keeper."""
     parser = argparse.ArgumentParser(prog="rayjobs.target.keeper")
     parser.add_argument("home", type=Path)
     parser.add_argument("target")
@@ -380,13 +380,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--patient", action="store_true")
     options = parser.parse_args(argv)
     location = TargetLocation(options.target, options.home)
-    # Taken before forking and inherited: the caller's wait for us ends with the lock held.
+    # Taken before the fork and inherited: when the caller's wait ends, the lock is held.
     with keeper_lock(location.paths, patience_s=0.5) as mine:
         if not mine:
-            return 0  # there is one already
+            return 0  # a keeper already runs
         leave_caller(_WAKING)
         local_head.write_private(location.paths.keeper, json.dumps(own_identity().to_json()))
-        openfiles.raise_limit()  # what the keeper starts has it, too
+        openfiles.raise_limit()  # the keeper's children inherit it
         keeper = Keeper(location, options.start, is_patient=options.patient)
         try:
             return keeper.run()

@@ -1,4 +1,4 @@
-"""What a local target's keeper and its clients share: whether it lives, and what it waits for.
+"""Shared by a local target's keeper and its clients: whether it is alive, and what it waits for.
 
 Standard library only.
 """
@@ -19,7 +19,7 @@ from rayjobs.target import local_head
 
 
 def is_kept(paths: TargetPaths) -> bool:
-    """Whether a keeper lives: it holds its lock for life."""
+    """Whether a keeper is alive: it holds its lock for its whole life."""
     try:
         return is_locked(paths.keeper_lock)
     except OSError:
@@ -28,10 +28,10 @@ def is_kept(paths: TargetPaths) -> bool:
 
 @contextlib.contextmanager
 def keeper_lock(paths: TargetPaths, *, patience_s: float = 0.0) -> Iterator[bool]:
-    """Take the keeper's lock for the block; gives False when a keeper has it.
+    """Hold the keeper's lock for the block; yield False if a keeper has it.
 
     Args:
-        patience_s: How long to try: those who only look hold it for an instant.
+        patience_s: How long to try: a check for the keeper holds it only for an instant.
     """
     paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     deadline = time.monotonic() + patience_s
@@ -44,10 +44,10 @@ def keeper_lock(paths: TargetPaths, *, patience_s: float = 0.0) -> Iterator[bool
 
 
 def leave_caller(blocked: Iterable[signal.Signals]) -> None:
-    """Leave the caller's process tree and session; the caller sees exit code 0 at once.
+    """Leave the caller's process tree and session; the caller sees exit code 0 immediately.
 
     Args:
-        blocked: Signals that are waited for from then on.
+        blocked: Signals that the process waits for from then on.
     """
     if os.fork():
         os._exit(0)
@@ -85,15 +85,15 @@ class Pause:
     next_at: str
 
     def sentence(self, name: str) -> str:
-        """Return what users read: the reason, when it is tried again, and how to do it now."""
+        """Return the message for users: the reason, the time of the next try, how to try now."""
         return (
-            f"{self.reason.rstrip('.')}. It is tried again at {self.next_at}; "
-            f"`rayjobs target start {name}` does it now"
+            f"{self.reason.rstrip('.')}. The next try is at {self.next_at}; "
+            f"`rayjobs target start {name}` tries now"
         )
 
 
 def pause_of(paths: TargetPaths) -> Pause | None:
-    """Return what the living keeper waits for; None while it does its work."""
+    """Return what the living keeper waits for; None while it works."""
     values = local_head.read_json(paths.pause) or {}
     try:
         pause = Pause(
@@ -108,7 +108,7 @@ def pause_of(paths: TargetPaths) -> Pause | None:
 
 
 def give_up_pause(paths: TargetPaths) -> None:
-    """End a keeper that only waits, so that another one tries at once, as its caller is set up."""
+    """End a keeper that only waits, so that a new one tries at once with its caller's settings."""
     pause = pause_of(paths)
     if pause is not None:
         send_signal(pause.keeper, signal.SIGTERM)

@@ -23,7 +23,7 @@ _WHOLE = ("jobs", "jobs_per_user")
 
 
 def limits_path(target: str, *, home: Path) -> Path:
-    """Return the file that holds a target's limits; absent: the defaults are in force."""
+    """Return the file with a target's limits; if it does not exist, the defaults apply."""
     return TargetPaths.of(target, under=home).root / "queue.json"
 
 
@@ -39,7 +39,7 @@ def load_limits(target: str, *, home: Path) -> Limits:
 
 
 def save_limits(target: str, limits: Limits, *, home: Path) -> None:
-    """Put limits in force, within a second where the target runs.
+    """Apply limits; a running target applies them within a second.
 
     Raises:
         NotFoundError: no such target.
@@ -52,7 +52,7 @@ def save_limits(target: str, limits: Limits, *, home: Path) -> None:
 
 
 class LimitsFile:
-    """The limits in force, for who asks every second; read again only when the file changed."""
+    """The current limits, for a caller that reads them every second; caches the unchanged file."""
 
     def __init__(self, target: str, *, home: Path) -> None:
         self._path = limits_path(target, home=home)
@@ -60,7 +60,7 @@ class LimitsFile:
         self._limits = Limits()
 
     def __call__(self) -> Limits:
-        """Return the limits; a damaged file is logged and leaves those that were in force."""
+        """Return the limits; if the file is damaged, log that and keep the previous limits."""
         try:
             status = self._path.stat()
             seen = (status.st_mtime_ns, status.st_ino, status.st_size)

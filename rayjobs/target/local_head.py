@@ -25,19 +25,19 @@ from rayjobs.target.standing import HEAD_ENVIRONMENT
 # session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store
 LONGEST_RAY_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 LOCAL = "local"
-EXIT_LATE = 75  # of the starter: Ray did not come up in time (EX_TEMPFAIL)
+EXIT_LATE = 75  # exit code of the starter: Ray did not start in time (EX_TEMPFAIL)
 SILENT_S = 600  # how long a process of a head may be silent
-RAY_UP_S = 120  # Ray's own 30 s are not enough on a machine that does other work as well
+RAY_UP_S = 120  # Ray's own 30 s are not enough on a busy machine
 
-# What a target takes from the shell that happens to start it: nothing else, since it outlives that
-# shell and serves others. Credentials come to it by `target.secrets`.
+# The variables that a target inherits from the shell that starts it. It gets no others, since it
+# outlives that shell and serves others. Credentials come through `target.secrets`.
 _KEPT = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "HOSTNAME"),
         *("LD_LIBRARY_PATH", "CPATH", "LIBRARY_PATH", "PKG_CONFIG_PATH"),
         *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "MAKEFLAGS"),
         *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC", "OPAL_PREFIX"),
-        # Where the usual AWS search looks, without the keys themselves.
+        # The sources of the usual AWS search, without the keys themselves.
         *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CA_BUNDLE"),
         *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
         *("AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_WEB_IDENTITY_TOKEN_FILE"),
@@ -50,7 +50,7 @@ _KEPT_PREFIXES = (
     *("RAYJOBS_", "DATASTORE_", "HOROVOD_", "UV_", "PIP_", "CONDA_"),
 )
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
-# Of those, what belongs to one shell or one job, and what holds a secret.
+# The exceptions: what belongs to one shell or one job, and what holds a secret.
 _DROPPED = frozenset({"RAYJOBS_WORKSPACE", "RAYJOBS_RUN_ID", "RAYJOBS_MARKER"})
 _PASSWORD = re.compile(r"://[^/@\s]+@")  # in the address of a package index
 _SECRET = re.compile(
@@ -61,18 +61,18 @@ _SECRET = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecord:
-    """A running head (`head.json`). It holds no secret: only where the token's file is.
+    """A running head (`head.json`). It contains no secret, only the path of the token file.
 
     Attributes:
         instance: Random name of this life of the head.
-        node_ip: The loopback address that Ray's node has.
+        node_ip: The loopback address of Ray's node.
         gcs_address: What `ray.init(address=…)` takes.
         dashboard_url: Where the dashboard is.
         temp_dir: Ray's folder, removed when the head stops.
         node_id: Ray's id of the head node.
         gpus: GPUs offered (whole devices).
         memory_bytes: Memory offered to reservations.
-        processes: What ran when the head came up: name → identity.
+        processes: The processes at the start of the head: name → identity.
     """
 
     instance: str
@@ -90,19 +90,19 @@ class HeadRecord:
     processes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def identity(self, name: str) -> Identity | None:
-        """Return who was `name` ("gcs_server", "raylet", …) of this head."""
+        """Return the identity of the process `name` ("gcs_server", "raylet", …) of this head."""
         values = self.processes.get(name)
         return None if values is None else Identity.from_json(values)
 
     @property
     def is_running(self) -> bool:
-        """Whether both processes without which nothing works are alive."""
+        """Whether both essential processes are alive."""
         owners = (self.identity("gcs_server"), self.identity("raylet"))
         return all(owner is not None and is_alive(owner) for owner in owners)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a small file, or None when it is absent or not whole."""
+    """Return the object in a small file, or None if it is missing or incomplete."""
     try:
         decoded = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -111,7 +111,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a small file at once, readable by its owner alone (0600); makes its folder.
+    """Replace a small file atomically, readable only by its owner (0600); makes its folder.
 
     Raises:
         OSError: It cannot be written.
@@ -121,7 +121,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def load_record(paths: TargetPaths) -> HeadRecord | None:
-    """Return the record of the head that runs, or ran last; None when there is none."""
+    """Return the record of the head that runs or ran last, or None."""
     values = read_json(paths.head)
     if values is None:
         return None
@@ -153,7 +153,7 @@ def ray_folder(home: Path) -> Path:
 
 
 def node_ip(home: Path) -> str:
-    """Return a loopback address of this home's own, so that two heads keep apart."""
+    """Return a loopback address for this home alone, which separates two heads."""
     digest = hashlib.sha256(str(home).encode()).digest()
     # 127.0.0.x is left to the system: Ray itself replaces 127.0.0.1 by an outside address.
     return f"127.{1 + digest[0] % 254}.{digest[1]}.{1 + digest[2] % 254}"
@@ -165,7 +165,7 @@ def new_token(paths: TargetPaths) -> None:
 
 
 def auth_environment(token_path: Path | str | None) -> dict[str, str]:
-    """Return what makes a Ray process demand and send the token; None: of a cluster without one."""
+    """Return the variables that make a Ray process require and send the token; None: no token."""
     if token_path is None:
         return {"RAY_AUTH_MODE": "disabled"}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
@@ -174,11 +174,11 @@ def auth_environment(token_path: Path | str | None) -> dict[str, str]:
 def head_environment(
     home: Path, token_path: Path | str | None, *, base: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the environment of the keeper, of Ray, and of all that lives in it: an allow-list."""
+    """Return the environment of the keeper, of Ray and of Ray's processes: an allow-list."""
     kept = {name: value for name, value in base.items() if is_kept(name, value)}
     source = str(PACKAGE.resolve().parent)
     if source in base.get("PYTHONPATH", "").split(os.pathsep):
-        kept["PYTHONPATH"] = source  # run from a source tree that is not installed
+        kept["PYTHONPATH"] = source  # if run from a source tree that is not installed
     return kept | {
         "RAYJOBS_HOME": str(home),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -187,15 +187,15 @@ def head_environment(
         "RAY_gcs_server_port_wait_time_s": str(RAY_UP_S),
         "RAY_agent_register_timeout_ms": str(1000 * RAY_UP_S),
         "RAY_worker_register_timeout_seconds": str(RAY_UP_S),
-        # Ray would give up its only node, with all that runs there, when that is too busy to answer
-        # for a minute. The keeper sees by itself whether one of the two has ended.
+        # Ray would give up its only node, with everything that runs there, if the node is too busy
+        # to answer for a minute. The keeper itself sees whether one of the two has ended.
         "RAY_health_check_timeout_ms": str(1000 * SILENT_S),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(SILENT_S),
-        # A fixed port by default: the second head of a machine would find it taken.
+        # Its default is a fixed port, which the second head of a machine would find in use.
         "DASHBOARD_METRIC_PORT": str(free_port()),
-        # Ray would end workers, which hold nothing, for the memory that ranks take.
+        # Ray would kill workers, which use little memory, because of the memory of ranks.
         "RAY_memory_monitor_refresh_ms": "0",
-        # Ranks are given their devices by us; Ray must not hide them from a process without.
+        # We assign devices to ranks; Ray must not hide them from processes without GPUs.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         **HEAD_ENVIRONMENT,
         **auth_environment(token_path),
@@ -203,9 +203,9 @@ def head_environment(
 
 
 def is_kept(name: str, value: str) -> bool:
-    """Whether a target keeps a variable of the shell that starts it: known, and not a secret."""
+    """Whether a target inherits a variable of its starting shell: it is known and not a secret."""
     if name.lower() in _PROXIES:
-        return "@" not in value  # with a password or not, and also without http://
+        return "@" not in value  # with or without a password, and also without http://
     if name in _KEPT:
         return True
     is_ours = name.startswith(_KEPT_PREFIXES) and name not in _DROPPED
@@ -222,7 +222,7 @@ def proxies_with_password(environment: Mapping[str, str]) -> set[str]:
 
 
 def start_again(name: str) -> str:
-    """Return the end of every message about a start that failed: what to do next."""
+    """Return the end of every message about a failed start: what to do next."""
     return f"Jobs that were submitted stay queued; run `rayjobs target start {name}`."
 
 
@@ -234,7 +234,7 @@ def free_port() -> int:
 
 
 def head_arguments(settings: LocalSettings, *, ip: str, folder: Path) -> list[str]:
-    """Return the options of `ray start`. Every port is chosen by the kernel: none can be taken."""
+    """Return the options of `ray start`. The kernel chooses every port, so none can be in use."""
     options = {
         "node-ip-address": ip,
         "port": 0,
@@ -249,7 +249,7 @@ def head_arguments(settings: LocalSettings, *, ip: str, folder: Path) -> list[st
         "memory": settings.memory_bytes,
         "object-store-memory": settings.object_store_bytes,
         "include-dashboard": str(settings.dashboard).lower(),
-        # Workers' output goes to files that nothing follows: no process for that.
+        # No process follows the files with the workers' output.
         "include-log-monitor": "false",
         "log-style": "record",
         "log-color": "false",
@@ -261,10 +261,10 @@ def head_arguments(settings: LocalSettings, *, ip: str, folder: Path) -> list[st
 def processes_of(folder: Path) -> Iterator[Identity]:
     """Find the Ray processes of the head whose folder is `folder`, by identity.
 
-    A process belongs to it when its command line names the folder, when it holds a file or log
-    of it open, or when it descends from such a one within Ray. Ray hides command lines (it
-    renames its workers), hence the open files. What attempts started is outside Ray and is not
-    found here.
+    A process belongs to it if its command line names the folder, if it has a file or log of it
+    open, or if it descends from such a process within Ray. Ray hides command lines (it renames its
+    workers), hence the open files. This does not find the processes of attempts, which are outside
+    Ray.
     """
     wanted = os.fsencode(f"{folder}/")
     found: set[int] = set()
@@ -281,7 +281,7 @@ def processes_of(folder: Path) -> Iterator[Identity]:
 
 
 def command_of(pid: int) -> bytes:
-    """Return a process's command line, its words ended by NUL; empty when it has gone."""
+    """Return a process's command line, its words ended by NUL; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

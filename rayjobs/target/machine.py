@@ -1,4 +1,4 @@
-"""What this machine has for a local target: cores, GPUs, memory. Standard library only."""
+"""This machine's resources for a local target: cores, GPUs, memory. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from rayjobs.core.errors import UsageError
 from rayjobs.core.text import MIB
 
-# Ray refuses a store below 75 MiB; ours carries a few small messages only.
+# Ray refuses a store below 75 MiB; ours carries only a few small messages.
 SMALLEST_STORE = 80 * MIB
 USUAL_STORE = 256 * MIB
 MEMORY_SHARE = 0.95  # the rest is for the system
@@ -25,11 +25,11 @@ class LocalSettings:
 
     Attributes:
         cpus: Logical CPUs that Ray offers.
-        gpus: GPUs that Ray offers; may be more than there are, in tests.
+        gpus: GPUs that Ray offers; in tests, perhaps more than the machine has.
         memory_bytes: Memory that Ray offers to reservations.
         object_store_bytes: Size of Ray's shared memory store.
-        dashboard: Whether Ray's dashboard is started (it is most of what an idle head weighs).
-        idle_s: Seconds without any job after which the head is stopped.
+        dashboard: Whether to start Ray's dashboard (most of the memory of an idle head).
+        idle_s: Seconds without any job after which the head stops.
     """
 
     cpus: int
@@ -41,10 +41,10 @@ class LocalSettings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> LocalSettings:
-        """Return what this machine has, as far as no `RAYJOBS_LOCAL_*` variable says otherwise.
+        """Return this machine's resources, unless `RAYJOBS_LOCAL_*` variables say otherwise.
 
         Raises:
-            UsageError: a variable is not a number that makes sense.
+            UsageError: a variable is not a valid number.
         """
         store = int(
             _number(environment, "RAYJOBS_LOCAL_STORE_MIB", lambda: object_store_bytes() / MIB)
@@ -72,7 +72,7 @@ def _number(
         value = float("nan")
     if not least <= value < 1e9:
         raise UsageError(
-            f"{name} is {text!r}; it must be a number from {least:g} on. Correct it or unset it.",
+            f"{name} is {text!r}; give a number of at least {least:g}, or unset it.",
             name=name,
         )
     return value
@@ -97,7 +97,7 @@ def _cpu_quota() -> float | None:
 
 
 def memory_limit_bytes() -> int:
-    """Return the memory of this machine, or of the container it is."""
+    """Return the memory of this machine or container."""
     total = 0
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):

@@ -1,4 +1,4 @@
-"""The settings of a node's agent: what holds jobs' processes, how long it stays without any."""
+"""The settings of a node's agent: the containment of jobs, how long it stays without any."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ SHARES_DISK = "RAYJOBS_SHARES_DISK"
 INPUT_VIEWS = "RAYJOBS_INPUT_VIEWS"
 IMAGE_MOST_GIB = "RAYJOBS_IMAGE_MOST_GIB"
 AUTO = "auto"
-# An agent costs half a second to start, and 100 MB. Where nodes come and go it keeps one from
-# going; the one local node does not go, so there it stays until people have most likely left.
+# An agent takes half a second to start, and 100 MB. In an autoscaled cluster it prevents the
+# removal of its node. The local node is not removed, so there it stays until users have most likely
+# left.
 LOCAL_LINGER_S = 600.0
 CLUSTER_LINGER_S = 45.0
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """How an agent behaves, as its environment says where its target was started.
+    """How an agent behaves, from the environment in which its target was started.
 
     Attributes:
-        hold: ``auto`` (the best that the machine allows), or the one level to insist on, of
+        hold: ``auto`` (the best that the machine allows), or the one required level:
             ``cgroup``, ``namespace`` and ``scan``.
         linger_s: Seconds without an attempt after which the agent ends.
         scratch: The node's own folder for attempts, snapshots and caches, such as a fast local
             disk; None: a folder in the target's home.
-        shares_disk: Whether it may use a workspace's folder where it sees one. If not, and on any
-            other machine than the target's, all goes to the target by Ray.
-        input_views: Whether attempts may get a mount namespace, in which what their inputs come
-            from is read-only; if not, they get copies.
+        shares_disk: Whether it may use a workspace's folder if it sees one. If not, and on any
+            machine other than the target's, everything goes to the target through Ray.
+        input_views: Whether attempts may get a mount namespace in which the sources of their inputs
+            are read-only; if not, they get copies.
         image_most_gib: The size of a container image, unpacked, above which it is refused.
     """
 
@@ -53,7 +54,7 @@ class NodeSettings:
         """Return the settings for the agents of a target.
 
         Raises:
-            UsageError: a variable has a value that makes no sense.
+            UsageError: a variable has an invalid value.
         """
         hold = environment.get(HOLD, "").strip() or AUTO
         if hold not in (AUTO, *LEVELS):
@@ -63,7 +64,7 @@ class NodeSettings:
         default_s = LOCAL_LINGER_S if target == LOCAL else CLUSTER_LINGER_S
         linger_s = _number(environment, LINGER, default_s)
         if not 0 <= linger_s < 1e9:
-            raise _wrong(environment, LINGER, "a number of seconds from 0 on")
+            raise _wrong(environment, LINGER, "a number of seconds, 0 or more")
         most_gib = _number(environment, IMAGE_MOST_GIB, cls.image_most_gib)
         if not 0 < most_gib < 1e9:
             raise _wrong(environment, IMAGE_MOST_GIB, "a number of GiB above 0")
@@ -79,7 +80,7 @@ class NodeSettings:
 
 
 def _number(environment: Mapping[str, str], name: str, default: float) -> float:
-    """Return the number that a variable has; NaN if it has none."""
+    """Return a variable's number; NaN if it is not a number."""
     text = environment.get(name, "").strip()
     try:
         return float(text) if text else default

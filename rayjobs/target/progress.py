@@ -14,7 +14,7 @@ class Line:
 
     Attributes:
         start: Which start it belongs to.
-        kind: "stage", "ready", "failed", "stopped", or "late": this try did not come up in time.
+        kind: "stage", "ready", "failed", "stopped", or "late": this try did not finish in time.
         text: For people.
     """
 
@@ -24,26 +24,26 @@ class Line:
 
 
 class Progress:
-    """Appends lines to a target's progress file; each is one write, so none is read in halves."""
+    """Appends lines to a target's progress file; each is one write, so readers see whole lines."""
 
     def __init__(self, path: Path, start: str) -> None:
         self.path = path
         self.start = start
 
     def stage(self, text: str) -> None:
-        """Say what happens now."""
+        """Report the current stage."""
         self._add("stage", text)
 
     def ready(self) -> None:
-        """Say that the target answers."""
+        """Report that the target answers."""
         self._add("ready", "")
 
     def failed(self, text: str) -> None:
-        """Say why the start ended without a target."""
+        """Report why the start failed."""
         self._add("failed", text)
 
     def late(self, text: str) -> None:
-        """Say why this try did not come up in time; the keeper decides whether there is another."""
+        """Report why this try did not finish in time; the keeper decides whether to try again."""
         self._add("late", text)
 
     def _add(self, kind: str, text: str) -> None:
@@ -57,7 +57,7 @@ class Progress:
 
 
 def read(path: Path) -> list[Line]:
-    """Return the lines written so far; an unfinished last one is left for the next look."""
+    """Return the lines written so far, without an unfinished last one."""
     try:
         text = path.read_bytes()
     except OSError:

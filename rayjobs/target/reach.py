@@ -1,4 +1,4 @@
-"""Whether a Ray cluster answers at HOST:PORT: a plain TCP connection, without Ray and gRPC."""
+"""Checks whether a Ray cluster answers at HOST:PORT, over plain TCP, without Ray or gRPC."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rayjobs.core.text import duration_text
 
 LIMIT_S = 5.0
 # The beginning of HTTP/2 (RFC 9113, 3.4) and an empty SETTINGS frame. A gRPC server answers with
-# its own SETTINGS at once. A connection alone proves little: the kernel accepts it for a process
-# that is stopped.
+# its own SETTINGS immediately. A connection alone proves little: the kernel accepts it even for a
+# stopped process.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 _SETTINGS = 4
 _FRAME_HEADER_BYTES = 9
 
 
 def why_unreachable(address: str, *, timeout_s: float = LIMIT_S) -> str:
-    """Return why no Ray cluster can be reached at an address; empty when one answers.
+    """Return why no Ray cluster can be reached at an address; empty if one answers.
 
     Args:
         address: `host:port` of the cluster's GCS.
-        timeout_s: The time limit for the whole look, the name's resolution included.
+        timeout_s: The time limit for the whole check, including name resolution.
     """
     found: list[str] = []
 
     def look() -> None:
         found.append(_look(address, time.monotonic() + timeout_s))
 
-    # The resolution of a name knows no time limit, hence a thread that may be left behind.
+    # Name resolution has no timeout, hence a thread that may be left behind.
     looking = threading.Thread(target=look, name="reach", daemon=True)
     looking.start()
     looking.join(timeout_s + 0.1)
@@ -38,7 +38,7 @@ def why_unreachable(address: str, *, timeout_s: float = LIMIT_S) -> str:
 
 
 def check_reachable(name: str, address: str, *, timeout_s: float = LIMIT_S) -> None:
-    """Return if a Ray cluster answers at the address of target `name`.
+    """Check that a Ray cluster answers at the address of target `name`.
 
     Raises:
         TargetError: it does not; the message names the address and the reason.
@@ -48,7 +48,7 @@ def check_reachable(name: str, address: str, *, timeout_s: float = LIMIT_S) -> N
 
 
 class UnreachedError(TargetError):
-    """No Ray cluster answers at the address of a target.
+    """No Ray cluster answers at a target's address.
 
     Attributes:
         address: `host:port` of the cluster's GCS.

@@ -1,4 +1,4 @@
-"""What a compute target is: the local head, or a Ray cluster it was attached to."""
+"""The definition of a compute target: the local head or an attached Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rayjobs.core.paths import TargetPaths
 from rayjobs.policy.node_types import NodeTypes
 from rayjobs.target.local_head import LOCAL, read_json, write_private
 
-# The default, and the least that may be set: Ray itself keeps a node that has lost its head for
-# 60 s, and a host ends its ranks after two thirds of its lease.
+# The default and the minimum: Ray itself keeps a node that has lost its head for 60 s, and a host
+# ends its ranks after two thirds of its lease.
 LEASE_S = 90.0
-# A cloud's machine takes minutes to start, one with GPUs and an image to load more.
+# A cloud machine takes minutes to start, and longer with GPUs and a large image.
 START_TIMEOUT_S = 1200.0
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
@@ -30,11 +30,11 @@ class TargetRecord:
         name: Lower case letters, digits and dashes.
         address: `host:port` of the cluster's GCS; None for the local head.
         token_file: File that holds the attached cluster's token; None for the local head.
-        lease_s: Seconds after which a node that cannot be reached has ended its jobs' processes
-            by itself; None for the local head, whose processes can be looked at.
-        node_types: What the cluster may start by itself; None: nothing, or nothing is known.
-        start_timeout_s: So many seconds a job waits for nodes to start before it tries again.
-        without_token: The cluster demands no token, and its user has accepted that.
+        lease_s: Seconds after which an unreachable node has ended its jobs' processes itself; None
+            for the local head, whose processes can be inspected.
+        node_types: The node types that the cluster may start; None: none, or unknown.
+        start_timeout_s: How many seconds a job waits for nodes to start before it tries again.
+        without_token: The cluster requires no token, and its user has accepted that.
     """
 
     name: str
@@ -52,10 +52,10 @@ class TargetRecord:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if a target can have it.
+    """Return `name` if it is a valid target name.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it is not.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -119,4 +119,4 @@ def all_targets(*, home: Path) -> Iterator[TargetRecord]:
             try:
                 yield load_target(path.parent.name, home=home)
             except NotFoundError:
-                continue  # removed while we looked, or not whole
+                continue  # removed meanwhile, or incomplete

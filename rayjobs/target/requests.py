@@ -1,4 +1,4 @@
-"""What a target actor is asked over its wake socket."""
+"""The requests that a target actor accepts on its wake socket."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class TargetRequest(Message):
         workspace: Folder of the workspace to serve, or of the job.
         client: Version of the client's rayjobs.
         force: A retire puts running jobs back into the queue.
-        names: Environment variables that the actor is asked for.
-        keys: Jobs whose state is wanted; None: of all.
-        key: The job whose decision is wanted.
-        job: Id of the job to evict, or whose stacks are wanted.
-        notice_s: Seconds that an evicted job is given; None: it is killed at once.
+        names: Environment variables whose values the actor returns.
+        keys: Jobs whose state to return; None: all.
+        key: The job whose decision to return.
+        job: Id of the job to evict, or whose stacks to return.
+        notice_s: Seconds that an evicted job gets; None: it is killed immediately.
     """
 
     op: str
@@ -39,7 +39,7 @@ class TargetRequest(Message):
     def from_json(cls, values: object) -> Self:
         """Return the request; see `Message.from_json`.
 
-        Clients of an earlier version send that of their rayjobs as ``version``, which is dropped.
+        Clients of an earlier version send their rayjobs version as ``version``, which this drops.
         """
         if isinstance(values, Mapping):
             values = {name: value for name, value in values.items() if name != "version"}

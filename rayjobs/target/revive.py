@@ -1,7 +1,7 @@
-"""Brings back a target that has unfinished jobs and was not stopped on purpose. No Ray.
+"""Revives a target that has unfinished jobs and was not stopped on purpose. No Ray.
 
-Every command that meets such a target calls `look_after`, which returns at once: a process of its
-own does the work. What failed is tried again after pauses that grow from 10 s to 10 min.
+Every command that finds such a target calls `look_after`, which returns immediately: a separate
+process does the work. It retries after failures with pauses that grow from 10 s to 10 min.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from rayjobs.target.record import load_target
 from rayjobs.target.stopping import TargetLocation
 
 QUICK_LOOK_S = 0.3  # reads of the store do not wait for a cluster
-SPAWNED_WITHIN_S = 5.0  # a process that was spawned has written its own record by then
+SPAWNED_WITHIN_S = 5.0  # by then, a spawned process has written its own record
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
 
 
 class Standing(StrEnum):
-    """How a target stands."""
+    """The condition of a target."""
 
     RUNNING = "running"
     STARTING = "starting"
     STOPPED = "stopped"  # a user asked for it
-    ABSENT = "absent"  # it was never asked to serve these jobs
-    FAILING = "failing"  # tried again later
+    ABSENT = "absent"  # it was never started for these jobs
+    FAILING = "failing"  # will be tried again later
     UNKNOWN = "unknown"  # there is no target of that name
 
 
 @dataclass(frozen=True)
 class Condition:
-    """How a target stands, and one sentence about it unless it runs."""
+    """The condition of a target, with one sentence about it unless it runs."""
 
     standing: Standing
     reason: str = ""
@@ -54,25 +54,25 @@ class Condition:
 
     @property
     def is_failing(self) -> bool:
-        """Whether it could not be brought back, and is tried again later."""
+        """Whether a revival failed and will be tried again later."""
         return self.standing is Standing.FAILING
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it does not run, and nothing is amiss."""
+        """Whether it does not run, as intended."""
         return self.standing is Standing.STOPPED
 
 
 def look_after(
     name: str, *, home: Path, workspace: Path | str, answers: bool | None = None
 ) -> Condition:
-    """Return how a target with unfinished jobs stands; begin to bring it back where it died.
+    """Return the condition of a target with unfinished jobs; begin to revive it if it died.
 
     Never waits for the target or for its cluster.
 
     Args:
         workspace: Where the unfinished jobs are.
-        answers: Whether it has just answered, where that is known.
+        answers: Whether it has just answered, if known.
     """
     location = TargetLocation(name, home)
     try:
@@ -81,7 +81,7 @@ def look_after(
         return Condition(Standing.UNKNOWN, missing.message)
     if answers is None:
         answers = wake_client.is_listening(location.socket)
-    # A workspace that was moved is registered at its new path by this question.
+    # This query also registers a moved workspace at its new path.
     is_registered = starting.is_registered(location.paths, workspace)
     if answers:
         if record.is_local and starting.lost_its_keeper(location):
@@ -99,7 +99,7 @@ def look_after(
     if record.is_local and keeping.is_kept(location.paths):
         pause = keeping.pause_of(location.paths)
         return starts if pause is None else Condition(Standing.FAILING, pause.sentence(name))
-    if not is_registered:  # no job here was ever to start it
+    if not is_registered:  # no job here has ever requested its start
         return Condition(
             Standing.ABSENT,
             f"target {name!r} does not run; start it by `rayjobs target start {name}`",
@@ -107,12 +107,12 @@ def look_after(
     values = _read(location)
     failures, left_s = int(values.get("failures", 0)), _pause_left_s(values)
     fails = Condition(Standing.FAILING, str(values.get("error", starts.reason)))
-    if _is_at_work(values):  # a try after others have failed is not reported yet
+    if _is_at_work(values):  # no report yet on a new try after failures
         return fails if failures else starts
     if not failures and record.address is not None:
         if reason := reach.why_unreachable(record.address, timeout_s=QUICK_LOOK_S):
             error = reach.unreachable_text(name, record.address, reason)
-            if not reason.startswith("no answer"):  # else it may need more time than this
+            if not reason.startswith("no answer"):  # otherwise it may need more time
                 failed(location, error, before=0)
                 return Condition(Standing.FAILING, error)
     elif failures and left_s > 0:
@@ -122,15 +122,15 @@ def look_after(
 
 
 def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool = False) -> None:
-    """Start a target from a process of its own, which nothing waits for.
+    """Start a target from a separate background process.
 
     Args:
-        revives: Start nothing that a user has stopped, and leave a keeper's pause alone.
+        revives: Do not start what a user has stopped, and do not end a keeper's pause.
     """
     location = TargetLocation(name, home)
     location.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "rayjobs.target.background_start"]
-    # A stop that a user asks for from now on is newer than this start, and wins over it.
+    # A later stop by a user is newer than this start and takes precedence.
     options = [
         f"--stop-seen={stop_record.last(location.paths).id}",
         *(["--revive"] if revives else []),
@@ -145,12 +145,12 @@ def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool
             start_new_session=True,  # Ctrl-C here does not end it
             cwd="/",
         )
-    # Reaped where this process outlives it; a thread that waits for nothing else.
+    # A thread that only reaps the child, if this process outlives it.
     threading.Thread(target=child.wait, daemon=True).start()
 
 
 def started(location: TargetLocation) -> int:
-    """Record that this process brings the target up; return how often that has failed before."""
+    """Record that this process starts the target; return how often that has failed before."""
     known = _read(location)
     failures = int(known.get("failures", 0))
     why = {"error": known["error"]} if failures and "error" in known else {}
@@ -159,7 +159,7 @@ def started(location: TargetLocation) -> int:
 
 
 def failed(location: TargetLocation, error: str, *, before: int) -> None:
-    """Record why the target did not come up; the next try waits longer than the one before."""
+    """Record why the target did not start; the next try waits longer than this one."""
     values = {"failures": before + 1, "error": error, "failed_at_s": _now_s()}
     _write(location, {**values, "boot_id": own_identity().boot_id})
 
@@ -174,7 +174,7 @@ def _begin(location: TargetLocation, workspace: Path | str) -> None:
 
 
 def _is_at_work(values: dict[str, Any]) -> bool:
-    """Whether a process brings the target up at this moment."""
+    """Whether a process is starting the target now."""
     spawned_at_s = float(values.get("spawned_at_s", float("-inf")))
     if _is_of_this_boot(values) and 0 <= _now_s() - spawned_at_s < SPAWNED_WITHIN_S:
         return True

@@ -1,7 +1,7 @@
-"""The secrets of a target: a file that only its owner reads, looked up whenever a job needs one.
+"""The secrets of a target: a file that only its owner can read; read whenever a job needs one.
 
-So a credential can be given, or changed, while the target runs. Nodes that do not share the file
-get the values from the target actor, in memory; no record, log or command line ever holds one.
+So a credential can be set or changed while the target runs. Nodes that do not share the file get
+the values from the target actor, in memory; no record, log or command line ever contains one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rayjobs.target.local_head import write_private
 
 FILE = "secrets.json"
 MOST_BYTES = 64 * 2**10
-# Who gave a secret: a user by command, or a submit that found it exported in the user's shell.
+# The source of a secret: a user's command, or a submit that found it exported in the shell.
 BY_USER = "user"
 BY_SUBMIT = "submit"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
@@ -36,7 +36,7 @@ class Secret:
     given_by: str = BY_USER
 
     def __repr__(self) -> str:
-        """Show the name alone."""
+        """Show only the name."""
         return f"Secret({self.name!r}, given_by={self.given_by!r})"
 
 
@@ -45,7 +45,7 @@ class Taken:
     """What `TargetSecrets.take_over` changed.
 
     Attributes:
-        new: Names that are new, or whose values have changed.
+        new: Names that are new or have new values.
         dropped: Names that belonged to an earlier credential.
     """
 
@@ -61,7 +61,7 @@ class TargetSecrets:
         self.path = TargetPaths.of(target, under=home).root / FILE
 
     def all(self) -> dict[str, Secret]:
-        """Return the secrets by name; none where there is no file.
+        """Return the secrets by name; empty if there is no file.
 
         Raises:
             UsageError: the file is damaged, or other users can read it.
@@ -95,13 +95,13 @@ class TargetSecrets:
         return {name: one.value for name, one in self.all().items()}
 
     def set(self, name: str, value: str) -> tuple[str, ...]:
-        """Keep a secret, or replace it.
+        """Add or replace a secret.
 
-        Returns the names that were removed: a new AWS key does not go with the others of the
-        credential that a submit handed on.
+        Returns the names that were removed: a new AWS key does not match the other keys of a
+        credential that a submit passed on.
 
         Raises:
-            UsageError: the name or the value cannot be a secret's.
+            UsageError: the name or the value is not valid for a secret.
         """
         if not _NAME.fullmatch(name):
             raise UsageError(
@@ -122,16 +122,16 @@ class TargetSecrets:
         return tuple(sorted(dropped))
 
     def remove(self, name: str) -> bool:
-        """Forget a secret; False when there was none."""
+        """Remove a secret; False if it does not exist."""
         with self._changing() as kept:
             return kept.pop(name, None) is not None
 
     def take_over(self, names: Iterable[str], environment: Mapping[str, str]) -> Taken:
-        """Keep what a shell exports of `names`.
+        """Add the variables in `names` that a shell exports.
 
-        What a user has set by command is never replaced. The AWS keys are one credential: they are
-        replaced together or not at all, since a key with another credential's session token is
-        refused by the storage.
+        This never replaces what a user has set by command. The AWS keys are one credential and are
+        replaced together or not at all, since a storage refuses a key with another credential's
+        session token.
         """
         found = {name: environment[name] for name in names if environment.get(name)}
         aws = found.keys() & {*AWS_KEYS}
@@ -150,7 +150,7 @@ class TargetSecrets:
                 if name not in kept
                 or (kept[name].given_by == BY_SUBMIT and kept[name].value != value)
             }
-            # A shell that exports one key alone, the same as before, says nothing of the others.
+            # A shell that exports only one unchanged key says nothing about the others.
             is_whole = AWS_KEYS[0] in aws or bool(aws & new.keys())
             dropped = _aws_by_submit(kept) - aws if aws and is_whole else set()
             for name in dropped:
@@ -167,7 +167,7 @@ def _aws_by_submit(kept: Mapping[str, Secret]) -> set[str]:
 
 
 class _Changing:
-    """Holds the file's lock, and writes what was changed, if anything, at the end of the block."""
+    """Holds the file's lock, and writes any changes at the end of the block."""
 
     def __init__(self, secrets: TargetSecrets) -> None:
         self._secrets = secrets

@@ -1,4 +1,4 @@
-"""What Ray gives its workers, and jobs that are started from one must not have."""
+"""Resets the niceness and OOM score that Ray workers inherit, for the jobs they start."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rayjobs.injob.identity import stat_of
 
 log = logging.getLogger(__name__)
 
-# Ray's own workers are to yield, and to be ended first when memory runs out; ranks are not Ray's.
-# Read by the raylet and handed on, so it counts in every process that the head is started with.
+# Ray lets its workers yield, and die first when memory runs out; ranks must not inherit that.
+# The raylet reads it and passes it on, so every process that starts the head must have it.
 HEAD_ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_worker_oom_score_adjustment": "0"}
 
 
 def take_over(parent: int | None = None) -> None:
-    """Give this process, and so all that it starts, the standing of the raylet that started it.
+    """Give this process and its children the niceness and OOM score of their raylet.
 
     For a cluster whose head was started without `HEAD_ENVIRONMENT`: there a worker has a niceness
-    of 15 and an oom_score_adj of 1000. A niceness can only be lowered by root, or within
-    RLIMIT_NICE; where it cannot, it stays, which is logged.
+    of 15 and an oom_score_adj of 1000. Only root can lower a niceness, or a process within
+    RLIMIT_NICE; otherwise it stays, and this logs that.
 
     Args:
         parent: The raylet; by default the parent of this process, if that is one.
@@ -33,7 +33,7 @@ def take_over(parent: int | None = None) -> None:
             return
     try:
         wanted = os.getpriority(os.PRIO_PROCESS, parent)
-        # Linux keeps it for each thread: a new process has that of the one that forked it.
+        # Linux keeps it per thread: a new process inherits it from the forking thread.
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 if os.getpriority(os.PRIO_PROCESS, int(thread)) != wanted:

@@ -1,4 +1,4 @@
-"""The processes that a client starts for a target: its keeper and the starter, and their words."""
+"""Starts a target's processes for a client: its keeper and the starter; shows their progress."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ POLL_S = 0.05
 
 
 def spawn(location: TargetLocation, start: str, *, is_patient: bool = False) -> None:
-    """Start a keeper that outlives this process; returns when it holds the keeper's lock.
+    """Start a keeper that outlives this process; return when it holds the keeper's lock.
 
     Args:
-        is_patient: It stays when its start fails, and tries again with growing pauses.
+        is_patient: If its start fails, it stays and retries with growing pauses.
 
     Raises:
         TargetError: the interpreter could not run it.
@@ -62,18 +62,19 @@ def run_starter(
     on_stage: Callable[[str], None] = lambda _text: None,
     timeout_s: float = START_TIMEOUT_S,
 ) -> None:
-    """Run the starter from here, for what a keeper has no part in.
+    """Run the starter from here, for work that needs no keeper.
 
     Args:
         what: "actor", "replace" or "end" (see `engine.starter`).
 
     Raises:
-        TargetError: the cluster cannot be reached, or it failed; the message holds the reason.
+        TargetError: the cluster cannot be reached, or the starter failed; the message has the
+            reason.
     """
     record = load_target(location.name, home=location.home)
     head = local_head.load_record(location.paths) if record.is_local else None
     address = record.address or (head.gcs_address if head is not None else None)
-    if address is not None:  # Ray itself waits for minutes, or for ever
+    if address is not None:  # Ray itself waits for minutes, or forever
         if what != "end":
             on_stage(f"connecting to Ray at {address}")
         reach.check_reachable(location.name, address)
@@ -106,7 +107,7 @@ def run_starter(
                     f"{duration_text(timeout_s)}. See {log}."
                 )
             time.sleep(POLL_S)
-    finally:  # Ctrl-C, too; where this process is killed, the child ends by itself
+    finally:  # Ctrl-C, too; if this process is killed, the child ends itself
         if child.poll() is None:
             child.kill()
             child.wait()
@@ -120,16 +121,16 @@ def run_starter(
 
 
 class Follower:
-    """Shows the stage lines of one start, or of any, as they come.
+    """Shows the stage lines of one start, or of any, as they appear.
 
     Attributes:
-        failure: Why the last start failed, as it reported it; empty while it goes on.
+        failure: Why the last start failed, from its report; empty while it continues.
     """
 
     def __init__(
         self, location: TargetLocation, on_stage: Callable[[str], None], start: str = ""
     ) -> None:
-        """Follow the start with the name `start`; without one, whichever there is."""
+        """Follow the start named `start`; without a name, the current one."""
         self.failure = ""
         self._location = location
         self._on_stage = on_stage
@@ -137,7 +138,7 @@ class Follower:
         self._shown = 0
 
     def look(self) -> None:
-        """Show what is new."""
+        """Show the new lines."""
         lines = progress.read(self._location.paths.progress)
         if self._start:
             lines = [line for line in lines if line.start == self._start]
@@ -153,6 +154,6 @@ class Follower:
 
 
 def log_file(location: TargetLocation, name: str) -> Path:
-    """Return the path of a log of the target's own, in a folder that is there."""
+    """Return the path of one of the target's own logs; make its folder."""
     location.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
     return location.paths.log / name

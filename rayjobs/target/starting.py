@@ -1,4 +1,4 @@
-"""The client's way to a running target: wake it, and start it where it does not run. No Ray."""
+"""How a client gets a running target: wake it, or start it if it does not run. No Ray."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ SPAWN_LIMIT = 3
 
 
 class BeingStoppedError(TargetError):
-    """The target is there, and is being stopped."""
+    """The target exists and is being stopped."""
 
 
 @dataclass(frozen=True)
 class TargetStatus:
-    """What answered.
+    """A target's answer.
 
     Attributes:
         name: The target.
         version: rayjobs version of the actor.
         epoch: Random name of this life of the actor.
-        served: Whether the actor serves the workspace of the wake; None where none was named.
+        served: Whether the actor serves the workspace of the wake; None if none was given.
         was_started: Whether this call waited for a start.
     """
 
@@ -58,12 +58,12 @@ class TargetStatus:
 
 
 def register_workspace(paths: TargetPaths, workspace: Path | str) -> None:
-    """Note that the target serves a workspace, so that a later actor finds it by itself."""
+    """Register a workspace with the target, so that a later actor finds it."""
     registrations.register(paths.workspaces, workspace)
 
 
 def is_registered(paths: TargetPaths, workspace: Path | str) -> bool:
-    """Whether the target was ever woken for a workspace, which may have been moved since."""
+    """Whether the target was ever woken for a workspace, even if that has moved since."""
     if registrations.is_registered(paths.workspaces, workspace):
         return True
     for old in earlier_paths(workspace):
@@ -74,15 +74,15 @@ def is_registered(paths: TargetPaths, workspace: Path | str) -> bool:
 
 
 def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True) -> bool:
-    """Tell the target that there is work in `workspace`.
+    """Wake the target for work in `workspace`.
 
     Args:
-        registers: Note the workspace first: a target started later serves it.
+        registers: Register the workspace first: a target started later serves it.
 
     Returns:
-        False when `ensure_target` has something to do: no process listens, an actor that is being
-        stopped, or one of an older rayjobs. True for one that listens and is slow to answer: it
-        looks by itself as well.
+        False if `ensure_target` has work to do: no process listens, or the actor is being stopped
+        or has an older rayjobs. True also for a process that listens and answers slowly, since it
+        looks at the store by itself.
 
     Raises:
         TargetError: the home cannot be written (its disk is full).
@@ -99,7 +99,7 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
     except BeingStoppedError:
         return False
     if answer is not None and registers:
-        # Of a stop that did not happen, and was not taken back.
+        # Left by a stop that did not happen and was not undone.
         stop_record.lift_if_free(location.paths, stop_seen)
     return answer is not None and not must_replace(str(answer.get("version", "")), __version__)
 
@@ -115,21 +115,21 @@ def ensure_target(
     revives: bool = False,
     stop_seen: str | None = None,
 ) -> TargetStatus:
-    """Return once the target answers; start it when it does not run.
+    """Return when the target answers; start it if it does not run.
 
-    Any number of clients may call this at once: one head is started, all of them follow it.
+    Any number of clients may call this at once: they start one head, and all of them follow it.
 
     Args:
         workspace: Registered with the target, and woken.
-        on_stage: Gets each stage's text as it begins ("starting Ray …").
-        is_patient: A local target's keeper stays when the start fails, and tries again with
-            growing pauses: for a start in the background, whose failure a user does not see.
+        on_stage: Called with each stage's text as it begins ("starting Ray …").
+        is_patient: If the start fails, a local target's keeper stays and retries with growing
+            pauses: for a start in the background, whose failure no user sees.
         revives: Start nothing that a user has stopped, and leave a keeper's pause alone.
-        stop_seen: The id of the last stop (`stop_record.last`) when this start was asked for; a
-            newer stop wins over it. None: it is asked for now.
+        stop_seen: The id of the last stop (`stop_record.last`) at the request for this start; a
+            newer stop takes precedence. None: the request is made now.
 
     Raises:
-        UsageError: a `RAYJOBS_LOCAL_*` variable makes no sense.
+        UsageError: a `RAYJOBS_LOCAL_*` variable is invalid.
         TargetError: the start failed (with its reason), was not done in `timeout_s`, a user has
             stopped the target (with `revives`, or since it was asked for), or the home cannot be
             written (its disk is full).
@@ -149,7 +149,7 @@ def ensure_target(
 
 
 def lost_its_keeper(location: TargetLocation) -> bool:
-    """Whether a head runs without a keeper, which was killed: a new one has to take over."""
+    """Whether a head runs whose keeper was killed: a new keeper has to take over."""
     if keeping.is_kept(location.paths):
         return False
     head = local_head.load_record(location.paths)
@@ -159,11 +159,11 @@ def lost_its_keeper(location: TargetLocation) -> bool:
 def _answer(
     location: TargetLocation, workspace: Path | str | None, limit_s: float
 ) -> dict[str, Any] | None:
-    """Return what the target answers; None when no process listens.
+    """Return the target's answer, or None if no process listens.
 
     Raises:
         TimeoutError: A process listens and does not answer in time.
-        BeingStoppedError: it is there, and takes no jobs any more.
+        BeingStoppedError: it exists but accepts no more jobs.
     """
     request = TargetRequest("ping")
     if workspace is not None:
@@ -176,11 +176,11 @@ def _answer(
 
 @contextlib.contextmanager
 def _files_written(location: TargetLocation) -> Iterator[None]:
-    """Say of a full disk, or a home that may not be written, where it is and what helps."""
+    """Report a full disk or a home without write access, with the path and a remedy."""
     try:
         yield
     except TimeoutError:
-        raise  # of no file: a process listens and does not answer
+        raise  # without a file: a process listens and does not answer
     except OSError as exc:
         raise TargetError(
             f"target {location.name!r} cannot be started: {exc.filename or location.home}: "
@@ -190,7 +190,7 @@ def _files_written(location: TargetLocation) -> Iterator[None]:
 
 
 def _check_room(location: TargetLocation) -> None:
-    """Write and remove a file: a keeper on a full disk could not even say why it ended."""
+    """Write and remove a file: on a full disk, a keeper could not even report why it ended."""
     probe = location.paths.root / f".room.{ids.token(4)}"
     local_head.write_private(probe, "." * ROOM_BYTES)
     probe.unlink(missing_ok=True)
@@ -198,7 +198,7 @@ def _check_room(location: TargetLocation) -> None:
 
 @contextlib.contextmanager
 def start_lock(paths: TargetPaths) -> Iterator[None]:
-    """Let one client at a time start or replace what runs a target."""
+    """Let one client at a time start or replace a target's processes."""
     paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(paths.lock):
         yield
@@ -217,7 +217,7 @@ class _Start:
     stop_seen: str
 
     def ensure(self) -> TargetStatus:
-        """Return once the target answers; start or replace what has to be."""
+        """Return when the target answers; start or replace its processes as needed."""
         location = self.location
         record = load_target(location.name, home=location.home)
         if self.workspace is not None:
@@ -227,7 +227,7 @@ class _Start:
         if answer is not None and not self.revives:
             stop_record.lift_if_free(location.paths, self.stop_seen)
         if answer is None:
-            with self._alone():  # a stop holds the lock until nothing of the target is left
+            with self._alone():  # a stop holds the lock until the target is completely gone
                 pass
             answer = self._start_local() if record.is_local else self._start_attached()
         elif must_replace(str(answer.get("version", "")), __version__):
@@ -254,11 +254,12 @@ class _Start:
     def _alone(self) -> Iterator[None]:
         """Hold the start lock for a section that starts something.
 
-        Each such section lifts the record of a user's stop that this start comes after: a stop
-        may come between two of them.
+        Each such section clears the record of an earlier stop by a user: another stop may come
+        between two sections.
 
         Raises:
-            TargetError: the stop is newer than this start, or it only brings a dead target back.
+            TargetError: the stop is newer than this start, or this start only revives a dead
+                target.
         """
         name, paths = self.location.name, self.location.paths
         with start_lock(paths):
@@ -279,9 +280,9 @@ class _Start:
     def _patient_answer(
         self, deadline: float, on_stage: Callable[[str], None] = lambda _text: None
     ) -> dict[str, Any] | None:
-        """Ask until the target answers or does not listen: a busy machine makes an actor slow.
+        """Retry until the target answers or does not listen: actors are slow on a busy machine.
 
-        Waits for a target that is being stopped until it is gone, or serves again.
+        Waits for a target that is being stopped until it is gone or serves again.
         """
         is_reported = False
         while True:
@@ -302,9 +303,9 @@ class _Start:
                     ) from exc
 
     def _start_local(self) -> dict[str, Any]:
-        """Bring up a keeper if there is none, and follow its start until the target answers."""
+        """Start a keeper if none runs, and follow its start until the target answers."""
         location, paths = self.location, self.location.paths
-        # A wrong setting is this caller's to correct, and reported at once.
+        # Report an invalid setting immediately: this caller can correct it.
         LocalSettings.read()
         NodeSettings.read(local_head.LOCAL)
         local_head.ray_folder(location.home)
@@ -318,7 +319,7 @@ class _Start:
                 return answer
             kept = keeping.is_kept(paths)
             if kept and (pause := keeping.pause_of(paths)) is not None:
-                if spawned or self.revives:  # the try that this call asked for has failed
+                if spawned or self.revives:  # the try that this call requested has failed
                     raise TargetError(pause.sentence(location.name))
                 keeping.give_up_pause(paths)
                 time.sleep(POLL_S)
@@ -326,7 +327,7 @@ class _Start:
             if kept or spawned:  # without a keeper the lines are those of an earlier start
                 follower.look()
             if not kept:
-                # The keeper cleans up before it ends: it reports a failure when nothing is left.
+                # The keeper cleans up before it ends, and reports a failure after that.
                 if spawned and follower.failure:
                     raise TargetError(follower.failure)
                 with self._alone():

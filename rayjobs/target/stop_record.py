@@ -1,4 +1,4 @@
-"""The record of a stop that a user asked for: such a target is not brought back by itself."""
+"""The record of a user's stop: rayjobs does not revive such a target."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rayjobs.target.stopping import StopRefusedError
 
 @dataclass(frozen=True)
 class Stop:
-    """The last stop that a user asked for.
+    """A user's last stop.
 
     Attributes:
         id: Random name of this stop.
         at: When, in seconds since 1970.
-        is_in_force: Whether nothing has started the target since.
-        is_unreached: Whether the target's cluster could not be reached: what ran there may run on.
+        is_in_force: Whether the target has not been started since.
+        is_unreached: Whether the target's cluster was unreachable: its processes may continue.
     """
 
     id: str = ""
@@ -34,7 +34,7 @@ class Stop:
 
 
 def last(paths: TargetPaths) -> Stop:
-    """Return the last stop; one without id when there was none."""
+    """Return the last stop, or one without id if there was none."""
     try:
         values = json.loads(paths.stop.read_text(encoding="utf-8"))
         is_unreached = bool(values.get("is_unreached", False))  # older records do not have it
@@ -54,9 +54,8 @@ def note(paths: TargetPaths) -> None:
 def noted(paths: TargetPaths) -> Iterator[None]:
     """Record that a user stops the target, for a block that does it; see `note`.
 
-    Only a refusal takes the record back. A stop whose caller was interrupted, or lost patience,
-    is completed by the keeper; and the jobs of a cluster that cannot be reached must not start
-    when it returns.
+    Only a refusal removes the record. The keeper completes a stop whose caller was interrupted or
+    gave up waiting; and the jobs of an unreachable cluster must not start when it returns.
     """
     before = last(paths)
     note(paths)
@@ -71,9 +70,9 @@ def noted(paths: TargetPaths) -> Iterator[None]:
 
 
 def lift_if_free(paths: TargetPaths, stop_id: str) -> None:
-    """Lift that stop, unless a client starts or stops the target at this moment; does not wait.
+    """Clear that stop, unless a client is starting or stopping the target; does not wait.
 
-    For a target that goes on: its stop was refused, and the client that asked for it was killed.
+    For a target that continues: its stop was refused, and the requesting client was killed.
     """
     if not last(paths).is_in_force:
         return
@@ -90,5 +89,5 @@ def lift(paths: TargetPaths) -> None:
 
 
 def _write(paths: TargetPaths, stop: Stop) -> None:
-    # Replaced at once: it is read without the lock, and a crash must not lose it.
+    # Replaced atomically: readers take no lock, and a crash must not lose it.
     local_head.write_private(paths.stop, json.dumps(asdict(stop)))

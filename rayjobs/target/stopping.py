@@ -1,6 +1,6 @@
-"""Stops a local head with everything around it, and leaves nothing. Standard library only.
+"""Stops a local head with all its processes and files. Standard library only.
 
-The caller holds the keeper's lock: it is the keeper, or a client where no keeper lives.
+The caller holds the keeper's lock: it is the keeper, or a client if no keeper is alive.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from rayjobs.target.requests import TargetRequest
 RETIRE_ANSWER_S = 20.0
 SHORT_ANSWER_S = 5.0
 HOST_GRACE_S = 45.0  # a script's own grace is 10 to 30 s
-LONGEST_S = 240.0  # a client waits for the whole stop for some minutes
+LONGEST_S = 240.0  # a client waits some minutes for the whole stop
 SETTLE_S = 3.0
 POLITE_S = 5.0
 KILLED_S = 20.0
 POLL_S = 0.05
-# What a stopped target leaves: its definition, its workspaces, and what was said.
+# What a stopped target leaves: its definition, its workspaces, and its logs.
 _LIVE_FILES = (
     *("head.json", "activity.json", "capacity.json", "starting.log", "keeper.json"),
     *("revival.json", "pause.json"),
 )
-# Of these, what says why a start failed.
+# Those of them that say why a start failed.
 _TOLD_FILES = ("starting.log", "revival.json")
 
 
 class StopRefusedError(TargetError):
     """The target has unfinished jobs, so it was left as it is."""
 
-    exit_code = 1  # it was reached: only the operation was refused
+    exit_code = 1  # the target was reached; it only refused the operation
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ class TargetLocation:
 
     @property
     def activity(self) -> Path:
-        """What the actor last said about its work: `{"busy": bool, "at": seconds, "jobs": []}`."""
+        """The actor's last report of its work: `{"busy": bool, "at": seconds, "jobs": []}`."""
         return self.paths.root / "activity.json"
 
 
 def retire(location: TargetLocation, *, force: bool) -> None:
     """Ask the actor to take no more jobs.
 
-    From its yes on it refuses wakes and starts nothing, so no job can slip in between this and the
-    end of the head. That lasts a minute: `resume` ends it earlier, where the stop failed.
+    From its agreement on, it refuses wakes and starts nothing, so no job can start between this and
+    the end of the head. That lasts a minute; `resume` ends it earlier if the stop failed.
 
     Raises:
         StopRefusedError: jobs are queued or running, and `force` is off (`jobs` lists them).
@@ -85,7 +85,7 @@ def retire(location: TargetLocation, *, force: bool) -> None:
         busy, jobs = _refusal(location, force)
         if not busy or force:
             return
-        # A job that has just ended is still being tidied up after.
+        # The cleanup of a job that has just ended may still run.
         if time.monotonic() >= deadline:
             break
         time.sleep(POLL_S)
@@ -99,17 +99,17 @@ def retire(location: TargetLocation, *, force: bool) -> None:
 
 
 def resume(location: TargetLocation) -> None:
-    """Let the actor, if there is still one, start jobs again: the stop failed."""
-    with contextlib.suppress(TimeoutError):  # it does so by itself a little later
+    """Let the actor, if it still runs, start jobs again: the stop failed."""
+    with contextlib.suppress(TimeoutError):  # it does so itself a little later
         wake_client.ask(location.socket, TargetRequest("resume"), timeout_s=SHORT_ANSWER_S)
 
 
 @contextlib.contextmanager
 def retired(location: TargetLocation, *, force: bool) -> Iterator[None]:
-    """Keep the actor from starting jobs for the block, which stops it; see `retire`.
+    """Prevent the actor from starting jobs during the block, which stops it; see `retire`.
 
     Raises:
-        StopRefusedError: as `retire`; what the block raises is passed on.
+        StopRefusedError: as `retire`; errors of the block propagate.
     """
     retire(location, force=force)
     try:
@@ -120,7 +120,7 @@ def retired(location: TargetLocation, *, force: bool) -> Iterator[None]:
 
 
 def _refusal(location: TargetLocation, force: bool) -> tuple[bool, list[str]]:
-    """Return whether the target has work, and what, as its actor says, or last said."""
+    """Return whether the target has work, and which, from its actor's answer or last report."""
     try:
         answer = wake_client.ask(
             location.socket, TargetRequest("retire", force=force), timeout_s=RETIRE_ANSWER_S
@@ -138,14 +138,16 @@ def _refusal(location: TargetLocation, force: bool) -> tuple[bool, list[str]]:
 def stop_head(location: TargetLocation, *, say: Callable[[str], None]) -> None:
     """End the attempts, warm interpreters, Ray, and all files and sockets of a local head.
 
-    Idempotent; it works with any part of it already dead.
+    Idempotent; works even if any part of it is already dead.
 
     Raises:
         TargetError: a process could not be ended; the head's record is kept then.
     """
     put_back(location, say)
     if _end_attempts(location, say):
-        with contextlib.suppress(TimeoutError):  # that took a while, and the actor is patient
+        with contextlib.suppress(
+            TimeoutError
+        ):  # that took a while; the actor accepts a repeated call
             wake_client.ask(
                 location.socket, TargetRequest("retire", force=True), timeout_s=SHORT_ANSWER_S
             )
@@ -156,10 +158,10 @@ def stop_head(location: TargetLocation, *, say: Callable[[str], None]) -> None:
 
 
 def put_back(location: TargetLocation, say: Callable[[str], None]) -> None:
-    """Let the actor, if there is one, end what runs and put the jobs back into the queue.
+    """Have the actor, if it runs, end running jobs and put them back into the queue.
 
-    Their logs, metrics and checkpoints are stored, and they go on from there at the next start.
-    What it does not manage in time is ended without it, and found at the next start.
+    This stores their logs, metrics and checkpoints, and they resume from there at the next start.
+    This function ends what the actor does not end in time; the next start finds those jobs.
     """
     began = time.monotonic()
     is_told = False
@@ -182,7 +184,7 @@ def put_back(location: TargetLocation, say: Callable[[str], None]) -> None:
 
 
 def clear_ray(location: TargetLocation) -> None:
-    """End Ray's processes of this home and remove its folder; attempts are not touched.
+    """End this home's Ray processes and remove its folder; leave attempts alone.
 
     Raises:
         TargetError: a process could not be ended; Ray's folder is kept then.
@@ -203,7 +205,7 @@ def clear_ray(location: TargetLocation) -> None:
 
 
 def remove_files(location: TargetLocation, *, keep_progress: bool = False) -> None:
-    """Remove what only a running head needs; folders go where nothing is left in them."""
+    """Remove what only a running head needs; remove folders if they are empty."""
     location.socket.unlink(missing_ok=True)
     for file in _LIVE_FILES:
         if not (keep_progress and file in _TOLD_FILES):
@@ -219,7 +221,7 @@ def remove_files(location: TargetLocation, *, keep_progress: bool = False) -> No
 
 
 def end(identities: Iterable[Identity], *, polite_s: float = POLITE_S) -> None:
-    """End processes: SIGTERM, and SIGKILL for those that are still there after `polite_s`."""
+    """End processes: SIGTERM, then SIGKILL for those that still run after `polite_s`."""
     left = [identity for identity in identities if _signal(identity, signal.SIGTERM)]
     if not _wait_for_end(left, polite_s):
         for identity in left:
@@ -227,12 +229,12 @@ def end(identities: Iterable[Identity], *, polite_s: float = POLITE_S) -> None:
         _wait_for_end(left, KILLED_S)
 
 
-# The starter's module, and its name of before, by which an older keeper starts it.
+# The starter's module, and its former name, which an older keeper uses.
 STARTERS = (b"rayjobs.engine.starter", b"rayjobs.compute.raylaunch")
 
 
 def _end_starters(location: TargetLocation) -> None:
-    """End starters whose keeper was killed: they would go on with an unwanted start."""
+    """End starters whose keeper was killed: they would continue an unwanted start."""
     place_words = [os.fsencode(location.home), location.name.encode()]
     starters = [
         identity
@@ -262,7 +264,7 @@ def _end_ray(location: TargetLocation, folder: Path) -> None:
         end([raylet])
     else:
         end([identity for identity in known if _comm(identity) == "raylet"])
-    # What is left holds nothing worth a farewell: the store of this head was its memory.
+    # The rest needs no clean exit: the head's store was only in memory.
     for _ in range(10):
         known |= set(local_head.processes_of(folder))
         alive = [identity for identity in known if is_alive(identity)]
@@ -297,15 +299,15 @@ def _living_hosts(location: TargetLocation) -> Iterator[tuple[dict[str, Any], Id
         try:
             identity = Identity.from_json(values)
         except (KeyError, TypeError, ValueError):
-            continue  # torn by a crash: its host never began
+            continue  # incomplete after a crash: its host never started
         if is_alive(identity):
             yield values, identity
 
 
 def end_warm(location: TargetLocation) -> None:
-    """End warm interpreters: they live outside Ray, and serve this home alone.
+    """End warm interpreters: they run outside Ray and serve only this home.
 
-    One that is still importing does not listen yet, so its command line tells who it is.
+    One that still imports does not listen yet, so its command line identifies it.
     """
     folder = runtime_dir(location.home, create=False)
     for path in folder.glob("warm-*.sock"):
@@ -327,7 +329,7 @@ def _signal(identity: Identity, number: int) -> bool:
     try:
         return send_signal(identity, number)
     except PermissionError:
-        return False  # another user's: none of ours
+        return False  # another user's process, not ours
 
 
 def _comm(identity: Identity) -> str:

@@ -44,9 +44,9 @@ from rayjobs.target.requests import TargetRequest
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.target.token_check import WITHOUT_TOKEN, check_token, check_without_token, read_token
 
-LOOK_S = 2.0  # of a list of targets, at a cluster that does not answer
+LOOK_S = 2.0  # for a list of targets, per cluster that does not answer
 REMOVE_S = 60.0
-STOP_TIMEOUT_S = 420.0  # a start in progress is waited for
+STOP_TIMEOUT_S = 420.0  # includes the wait for a start in progress
 POLL_S = 0.05
 Stages = Callable[[str], None]
 
@@ -57,11 +57,11 @@ class TargetView:
 
     Attributes:
         state: "running", "starting", "stopped", "lost" (its Ray runs, nothing answers), "failing"
-            (it does not come up, and is tried again later), "unreachable" (its cluster), or
+            (it does not start, and will be tried again later), "unreachable" (its cluster), or
             "ready" (its cluster answers, and the first job starts the target's own actor).
-        problem: Why it does not run, in one sentence, and what helps; empty if that is in order.
-        busy: Whether jobs are queued or running; None where nothing is known.
-        detail: What the actor itself says (`status`), where it was asked.
+        problem: Why it does not run, in one sentence with a remedy; empty if that is intended.
+        busy: Whether jobs are queued or running; None if unknown.
+        detail: The actor's own answer (`status`), if requested.
         without_token: Anyone who reaches its cluster can run code on it.
     """
 
@@ -90,7 +90,7 @@ def create_target(
     without_token: bool = False,
     home: Path | None = None,
 ) -> TargetRecord:
-    """Attach a running Ray cluster as a target; the same definition again changes nothing.
+    """Attach a running Ray cluster as a target; repeating the same definition has no effect.
 
     With `cluster` given for a target that exists, its node types are replaced.
 
@@ -98,16 +98,15 @@ def create_target(
         address: `host:port` of the cluster's GCS. None or "local" is the local head, which
             exists without being created.
         token_file: The cluster's token, in a file that only its owner can read.
-        lease_s: Seconds after which a job on a node that cannot be reached is tried elsewhere.
-        cluster: The file that `ray up` was run with: its node types are what the target may
-            start.
-        start_timeout_s: So many seconds a job waits for nodes to start before it tries again.
-        without_token: Accept a cluster that demands no token: anyone who reaches it can run code
+        lease_s: Seconds after which a job on an unreachable node is tried elsewhere.
+        cluster: The configuration file of `ray up`: the target may start its node types.
+        start_timeout_s: How many seconds a job waits for nodes to start before it tries again.
+        without_token: Accept a cluster that requires no token: anyone who reaches it can run code
             on it, as the user who started it, and read what its jobs read.
 
     Raises:
-        UsageError: the cluster's file, the name, lease, address or token file cannot be right, or
-            the name is taken.
+        UsageError: the cluster's file, the name, lease, address or token file is invalid, or the
+            name is in use.
         TargetError: the cluster needs no token, and `without_token` is off.
         UnreachableError: no cluster answers there.
     """
@@ -135,7 +134,7 @@ def create_target(
     if not LEASE_S <= lease_s < float("inf"):
         raise UsageError(
             f"a lease of {duration_text(lease_s)} is too short: a target actor that is "
-            "started again, or a "
+            "restarted, or a "
             f"slow network, would end healthy jobs. Give {duration_text(LEASE_S)} or more."
         )
     if not 0 < start_timeout_s < float("inf"):
@@ -174,13 +173,13 @@ def remove_target(
     home: Path | None = None,
     on_stage: Stages = lambda _text: None,
 ) -> str:
-    """Forget an attached target; its actor is ended if it can be, the cluster is left alone.
+    """Remove an attached target and end its actor if possible; leave the cluster alone.
 
     Args:
-        force: Also with unfinished jobs; they stay in their stores.
+        force: Even with unfinished jobs; they stay in their stores.
 
     Returns:
-        Why its actor could not be ended; empty where it was.
+        Why its actor could not be ended; empty if it was.
 
     Raises:
         UsageError: it is the local one, which cannot be removed.
@@ -215,10 +214,10 @@ def list_targets(*, home: Path | None = None) -> list[TargetView]:
 
 
 def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> TargetView:
-    """Return how a target is; starts nothing.
+    """Return a target's state; starts nothing.
 
     Args:
-        ask: Also fetch what the actor says of its queue and allocations (`detail`).
+        ask: Also fetch the actor's report on its queue and allocations (`detail`).
 
     Raises:
         NotFoundError: no such target.
@@ -261,7 +260,7 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
 
 
 def _why_not(record: TargetRecord, location: TargetLocation, state: str) -> tuple[str, str]:
-    """Return the state of a target that does not answer, and what is known of the reason."""
+    """Return the state of a target that does not answer, and the known reason."""
     if record.address is not None:
         reason = reach.why_unreachable(record.address, timeout_s=LOOK_S)
         if reason:
@@ -278,7 +277,7 @@ def _why_not(record: TargetRecord, location: TargetLocation, state: str) -> tupl
 def start_target(
     name: str = LOCAL, *, home: Path | None = None, on_stage: Stages = lambda _text: None
 ) -> starting.TargetStatus:
-    """Start a target that does not run; one that runs is left as it is.
+    """Start a target unless it runs.
 
     Raises:
         TargetError: it could not be started.
@@ -299,12 +298,12 @@ def stop_target(
         force: Also with jobs queued or running: running attempts are ended.
 
     Returns:
-        False when nothing of it ran.
+        False if no part of it ran.
 
     Raises:
         StopRefusedError: jobs are not finished and `force` is off.
         TargetError: something did not end, or the cluster cannot be reached (`UnreachedError`).
-            Nothing brings the target back by itself then, either.
+            Even then, nothing revives the target automatically.
     """
     at = home or default_home()
     record, location = load_target(name, home=at), TargetLocation(name, at)
@@ -320,7 +319,7 @@ def stop_target(
 
 
 def was_stopped(name: str, *, home: Path | None = None) -> bool:
-    """Whether a user has stopped a target already, and nothing of it runs."""
+    """Whether a user has already stopped a target and no part of it runs."""
     location = TargetLocation(name, home or default_home())
     is_there = wake_client.is_listening(location.socket) or keeping.is_kept(location.paths)
     return stop_record.last(location.paths).is_in_force and not is_there
@@ -339,7 +338,7 @@ def _stop_here(location: TargetLocation, force: bool, on_stage: Stages) -> bool:
 
 
 def _stop_by_keeper(location: TargetLocation, force: bool, on_stage: Stages) -> bool:
-    """Ask the keeper; False when it ended without an answer (it was killed)."""
+    """Ask the keeper; False if it ended without an answer (it was killed)."""
     request = ids.token(4)
     answer = location.paths.stop_answer
     answer.unlink(missing_ok=True)
@@ -351,16 +350,16 @@ def _stop_by_keeper(location: TargetLocation, force: bool, on_stage: Stages) -> 
     while time.monotonic() < deadline:
         owner = keeping.keeper_of(location.paths)
         if owner is not None and owner != signaled:
-            if signaled is not None:  # that one died with the request in its hands
+            if signaled is not None:  # that one died while it handled the request
                 local_head.write_private(location.paths.stop_request, wanted)
-            send_signal(owner, SIGUSR1)  # it would look within a second anyway
+            send_signal(owner, SIGUSR1)  # it would check within a second anyway
             signaled = owner
-        said = local_head.read_json(answer)
-        if said is not None and said.get("id") == request:
-            if said.get("error"):
+        reply = local_head.read_json(answer)
+        if reply is not None and reply.get("id") == request:
+            if reply.get("error"):
                 answer.unlink(missing_ok=True)
-                kind = stopping.StopRefusedError if said.get("is_refused") else TargetError
-                raise kind(str(said["error"]))
+                kind = stopping.StopRefusedError if reply.get("is_refused") else TargetError
+                raise kind(str(reply["error"]))
             if not keeping.is_kept(location.paths):
                 answer.unlink(missing_ok=True)
                 return True
@@ -382,7 +381,7 @@ def _stop_attached(location: TargetLocation, address: str, force: bool, on_stage
         raise reach.UnreachedError(
             f"{reach.unreachable_text(location.name, address, reason)}. The stop is recorded: no "
             f"command starts the target again by itself when the cluster is back. If its actor "
-            f"still runs there, it goes on: run `rayjobs target stop {location.name}` again then",
+            f"still runs there, it continues: run `rayjobs target stop {location.name}` again then",
             address=address,
         )
     _end_actor(location, force, on_stage, timeout_s=STOP_TIMEOUT_S)
@@ -400,7 +399,7 @@ def _end_actor(
 
 
 def dashboard_url(name: str = LOCAL, *, home: Path | None = None) -> str:
-    """Return where the Ray dashboard of a target is; empty when none is known."""
+    """Return the address of a target's Ray dashboard; empty if unknown."""
     at = home or default_home()
     record, location = load_target(name, home=at), TargetLocation(name, at)
     if record.is_local:
@@ -413,11 +412,11 @@ def dashboard_url(name: str = LOCAL, *, home: Path | None = None) -> str:
 
 
 def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
-    """Return what a target can ever give, for "can never fit" at submit; starts nothing.
+    """Return a target's maximum capacity, for "can never fit" at submit; starts nothing.
 
-    A running target is believed (`capacity.json`, `head.json`); for a local one that does not
-    run it is what this machine has. What a cluster may start counts as if it ran. An attached
-    cluster that was never seen, and whose node types are not known, is unbounded.
+    For a running target this is its own record (`capacity.json`, `head.json`); for a stopped local
+    target, this machine's resources. Nodes that a cluster may start count as if they ran. An
+    attached cluster that was never seen, and whose node types are unknown, is unbounded.
     """
     at = home or default_home()
     record, location = load_target(name, home=at), TargetLocation(name, at)
@@ -445,8 +444,8 @@ def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
 
 
 def _with_types(seen: list[NodeShape], types: NodeTypes) -> Capacity:
-    """Return what there can be: every node that may start, and those of no such type."""
-    # The head takes no jobs, hence has no room that counts.
+    """Return the possible nodes: all that may start, and running ones without a node type."""
+    # The head runs no jobs, hence its capacity does not count.
     others = [
         node for node in seen if types.named(node.node_type) is None and node.cpus + node.gpus > 0
     ]

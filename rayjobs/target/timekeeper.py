@@ -1,9 +1,9 @@
-"""The timekeeper: a small process that runs schedules when they fall due, and ends without any.
+"""The timekeeper: a small process that runs schedules when due, and ends if there are none.
 
-Standard library only. There is one for all workspaces of a home, whether their targets run or not:
-a submit starts them. ``python -P -m rayjobs.target.timekeeper HOME`` forks itself away from its
-caller. Stores are read, and pipelines submitted, by a child that ends. Killing it harms nothing:
-each keeper of a target and each command that changes a schedule starts it again.
+Standard library only. One serves all workspaces of a home, whether their targets run or not: a
+submit starts them. ``python -P -m rayjobs.target.timekeeper HOME`` detaches from its caller. A
+short-lived child reads stores and submits pipelines. Killing it is harmless: each keeper of a
+target and each command that changes a schedule restarts it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.target import local_head
 from rayjobs.target.keeping import leave_caller
 
-# The child that runs what is due: a layer above, so it is named as text.
+# The child that runs due schedules: it is in a layer above, hence named as text.
 DUE = "rayjobs.pipelines.scheduling"
 LONGEST_SLEEP_S = 600.0
 AFTER_ERROR_S = 60.0
@@ -37,12 +37,12 @@ _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def folder(home: Path) -> Path:
-    """Return where the workspaces with schedules are registered."""
+    """Return the folder that registers workspaces with schedules."""
     return home / "schedules"
 
 
 def register(workspace: Path, *, home: Path) -> None:
-    """Have a workspace's schedules run, and the timekeeper look at them now."""
+    """Register a workspace's schedules, and have the timekeeper check them now."""
     place = folder(home)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:16]
@@ -67,7 +67,7 @@ def registered(home: Path) -> dict[Path, Path]:
 
 
 def ensure(*, home: Path) -> None:
-    """Start a timekeeper where there are schedules; one that runs looks at them now."""
+    """Start a timekeeper if there are schedules; a running one checks them now."""
     if not registered(home):
         return
     with contextlib.suppress(OSError):
@@ -107,19 +107,19 @@ def keep(home: Path) -> bool:
 
 
 def look(home: Path) -> float | None:
-    """Run what is due; return the seconds until the next look, None: there are no schedules."""
+    """Run what is due; return the seconds until the next check, or None without schedules."""
     sleeps = []
     for file, path in registered(home).items():
         mark = _mark(file)
-        said = _ask(home, path)
-        if said is None:
+        report = _ask(home, path)
+        if report is None:
             sleeps.append(AFTER_ERROR_S)
-        elif not said["count"]:
-            _unregister(home, file, mark, is_gone=bool(said["gone"]))
+        elif not report["count"]:
+            _unregister(home, file, mark, is_gone=bool(report["gone"]))
         else:
             _note_found(home, file)
-            if said["next"] is not None:
-                sleeps.append(float(said["next"]) - time.time())
+            if report["next"] is not None:
+                sleeps.append(float(report["next"]) - time.time())
     if not registered(home):
         return None
     return max(0.0, min([LONGEST_SLEEP_S, *sleeps]))
@@ -160,12 +160,12 @@ def _note_found(home: Path, file: Path) -> None:
 
 
 def _unblock() -> None:
-    """Let a child, and the target that it starts, get the signals that are waited for here."""
+    """Let a child, and the target that it starts, receive the signals that this process blocks."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _ask(home: Path, path: Path) -> dict[str, Any] | None:
-    """Return what the child says about a workspace; None: it failed, and the log says why."""
+    """Return the child's report on a workspace; None: it failed, and the log says why."""
     log = folder(home) / "log"
     with log.open("ab") as out:
         if out.tell() > 2**20:
@@ -181,15 +181,15 @@ def _ask(home: Path, path: Path) -> dict[str, Any] | None:
                 env={**os.environ, "RAYJOBS_HOME": str(home)},
                 preexec_fn=_unblock,  # this process has one thread
             )
-            said = json.loads(done.stdout.splitlines()[-1])
-            return {"count": int(said["count"]), "next": said["next"], "gone": said["gone"]}
+            report = json.loads(done.stdout.splitlines()[-1])
+            return {"count": int(report["count"]), "next": report["next"], "gone": report["gone"]}
         except (OSError, ValueError, IndexError, KeyError, subprocess.TimeoutExpired) as error:
             out.write(f"{path}: {error}\n".encode())
             return None
 
 
 def main(arguments: list[str]) -> int:
-    """Detach from the caller and keep time; another timekeeper is told to look instead."""
+    """Detach from the caller and run; if a timekeeper already runs, have it check instead."""
     home = Path(arguments[0])
     folder(home).mkdir(mode=0o700, parents=True, exist_ok=True)
     deadline = time.monotonic() + LOCK_PATIENCE_S

@@ -1,4 +1,4 @@
-"""Whether a Ray cluster refuses who does not know its token. Needs gRPC, not Ray."""
+"""Checks that a Ray cluster refuses callers without its token. Needs gRPC, not Ray."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def read_token(path: Path) -> str:
 
 
 def check_token(address: str, token: str | None = None, *, timeout_s: float = ANSWER_S) -> None:
-    """Return if the cluster's GCS refuses callers without token, and takes `token` if given.
+    """Check that the cluster's GCS refuses callers without a token and accepts `token`, if given.
 
     Args:
         address: `host:port` of the GCS.
 
     Raises:
-        TargetError: it answers anybody: the cluster was started without RAY_AUTH_MODE=token.
+        TargetError: it answers any caller: the cluster was started without RAY_AUTH_MODE=token.
         UsageError: it rejects this token.
-        UnreachableError: nothing that looks like Ray answers there.
+        UnreachableError: no Ray cluster answers there.
     """
     if _answers(address, None, timeout_s):
         raise TargetError(
@@ -69,11 +69,11 @@ def check_token(address: str, token: str | None = None, *, timeout_s: float = AN
 
 
 def check_without_token(address: str, *, timeout_s: float = ANSWER_S) -> None:
-    """Return if the cluster's GCS answers callers without a token.
+    """Check that the cluster's GCS answers callers without a token.
 
     Raises:
-        UsageError: it demands one, and so should be used with it.
-        UnreachableError: nothing that looks like Ray answers there.
+        UsageError: it requires one, which should then be used.
+        UnreachableError: no Ray cluster answers there.
     """
     if not _answers(address, None, timeout_s):
         raise UsageError(
@@ -87,7 +87,7 @@ def _answers(address: str, token: str | None, timeout_s: float) -> bool:
     import grpc  # large, and rarely needed
 
     metadata = [] if token is None else [("authorization", f"Bearer {token}")]
-    # A proxy of the user's environment has no part in a cluster's own address.
+    # Connect to the cluster's address without the proxy of the user's environment.
     options = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(address, options=options) as channel:
         try:

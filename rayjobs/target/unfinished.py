@@ -1,4 +1,4 @@
-"""The unfinished jobs of a target, in all the workspaces that it serves, read from their stores."""
+"""The unfinished jobs of a target, from the stores of all the workspaces that it serves."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 UNFINISHED = [state for state in JobState if state not in FINAL]
 LISTED = 10
 POLL_S = 0.2
-CANCEL_S = 90.0  # beyond the longest grace
+CANCEL_S = 90.0  # longer than the longest grace period
 AGE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Jobs of a target that have not ended; an array is one of them.
+    """Jobs of a target that have not ended; an array counts as one job.
 
     Attributes:
-        running: Those that have an allocation, with the workspace of each.
-        waiting: Those that wait for one.
+        running: Jobs with an allocation, each with its workspace.
+        waiting: Jobs that wait for one.
         unreadable: Workspaces whose store cannot be read, with the reason.
     """
 
@@ -44,17 +44,17 @@ class Unfinished:
     unreadable: tuple[tuple[Path, str], ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether there is one."""
+        """Whether there is any such job."""
         return bool(self.running or self.waiting)
 
     @property
     def all(self) -> tuple[tuple[Path, JobLine], ...]:
-        """Those that run, then those that wait."""
+        """The running jobs, then the waiting ones."""
         return self.running + self.waiting
 
     @property
     def text(self) -> str:
-        """Return how many there are, in words."""
+        """Return the counts, in words."""
         parts = [
             counted(len(self.running), "running job") if self.running else "",
             counted(len(self.waiting), "waiting job") if self.waiting else "",
@@ -62,9 +62,9 @@ class Unfinished:
         return " and ".join(part for part in parts if part)
 
     def still(self, now: Unfinished) -> Unfinished:
-        """Return those of these jobs that `now` has too, as they are there, and its new ones.
+        """Return the jobs of `now`, divided into those known here and new ones.
 
-        The two are listed apart since a stop puts running jobs back among those that wait.
+        The division matters since a stop turns running jobs into waiting ones.
         """
         found = {job.id: (path, job) for path, job in now.all}
         ran = {job.id for _path, job in self.running}
@@ -92,7 +92,7 @@ def of_target(name: str, *, home: Path, but: Path | None = None) -> Unfinished:
     unreadable: list[tuple[Path, str]] = []
     for path in served(TargetLocation(name, home)):
         if path == but or not WorkspaceFiles(path).record.exists():
-            continue  # it was removed, and its jobs with it
+            continue  # it was removed with its jobs
         try:
             with open_workspace(path, create=False) as opened:
                 jobs = opened.store.job_lines(
@@ -119,10 +119,10 @@ def served(location: TargetLocation) -> list[Path]:
 
 
 def check_not_served(workspace: Path, *, home: Path) -> None:
-    """Refuse while a target that runs may use the store of a workspace.
+    """Check that no running target may use the store of a workspace.
 
     Raises:
-        TargetError: a target that was registered for it answers.
+        TargetError: a target that is registered for it answers.
     """
     for record in all_targets(home=home):
         location = TargetLocation(record.name, home)
@@ -155,15 +155,15 @@ def cancel(
     is_reached: bool = True,
     is_stopped: bool = False,
 ) -> list[str]:
-    """Cancel jobs and return their ids once all have ended; a target that died is started for it.
+    """Cancel jobs and return their ids when all have ended; start a dead target for that.
 
     Args:
-        command: Of `rayjobs target`, which cancels them.
-        is_reached: Whether the target's cluster answers. Of one that does not, the jobs that
-            have a place are only asked to end, since they may still run: nothing is waited for,
-            and those are not among the ids.
-        is_stopped: The target was stopped, so nothing of it runs: the jobs end in their stores,
-            and it is not started for that.
+        command: The subcommand of `rayjobs target` that cancels them.
+        is_reached: Whether the target's cluster answers. If not, this only requests the end of jobs
+            with an allocation, since they may still run; it does not wait for them or return their
+            ids.
+        is_stopped: The target was stopped, so none of its processes runs: this ends the jobs in
+            their stores without starting it.
 
     Raises:
         TargetError: they did not end in time, or the target that has to end them does not start.
@@ -207,9 +207,9 @@ def cancel(
 def cancel_for_good(
     name: str, jobs: Unfinished, *, home: Path, say: Callable[[str], None]
 ) -> list[str]:
-    """Cancel the jobs of a target that is about to be forgotten; return their ids.
+    """Cancel the jobs of a target that is about to be removed; return their ids.
 
-    Where its cluster cannot be reached, their records are ended here: nothing else will do it.
+    If its cluster is unreachable, this ends their records: no other process will.
 
     Raises:
         TargetError: they did not end in time.
@@ -228,13 +228,13 @@ def cancel_for_good(
 
 
 def older(name: str, *, home: Path, than: str | None = None) -> str:
-    """Return a sentence about jobs that a start of the target starts too; empty without any.
+    """Return a sentence about other jobs that a start of the target would start; empty if none.
 
     Args:
-        than: The job that is being submitted; it is none of them.
+        than: The job that is being submitted; it does not count.
     """
-    # Of a burst of submits each would tell of the others. What waited at a stop that a user asked
-    # for is reported whatever its age: it was to stay where it is.
+    # In a burst of submits, each would report the others. Jobs that waited at a user's stop are
+    # reported whatever their age: the user expects them to stay there.
     since = datetime.now(UTC) - timedelta(seconds=AGE_S)
     stopped_at = datetime.fromtimestamp(stop_record.last(TargetLocation(name, home).paths).at, UTC)
     jobs = [
@@ -255,14 +255,14 @@ def older(name: str, *, home: Path, than: str | None = None) -> str:
 
 
 def check_none(name: str, jobs: Unfinished, *, command: str, unreached: str = "") -> None:
-    """Return if a target has no unfinished job.
+    """Check that a target has no unfinished job.
 
     Args:
-        unreached: Where its cluster cannot be reached, and why; empty: it can be.
+        unreached: The unreachable address of its cluster and the reason; empty: it is reachable.
 
     Raises:
-        StopRefusedError: it has; the message lists them and what can be done.
-        TargetError: it has, and its cluster cannot be reached.
+        StopRefusedError: it has some; the message lists them and the remedies.
+        TargetError: it has some, and its cluster is unreachable.
     """
     if not jobs:
         return
@@ -296,23 +296,23 @@ def check_none(name: str, jobs: Unfinished, *, command: str, unreached: str = ""
 
 
 def what_becomes(name: str, jobs: Unfinished) -> str:
-    """Say what a stop means for the jobs of a target whose cluster cannot be reached."""
-    told = []
+    """Return what a stop means for the jobs of a target with an unreachable cluster."""
+    sentences = []
     if jobs.running:
-        told.append(
+        sentences.append(
             f"Running jobs may continue there unobserved; their state is known again once "
             f"`rayjobs target start {name}` reaches the cluster."
         )
     if jobs.waiting:
-        told.append("Waiting jobs stay queued until then.")
-    return " ".join(told)
+        sentences.append("Waiting jobs stay queued until then.")
+    return " ".join(sentences)
 
 
 def main(arguments: list[str]) -> int:
     """Look for unfinished jobs of a target: ``-m rayjobs.target.unfinished HOME NAME``.
 
     Returns:
-        `keeper.NO_JOBS` when there is none; 0 when there is one, or a store cannot be read.
+        `keeper.NO_JOBS` if there is none; 0 if there is one or a store cannot be read.
     """
     home, name = arguments
     jobs = of_target(name, home=Path(home))

@@ -1,4 +1,4 @@
-"""Which versions of client and target actor go together."""
+"""Which versions of client and target actor are compatible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayjobs.core.errors import TargetError
 
 
 def parse(version: str) -> tuple[int, ...]:
-    """Return the numbers of a release, `0.1.0` → `(0, 1, 0)`; what follows them is left out."""
+    """Return the numbers of a release, `0.1.0` → `(0, 1, 0)`; suffixes are ignored."""
     numbers = []
     for part in version.split("+", 1)[0].split("."):
         digits = ""
@@ -29,9 +29,9 @@ def parse(version: str) -> tuple[int, ...]:
 
 
 def must_replace(actor_version: str, client_version: str) -> bool:
-    """Whether a running actor is to be replaced in place: it is older than the client.
+    """Whether to replace a running actor in place: it is older than the client.
 
-    Its jobs are not touched: attempt hosts live outside Ray, and the new actor adopts them.
+    Its jobs continue: attempt hosts run outside Ray, and the new actor adopts them.
     """
     return parse(actor_version) < parse(client_version)
 
@@ -53,13 +53,13 @@ def check_client(actor_version: str, client_version: str) -> None:
 
 
 def installed() -> str | None:
-    """Return the version of rayjobs on this disk now; None where it is not installed.
+    """Return the version of rayjobs on this disk now; None if it is not installed.
 
-    A process that has run for long may have loaded an earlier one, whose jobs go on.
+    A long-running process may have loaded an earlier version.
     """
     try:
         folder = Path(str(metadata.distribution("rayjobs").locate_file("")))
-        # An installation of another version replaces a folder in this one.
+        # Installing another version replaces a folder here.
         return _version_at(folder, folder.stat().st_mtime_ns)
     except (metadata.PackageNotFoundError, OSError):
         return None

@@ -1,4 +1,4 @@
-"""Asks a target actor over its wake socket: one JSON object a line. Standard library only."""
+"""Sends requests to a target actor over its wake socket, as JSON lines. Standard library only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def socket_of(name: str, home: Path) -> Path:
 def ask(
     path: Path, request: Message | Mapping[str, Any], *, timeout_s: float = 5.0
 ) -> dict[str, Any] | None:
-    """Send one request; return the answer, or None when no process listens there.
+    """Send one request; return the answer, or None if no process listens there.
 
     Args:
         request: To a target or a warm interpreter, or the JSON that another server understands.

@@ -189,7 +189,7 @@ def test_a_start_that_ray_refuses_says_why_and_leaves_nothing(
     # A start whose failure a user does not see is tried again, and is seen where they look.
     paths = TargetPaths.of("local", under=home)
     starting.register_workspace(paths, home)
-    with pytest.raises(TargetError, match="It is tried again at"):
+    with pytest.raises(TargetError, match="The next try is at"):
         starting.ensure_target("local", home=home, is_patient=True)
     view = targets.target_status("local", home=home)
     assert (view.state, view.keeper_pid is not None) == ("failing", True)

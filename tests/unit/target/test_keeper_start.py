@@ -128,8 +128,8 @@ def test_a_keeper_with_work_tries_again_after_pauses_that_grow(
         assert kept._paused_until_s == now_s + pause_s
         pause = keeping.pause_of(location.paths)
         assert pause is not None and pause.failures == failures
-        assert "Ray does not start. It is tried again at " in pause.sentence("local")
-        assert "`rayjobs target start local` does it now" in pause.sentence("local")
+        assert "Ray does not start. The next try is at " in pause.sentence("local")
+        assert "`rayjobs target start local` tries now" in pause.sentence("local")
     kept._failures = 99
     kept._pause("again")
     assert kept._paused_until_s == now_s + 600.0

@@ -115,7 +115,7 @@ def test_a_living_keeper_is_left_to_its_work(
         )
         condition = _look(location, workspace)
     assert condition.standing is Standing.FAILING
-    assert "Ray ended 4 times. It is tried again at 14:05:10" in condition.reason
+    assert "Ray ended 4 times. The next try is at 14:05:10" in condition.reason
     assert begun == []
 
 
