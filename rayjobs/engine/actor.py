@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 180.0
-# Nodes that do not share the disk bring files and records through these calls.
+# Nodes that do not share the disk transfer files and records through these calls.
 CALLS_AT_ONCE = 32
 ACTIVITY_EVERY_S = 5.0
 STOPPED = "the target was stopped; the job continues when the target is started again"
 
 
 class TargetActor:
-    """Holds the engine in a thread with a loop of its own.
+    """Runs the engine in a thread with its own loop.
 
-    Ray's own methods answer at once whatever the engine does.
+    So Ray's methods answer immediately, whatever the engine does.
     """
 
     def __init__(self, target: str, home: str, shares_machine: bool) -> None:
@@ -62,7 +62,7 @@ class TargetActor:
         self.home = Path(home)
         self.paths = TargetPaths.of(target, under=self.home)
         set_up_logging(self.paths.log, "target")
-        # Sockets of this home, whatever home the process was started with.
+        # Use this home's sockets, whatever home the process was started with.
         os.environ["RAYJOBS_HOME"] = home
         openfiles.raise_limit()
         self.epoch = ids.token(8)
@@ -78,7 +78,7 @@ class TargetActor:
 
     # -- Ray methods -------------------------------------------------------------------------------
     def ping(self) -> dict[str, Any]:
-        """Return who this is, once the wake socket answers."""
+        """Return this actor's identity when the wake socket answers."""
         if not self._ready.wait(START_TIMEOUT_S):
             raise TargetError(
                 f"the target {self.target} was not ready in {duration_text(START_TIMEOUT_S)}"
@@ -88,7 +88,7 @@ class TargetActor:
         return {"version": __version__, "epoch": self.epoch, "pid": os.getpid()}
 
     def workspace(self, method: str, *given: Any) -> Any:
-        """See `WorkspaceServer`: what an agent asks that does not share this machine's disk."""
+        """See `WorkspaceServer`: for agents that do not share this machine's disk."""
         if method == "secrets":  # for agents that do not share this machine's disk
             return TargetSecrets(self.target, home=self.home).values()
         if method not in ("about", "call", "read", "append", "keep", "keep_parts"):
@@ -96,7 +96,7 @@ class TargetActor:
         return getattr(self._server, method)(*given)
 
     def stop(self) -> None:
-        """End the engine; attempts go on without it."""
+        """End the engine; attempts continue without it."""
         if self._loop is not None and self._engine is not None:
             self._loop.call_soon_threadsafe(self._engine.stop)
             self._thread.join(10.0)
@@ -113,7 +113,7 @@ class TargetActor:
             self._ready.set()
 
     def _leave(self) -> None:
-        """End this process for good, so that its name is free for a start."""
+        """End this process permanently, which frees its name for a start."""
         import ray
 
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
@@ -198,12 +198,12 @@ class TargetActor:
         return {"ok": False, "error": f"no operation {asked.op!r}"}
 
     async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:
-        """Start no more jobs, so that none slips in before the head is stopped.
+        """Start no more jobs, so that none starts before the head stops.
 
-        With `force`, jobs that run go back into the queue; asked again, `live` says how many are
-        still on their way there. By itself it ends after a while (see `Engine.retire`).
+        With `force`, running jobs go back into the queue; in repeated calls, `live` counts those
+        that are not there yet. It expires after a while (see `Engine.retire`).
         """
-        engine.retire()  # before looking: a wake from here on is refused
+        engine.retire()  # before the check: wakes are refused from here on
         waiting = await engine.board.waiting()
         jobs = [*engine.attempts, *waiting]
         sweeps = engine.drivers.count if engine.drivers is not None else 0
@@ -223,7 +223,7 @@ class TargetActor:
         return opened.name, opened.store
 
     def _note(self, facts: Mapping[str, Any], gauges: Gauges) -> None:
-        """Tell the keeper whether anything goes on, clients what there is, Ray the figures."""
+        """Report the activity to the keeper, the capacity to clients and the figures to Ray."""
         gauges.levels({"waiting": facts["waiting"], "live": facts["live"]})
         busy = bool(facts["waiting"] or facts["live"])
         nodes = [vars(node) for node in facts["nodes"]]
@@ -245,18 +245,18 @@ class TargetActor:
 async def _answer_of_job(engine: Engine, asked: TargetRequest) -> dict[str, Any]:
     """Return the answer to a request about a job.
 
-    ``{"ok": False, "error": sentence}`` where the job has no attempt that runs.
+    ``{"ok": False, "error": sentence}`` if the job has no running attempt.
     """
     supervisor = engine.attempts.get(f"{asked.workspace}::{asked.job}")
     if supervisor is None:
-        return _no(f"job {asked.job} has no attempt that runs")
+        return _no(f"job {asked.job} has no running attempt")
     if asked.op == "evict":
         return _evict(supervisor, asked.notice_s)
     return await _stacks(engine, supervisor)
 
 
 def _evict(supervisor: AttemptSupervisor, notice_s: float | None) -> dict[str, Any]:
-    """Let the attempt be evicted, as a spot machine is; without notice it is killed at once."""
+    """Evict the attempt as from a spot machine; without notice, kill it immediately."""
     if supervisor.end_request.is_made:
         return _no(f"job {supervisor.record.job.id} is being ended already")
     grace_s = notice_s or 0.0
@@ -290,7 +290,7 @@ def _no(sentence: str) -> dict[str, Any]:
 
 
 async def _warm_up(engine: Engine) -> None:
-    """Start the agent, and with it the warm interpreter, before the first job is placed."""
+    """Start the agent, and with it the warm interpreter, before the first job starts."""
     try:
         for node in await engine.cluster.nodes():
             await engine.cluster.agent(node.node_id)
@@ -299,7 +299,7 @@ async def _warm_up(engine: Engine) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a small file atomically; a full disk is logged, not fatal."""
+    """Write a small file atomically; log a full disk without failing."""
     try:
         write_atomic(path, json.dumps(data))
     except OSError as error:
@@ -312,8 +312,8 @@ def start_target_actor(name: str, home: str, *, replace: bool = False) -> dict[s
     Call it in a process connected by ``ray.init(address=…, namespace="rayjobs")``.
 
     Args:
-        replace: End a running actor first (after an upgrade); its jobs go on and are taken
-            over by the new one.
+        replace: End a running actor first (after an upgrade); its jobs continue and the new actor
+            takes them over.
 
     Raises:
         TargetError: it could not start.

@@ -1,4 +1,4 @@
-"""Allocations: recorded before they exist, handed on by one update, released after the record."""
+"""Allocations: recorded before they exist, reused by one update, released after the record."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rayjobs.target.record import START_TIMEOUT_S
 log = logging.getLogger(__name__)
 
 PLACE_TIMEOUT_S = 30.0
-# How long an idle group waits for a job of its shape: creating one right after another was
-# removed on a full node costs a second whatever the settings.
+# How long an idle group waits for a job of its shape: on a full node, to create a group right after
+# another was removed takes a second whatever the settings.
 LINGER_S = 10.0
-# How long Ray's own picture may lag behind what we did.
+# How long Ray's own state may lag behind our changes.
 SETTLE_S = 2.0
 
 
 @dataclass(frozen=True)
 class KnownAllocation:
-    """An allocation as this process knows it.
+    """An allocation in this process's memory.
 
     Attributes:
         job: Key of the job that has it; None while it is idle.
         since_s: When it went idle, on the monotonic clock.
-        draining: Its ranks are not proven dead: it is never handed on.
+        draining: Its ranks are not proven dead: it is never reused.
         suspects: Nodes of the attempt whose ranks may still live here.
-        growing: Its group waits for nodes to start: `nodes` says where it would stand by now.
+        growing: Its group waits for nodes to start: `nodes` says where it would be placed now.
     """
 
     name: str
@@ -53,14 +53,14 @@ class KnownAllocation:
 
 @dataclass(frozen=True)
 class _Growing:
-    """What a group that waits for nodes to start asks for.
+    """The request of a group that waits for nodes to start.
 
     Attributes:
-        asked: For each bundle its node; None: one that has to start.
-        types: The types of nodes that have to start: others are for other groups.
-        avoid: The nodes that lived when the group was made: none of them takes a bundle that
-            asks for no node.
-        is_needless: Set once there is capacity for it without any node that has to start.
+        asked: For each bundle its node; None: a node that has to start.
+        types: The types of the nodes that have to start: other types are for other groups.
+        avoid: The nodes that were alive when the group was made: they take no bundle that names no
+            node.
+        is_needless: Set when there is capacity for it without a new node.
     """
 
     asked: tuple[str | None, ...] = ()
@@ -69,14 +69,14 @@ class _Growing:
     is_needless: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
 
     def fits_without(self, capacities: Sequence[NodeCapacity], shape: Shape) -> bool:
-        """Return whether the shape fits on nodes that lived when the group was made.
+        """Return whether the shape fits on nodes that were alive when the group was made.
 
         Args:
-            capacities: What is free, with nothing taken for this group on nodes of its own.
+            capacities: The free capacity, without any use by this group on its own nodes.
         """
         mine = {node for node in self.asked if node is not None}
         old = [
-            # What is taken there is its own.
+            # The used capacity there is its own.
             capacity.plus(shape.cpus, shape.gpus, shape.memory)
             if capacity.node_id in mine
             else capacity
@@ -102,7 +102,7 @@ class Allocations:
         self._cluster = cluster
         self._clock = clock
         self._held: dict[str, KnownAllocation] = {}
-        # Whose group may be left, or whose row does not say yet that it is gone.
+        # Their groups may still exist, or their rows do not yet record the release.
         self._unreleased: dict[str, KnownAllocation] = {}
         self._changed_s = clock.monotonic_s()
         self._foreign: dict[str, tuple[float, float, float]] = {}
@@ -110,11 +110,11 @@ class Allocations:
 
     @property
     def all(self) -> list[KnownAllocation]:
-        """Every allocation that is not released."""
+        """All allocations that are not released."""
         return list(self._held.values())
 
     def know(self, held: KnownAllocation) -> None:
-        """Take over an allocation that was found in a store (recovery)."""
+        """Take over an allocation from a store (recovery)."""
         self._held[held.name] = held
         self._touch()
 
@@ -125,7 +125,7 @@ class Allocations:
         self._touch()
 
     def forget_all(self, *, of: Served) -> None:
-        """Stop counting the allocations of a workspace, which is taken over at another path."""
+        """Stop counting the allocations of a workspace that is taken over at another path."""
         for held in [one for one in self.all if one.served is of]:
             self.forget(held)
         for name in [name for name, one in self._unreleased.items() if one.served is of]:
@@ -135,14 +135,14 @@ class Allocations:
     def capacities(
         self, nodes: list[NodeInfo], may_start: Sequence[NodeCapacity] = ()
     ) -> list[NodeCapacity]:
-        """Return each node's free capacity: its total, less what is in use, ours or foreign.
+        """Return each node's free capacity: its total minus our use and that of others.
 
-        Of nodes that may start, those are taken for which a group waits already; a node that
-        has come meanwhile replaces one of them.
+        Of the nodes that may start, those that a group already waits for count as used; a node that
+        has started meanwhile replaces one of them.
 
         Idle allocations count as free: they are released on demand. Ray's figures lag behind our
-        changes by up to a fifth of a second, so they are only read for others' use, and only
-        after we have changed nothing for a while.
+        changes by up to 0.2 s, so they only serve to find others' use, and only after some time
+        without changes of ours.
         """
         ours: dict[str, list[Shape]] = {}
         every: dict[str, list[Shape]] = {}
@@ -190,10 +190,10 @@ class Allocations:
     def idle_like(
         self, served: Served, shape: Shape, nodes: Sequence[str] | None = None
     ) -> KnownAllocation | None:
-        """Return an idle allocation of the workspace with this very shape.
+        """Return an idle allocation of the workspace with exactly this shape.
 
         Args:
-            nodes: It must stand on these, in any order; None: anywhere.
+            nodes: It must be on these nodes, in any order; None: on any nodes.
         """
         for held in self._held.values():
             if (
@@ -207,7 +207,7 @@ class Allocations:
         return None
 
     def reserve_idle(self, held: KnownAllocation, key: str) -> KnownAllocation:
-        """Mark an idle allocation as the job's in memory (the store follows)."""
+        """Assign an idle allocation to the job in memory (the store follows)."""
         taken = replace(held, job=key)
         self._held[held.name] = taken
         self._touch()
@@ -226,8 +226,8 @@ class Allocations:
         """Count a new allocation against its nodes before its group exists.
 
         Args:
-            up: The nodes that live; the others of `nodes` have to start first. None: all live.
-            types: The types of those that have to start.
+            up: The living nodes; the others of `nodes` have to start first. None: all are alive.
+            types: The types of the nodes that have to start.
         """
         name = f"rj-{self.target}-{ids.token(6)}"
         since_s = self._clock.monotonic_s()
@@ -241,9 +241,9 @@ class Allocations:
         return held
 
     async def create(self, held: KnownAllocation) -> KnownAllocation:
-        """Make the group of a recorded allocation and learn its nodes and GPU ids.
+        """Make the group of a recorded allocation and read its nodes and GPU ids.
 
-        Raises NotPlacedError, NotGrownError; the group and the memory of it are gone then.
+        Raises NotPlacedError, NotGrownError; then this has removed the group and forgotten it.
         """
         await self._free_capacity(held)
         try:
@@ -269,7 +269,7 @@ class Allocations:
         return placed
 
     async def _grow(self, held: KnownAllocation) -> tuple[str, ...]:
-        """Wait for the nodes of a group to start, or until it need not."""
+        """Wait until the nodes of a group have started or are not needed any more."""
         growing = self._growing[held.name]
         coming = asyncio.ensure_future(
             self._cluster.grow_group(
@@ -303,11 +303,11 @@ class Allocations:
     ) -> None:
         """Free an allocation after its attempt's end was recorded.
 
-        The allocation is free for others even if the workspace cannot record it (full disk): its
-        group then goes, since a row that names another job must not be handed on.
+        The resources become free even if the workspace cannot record it (full disk): then this
+        removes the group, since a row that names another job must not be reused.
         """
         if held.name not in self._held:
-            return  # its group is gone already
+            return  # its group is already gone
         freed = replace(
             held,
             job=None,
@@ -331,7 +331,7 @@ class Allocations:
                 await self.release(freed)
 
     async def release(self, held: KnownAllocation) -> None:
-        """Remove the group, then write that it is gone."""
+        """Remove the group, then record that."""
         self._held.pop(held.name, None)
         self._growing.pop(held.name, None)
         self._touch()
@@ -345,19 +345,19 @@ class Allocations:
             self._unreleased.pop(held.name, None)
 
     async def release_old(self) -> None:
-        """Release what has been idle for longer than the linger, and what could not be before."""
+        """Release allocations that were idle for too long, and earlier failures to release."""
         now_s = self._clock.monotonic_s()
         for held in [*self._unreleased.values()]:
             if Path(held.served.path).is_dir():
                 await self.release(held)
             else:
-                del self._unreleased[held.name]  # its rows went with its workspace
+                del self._unreleased[held.name]  # its rows were removed with its workspace
         for held in self.all:
             if self._is_idle(held) and now_s - held.since_s > LINGER_S:
                 await self.release(held)
 
     async def _free_capacity(self, wanted: KnownAllocation) -> None:
-        """Release idle groups on the nodes of a new one, if it needs their resources."""
+        """Release idle groups on the nodes of a new group that needs their resources."""
         infos = {node.node_id: node for node in await self._cluster.nodes()}
         for node in dict.fromkeys(wanted.nodes):
             info = infos.get(node)
@@ -370,7 +370,7 @@ class Allocations:
                     await self.release(held)
 
     def _is_idle(self, held: KnownAllocation) -> bool:
-        """Return whether no job has it *now*: it may have been taken since it was listed."""
+        """Return whether it is idle *now*: a job may have taken it since it was listed."""
         return held.job is None and not held.draining and self._held.get(held.name) is held
 
     def _short_of(self, info: NodeInfo, node: str) -> bool:
@@ -396,9 +396,9 @@ def _foreign(node: NodeInfo, ours: list[Shape]) -> tuple[float, float, float]:
 def _stand(
     capacities: Sequence[NodeCapacity], shape: Shape, growing: _Growing
 ) -> tuple[list[NodeCapacity], tuple[str, ...]]:
-    """Return the capacities with the group's bundles taken where Ray would put them, and where.
+    """Return the capacities minus the group's bundles where Ray would place them, and where.
 
-    Bundles for which no node is in sight (its type is gone) stand nowhere.
+    Bundles without a possible node (their node type is gone) are not placed.
     """
     one = replace(shape, nodes=1, spread=False)
     fresh = replace(one, node_types=growing.types)

@@ -1,4 +1,4 @@
-"""The nodes of an attempt in progress, as its target sees them."""
+"""The nodes of an attempt in progress, from its target's view."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rayjobs.protocol.attempts import AttemptOnNode, Launched
 
 @dataclass
 class NodeOfAttempt:
-    """One node of an attempt, and what has become of it.
+    """One node of an attempt and its state.
 
     Attributes:
-        on: What every call about it says.
-        node_id: Ray's id of the node that is asked about it: another one, where that sees the
-            same processes.
-        is_lost: The node is gone for good.
+        on: What every call about it contains.
+        node_id: Ray's id of the node that answers for it: another one if that sees the same
+            processes.
+        is_lost: The node is permanently gone.
         was_launched: It may have been asked to start its host.
         watches_raylet: Its host ends when Ray's process on the node ends.
-        facts: What it runs on, once it is prepared.
+        facts: What it runs on, after its preparation.
     """
 
     on: AttemptOnNode
@@ -33,12 +33,12 @@ class NodeOfAttempt:
 
     @property
     def name(self) -> str:
-        """Its name for people."""
+        """Its name for users."""
         at = f" at {self.on.address}" if self.on.address else ""
         return f"node {self.on.node} ({self.node_id[:12]}{at})"
 
     def record(self, launched: Launched | None) -> HostRecord:
-        """Return where its host will be, and once it is launched who it is, as it is stored."""
+        """Return the record of its host: its path and, after the launch, its identity."""
         on = self.on
         where = HostRecord(
             node=on.node,
@@ -65,7 +65,7 @@ class NodeOfAttempt:
 def of_record(
     workspace: str, target: str, job: Job, number: int, host: HostRecord
 ) -> NodeOfAttempt:
-    """Return the node of a host that was launched earlier, from its stored record."""
+    """Return the node of an earlier launched host from its stored record."""
     shape = job.spec.distribution
     first = host.node * shape.processes_per_node
     on = AttemptOnNode(

@@ -1,4 +1,4 @@
-"""The attempts in progress: a task of its own runs the supervisor of each until the end."""
+"""The attempts in progress: a separate task runs each attempt's supervisor until its end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AttemptsInProgress(Collection[str]):
         return len(self._running)
 
     def get(self, key: str) -> AttemptSupervisor | None:
-        """Return the supervisor of a job's attempt; None: there is none."""
+        """Return the supervisor of a job's attempt, or None."""
         found = self._running.get(key)
         return None if found is None else found[0]
 
@@ -52,15 +52,15 @@ class AttemptsInProgress(Collection[str]):
     def adopt(self, supervisor: AttemptSupervisor, work: Coroutine[Any, Any, None]) -> None:
         """Run a supervisor's coroutine in a task until it ends."""
         task = asyncio.ensure_future(self._run(supervisor, work))
-        # A task that is cancelled before its first step never awaits the coroutine.
+        # A task that is canceled before its first step never awaits the coroutine.
         task.add_done_callback(lambda _: work.close())
         self._running[supervisor.key] = (supervisor, task)
 
     def cancel(self, *, of: Served | None = None) -> list[asyncio.Task[None]]:
-        """Stop supervising: cancel tasks, and return them. The attempts' hosts go on.
+        """Stop supervising: cancel tasks and return them. The attempts' hosts continue.
 
         Args:
-            of: Only those of this workspace; None: all.
+            of: Only attempts of this workspace; None: all.
         """
         tasks = [
             task

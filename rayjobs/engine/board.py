@@ -1,4 +1,4 @@
-"""The workspaces that a target serves, and which of their jobs wait or live."""
+"""The workspaces that a target serves, with their waiting and running jobs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from rayjobs.workspace.registrations import registered
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-# Specs are parsed in pieces of so many, each a call of a thread.
+# How many specs to parse per call of a thread.
 PIECE = 500
-# A job's time of submission is believed if it is within this of what the target's clock allows.
+# A job's submission time is trusted if it deviates at most this much from the target's clock.
 CLOCK_SLACK_S = 5.0
-# A folder that cannot be seen for less than this may come back: an automount, a network file
-# system that hangs for a moment, a backup tool's rename. Seconds.
+# A folder that is missing for less than this may come back: an automount, a network file system
+# that hangs briefly, a backup tool's rename. Seconds.
 GONE_S = 60.0
 
 
@@ -48,8 +48,8 @@ class Served:
     """One workspace: its folder, name and store.
 
     Attributes:
-        made_s: When its folder got its record, by the clock of the machine that keeps it: no job
-            was submitted before. Seconds since 1970.
+        made_s: When its folder got its record, by the clock of the machine that stores it: all its
+            jobs were submitted later. Seconds since 1970.
     """
 
     path: str
@@ -67,19 +67,19 @@ class Served:
 
 
 class QueueView:
-    """What a target needs to know of one workspace's jobs to decide.
+    """The facts about one workspace's jobs that a target needs for its decisions.
 
-    A job that is started by what is seen here is guarded by the store itself: its `start` is
-    conditional on the attempt and the state.
+    The store itself guards a start that is based on this view: its `start` is conditional on the
+    attempt and the state.
 
     Attributes:
-        queued: The jobs that wait and can be read, by key; another mapping once one changed.
-        entries: How many of them there are of each (experiment, entry).
-        parents: The states of the jobs that these depend on, by id, without those that are gone;
-            another mapping once one changed.
+        queued: The readable waiting jobs, by key; a new mapping after each change.
+        entries: Their number per (experiment, entry).
+        parents: The states of the existing jobs that these depend on, by id; a new mapping after
+            each change.
         live: The jobs that hold an allocation, with their newest attempt.
-        saved: When the newest checkpoint of each preemptible live job was stored, by key.
-        trouble: Why the store cannot be read until a person does something; empty: it can.
+        saved: When each preemptible live job last stored a checkpoint, by key.
+        trouble: Why the store is unreadable until a user acts; empty: it is readable.
     """
 
     def __init__(self, served: Served, target: str) -> None:
@@ -93,7 +93,7 @@ class QueueView:
         self._target = target
         self._change: tuple[int, int] | None = None
         self._marks: frozenset[Mark] = frozenset()
-        self._keys: dict[int, str] = {}  # serial → key, of those in `queued`
+        self._keys: dict[int, str] = {}  # serial → key, for the jobs in `queued`
         self._depended_on: list[str] = []
         self._newest_serial = 0
         self._looked_at: datetime | None = None
@@ -101,27 +101,26 @@ class QueueView:
 
     @property
     def change(self) -> tuple[int, int] | None:
-        """What the store said of its changes when it was read; None: nothing is known."""
+        """The store's change token at the last read; None: unknown."""
         return self._change
 
     async def look(self, now: datetime | None = None) -> None:
-        """Read what has changed since the last look; after an error nothing is known.
+        """Read the changes since the last look; after an error, forget everything.
 
         Args:
-            now: The target's time. With it, a job that came since the last look counts as
-                submitted between the two, whatever its client's clock said.
+            now: The target's time. With it, a job that arrived since the last look counts as
+                submitted between the two looks, whatever its client's clock showed.
 
-        What cannot be read cannot be acted upon: a store that is locked, full or damaged has an
-        empty queue until it can be read again.
+        A store that is locked, full or damaged has an empty queue until it is readable again.
         """
-        async with self._lock:  # a turn and a retiring may both look
+        async with self._lock:  # a turn and a retirement may both look
             store = self.served.store
             try:
                 change = await self.served.ask(store.change)
                 if change == self._change:
                     self._looked_at = now
                     return
-                self._change = None  # until all of it was read
+                self._change = None  # until everything has been read
                 await self._read_queue(store, now)
                 await self._read_live(store)
             except StoreError as error:
@@ -158,7 +157,7 @@ class QueueView:
             found += await self._jobs(store, new[start : start + PIECE])
         if now is not None:
             found = await self._corrected(store, found, now)
-        # From here on nothing is waited for: all of it changes, or nothing.
+        # No await from here on: everything changes, or nothing.
         queued, entries = dict(self.queued), self.entries.copy()
         for mark in self._marks - marks:
             key = self._keys.pop(mark[0], None)
@@ -175,9 +174,9 @@ class QueueView:
         )
 
     async def _corrected(self, store: Store, found: list[Job], now: datetime) -> list[Job]:
-        """Correct times of submission that the target's clock shows to be wrong.
+        """Correct submission times that the target's clock shows to be wrong.
 
-        A job that was not there at the last look came after it, and none comes later than now.
+        A job that is new since the last look was submitted after it and before now.
         """
         slack = timedelta(seconds=CLOCK_SLACK_S)
         since = None if self._looked_at is None else self._looked_at - slack
@@ -187,14 +186,14 @@ class QueueView:
                 wrong[job.id] = now
             elif (
                 since is not None
-                and not job.attempt  # one that was tried has been here before
+                and not job.attempt  # a job with an attempt has been here before
                 and job.serial > self._newest_serial
                 and job.submitted_at < since
             ):
                 wrong[job.id] = since
         if not wrong:
             return found
-        log.warning("%d jobs in %s came with a wrong clock", len(wrong), self.served.path)
+        log.warning("%d jobs in %s have wrong submission times", len(wrong), self.served.path)
         await self.served.ask(store.correct_submitted, wrong)
         return [
             replace(job, submitted_at=wrong[job.id]) if job.id in wrong else job for job in found
@@ -206,7 +205,7 @@ class QueueView:
         except UnreadableSpecError as error:
             log.warning("%s: it is held, the others are read one by one", error)
             found = await self.served.ask(_readable, store, marks)
-        # One may have gone on since its mark was read: its next mark says so.
+        # A job may have changed since its mark was read: its next mark will differ.
         return [job for job in found if job.state is JobState.QUEUED]
 
     async def _read_live(self, store: Store) -> None:
@@ -218,10 +217,10 @@ class QueueView:
 
 
 class Board:
-    """Opens workspaces as clients name them and remembers them over restarts.
+    """Opens the workspaces that clients name and remembers them across restarts.
 
-    A workspace is followed by its folder, and where that is gone by its id: moved to another path,
-    it is the same workspace.
+    It follows a workspace by its folder, or by its id if the folder is gone: a moved workspace
+    remains the same one.
     """
 
     def __init__(
@@ -240,55 +239,56 @@ class Board:
         self._served: dict[str, Served] = {}
         self._views: dict[str, QueueView] = {}
         self._broken: dict[str, str] = {}
-        # Not broken: the original is served, so nothing that a copy's records name is unknown here.
+        # Not broken: the original is served, so everything that a copy's records name is known
+        # here.
         self._copies: dict[str, str] = {}
         self._aliases: dict[str, str] = {}  # other paths of workspaces that are served
         self._ids: dict[str, str | None] = {}
         self._handles: dict[str, FolderHandle] = {}
-        # By id: workspaces in whose place another one is, and since when. They may have been moved.
+        # By id: workspaces that another one has replaced, and since when. They may have moved.
         self._displaced: dict[str, tuple[Served, float]] = {}
         self._moves: list[tuple[Served, Served]] = []
         self._lock = asyncio.Lock()
 
     @property
     def served(self) -> list[Served]:
-        """The workspaces that could be opened."""
+        """The open workspaces."""
         return list(self._served.values())
 
     @property
     def known(self) -> list[Served]:
-        """Those that are served, and those that may still be found at another path."""
+        """The served workspaces, and those that may still be found at another path."""
         moved = [old for old, _new in self._moves]
         return [*self.served, *(one for one, _since_s in self._displaced.values()), *moved]
 
     @property
     def refused(self) -> dict[str, str]:
-        """Why workspaces are not served, by their path."""
+        """Why workspaces are not served, by path."""
         unread = {path: view.trouble for path, view in self._views.items() if view.trouble}
         return {**self._broken, **self._copies, **unread}
 
     @property
     def is_complete(self) -> bool:
-        """Whether no registered workspace that is there is missing here."""
+        """Whether all existing registered workspaces are open."""
         return not any(Path(path).is_dir() for path in self._broken)
 
     def take_moves(self) -> list[tuple[Served, Served]]:
-        """Return what was moved since the last call: a workspace as it was and as it is served."""
+        """Return the moves since the last call: each workspace before and after its move."""
         moves, self._moves = self._moves, []
         return moves
 
     async def add(self, path: str) -> Served | None:
-        """Serve a workspace; one that cannot be opened is tried again every round.
+        """Serve a workspace; retry one that cannot be opened in every round.
 
-        A folder that is served already under another path, by a link or a bind mount, is that
-        workspace: two views of one store would start its jobs twice.
+        A folder that is already served under another path, through a link or bind mount, is the
+        same workspace: two views of one store would start its jobs twice.
         """
         path = os.path.realpath(path)
         async with self._lock:  # a wake and a round may both ask
             await self._look_at_all()
             path = self._aliases.get(path, path)
             served = self._served.get(path) or await self._add(path)
-            if served is None:  # what looks like a copy may be one that was moved
+            if served is None:  # an apparent copy may be a moved workspace
                 await self._look_at_all()
             return served or self._served.get(path)
 
@@ -330,10 +330,10 @@ class Board:
         return served
 
     def _with_id(self, number: str | None) -> Served | None:
-        """Return the workspace of this id that is served: one copied with its unfinished jobs.
+        """Return the served workspace with this id, whose copy has the same unfinished jobs.
 
-        The copy's records name hosts and allocations of the original's attempts. To serve both
-        would end and repeat what the original runs.
+        The copy's records name hosts and allocations of the original's attempts. Serving both would
+        end and repeat the original's attempts.
         """
         for path, known in self._served.items():
             if number is not None and self._ids[path] == number:
@@ -341,7 +341,7 @@ class Board:
         return None
 
     def _same_store(self, path: str) -> Served | None:
-        """Return the workspace whose store is the very file of the one in `path`."""
+        """Return the workspace whose store is the same file as the one in `path`."""
         number = _file_number(path)
         for known in self._served.values():
             if number is not None and _file_number(known.path) == number:
@@ -349,7 +349,7 @@ class Board:
         return None
 
     async def refresh(self) -> None:
-        """Open what clients have registered, follow what was moved, forget what was removed."""
+        """Open registered workspaces, follow moved ones, forget removed ones."""
         async with self._lock:
             await self._look_at_all()
         for path in registered(self._folder):
@@ -366,20 +366,20 @@ class Board:
             await self._look_at(path)
 
     async def _look_at(self, path: str) -> None:
-        """Follow a workspace that was moved; close one that was removed.
+        """Follow a moved workspace; close a removed one.
 
-        One that cannot be seen, or in whose place another one is, is not removed until it has been
-        absent for `GONE_S`: until then it may be found at another path.
+        A workspace that is missing or replaced by another one counts as removed only after it has
+        been absent for `GONE_S`: until then it may be found at another path.
         """
         handle, known, number = self._handles.get(path), self._ids[path], id_of(path)
         here = None if handle is None else handle.path()
-        if here == path and number not in (None, known):  # the very folder, with a new id
+        if here == path and number not in (None, known):  # the same folder with a new id
             await self._follow(path, path)
             return
         is_there = here == path or (here is None and (known is not None and number == known))
         if is_there or (handle is None and number is None and Path(path).is_dir()):
             self._absent_since_s.pop(path, None)
-            if here is None and number is not None:  # mounted again, or put back from a copy
+            if here is None and number is not None:  # mounted again, or restored from a copy
                 self._take_hold(path)
             return
         moved = here if here is not None and id_of(here) is not None else self._copy_of(known)
@@ -387,11 +387,11 @@ class Board:
             return
         now_s = self._clock.monotonic_s()
         if number not in (None, known):
-            log.warning("another workspace is in the place of %s", path)
+            log.warning("another workspace has replaced %s", path)
             since_s = self._absent_since_s.get(path, now_s)
             self._displaced[known or path] = self._close(path), since_s
             return
-        if here is not None:  # it is somewhere, and cannot be opened now
+        if here is not None:  # it exists but cannot be opened now
             return
         if path not in self._absent_since_s:
             log.warning("workspace %s cannot be read; its jobs keep running for now", path)
@@ -402,18 +402,18 @@ class Board:
     def _take_hold(self, path: str) -> None:
         if (handle := self._handles.pop(path, None)) is not None:
             handle.close()
-        with contextlib.suppress(OSError):  # then it is followed by its id alone
+        with contextlib.suppress(OSError):  # then only its id identifies it
             self._handles[path] = FolderHandle(path)
 
     def _copy_of(self, number: str | None) -> str | None:
-        """Return where a workspace of this id is that is not served: it may have been copied."""
+        """Return the path of an unserved workspace with this id: it may be a copy."""
         for path in [*self._copies]:
             if number is not None and id_of(path) == number:
                 return path
         return None
 
     async def _follow(self, old: str, new: str) -> bool:
-        """Serve a workspace where it is now; False while that cannot be opened."""
+        """Serve a workspace at its new path; False if it cannot be opened yet."""
         before = self._served[old]
         if new in self._served and new != old:
             return False
@@ -431,8 +431,8 @@ class Board:
         return True
 
     def _note_move(self, old: Served, new: Served) -> None:
-        log.warning("workspace %s was moved to %s: its jobs go on there", old.path, new.path)
-        # One that is moved twice between two rounds: its supervisors know the first path.
+        log.warning("workspace %s was moved to %s: its jobs continue there", old.path, new.path)
+        # Moved twice between two rounds: its supervisors know the first path.
         self._moves.append((old, new))
 
     def _close(self, path: str) -> Served:
@@ -447,7 +447,7 @@ class Board:
         return served
 
     async def look(self, now: datetime | None = None) -> list[QueueView]:
-        """Return each workspace's queue, read again where it has changed; see `QueueView.look`."""
+        """Return each workspace's queue, reread if it has changed; see `QueueView.look`."""
         views = [self._views[path] for path in self._served]
         for view in views:
             await view.look(now)
@@ -466,9 +466,9 @@ def _copied(original: str) -> str:
 
 
 def _file_number(path: str) -> tuple[int, int] | None:
-    """Return device and inode of a workspace's store; None where it cannot be seen.
+    """Return device and inode of a workspace's store; None if it is missing.
 
-    Where the store is in PostgreSQL, those of the workspace's record.
+    If the store is in PostgreSQL, those of the workspace's record.
     """
     files = WorkspaceFiles(Path(path))
     for file in (files.store, files.record):
@@ -489,13 +489,13 @@ def _entry(job: Job) -> tuple[str, str]:
 
 
 def _readable(store: Store, marks: list[Mark]) -> list[Job]:
-    """Return the jobs whose specs can be read; hold the others, so that it is seen why."""
+    """Return the jobs with readable specs; hold the others, which shows the reason."""
     found = []
     for serial, _attempt, _priority, held, *_times in marks:
         try:
             found += store.jobs_of([serial])
         except UnreadableSpecError as error:
             if held is None:
-                with contextlib.suppress(UnreadableSpecError):  # it is held, and then read again
+                with contextlib.suppress(UnreadableSpecError):  # hold it, and read it again later
                     store.hold(error.values["job"], reason=error.message)
     return found

@@ -1,4 +1,4 @@
-"""What the policy knows of each job: records of the queue and of attempts as plain figures."""
+"""Turns records of the queue and of attempts into plain figures for the policy."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class _Made:
 
 
 class Candidates:
-    """Makes the policy's records; those of jobs that did not change are made once.
+    """Makes the policy's records, and reuses those of unchanged jobs.
 
     Attributes:
-        doomed: Jobs that can never start, because of a parent, by key; and why.
-        faulty: Jobs that cannot be looked at, by key; and why. One bad job must not stop the
-            queue of everybody.
+        doomed: Jobs that can never start because of a parent, by key, with the reason.
+        faulty: Jobs that cause an error here, by key, with the reason. One bad job must not stop
+            the whole queue.
     """
 
     def __init__(self, *, shares_machine: bool) -> None:
@@ -51,14 +51,14 @@ class Candidates:
         self._shares_machine = shares_machine
         self._capacity: capacity.Capacity | None = None
         self._made: dict[str, _Made] = {}
-        # What the records were made of.
+        # The sources of the records.
         self._views: list[_Seen] = []
         self._usual: Usual = {}
         self._left_out: frozenset[str] = frozenset()
         self._records: list[Waiting] = []
 
     def look_at(self, nodes: Sequence[NodeInfo]) -> None:
-        """Take over which nodes there are: shapes depend on their sizes alone."""
+        """Update the nodes: shapes depend only on their sizes."""
         shapes = tuple(capacity.NodeShape(node.cpus, node.gpus, int(node.memory)) for node in nodes)
         now = capacity.Capacity(
             nodes=shapes, max_nodes=len(shapes), shares_machine=self._shares_machine
@@ -68,19 +68,19 @@ class Candidates:
             self._made, self._views = {}, []
 
     def shape_of(self, job: Job) -> Shape:
-        """Return what the job's allocation holds on this target."""
+        """Return the resources of the job's allocation on this target."""
         assert self._capacity is not None, "look_at comes first"
         return Shape.from_dict(capacity.plan_shape(job.spec, self._capacity).shape)
 
     def job(self, key: str) -> tuple[Served, Job] | None:
-        """Return the waiting job of a key; None: it is not among them."""
+        """Return the waiting job with this key, or None."""
         made = self._made.get(key)
         return None if made is None else (made.served, made.job)
 
     def records(
         self, views: Sequence[QueueView], *, usual: Usual, without: Collection[str] = ()
     ) -> list[Waiting]:
-        """Return the queued jobs as the policy sees them; the same list while nothing changed.
+        """Return the queued jobs for the policy; the same list while nothing changes.
 
         Args:
             usual: How long jobs of each entry take.
@@ -98,7 +98,7 @@ class Candidates:
         return self._records
 
     def _is_seen(self, seen: Sequence[_Seen]) -> bool:
-        # Views replace what has changed, so the same objects are the same jobs.
+        # Views replace changed objects, so identical objects are unchanged jobs.
         return len(seen) == len(self._views) and all(
             one is other
             for now, before in zip(seen, self._views, strict=True)
@@ -120,7 +120,7 @@ class Candidates:
                 made = known.get(key)
                 if made is not None and made.record.submitted_s != came_s[key]:
                     made = None
-                # Another object, another job: of those that did not change views keep theirs.
+                # A new object means a changed job: views keep the objects of unchanged ones.
                 if made is not None and made.job is job and same and not job.spec.depends_on:
                     found[key] = made
                     continue
@@ -139,12 +139,12 @@ class Candidates:
     def waiting(
         self, served: Served, job: Job, *, blocked: str | None, usual: Usual, came_s: float
     ) -> Waiting:
-        """Return a queued job as the policy sees it.
+        """Return a queued job for the policy.
 
         Args:
             blocked: Which other jobs it waits for; None: none.
             usual: How long jobs like it take.
-            came_s: When it came, see `_came_s`.
+            came_s: When it arrived, see `_came_s`.
         """
         key = served.key(job.id)
         learned = usual.get((job.experiment, job.spec.entry))
@@ -172,7 +172,7 @@ class Candidates:
     def running(
         self, supervisors: Sequence[AttemptSupervisor], views: Sequence[QueueView], *, usual: Usual
     ) -> list[Running]:
-        """Return the jobs that hold an allocation, also those whose start is being written."""
+        """Return the jobs with an allocation, including those whose start is being written."""
         fresh = {
             served.key(job.id): (job, attempt)
             for view in views
@@ -183,10 +183,10 @@ class Candidates:
 
 
 def _came_s(served: Served, queued: Mapping[str, Job]) -> dict[str, float]:
-    """Return when each job came, in seconds since 1970: never after one with a later serial.
+    """Return when each job arrived, in seconds since 1970, in the order of the serials.
 
-    The serials are the store's, the times are of many clients' clocks, which may be wrong or be
-    set back. None came before its workspace was made.
+    The store sets the serials; the times come from many clients' clocks, which may be wrong or set
+    back. No job arrived before its workspace was made.
     """
     found: dict[str, float] = {}
     least_s = math.inf
@@ -205,10 +205,10 @@ def _after(served: Served, job: Job) -> tuple[str, ...]:
 
 
 def _blocked(job: Job, parents: Mapping[str, JobState]) -> tuple[str | None, bool]:
-    """Return which other jobs this one waits for, and whether it waits in vain.
+    """Return which other jobs this one waits for, and whether it can never start.
 
-    All that have not ended are named. One parent that has failed it decides at once, whichever
-    others are still to end.
+    The text names all that have not ended. One failed parent decides immediately, whichever others
+    still run.
     """
     waits: list[str] = []
     for dependency in job.spec.depends_on:
@@ -241,7 +241,7 @@ def _running(
         started_s=_seconds(attempt.started_at) if attempt is not None else None,
         user=job.user,
         group=_group(served, job),
-        # One that had to go as often as it may would fail instead of coming back.
+        # After the last allowed preemption, a job would fail instead of returning to the queue.
         preemptible=job.spec.preemptible and job.attempt <= job.spec.retries.preempted,
         max_duration_s=job.spec.max_duration_s,
         grace_s=job.spec.grace_s,

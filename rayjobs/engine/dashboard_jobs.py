@@ -1,8 +1,8 @@
-"""Keeps Ray's list of jobs in step with a target's queue, so that its dashboard shows them.
+"""Copies a target's queue to Ray's list of jobs, so that Ray's dashboard shows it.
 
-Nothing waits for it: one task at a time writes what has changed since the last, at most once in
-`EVERY_S`. What is listed is bounded, whatever the queue: every job that holds a place, the newest
-`MOST_WAITING` that wait, and the newest `MOST_ENDED` that have ended.
+Nothing waits for it: one task at a time writes the changes since the last one, at most once in
+`EVERY_S`. The list is bounded whatever the queue: every job with an allocation, the newest
+`MOST_WAITING` waiting jobs, and the newest `MOST_ENDED` ended ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rayjobs.store.requests import JobFilter
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-# The reasons of waiting jobs change with every start before them; so often they are written.
+# How often to write the reasons of waiting jobs, which change with every start before them.
 REASONS_EVERY_S = 5.0
-# Ray's own job manager may have called a job failed that it does not know.
+# Ray's own job manager may mark a job that it does not know as failed.
 CHECK_EVERY_S = 5.0
 # A job manager that has just started does so within about a second.
 CHECK_AFTER_PRIME_S = 1.5
-# At its start a target waits for Ray's dashboard agents; then it writes without them.
+# How long a new target waits for Ray's dashboard agents; then it writes without them.
 AGENTS_WAIT_S = 30.0
 MOST_WAITING = 100
 MOST_ENDED = 100
@@ -56,7 +56,7 @@ OpenRecords = Callable[[], JobRecords]
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the queue was when a task began."""
+    """The state of the queue at the start of a task."""
 
     views: Sequence[tuple[Served, Mapping[str, Job], Sequence[tuple[Served, Job, Attempt]]]]
     decisions: Decisions | None
@@ -67,7 +67,7 @@ class DashboardJobs:
     """Writes a target's jobs to Ray's job records."""
 
     def __init__(self, target: str, open_records: OpenRecords, clock: Clock) -> None:
-        """Write to what `open_records` returns; it is called once, when there is work."""
+        """Write to the result of `open_records`, which is called once, when there is work."""
         self._target = target
         self._open = open_records
         self._clock = clock
@@ -84,7 +84,7 @@ class DashboardJobs:
     def look(
         self, views: Sequence[QueueView], decisions: Decisions | None, nodes: Sequence[str]
     ) -> None:
-        """Begin to write what has changed, where it is time to. Returns at once."""
+        """Begin to write the changes if it is time. Returns immediately."""
         if self._is_off or (self._task is not None and not self._task.done()):
             return
         now_s = self._clock.monotonic_s()
@@ -103,12 +103,12 @@ class DashboardJobs:
         self._task = asyncio.ensure_future(self._bring_up_to_date(seen, changes))
 
     async def settled(self) -> None:
-        """Wait until what was begun is written."""
+        """Wait until the current task is done."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def stop(self) -> None:
-        """End the task that writes, if there is one."""
+        """End the writing task, if any."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -123,12 +123,12 @@ class DashboardJobs:
             log.warning("jobs are not shown on the Ray dashboard: %s", error)
         except Exception as error:
             self._due_s = self._clock.monotonic_s() + PAUSE_AFTER_ERROR_S
-            if repr(error) != self._last_error:  # said once, however often it is tried
+            if repr(error) != self._last_error:  # logged once, however often it is tried
                 log.warning("the Ray dashboard's list of jobs was not written: %r", error)
                 self._last_error = repr(error)
 
     async def _write(self, seen: _Seen) -> bool:
-        """Write, remove and repair; return whether all of it was done."""
+        """Write, remove and repair records; return whether everything was done."""
         if self._records is None:
             self._records = self._open()
         records = self._records
@@ -137,7 +137,7 @@ class DashboardJobs:
         if not self._is_adopted:
             if not is_primed and now_s - self._began_s < AGENTS_WAIT_S:
                 return False
-            # Of an earlier life of this actor, in the same life of the cluster.
+            # Left by an earlier life of this actor in the same life of the cluster.
             self._written = await records.entries()
             self._is_adopted = True
         elif is_primed:
@@ -167,7 +167,7 @@ class DashboardJobs:
         self._written[job] = shown
 
     async def _forget_what_was_changed(self, records: JobRecords) -> None:
-        """Find unfinished records that somebody else changed: they are written again."""
+        """Find unfinished records that another process changed, to write them again."""
         unfinished = [job for job, shown in self._written.items() if not shown.is_final]
         for job, status in (await records.statuses(unfinished)).items():
             if status != self._written[job].status:
@@ -199,7 +199,7 @@ class DashboardJobs:
         return wanted
 
     async def _lines(self, served: Served, wanted: Mapping[str, Shown]) -> list[JobLine]:
-        """Return the newest jobs of a workspace that have ended, and older ones that were shown."""
+        """Return the newest ended jobs of a workspace, and older ones that are still shown."""
         store = served.store
         ended = JobFilter(states=sorted(FINAL), target=self._target, limit=MOST_ENDED)
         newest = await served.ask(store.job_lines, ended)
@@ -243,10 +243,10 @@ def _waiting(
     if job.held is not None:
         reason = f"held: {job.held}"
     elif decisions is not None and key in decisions.by_key:
-        rule, said, _position = summary(decisions, key)
-        reason = said if rule is not Rule.START else reason
+        rule, why, _position = summary(decisions, key)
+        reason = why if rule is not Rule.START else reason
     shown = _entry(job, path, reason or "waits for its place")
-    # The log of an attempt that has ended is still served where that ran.
+    # The log of an ended attempt is still served where it ran.
     return shown if known is None else replace(shown, node_id=known.node_id)
 
 
@@ -308,7 +308,7 @@ def _ms(at: datetime) -> int:
 async def _each(
     function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], done: Callable[..., None]
 ) -> None:
-    """Make calls, a few at a time, and note each that was made."""
+    """Make calls, a few at a time, and note each completed one."""
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(call: tuple[Any, ...]) -> None:

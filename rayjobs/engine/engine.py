@@ -1,4 +1,4 @@
-"""The queue's loop: read what waits, decide, start attempts, pass on cancels, tidy up."""
+"""The queue's loop: read the queue, decide, start attempts, forward cancels, tidy up."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 POLL_S = 1.0
-# Idle groups and drained ones are looked at this often.
+# How often to check idle and drained groups.
 TIDY_S = 2.0
-# A stop that was begun is over by then, renewed, or will never end: its keeper died.
+# By then a stop has finished or was renewed, or it will never finish: its keeper died.
 RETIRED_S = 60.0
-# From so many waiting jobs on, decisions are made on a thread.
+# With at least this many waiting jobs, decisions are made on a thread.
 LONG = 1000
-# Where nothing has changed, a decision is made again after so long for each waiting job: a
-# hundredth of a processor at most, whatever the length of the queue.
+# Without changes, a decision is repeated after this time per waiting job: at most a hundredth of a
+# processor, whatever the length of the queue.
 AGAIN_S_PER_JOB = 0.0005
 
 
@@ -65,7 +65,7 @@ class Engine:
         shown: DashboardJobs | None = None,
     ) -> None:
         self.target = target
-        # What the Ray dashboard lists of the queue; None: nothing.
+        # The copy of the queue on the Ray dashboard; None: none.
         self._shown = shown
         self.epoch = epoch
         self.drivers = drivers
@@ -98,7 +98,7 @@ class Engine:
         self._limits = limits
         self.forecasts = Forecasts(target, clock)
         self.nodes: list[NodeInfo] = []
-        # Attempts that were live without a supervisor at the last look.
+        # Attempts that were live without a supervisor in the last round.
         self._unsupervised: set[tuple[str, int]] = set()
         self._tidying: asyncio.Task[None] | None = None
         self.is_superseded = False
@@ -110,24 +110,24 @@ class Engine:
 
     # -- from outside ----------------------------------------------------------------------------
     def wake(self) -> None:
-        """Look at the queue now. Call it from the loop's own thread."""
+        """Process the queue now. Call it from the loop's own thread."""
         self._wake.set()
 
     def stop(self) -> None:
-        """End the loop after its turn; attempts go on without it."""
+        """End the loop after this turn; attempts continue without it."""
         self._stopping = True
         self._wake.set()
 
     @property
     def is_retired(self) -> bool:
-        """Whether the target is being stopped: no job or sweep is started then."""
+        """Whether the target is being stopped: then no job or sweep starts."""
         until_s = self._retired_until_s
         return until_s is not None and self.clock.monotonic_s() < until_s
 
     def retire(self) -> None:
-        """Start nothing for `RETIRED_S`: by then it has been ended, or is asked again.
+        """Start nothing for `RETIRED_S`: by then it has ended, or this is called again.
 
-        Attempts that run go on and are looked after.
+        Running attempts continue under supervision.
         """
         self._retired_until_s = self.clock.monotonic_s() + RETIRED_S
 
@@ -137,10 +137,10 @@ class Engine:
         self._wake.set()
 
     def status(self, keys: Collection[str] | None = None) -> dict[str, Any]:
-        """Return what the target is doing, as plain data.
+        """Return the target's activity as plain data.
 
         Args:
-            keys: Say only of these jobs why they wait; None: of all.
+            keys: The jobs whose reasons for waiting to include; None: all.
         """
         return {
             "target": self.target,
@@ -164,7 +164,7 @@ class Engine:
         }
 
     def explain(self, key: str) -> policy.Decision | None:
-        """Return why a job waits; None: it does not, or was not looked at yet."""
+        """Return why a job waits; None: it does not wait, or there is no decision yet."""
         if self.decisions is None or key not in self.decisions.by_key:
             return None
         return policy.explain(self.decisions, key)
@@ -180,8 +180,8 @@ class Engine:
                 except RayjobsError as error:
                     log.warning("this turn was cut short: %s", error)
                 except Exception:
-                    # One bad turn must not end the queue of everybody.
-                    log.exception("a fault in the queue's loop")
+                    # One bad turn must not end the whole queue.
+                    log.exception("an unexpected error in the queue's loop")
                     await asyncio.sleep(POLL_S)
                 try:
                     # Not wait_for: in Python 3.11 it loses a cancel that meets the wake.
@@ -226,23 +226,23 @@ class Engine:
         if now_s - self._tidied_s > TIDY_S:
             self._tidied_s = now_s
             self.nodes = await self.cluster.nodes()
-            if self._promise is None:  # else what has become free is reserved
+            if self._promise is None:  # otherwise the freed capacity is reserved
                 self.allocations.hasten(
                     self.pending_nodes.capacities_of(self.allocations, self.nodes)
                 )
             await self.allocations.release_old()
             if self._tidying is None or self._tidying.done():
                 self._tidying = asyncio.ensure_future(self.tidying.tidy(self.nodes))
-        # A sweep between two trials keeps the target running, too.
+        # A sweep between two trials also keeps the target running.
         busy = len(self.attempts) + (self.drivers.count if self.drivers is not None else 0)
         self._note({"waiting": waiting, "live": busy, "nodes": self.nodes})
         if self._shown is not None:
             self._shown.look(views, self.decisions, [node.node_id for node in self.nodes])
 
     async def _decide(self, views: Sequence[QueueView]) -> int:
-        """Decide and act, where anything is other than at the last decision.
+        """Decide and act if anything has changed since the last decision.
 
-        Returns how many jobs wait, those that start now among them.
+        Returns how many jobs wait, including those that start now.
         """
         entries = {entry for view in views for entry in view.entries}
         usual = await self.forecasts.usual(entries, self.board.served)
@@ -266,7 +266,7 @@ class Engine:
         if not records or (self.decisions is not None and self._holds(self.decisions, situation)):
             return len(records)
         decisions = await _think(count, policy.decide, situation)
-        if self.is_retired:  # asked last of all: from here on nothing else gets its turn
+        if self.is_retired:  # checked last: nothing else runs from here on
             return len(records)
         self.decisions, self._promise = decisions, decisions.promise
         self._decide_again(decisions)
@@ -278,13 +278,13 @@ class Engine:
                 capacities = self._start(*found, shape, start.nodes, capacities)
         for one in decisions.preempts:
             supervisor = self.attempts.get(one.key)
-            if supervisor is not None:  # else it has ended meanwhile
+            if supervisor is not None:  # otherwise it has ended meanwhile
                 supervisor.preempt(one.reason)
         await self.forecasts.note(decisions, self.candidates.job)
         return len(records)
 
     def _holds(self, decisions: Decisions, now: Situation) -> bool:
-        """Whether the last decision is still valid: nothing changed, and it is not due again."""
+        """Whether the last decision is still valid: nothing changed and it is not due again."""
         then = decisions.situation
         return (
             not decisions.starts
@@ -300,14 +300,14 @@ class Engine:
         )
 
     def _decide_again(self, decisions: Decisions) -> None:
-        """Note until when a decision can hold: time alone changes it, too, but rarely."""
+        """Note how long a decision stays valid: time alone also changes it, but rarely."""
         now_s, waiting = decisions.situation.now_s, decisions.situation.waiting
         self._again_s = self.clock.monotonic_s() + len(waiting) * AGAIN_S_PER_JOB
         pauses = [job.not_before_s for job in waiting if job.not_before_s is not None]
         self._pause_ends_s = min((at_s for at_s in pauses if at_s > now_s), default=math.inf)
 
     async def _refuse(self) -> None:
-        """End the jobs whose parent has failed them, and hold those that cannot be looked at."""
+        """End the jobs with a failed parent, and hold those that cause an error."""
         for served, job, reason in list(self.candidates.doomed.values()):
             await served.ask(
                 served.store.finish,
@@ -331,9 +331,9 @@ class Engine:
         nodes: tuple[str, ...],
         capacities: list[policy.NodeCapacity],
     ) -> list[policy.NodeCapacity]:
-        """Start a job where the policy said; return the capacities that are left.
+        """Start a job where the policy decided; return the remaining capacities.
 
-        An idle allocation elsewhere is as good where nothing is kept for somebody else.
+        An idle allocation elsewhere is equally good if nothing is reserved for another job.
         """
         key = served.key(job.id)
         idle = self.allocations.idle_like(served, shape, nodes)
@@ -354,14 +354,14 @@ class Engine:
 
     # -- which attempts are this actor's -----------------------------------------------------------
     async def _stop_if_replaced(self) -> bool:
-        """Stop, and return True, if a newer actor has claimed a workspace: two must never act."""
+        """Stop and return True if a newer actor has claimed a workspace: two must never act."""
         if self.epoch is None:
             return False
         for served in self.board.served:
             try:
                 is_replaced = await self._recovery.is_replaced(served)
             except StoreError:
-                continue  # what cannot be read cannot be acted upon either
+                continue  # an unreadable workspace allows no action either
             if is_replaced:
                 log.error("another actor of %s serves %s: this one stops", self.target, served.path)
                 await asyncio.gather(*self.attempts.cancel(), return_exceptions=True)
@@ -371,15 +371,14 @@ class Engine:
         return False
 
     async def _follow_moved_workspaces(self) -> None:
-        """Let go of what is supervised at the old paths of workspaces that were moved.
+        """Stop supervising attempts at the old paths of moved workspaces.
 
-        It goes on meanwhile. The workspaces are taken over at their new paths next, as after a
-        death of this actor: whatever a supervisor was about to do is known from the store and the
-        nodes.
+        The attempts continue. Recovery then takes over the workspaces at their new paths, as after
+        a death of this actor: the store and the nodes show what a supervisor was about to do.
         """
         moves = self.board.take_moves()
         if moves and self._tidying is not None:
-            # It must not take groups for unowned whose allocations are let go.
+            # It must not treat the groups of these allocations as unowned.
             self._tidying.cancel()
             await asyncio.gather(self._tidying, return_exceptions=True)
         for old, new in moves:
@@ -399,9 +398,9 @@ class Engine:
                 supervisor.leave_removed_workspace()
 
     async def _requeue_unsupervised(self, live: list[tuple[Served, Job, Attempt]]) -> None:
-        """Queue jobs again whose supervisor gave up since it could not write to their store.
+        """Requeue jobs whose supervisor gave up because it could not write to their store.
 
-        Seen in two rounds: what a supervisor wrote last may be newer than the first look.
+        Requires two rounds: a supervisor's last write may be newer than the first look.
         """
         seen = set()
         for served, job, attempt in live:
@@ -424,14 +423,14 @@ class Engine:
 
 
 async def _think(count: int, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
-    """Return what a pure function finds; of a long queue on a thread, so that others get turns."""
+    """Return a pure function's result; for a long queue, on a thread, to keep the loop free."""
     if count < LONG:
         return function(*given, **more)
     return await asyncio.to_thread(function, *given, **more)
 
 
 def _reasons(decisions: Decisions, keys: Collection[str] | None) -> dict[str, dict[str, Any]]:
-    """Return why jobs wait, without those that start."""
+    """Return why jobs wait, without the jobs that start."""
     found = {}
     for key in decisions.by_key if keys is None else decisions.by_key.keys() & set(keys):
         rule, reason, position = policy.summary(decisions, key)

@@ -1,7 +1,7 @@
-"""How long jobs usually take, and when waiting ones were thought to start: asked and written down.
+"""Reads how long jobs usually take, and records when waiting jobs are predicted to start.
 
-The policy is pure: what it learns from is read here, and what it foretells is kept here, so that
-`rayjobs report queue` can hold the one against the other.
+The policy is pure: this module reads its history and stores its predictions, so that `rayjobs
+report queue` can compare the two.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rayjobs.policy.estimating import estimates as estimates_of
 
 log = logging.getLogger(__name__)
 
-# How long what is known usually takes is read again after so long, and what is not known sooner.
+# How often to reread known durations, and unknown ones, which are reread sooner.
 LEARN_AGAIN_S = 30.0
 LEARN_UNKNOWN_S = 2.0
-# Estimates of all that waits are made at most this often, while jobs without one wait.
+# How often, at most, to estimate all waiting jobs while some have no estimate.
 FORETELL_S = 2.0
-# Those that were told are looked at again this often; written when they moved by more than a
+# How often to check recorded predictions again; they are rewritten if they moved by more than a
 # minute, or by more than this part of the wait.
 AGAIN_S = 10.0
 MOVED_S = 60.0
@@ -36,7 +36,7 @@ MOVED_PART = 0.25
 
 
 class Forecasts:
-    """What one engine learned, and what it foretold."""
+    """One engine's knowledge of durations and its predictions."""
 
     def __init__(self, target: str, clock: Clock) -> None:
         self._target = target
@@ -45,18 +45,18 @@ class Forecasts:
         self._asked: set[tuple[str, str]] = set()
         self._learned_s = float("-inf")
         self._seen: frozenset[str] = frozenset()
-        self._told: dict[str, float] = {}  # key → the start that was foretold, seconds since 1970
+        self._predicted: dict[str, float] = {}  # key → the predicted start, seconds since 1970
         self._foretold_s = float("-inf")
 
     async def usual(
         self, entries: Set[tuple[str, str]], served: Sequence[Served]
     ) -> dict[tuple[str, str], Learned]:
-        """Return median seconds by (experiment, entry), as far as there is history.
+        """Return median seconds by (experiment, entry), as far as known.
 
-        Where the experiment is new, what the script took in any experiment of its workspace.
+        For a new experiment, the script's median in all experiments of its workspace.
 
         Args:
-            entries: Those of the jobs that wait.
+            entries: The entries of the waiting jobs.
         """
         now_s = self._clock.monotonic_s()
         due_s = LEARN_AGAIN_S if entries <= self._usual.keys() else LEARN_UNKNOWN_S
@@ -71,7 +71,7 @@ class Forecasts:
                 continue
             for entry, known in found.items():
                 before = learned.get(entry)
-                # Of several workspaces with such jobs one may know them better.
+                # If several workspaces have such jobs, one may have more history.
                 if before is None or before.basis == SCRIPT or not known.is_of_any:
                     learned[entry] = _learned(entry, known)
         self._usual, self._asked, self._learned_s = learned, set(entries), now_s
@@ -80,8 +80,10 @@ class Forecasts:
     async def note(
         self, decisions: Decisions, job_of: Callable[[str], tuple[Served, Job] | None]
     ) -> None:
-        """Write down when waiting jobs are thought to start, where that is new or has moved."""
-        self._told = {key: at for key, at in self._told.items() if key in decisions.by_key}
+        """Record new or changed predictions of the starts of waiting jobs."""
+        self._predicted = {
+            key: at for key, at in self._predicted.items() if key in decisions.by_key
+        }
         now_s = self._clock.monotonic_s()
         due_s = AGAIN_S if self._seen.issuperset(decisions.queue) else FORETELL_S
         if not decisions.queue or now_s - self._foretold_s < due_s:
@@ -89,7 +91,7 @@ class Forecasts:
         self._foretold_s, self._seen = now_s, frozenset(decisions.queue)
         now = self._clock.now()
         news: dict[str, tuple[Served, list[Prediction]]] = {}
-        # On a thread: with many waiting jobs it takes long. `decisions` keeps what was found.
+        # On a thread: it takes long with many waiting jobs. `decisions` keeps the result.
         estimates = await asyncio.to_thread(estimates_of, decisions)
         for key, (wait_s, basis) in estimates.items():
             found = job_of(key)
@@ -97,14 +99,14 @@ class Forecasts:
                 continue
             served, job = found
             starts_s = now.timestamp() + wait_s
-            told = self._told.get(key)
-            if told is not None and abs(starts_s - told) <= min(
-                MOVED_S, MOVED_PART * max(wait_s, told - now.timestamp())
+            predicted = self._predicted.get(key)
+            if predicted is not None and abs(starts_s - predicted) <= min(
+                MOVED_S, MOVED_PART * max(wait_s, predicted - now.timestamp())
             ):
                 continue
             if job.placed_at is not None:
-                continue  # its first start is what estimates are measured by
-            self._told[key] = starts_s
+                continue  # estimates are compared with its first start
+            self._predicted[key] = starts_s
             starts_at = now + timedelta(seconds=wait_s)
             one = Prediction(job=job.id, starts_at=starts_at, basis=basis)
             news.setdefault(served.path, (served, []))[1].append(one)
@@ -112,7 +114,7 @@ class Forecasts:
             try:
                 await served.ask(served.store.note_predictions, predictions)
             except StoreError as error:
-                log.warning("predictions are not kept in %s: %s", served.path, error)
+                log.warning("predictions cannot be stored in %s: %s", served.path, error)
 
 
 def _learned(entry: tuple[str, str], known: Durations) -> Learned:

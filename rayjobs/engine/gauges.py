@@ -34,7 +34,7 @@ class Gauges:
             self._ended.inc(tags={**self._tags, "state": name})
 
     def waited(self, seconds: float) -> None:
-        """Note how long a job waited, in seconds."""
+        """Record how long a job waited, in seconds."""
         self._waited.observe(max(0.0, seconds), tags=self._tags)
 
     def levels(self, levels: Mapping[str, int]) -> None:

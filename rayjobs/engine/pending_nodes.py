@@ -1,4 +1,4 @@
-"""Nodes that may still be started: what the policy counts on, and which jobs wait for them."""
+"""Nodes that may still start: their capacity for the policy, and which jobs wait for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PendingNodes:
     def __init__(
         self, types: NodeTypes | None = None, *, timeout_s: float = START_TIMEOUT_S
     ) -> None:
-        """Know what may start, and that a job waits `timeout_s` seconds for it at a time."""
+        """Set which nodes may start, and how long a job waits for them at a time."""
         self.types = types or NodeTypes()
         self.timeout_s = timeout_s
 
@@ -46,11 +46,11 @@ class PendingNodes:
 
     @staticmethod
     def types_to_start(nodes: Sequence[str]) -> tuple[str, ...]:
-        """Return the types of those of the nodes that have to start."""
+        """Return the types of the given nodes that have to start."""
         return tuple(sorted({node.split(":")[1] for node in nodes if node.startswith("new:")}))
 
     def may_start(self, nodes: Sequence[NodeInfo], allocations: Allocations) -> int:
-        """Return how many more nodes may start than those that are waited for already."""
+        """Return how many more nodes may start, beyond those that jobs already wait for."""
         names = {one.name for one in self.types.types}
         living = sum(node.node_type in names for node in nodes)
         up = {node.node_id for node in nodes}
@@ -70,9 +70,9 @@ class PendingNodes:
         views: Sequence[QueueView],
         usual: Usual,
     ) -> list[Running]:
-        """Return the jobs that hold an allocation.
+        """Return the jobs with an allocation.
 
-        Those that wait for nodes are shown where Ray would place them.
+        Jobs that wait for nodes appear where Ray would place them.
         """
         for one in supervisors:
             one.allocation.refresh()
@@ -86,7 +86,7 @@ class PendingNodes:
     def waits(
         held: Sequence[KnownAllocation], nodes: Sequence[NodeInfo]
     ) -> dict[str, dict[str, Any]]:
-        """Return, by job, what the jobs wait for whose allocation needs nodes to start."""
+        """Return what each job with an allocation that needs new nodes waits for."""
         up = {node.node_id for node in nodes}
         found = {}
         for one in held:

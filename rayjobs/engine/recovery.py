@@ -1,4 +1,4 @@
-"""Takes over what an earlier target actor left: follows what runs, ends what no actor owns."""
+"""Takes over an earlier target actor's work: follows running attempts, ends unowned ones."""
 
 from __future__ import annotations
 
@@ -31,48 +31,48 @@ CLUSTER_RESTARTED = "the Ray cluster was restarted"
 class Recovery:
     """Takes over attempts and allocations that the stores of a target record.
 
-    Its supervisors are added to the attempts in progress.
+    It adds supervisors to the attempts in progress.
     """
 
     def __init__(self, parts: SupervisorParts, board: Board, attempts: AttemptsInProgress) -> None:
-        """Take over what the workspaces of `board` record.
+        """Take over the recorded attempts of the workspaces of `board`.
 
         Args:
-            parts: What the supervisors of the target share.
-            attempts: Attempts in progress, to which those that are taken over are added.
+            parts: The shared parts of the target's supervisors.
+            attempts: Attempts in progress, to which this adds those that it takes over.
         """
         self._parts = parts
         self._board = board
         self._attempts = attempts
-        # Workspaces that were taken over, by path.
+        # The workspaces taken over so far, by path.
         self._taken_over: dict[str, Served] = {}
 
     def has_taken_over(self, served: Served) -> bool:
-        """Return whether the workspace was taken over: only then its jobs may be decided on."""
+        """Return whether the workspace was taken over: decisions on its jobs need that."""
         return self._taken_over.get(served.path) is served
 
     @property
     def is_complete(self) -> bool:
-        """Whether every registered workspace that can be seen was taken over."""
+        """Whether every visible registered workspace was taken over."""
         return self._board.is_complete and all(map(self.has_taken_over, self._board.served))
 
     @property
     def is_due(self) -> bool:
-        """Whether a workspace that could be opened was not taken over yet."""
+        """Whether an open workspace was not taken over yet."""
         return not all(map(self.has_taken_over, self._board.served))
 
     async def is_replaced(self, served: Served) -> bool:
-        """Return whether another actor has claimed the workspace last. Raises StoreError."""
+        """Return whether another actor has the newest claim on the workspace. Raises StoreError."""
         claim = await served.ask(served.store.target_epoch, self._parts.target)
         return claim is not None and claim[1] != self._parts.epoch
 
     # -- workspaces ----------------------------------------------------------------------------
     async def recover(self, alive: Sequence[NodeInfo]) -> None:
-        """Take over the live jobs of every workspace that this actor has not looked at yet.
+        """Take over the live jobs of every workspace that this actor has not recovered yet.
 
-        On the same Ray cluster their groups still stand: attempts whose host lives (or left an
-        exit record) are followed again. On another one (Ray was restarted) whatever survived is
-        ended and proven dead first, then the jobs are queued again as lost with their node.
+        On the same Ray cluster their groups still exist: this follows attempts whose host is alive
+        (or left an exit record). On another one (Ray was restarted) it first ends all surviving
+        processes and proves them dead, and then requeues the jobs as lost with their node.
 
         Args:
             alive: The nodes of the cluster.
@@ -103,7 +103,7 @@ class Recovery:
         gone: list[Allocation] = []
         for row in await served.ask(store.allocations, self._parts.target):
             if any(held.name == row.name for held in self._parts.allocations.all):
-                continue  # taken over in a round that was cut short
+                continue  # taken over in an interrupted round
             if not (same_cluster and row.name in groups and _is_in_use(row, live)):
                 gone.append(row)
                 continue
@@ -136,12 +136,12 @@ class Recovery:
         *,
         restarted: bool,
     ) -> None:
-        """Release an allocation without a living job, once nothing of its attempt runs any more.
+        """Release an allocation without a living job when its attempt's processes are dead.
 
         Args:
-            ended: Attempts that were ended just now: whether they are proven dead.
+            ended: The attempts just ended, and whether they are proven dead.
             alive: The nodes of the cluster.
-            restarted: The cluster is not the one that the allocation was made on.
+            restarted: Whether the cluster is another one than at the time of the allocation.
         """
         proven = True
         suspects: list[NodeOfAttempt] = []
@@ -156,7 +156,7 @@ class Recovery:
             await self._parts.cluster.remove_group(row.name)
             await served.ask(served.store.release_allocation, row.name)
             return
-        # Its resources stay reserved, though its group may be gone with its cluster.
+        # Its resources remain reserved, though its group may be gone with its cluster.
         nodes = [self._living_node(node, alive) for node in row.nodes]
         held = replace(_held(row, served, self._parts.clock), job=None, draining=True)
         held = replace(held, nodes=tuple(node for node in nodes if node), suspects=tuple(suspects))
@@ -191,7 +191,7 @@ class Recovery:
     async def _take_over(
         self, served: Served, job: Job, attempt: Attempt, held: KnownAllocation
     ) -> None:
-        """Go on with an attempt whose group still stands."""
+        """Continue an attempt whose group still exists."""
         nodes = self._nodes_of(served, job, attempt)
         supervisor = AttemptSupervisor(
             self._parts, served, job, held, number=attempt.number, nodes=nodes
@@ -214,7 +214,7 @@ class Recovery:
         if any(one.state is Found.GONE for one in seen):
             ended = [await self.until_known(node, end=True) for node in supervisor.record.nodes]
             if all(one.exit is not None and not one.ended_now for one in ended):
-                # Started, and done, while it was looked at: its exit record tells the truth.
+                # Started and finished during the check: its exit record is authoritative.
                 if job.state in (JobState.PROVISIONING, JobState.PREPARING):
                     await supervisor.record.move_to_running(job.state)
                 await supervisor.ending.finalise(
@@ -236,12 +236,12 @@ class Recovery:
         await supervisor.follow()
 
     async def _end_late_hosts(self, supervisor: AttemptSupervisor) -> bool:
-        """End hosts that an earlier actor recorded after its attempt was first looked at."""
+        """End hosts that an earlier actor recorded after the first check of its attempt."""
         await self._learn_hosts(supervisor)
         return await self.prove(supervisor.record.nodes)
 
     async def _learn_hosts(self, supervisor: AttemptSupervisor) -> None:
-        """Take over the hosts of a supervised attempt as they are recorded now."""
+        """Take over the currently recorded hosts of a supervised attempt."""
         record = supervisor.record
         served, job = record.served, record.job
         for attempt in await served.ask(served.store.attempts, job.id):
@@ -257,10 +257,10 @@ class Recovery:
         why: str,
         restarted: bool = False,
     ) -> bool:
-        """End what an attempt without an allocation left, and queue its job again.
+        """End the processes of an attempt without an allocation, and requeue its job.
 
-        Returns whether nothing of it is left. A task of its own writes the end: a store that is
-        full or locked must not hold up the other jobs.
+        Returns whether all its processes are dead. A separate task records the end: a store that is
+        full or locked must not delay the other jobs.
         """
         nodes = self._nodes_of(served, job, attempt)
         settled = [await self.settle(node, end=True, restarted=restarted) for node in nodes]
@@ -291,7 +291,7 @@ class Recovery:
         finished = [one.exit for one in settled if one.exit is not None]
         is_early = job.state in (JobState.PROVISIONING, JobState.PREPARING)
         if settled and len(finished) == len(settled) and not any(one.ended_now for one in settled):
-            # It had ended by itself: its exit record tells the truth, Ray's end does not matter.
+            # It had ended by itself: its exit record is authoritative, Ray's end does not matter.
             if is_early:
                 await supervisor.record.move_to_running(job.state)
             await supervisor.ending.finalise(finished)
@@ -314,7 +314,7 @@ class Recovery:
 
     # -- what became of an attempt --------------------------------------------------------------
     async def prove(self, nodes: Iterable[NodeOfAttempt], *, restarted: bool = False) -> bool:
-        """End what is left of hosts, and return whether nothing is, for sure."""
+        """End remaining hosts, and return whether all are proven dead."""
         settled = [
             await self.settle(replace(node), end=True, restarted=restarted) for node in nodes
         ]
@@ -328,14 +328,14 @@ class Recovery:
         restarted: bool = False,
         waits: bool = False,
     ) -> Settled:
-        """Ask the node what became of an attempt.
+        """Ask the node for the final state of an attempt.
 
-        State ``unknown``: its agents die, or cannot be reached; or it is gone for good, and the
-        lease of its host is not over yet.
+        State ``unknown``: its agents die or are unreachable; or it is permanently gone, and the
+        lease of its host has not ended yet.
 
         Args:
-            end: End what lives.
-            waits: Wait, with `end`, for the end of a lease: never in the engine's own turn.
+            end: End the living processes.
+            waits: With `end`, wait for the end of a lease: never in the engine's own turn.
         """
         leases = self._parts.leases
         for _ in range(3):
@@ -359,7 +359,7 @@ class Recovery:
     async def until_known(
         self, node: NodeOfAttempt, *, end: bool, restarted: bool = False
     ) -> Settled:
-        """Settle until the answer is known: what may still run must not be started again."""
+        """Settle until the answer is known: a job that may still run must not start again."""
         while True:
             found = await self.settle(node, end=end, restarted=restarted, waits=True)
             if found.state is not Found.UNKNOWN:
@@ -367,7 +367,7 @@ class Recovery:
             await asyncio.sleep(AGENT_PAUSE_S)
 
     def _living_node(self, node_id: str, alive: Sequence[NodeInfo]) -> str | None:
-        """Return the node, or one that sees the same processes; None when there is none."""
+        """Return the node, or one that sees the same processes, or None."""
         ids = [node.node_id for node in alive]
         if node_id in ids:
             return node_id

@@ -1,8 +1,8 @@
-"""The starter: a short process with Ray in it, which starts a head or only a target actor.
+"""The starter: a short-lived process with Ray, which starts a head or only a target actor.
 
-`python -P -m rayjobs.engine.starter HOME TARGET START what` is run by the keeper, with the
-environment that `target.local_head.head_environment` made. It does what `ray start --head` does by
-calling the same command in this process, then connects from here: Ray is imported once, not twice.
+The keeper runs `python -P -m rayjobs.engine.starter HOME TARGET START what` with the environment of
+`target.local_head.head_environment`. It calls the command of `ray start --head` in this process and
+then connects from here: so Ray is imported once, not twice.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from rayjobs.target.progress import Progress
 
 ACTOR_END_S = 60.0
 HOOK = "rayjobs.engine.starter.without_client_server"
-# What Ray wrote last, where a start fails without a word.
+# The logs to quote if a start fails without a message.
 LOGS_TO_QUOTE = ("gcs_server.err", "raylet.err", "dashboard.err", "gcs_server.out", "raylet.out")
 LINES_TO_QUOTE = 100
 LINE_LIMIT = 300
 LOOK_EVERY_S = 0.5
-# No start takes this long; Ray's own calls may wait for ever once their cluster is gone.
+# No start takes this long; Ray's own calls may wait forever after their cluster is gone.
 LIFE_S = 900.0
 
 
 class LateError(TargetError):
-    """Ray did not come up in time, as happens on a busy machine: another try may succeed."""
+    """Ray did not start in time, as happens on a busy machine: another try may succeed."""
 
 
 def without_client_server(parameters: Any, _is_head: bool) -> None:
-    """Leave out Ray's client server (`RAY_START_HOOK`): nothing here uses it, and it runs code.
+    """Omit Ray's client server (`RAY_START_HOOK`): it is not used here, and it runs code.
 
     The command line of Ray cannot switch it off once gRPC is installed.
     """
@@ -59,8 +59,8 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
     """Start Ray's head, connect this process to it, and write `head.json`.
 
     Raises:
-        LateError: Ray did not come up in time; the message is what it said last.
-        TargetError: Ray refused to start; the message holds its reason.
+        LateError: Ray did not start in time; the message is Ray's last output.
+        TargetError: Ray refused to start; the message has its reason.
     """
     paths = TargetPaths.of(name, under=home)
     settings = LocalSettings.read()
@@ -80,12 +80,12 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
         address = (folder / "ray_current_cluster").read_text(encoding="ascii").strip()
     except (Exception, SystemExit) as exc:
         traceback.print_exc()
-        sys.stderr.write(_quotes(folder))  # a stack in Ray's C++ says nothing to users
-        said = (_last_line(str(exc)) or type(exc).__name__)[:LINE_LIMIT]
+        sys.stderr.write(_quotes(folder))  # a stack of Ray's C++ does not help users
+        message = (_last_line(str(exc)) or type(exc).__name__)[:LINE_LIMIT]
         if is_late(exc):
-            raise LateError(said) from exc
+            raise LateError(message) from exc
         raise TargetError(
-            f"Ray could not be started: {said.rstrip('.')}. Ray's own words are in "
+            f"Ray could not be started: {message.rstrip('.')}. Ray's own output is in "
             f"{paths.log / 'start.log'}. {local_head.start_again(name)}"
         ) from exc
     finally:
@@ -117,7 +117,7 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
 
 
 def is_late(error: BaseException) -> bool:
-    """Whether Ray failed by being slow or by dying, and not by refusing what it was given."""
+    """Whether Ray was slow or died, and did not refuse its settings."""
     import click
 
     refusals = (click.ClickException, ImportError, OSError, TypeError, ValueError)
@@ -126,15 +126,15 @@ def is_late(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def patience_for_raylet(folder: Path) -> Iterator[None]:
-    """Let a new raylet have `RAY_UP_S` to register, as long as it lives.
+    """Give a new raylet `RAY_UP_S` to register, as long as it is alive.
 
-    Ray gives it 30 s, a number in the middle of a function (`Node.__init__`) that no setting
-    changes; what it calls there in a loop is made to wait instead.
+    Ray gives it 30 s, a constant inside a function (`Node.__init__`) that no setting changes; this
+    makes the call in its loop wait instead.
     """
     from ray._private import services
 
     once = getattr(services, "get_node", None)
-    if once is None:  # another version of Ray: its own patience has to do
+    if once is None:  # another version of Ray: its own timeout has to suffice
         yield
         return
     deadline = time.monotonic() + local_head.RAY_UP_S
@@ -186,7 +186,7 @@ def connect(address: str) -> tuple[dict[str, Any], str]:
 
 
 def start_actor(name: str, home: Path, say: Callable[[str], None]) -> None:
-    """Create or find the target actor; returns when its wake socket answers."""
+    """Create or find the target actor; return when its wake socket answers."""
     import ray
 
     from rayjobs.engine.actor import start_target_actor
@@ -201,10 +201,10 @@ def start_actor(name: str, home: Path, say: Callable[[str], None]) -> None:
 
 
 def end_actor(name: str) -> None:
-    """End the target actor for good, and wait until its name is free; none is fine too.
+    """End the target actor permanently, if any, and wait until its name is free.
 
     Raises:
-        TargetError: it was still there after `ACTOR_END_S`.
+        TargetError: it still exists after `ACTOR_END_S`.
     """
     import ray
 
@@ -222,21 +222,21 @@ def end_actor(name: str) -> None:
 
 
 def _clear_dashboard(name: str) -> None:
-    """Take a target's jobs off the cluster's list of jobs: nothing keeps them true from here on."""
+    """Remove a target's jobs from the cluster's list of jobs, which is no longer updated."""
     import asyncio
 
     from rayjobs.protocol import ray_jobs
 
     try:
         asyncio.run(ray_jobs.clear(name))
-    except Exception:  # its end does not depend on a list
+    except Exception:  # its end must not depend on a list
         traceback.print_exc()
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the starter; the exit code is 0 when the target answers (or ended, for `end`).
 
-    It is `EXIT_LATE` when a head did not come up in time, which only the keeper hears of.
+    It is `EXIT_LATE` if a head did not start in time, which only the keeper sees.
     """
     parser = argparse.ArgumentParser(prog="rayjobs.engine.starter")
     parser.add_argument("home", type=Path)
@@ -244,13 +244,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("start")
     parser.add_argument("what", choices=("head", "actor", "replace", "end"))
     parser.add_argument("--address")
-    parser.add_argument("--parent", type=int, help="the process without which this one ends")
+    parser.add_argument("--parent", type=int, help="the process with whose end this one ends")
     options = parser.parse_args(argv)
     if options.parent is not None:
         end_with_parent(options.parent)
     paths = TargetPaths.of(options.target, under=options.home)
     progress = Progress(paths.progress, options.start)
-    told = _end_at_last(progress)
+    reported = _end_at_last(progress)
     with _failures_told(progress, is_head=options.what == "head") as outcome:
         if options.what == "head":
             start_head(options.home, options.target, progress.stage)
@@ -270,41 +270,41 @@ def main(argv: list[str] | None = None) -> int:
             start_actor(options.target, options.home, progress.stage)
             progress.ready()
         outcome.append(0)
-    told.set()
+    reported.set()
     return outcome[0] if outcome else 1
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process as soon as its parent has ended, however that ended.
+    """End this process as soon as its parent has ended, for any reason.
 
-    Ray's calls may wait for ever, and they ignore SIGTERM.
+    Ray's calls may wait forever, and they ignore SIGTERM.
     """
     kernel.die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before this one was ready for that
+    if os.getppid() != parent:  # it ended before this process could notice
         os._exit(1)
 
 
 def _end_at_last(progress: Progress, life_s: float = LIFE_S) -> threading.Event:
-    """End this process after `life_s`, whatever it is waiting for.
+    """End this process after `life_s`, whatever it waits for.
 
-    Returns an event to set once the outcome is reported; after that only Ray's shutdown can hang.
+    Returns an event to set after the outcome is reported; then only Ray's shutdown can hang.
     """
-    told = threading.Event()
+    reported = threading.Event()
 
     def end() -> None:
-        if not told.is_set():
-            progress.failed(f"the start had not come to its end after {duration_text(life_s)}")
-        os._exit(0 if told.is_set() else 1)
+        if not reported.is_set():
+            progress.failed(f"the start had not finished after {duration_text(life_s)}")
+        os._exit(0 if reported.is_set() else 1)
 
     timer = threading.Timer(life_s, end)
     timer.daemon = True
     timer.start()
-    return told
+    return reported
 
 
 @contextlib.contextmanager
 def _failures_told(progress: Progress, *, is_head: bool) -> Iterator[list[int]]:
-    """Turn any failure into one line that the waiting clients show."""
+    """Turn any failure into one line for the waiting clients."""
     outcome: list[int] = []
     try:
         yield outcome
@@ -352,7 +352,7 @@ def _comm(identity: Identity) -> str:
 
 
 def _quotes(folder: Path) -> str:
-    """Return the last words of Ray's own logs: they are removed with its folder."""
+    """Return the ends of Ray's own logs, which are removed with its folder."""
     quoted = ""
     for name in LOGS_TO_QUOTE:
         try:

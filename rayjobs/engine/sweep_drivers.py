@@ -1,7 +1,7 @@
-"""Keeps a driver at work for every parent of other jobs (a sweep) that has not ended.
+"""Keeps a driver running for every parent of other jobs (a sweep) that has not ended.
 
-What drives is named in the parent's record as ``module:function``: this package is below the one
-that defines sweeps, and must not import it (docs/decisions/0010-sweep-drivers.md).
+The parent's record names its driver as ``module:function``: this package is below the one that
+defines sweeps, and must not import it (docs/decisions/0010-sweep-drivers.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rayjobs.engine.board import Board, Served
 
 log = logging.getLogger(__name__)
 
-# A driver that dies is replaced at once; one that dies again and again, more and more slowly.
+# A driver that dies is replaced immediately; after repeated deaths, with growing pauses.
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 15.0
 QUIET_S = 60.0
@@ -34,7 +34,7 @@ def resolve(name: str) -> Start:
     """Return the function that a record names.
 
     Raises:
-        ValueError, ImportError, AttributeError: there is none.
+        ValueError, ImportError, AttributeError: it does not exist.
     """
     module, separator, attribute = name.partition(":")
     if not separator:
@@ -47,7 +47,7 @@ class Drivers:
     """The drivers of one target.
 
     Args:
-        wake: Called when a driver that was lost may be replaced, so that `look` comes then.
+        wake: Called when a lost driver may be replaced, so that `look` runs then.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class Drivers:
 
     @property
     def count(self) -> int:
-        """How many drivers are at work."""
+        """How many drivers are running."""
         return len(self._running)
 
     def forget(self, served: Served) -> None:
-        """Follow the drivers of a workspace no more: it was moved, and gets new ones.
+        """Stop following the drivers of a workspace: it was moved, and gets new ones.
 
-        The old ones end by themselves: a driver that no longer has the newest claim is refused.
+        The old ones end by themselves: a driver without the newest claim is refused.
         """
         for key, task in [*self._running.items()]:
             if key.startswith(served.key("")):
                 task.cancel()
 
     async def look(self, board: Board) -> None:
-        """Start a driver for every parent of the target that has none."""
+        """Start a driver for every parent of the target without one."""
         for served in board.served:
             try:
                 parents = await served.ask(served.store.sweeps_to_drive, self.target)
@@ -112,7 +112,7 @@ class Drivers:
             raise
         except Exception as error:
             log.warning("the driver of %s was lost: %s", parent, error)
-            await self._tell(served, parent, f"its driver was lost, and is replaced: {error}")
+            await self._report(served, parent, f"its driver was lost and will be replaced: {error}")
         finally:
             self._pause(key, lived_s=self._clock.monotonic_s() - began_s)
             self._running.pop(key, None)
@@ -124,7 +124,7 @@ class Drivers:
         self._pauses[key] = (self._clock.monotonic_s() + pause_s, pause_s)
         asyncio.get_running_loop().call_later(pause_s, self._wake)
 
-    async def _tell(self, served: Served, parent: str, message: str) -> None:
+    async def _report(self, served: Served, parent: str, message: str) -> None:
         first_line = message.strip().splitlines()[0]
         try:
             await served.ask(served.store.add_event, parent, "driver_lost", first_line)

@@ -1,4 +1,4 @@
-"""Removes what no job needs any more: drained and idle allocations, groups, folders."""
+"""Removes what no job needs: drained and idle allocations, groups, folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SWEEP_EVERY_S = 60.0
 
 
 class Tidying:
-    """Looks for what a death or a fault has left, on the cluster, in the stores and on nodes.
+    """Finds the leftovers of a death or fault on the cluster, in the stores and on nodes.
 
     Attributes:
         swept_s: When nodes were last swept, on the monotonic clock; None: not yet.
@@ -32,10 +32,10 @@ class Tidying:
         attempts: AttemptsInProgress,
         recovery: Recovery,
     ) -> None:
-        """Tidy what belongs to the target of `parts`.
+        """Tidy up for the target of `parts`.
 
         Args:
-            recovery: What was taken over; it says what became of attempts.
+            recovery: The recovered attempts; it determines their final state.
         """
         self._parts = parts
         self._board = board
@@ -44,12 +44,12 @@ class Tidying:
         self.swept_s: float | None = None
 
     async def tidy(self, nodes: Sequence[NodeInfo]) -> None:
-        """Look again at drained allocations, and for groups and folders that no job owns.
+        """Check drained allocations again, and find groups and folders without a job.
 
         Errors are logged: the next round tries again.
 
         Args:
-            nodes: The nodes of the cluster, as they were seen last.
+            nodes: The nodes of the cluster at the last look.
         """
         allocations = self._parts.allocations
         try:
@@ -64,10 +64,10 @@ class Tidying:
         except RayjobsError as error:
             log.warning("tidying was cut short: %s", error)
         except Exception:
-            log.exception("a fault while tidying")
+            log.exception("an unexpected error while tidying")
 
     async def _release_idle_on_dead_nodes(self) -> None:
-        """Release idle allocations that lost a node: Ray places their bundles elsewhere."""
+        """Release idle allocations that lost a node, since Ray moves their bundles."""
         alive = {node.node_id for node in await self._parts.cluster.nodes()}
         for held in self._parts.allocations.all:
             if held.job is None and not held.draining and not alive.issuperset(held.nodes):
@@ -75,10 +75,10 @@ class Tidying:
                 await self._parts.allocations.release(held)
 
     async def _drop_unowned_rows(self, nodes: Sequence[NodeInfo]) -> None:
-        """Release allocations that the actor before this one recorded after this one had looked.
+        """Release allocations that the previous actor recorded after this actor's recovery.
 
-        That actor may have been recording while this one claimed the workspace. A job that it
-        started there is queued again first (`Engine.turn`).
+        That actor may have recorded one while this actor claimed the workspace. A job that it
+        started there is requeued first (`Engine.turn`).
         """
         for served in self._board.served:
             if not self._recovery.has_taken_over(served):
@@ -88,7 +88,7 @@ class Tidying:
             attempts = {(job.id, attempt.number) for job, attempt in live}
             if await self._recovery.is_replaced(served):
                 continue
-            # Last of all: an allocation of this actor is known before its row is written.
+            # Checked last: an allocation of this actor is known before its row is written.
             known = {held.name for held in self._parts.allocations.all}
             for row in rows:
                 if row.name not in known and (row.job, row.attempt) not in attempts:
@@ -96,18 +96,17 @@ class Tidying:
                     await self._recovery.drop_row(served, row, {}, nodes, restarted=False)
 
     async def remove_unowned_groups(self) -> None:
-        """Remove groups that no allocation names: made while their job was canceled, or forgotten.
+        """Remove groups without an allocation: made during their job's cancel, or forgotten.
 
-        Only while every workspace is taken over: one that cannot be opened now may own groups. And
-        only by the actor that claimed them last: the groups of the next actor are unknown to this
-        one.
+        Only if every workspace is taken over: one that cannot be opened now may own groups. And
+        only by the actor with the newest claims: it does not know the groups of the next actor.
         """
         if not self._recovery.is_complete:
             return
         # In this order: an allocation is known before its group is made.
         groups = await self._parts.cluster.group_names(f"rj-{self._parts.target}-")
         known = {held.name for held in self._parts.allocations.all}
-        # Asked after the list: the next actor claims before it makes a group or takes one over.
+        # Checked after the list: the next actor claims before it makes or takes over a group.
         for served in self._board.served:
             if await self._recovery.is_replaced(served):
                 return
@@ -118,13 +117,13 @@ class Tidying:
 
     # -- folders of ended attempts ---------------------------------------------------------------
     async def _sweep(self, nodes: Sequence[NodeInfo]) -> None:
-        """Sweep the nodes once after the start, then now and then those that run attempts.
+        """Sweep all nodes once after the start, then periodically those that run attempts.
 
-        No agent is started on other nodes for it: it would keep an idle node from ending.
+        This starts no agent on other nodes, which would prevent the removal of an idle node.
         """
         now_s = self._parts.clock.monotonic_s()
         if not self._recovery.is_complete:
-            return  # ends that are not taken over yet
+            return  # some ends are not taken over yet
         busy = {node.node_id for one in self._attempts.supervisors for node in one.record.nodes}
         if self.swept_s is None:
             sweeping = {node.node_id for node in nodes} if self._parts.shares_machine else busy
@@ -147,7 +146,7 @@ class Tidying:
                 )
 
     async def _has_ended(self, one: Uncleaned) -> bool:
-        """Whether a store says that an attempt has ended, and no supervisor has its job."""
+        """Whether an attempt has ended by its store and its job has no supervisor."""
         job, number = one.job, one.attempt
         for served in self._board.served:
             if served.key(job) in self._attempts:

@@ -1,4 +1,4 @@
-"""The target actor's end of the wake socket: one JSON object a line, 0600."""
+"""The target actor's end of the wake socket: one JSON object per line, mode 0600."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WakeServer:
         self._inode = 0
 
     async def start(self) -> None:
-        """Listen. A socket left by an actor that died is replaced at once, never missing."""
+        """Listen. This replaces the socket of a dead actor atomically, so it is never missing."""
         fresh = self.path.with_name(f".{os.getpid()}-{self.path.name}")
         fresh.unlink(missing_ok=True)
         old = os.umask(0o177)
@@ -46,7 +46,7 @@ class WakeServer:
         if self._server is not None:
             self._server.close()
         try:
-            # A newer actor may listen there by now.
+            # By now a newer actor may listen there.
             if self.path.stat().st_ino == self._inode:
                 self.path.unlink()
         except FileNotFoundError:

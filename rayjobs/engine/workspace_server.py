@@ -1,4 +1,4 @@
-"""The target's workspaces, served to nodes that do not share its disk: calls and bytes by Ray."""
+"""Serves the target's workspaces to nodes that do not share its disk: calls and bytes over Ray."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles
 
 
 class WorkspaceServer:
-    """Carries out what agents ask of a workspace. Safe from threads."""
+    """Executes agents' calls on a workspace. Thread-safe."""
 
     def __init__(self) -> None:
-        """Open workspaces as they are asked for."""
+        """Open workspaces on demand."""
         self._workspaces = Workspaces()
         self._lock = threading.Lock()
 
@@ -32,7 +32,7 @@ class WorkspaceServer:
 
         Raises:
             StoreError: it cannot be opened.
-            NotFoundError: it is not there any more.
+            NotFoundError: it no longer exists.
         """
         workspace = self._of(path)
         return {"id": workspace.id, "name": workspace.name}
@@ -49,7 +49,7 @@ class WorkspaceServer:
         if part not in ("store", "catalogue", "blobs") or method.startswith("_"):
             raise UsageError(f"a workspace has no {part}.{method}")
         result = getattr(getattr(self._of(path), part), method)(*given, **more)
-        # What is read bit by bit would hold a connection open between two calls.
+        # An incremental read would hold a connection open between two calls.
         return list(result) if hasattr(result, "__next__") else result
 
     def read(self, path: str, key: str, offset: int) -> bytes:
@@ -59,10 +59,10 @@ class WorkspaceServer:
             return stream.read(CHUNK_BYTES)
 
     def append(self, path: str, upload: str | None, data: bytes) -> str:
-        """Take in the next bytes of an upload, or the first of a new one; return its name.
+        """Append bytes to an upload, or begin a new one; return its name.
 
         Raises:
-            StoreError: they cannot be kept.
+            StoreError: they cannot be stored.
         """
         name = upload or ids.token(8)
         try:
@@ -88,9 +88,9 @@ class WorkspaceServer:
             file.unlink(missing_ok=True)
 
     def keep_parts(self, path: str, upload: str, sizes: Sequence[int]) -> list[Any]:
-        """Make the parts of an upload, which have these sizes, blobs under their digests.
+        """Split an upload into parts of these sizes and store each as a blob under its digest.
 
-        Returns the `Blob` of each, or the error with which it was refused.
+        Returns the `Blob` of each, or the error that refused it.
         """
         file = self._upload(path, upload)
         parts = [file.with_name(f"{file.name}-{number}") for number in range(len(sizes))]
@@ -109,5 +109,5 @@ class WorkspaceServer:
     def _upload(path: str, name: str) -> Path:
         if not name.isalnum():
             raise UsageError(f"{name!r} is not an upload")
-        # Among the blobs' own unfinished files: one that was abandoned is removed with them.
+        # Among the blobs' own unfinished files: abandoned uploads are removed with them.
         return WorkspaceFiles(Path(path)).blobs / TEMPORARY / f"upload-{name}"

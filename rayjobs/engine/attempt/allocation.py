@@ -1,4 +1,4 @@
-"""The allocation of one attempt, which is given back or released exactly once."""
+"""The allocation of one attempt, which it frees or releases exactly once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class AttemptAllocation:
         """Use an allocation of `allocations`.
 
         Args:
-            held: None: the attempt's allocation does not exist any more.
+            held: None: the attempt's allocation no longer exists.
         """
         self._allocations = allocations
         self._held = held
@@ -24,7 +24,7 @@ class AttemptAllocation:
 
     @property
     def name(self) -> str:
-        """Its name, which its placement group has too."""
+        """Its name, which is also that of its placement group."""
         return "" if self._held is None else self._held.name
 
     @property
@@ -39,7 +39,7 @@ class AttemptAllocation:
 
     @property
     def gpus(self) -> tuple[tuple[str, ...], ...]:
-        """The ids of its GPUs, for each bundle; empty until they are known."""
+        """The ids of its GPUs per bundle; empty until known."""
         return () if self._held is None else self._held.gpus
 
     @property
@@ -49,11 +49,11 @@ class AttemptAllocation:
 
     @property
     def is_given_back(self) -> bool:
-        """Whether the attempt has given it back, or released it."""
+        """Whether the attempt has freed or released it."""
         return self._is_given_back
 
     def refresh(self) -> None:
-        """Take over where the bundles of a growing group would be placed by now."""
+        """Update where the bundles of a growing group would be placed now."""
         if self._held is not None and self._held.growing:
             current = {one.name: one for one in self._allocations.all}
             self._held = current.get(self._held.name, self._held)
@@ -76,7 +76,7 @@ class AttemptAllocation:
 
         Args:
             proven: All processes of the attempt are proven dead; else it is drained.
-            suspects: The attempt's nodes, on which its processes may be alive.
+            suspects: The nodes on which the attempt's processes may be alive.
         """
         self._is_given_back = True
         if self._held is not None:
@@ -85,6 +85,6 @@ class AttemptAllocation:
             )
 
     def forget(self) -> None:
-        """Leave it to another target actor, which has taken it over."""
+        """Leave it to another target actor that has taken it over."""
         if self._held is not None:
             self._allocations.forget(self._held)

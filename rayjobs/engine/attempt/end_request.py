@@ -1,4 +1,4 @@
-"""Whether an attempt in progress has to end early, and why: a cancel or a preemption."""
+"""The request to end an attempt early: a cancel or a preemption."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rayjobs.injob.outcomes import CANCELED, EndCause, EndReason
 
 
 class EndRequest:
-    """A request to end one attempt before its script ends. A cancel wins over a preemption."""
+    """A request to end an attempt before its script ends. A cancel takes precedence."""
 
     def __init__(self, grace_s: float) -> None:
-        """Nothing is requested yet.
+        """Start without a request.
 
         Args:
-            grace_s: Seconds from SIGTERM to SIGKILL, unless a preemption names others.
+            grace_s: Seconds from SIGTERM to SIGKILL, unless a preemption sets another value.
         """
         self._grace_s = grace_s
         self._canceled = asyncio.Event()
@@ -28,7 +28,7 @@ class EndRequest:
         self._canceled.set()
 
     def preempt(self, reason: str, *, grace_s: float | None = None, is_free: bool = False) -> None:
-        """Request the end of this attempt alone; see `AttemptSupervisor.preempt`."""
+        """Request the end of only this attempt; see `AttemptSupervisor.preempt`."""
         if not self._preempted.is_set():
             self.preempt_reason, self._preempt_grace_s = reason, grace_s
             self._preempt_is_free = is_free
@@ -36,17 +36,17 @@ class EndRequest:
 
     @property
     def is_canceled(self) -> bool:
-        """Whether the end of the job is requested."""
+        """Whether a cancel was requested."""
         return self._canceled.is_set()
 
     @property
     def is_preemption(self) -> bool:
-        """Whether the attempt has to end, and its job has to continue in another one."""
+        """Whether the attempt has to end and its job continues in another attempt."""
         return self._preempted.is_set() and not self._canceled.is_set()
 
     @property
     def is_free_preemption(self) -> bool:
-        """Whether it is a preemption that costs nothing of the job's budget."""
+        """Whether it is a preemption that does not use the job's budget."""
         return self.is_preemption and self._preempt_is_free
 
     @property
@@ -56,13 +56,13 @@ class EndRequest:
 
     @property
     def grace_s(self) -> float:
-        """Seconds that the ranks have from SIGTERM to SIGKILL."""
+        """Seconds between SIGTERM and SIGKILL for the ranks."""
         if self.is_preemption and self._preempt_grace_s is not None:
             return self._preempt_grace_s
         return self._grace_s
 
     async def made(self) -> EndCause:
-        """Wait until the request is made; return the cause for the attempt's hosts."""
+        """Wait for a request; return the cause for the attempt's hosts."""
         waiting = [
             asyncio.ensure_future(event.wait()) for event in (self._canceled, self._preempted)
         ]
@@ -76,5 +76,5 @@ class EndRequest:
         return CANCELED
 
     async def canceled(self) -> None:
-        """Wait until the end of the job is requested."""
+        """Wait until the job is canceled."""
         await self._canceled.wait()

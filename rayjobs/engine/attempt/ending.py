@@ -1,4 +1,4 @@
-"""The end of an attempt: its nodes are settled, its files collected, its end recorded."""
+"""Ends an attempt: settles its nodes, collects its files, records its end."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ log = logging.getLogger(__name__)
 
 AGENT_PAUSE_S = 0.5
 COLLECT_TRIES = 4
-# A collection without progress is given up after this long, or once the job is canceled.
+# A collection without progress is given up after this time, or when the job is canceled.
 STUCK_S = 600.0
 STUCK_LOOK_S = 2.0
-# A storage that does not answer is waited for as long as the retries of a job that reads from it.
+# How long to wait for a storage that does not answer: as long as the retries of a job that reads it.
 OUTAGE_S = 300.0
 OUTAGE_LONGEST_PAUSE_S = 10.0
-# Attempts, and the pause between them, where one of our processes could not open more files.
+# The tries, and the pause between them, if one of our processes could not open more files.
 OUT_OF_FILES_PAUSE_S = 10.0
 OUT_OF_FILES_TRIES = 60
 
-# Failure classes that may be caused by too few open files in one of our processes.
+# Failure classes that a limit of open files in one of our processes may cause.
 OURS = (FailureClass.SYSTEM, FailureClass.STORAGE, FailureClass.ENVIRONMENT, FailureClass.DATA)
 
 
 def _waits_for_files(failure: Failure, attempts: Sequence[Attempt]) -> bool:
-    """Whether an attempt failed for want of open files, and not too often in a row."""
+    """Whether an attempt failed for lack of open files, and not too often in a row."""
     if failure.failure_class not in OURS or not openfiles.is_exhausted(failure.message):
         return False
     latest = attempts[:-1][-OUT_OF_FILES_TRIES:]
@@ -64,11 +64,11 @@ def _waits_for_files(failure: Failure, attempts: Sequence[Attempt]) -> bool:
 
 @dataclass(frozen=True)
 class SettledNodes:
-    """What became of an attempt on all its nodes.
+    """The final state of an attempt on all its nodes.
 
     Attributes:
-        proven: Nothing of the attempt is alive, for certain.
-        exits: Exit records of the hosts that had ended by themselves.
+        proven: All processes of the attempt are proven dead.
+        exits: Exit records of the hosts that ended by themselves.
     """
 
     proven: bool
@@ -76,7 +76,7 @@ class SettledNodes:
 
 
 class AttemptEnding:
-    """Every way in which one attempt may end."""
+    """All ways in which an attempt may end."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class AttemptEnding:
                 f"the script ended well, but its outputs were not stored: {refused[0]} What it "
                 f"wrote is still in {kept}/written.",
             )
-            # Not retried: another attempt would find the same files there.
+            # No retry: another attempt would find the same files there.
             await record.finish(Outcome.NOT_STORED, failure=failure)
         elif failure is None and outcome is Outcome.COMPLETED and problems:
             failure = Failure(
@@ -141,7 +141,7 @@ class AttemptEnding:
                 f"the script ended well, but its files could not be stored: {problems[0]} "
                 f"They are still in {kept} (work, and written for outputs).",
             )
-            # Not retried: the training is done, only its files are not in the store.
+            # No retry: the training is done, only its files are not in the store.
             await record.finish(Outcome.NOT_STORED, failure=failure)
         elif outcome is Outcome.CANCELED:
             await record.finish(outcome, reason=CANCELED.sentence)
@@ -157,7 +157,7 @@ class AttemptEnding:
             await self.clean()
 
     async def _models(self, collected: Sequence[Collected]) -> Sequence[ModelDraft | ModelRefusal]:
-        """Return the models that the script asked to register, ready for the transaction."""
+        """Return the models that the script requested to register, ready for the transaction."""
         requests = requested.fold(one for node in collected for one in node.models)
         if not requests:
             return ()
@@ -169,12 +169,12 @@ class AttemptEnding:
         )
 
     async def free(self, *, proven: bool) -> None:
-        """Free the allocation, once; without proof that nothing is alive there, it is drained."""
+        """Free the allocation once; drain it unless all its processes are proven dead."""
         if self._allocation.is_given_back:
             return
         record = self._record
         if proven and (self._lost_node or any(one.is_lost for one in record.nodes)):
-            # Ray moves the bundles of a dead node elsewhere: such a group is never reused.
+            # Ray moves the bundles of a dead node: such a group is never reused.
             await self._allocation.release()
             return
         await self._allocation.give_back(
@@ -182,7 +182,7 @@ class AttemptEnding:
         )
 
     async def clean(self) -> None:
-        """Remove the attempt's scratch files from its nodes, where these can be reached."""
+        """Remove the attempt's scratch files from its reachable nodes."""
         for node in self._record.nodes:
             self._leases.forget(node)
             if node.is_lost:
@@ -195,9 +195,9 @@ class AttemptEnding:
 
     # -- collect -------------------------------------------------------------------------------
     async def _collect(self, node: NodeOfAttempt) -> Collected:
-        """Store what the attempt left on a node; a full disk may have space again soon."""
+        """Store the attempt's files from a node; retry, since a full disk may get space again."""
         if node.is_lost:
-            return Collected()  # the node cannot be reached any more
+            return Collected()  # the node is no longer reachable
         await self._record.wait_for_workspace()
         last = Collected(problems=("the node's agent cannot be reached.",))
         attempt = waited = 0
@@ -211,7 +211,7 @@ class AttemptEnding:
                 if last.outage:
                     last = await self._wait_for_storage(node, last)
             except AgentLostError:
-                if last.stuck:  # it is not known to be stored
+                if last.stuck:  # the files may not have been stored
                     last = Collected(problems=("the node's agent was lost in the meantime.",))
                 await asyncio.sleep(AGENT_PAUSE_S)
                 continue
@@ -225,10 +225,10 @@ class AttemptEnding:
         return last
 
     async def _wait_for_progress(self, node: NodeOfAttempt, last: Collected) -> Collected:
-        """Report a collection without progress; wait for it, or give it up.
+        """Report a collection without progress; wait for it or give it up.
 
-        A cancel gives it up at once, `STUCK_S` seconds do as well. Its thread on the node cannot
-        be ended; it takes nothing from other attempts.
+        This gives it up on a cancel or after `STUCK_S` seconds. Its thread on the node cannot be
+        ended; it does not affect other attempts.
         """
         clock, end_request = self._record.clock, self._end_request
         since_s = clock.monotonic_s()
@@ -243,7 +243,7 @@ class AttemptEnding:
             try:
                 last = await agent.call(COLLECT, node.on)
             except AgentLostError:
-                await self._report_stuck("")  # the next agent begins again
+                await self._report_stuck("")  # the next agent starts over
                 raise
         await self._report_stuck("")
         return last
@@ -270,7 +270,7 @@ class AttemptEnding:
         return last
 
     async def _report_stuck(self, why: str) -> None:
-        """Let `why`, `show` and the history say what the job's end waits for; empty: nothing."""
+        """Make `why`, `show` and the history say what the job's end waits for; empty: nothing."""
         record = self._record
         text = f"{why}; `rayjobs cancel {record.job.id}` cancels it" if why else ""
         await record.add_event("collecting", text or "the job's files are still being collected")
@@ -279,16 +279,16 @@ class AttemptEnding:
         )
 
     async def _rescue(self) -> bool:
-        """Store logs, metrics and checkpoints of an attempt that was not finalised.
+        """Store logs, metrics and checkpoints of an attempt that was not finalized.
 
-        This comes before its job is queued again: the store refuses what comes later.
+        Call it before the job is requeued: the store refuses later files.
         """
         collected = await asyncio.gather(*(self._collect(node) for node in self._record.nodes))
         return not any(one.problems for one in collected)
 
     # -- settle --------------------------------------------------------------------------------
     async def settle(self) -> SettledNodes:
-        """End whatever may have been launched."""
+        """End all processes that may have been launched."""
         proven, exits = True, []
         for node in self._record.nodes:
             try:
@@ -302,11 +302,11 @@ class AttemptEnding:
         return SettledNodes(proven, tuple(exits))
 
     async def _settle(self, node: NodeOfAttempt) -> Settled:
-        """End what the node has of the attempt, and return what the node reports.
+        """End the attempt's processes on the node, and return the node's report.
 
-        The loss of an agent says nothing about the host, which may be alive or done. So once a
-        launch was requested, the node is asked until it answers or is gone for good. Before
-        that, an agent that never starts is a reason to try elsewhere.
+        A lost agent says nothing about the host, which may be alive or done. So after a launch
+        request this retries until the node answers or is permanently gone. Before that, an agent
+        that never starts is a reason to try elsewhere.
         """
         job = self._record.job.id
         while True:
@@ -331,7 +331,7 @@ class AttemptEnding:
 
     # -- fail ----------------------------------------------------------------------------------
     async def fail(self, failure: Failure, *, outcome: Outcome, proven: bool = True) -> None:
-        """Retry within the budget of the failure class, hold a poison job, else end as Failed."""
+        """Retry within the failure class's budget, hold a poison job, otherwise end as Failed."""
         record = self._record
         job = await record.write(record.served.store.job, record.job.id)
         attempts = await record.attempts()
@@ -368,11 +368,11 @@ class AttemptEnding:
         await self.free(proven=proven)
 
     async def _steps_lost(self) -> Lost | None:
-        """Return what the next attempt has to repeat; None: it cannot be found out."""
+        """Return what the next attempt has to repeat; None: unknown."""
         served, job = self._record.served, self._record.job.id
         folder = WorkspaceFiles(Path(served.path)).blobs
         if not folder.is_dir():
-            return None  # FolderBlobs would create it, in a workspace that was removed
+            return None  # FolderBlobs would recreate a removed workspace
         try:
             return await asyncio.to_thread(
                 lambda: steps_lost(served.store, FolderBlobs(folder), job)
@@ -383,7 +383,7 @@ class AttemptEnding:
 
     # -- attempts that were interrupted --------------------------------------------------------
     async def abandon(self, error: BaseException) -> None:
-        """End an attempt that met an unexpected error, which is a fault of rayjobs."""
+        """End an attempt after an unexpected error, which is a bug in rayjobs."""
         record = self._record
         log.error("attempt %d of %s", record.number, record.job.id, exc_info=error)
         if record.number == 0:
@@ -394,9 +394,9 @@ class AttemptEnding:
         await self.fail(failure, outcome=Outcome.SYSTEM, proven=settled.proven)
 
     async def let_go(self) -> None:
-        """End what runs and free the allocation without a record: the store cannot be used.
+        """End all processes and free the allocation without a record: the store is unusable.
 
-        The engine queues a job again that is live in the store and has no supervisor.
+        The engine requeues a job that is live in the store and has no supervisor.
         """
         settled = await self.settle()
         if self._allocation.is_given_back:
@@ -408,7 +408,7 @@ class AttemptEnding:
             await self.free(proven=False)
 
     async def cancel(self, *, proven: bool) -> None:
-        """End a job as Canceled that was canceled while no target actor was there."""
+        """End a job as Canceled that was canceled while no target actor was running."""
         is_stored = proven and await self._rescue()
         await self._record.finish(Outcome.CANCELED, reason=CANCELED.sentence)
         if is_stored:
@@ -432,13 +432,13 @@ class AttemptEnding:
         prove: Callable[[], Awaitable[bool]] | None = None,
         if_without_hosts: bool = False,
     ) -> bool:
-        """Queue a job again that had not started: no failure, no budget spent.
+        """Requeue a job that had not started: this is no failure and uses no budget.
 
         Args:
-            prove: Called afterwards; returns whether nothing of the attempt is alive. Only then are
-                starts refused from an actor that does not know yet that it was replaced.
-            if_without_hosts: Do nothing, and return False, when hosts of the attempt are recorded
-                by now: they may run, or may even have completed the job.
+            prove: Called afterwards; returns whether all processes of the attempt are dead. Only
+                then are starts refused from an actor that does not know yet that it was replaced.
+            if_without_hosts: Do nothing and return False if hosts of the attempt are recorded by
+                now: they may run or may even have completed the job.
         """
         if self._end_request.is_canceled:
             await self.cancel(proven=proven)

@@ -18,14 +18,14 @@ from rayjobs.protocol.calls import SILENCE, STALLED, Stalled
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-# How often, at most, the nodes of a group are asked whether anything is heard.
+# How often, at most, to ask the nodes of a group for signs of life.
 SILENCE_LOOK_S = 30.0
 
 
 async def together(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Return all results once all have ended; only then raise the first error there was.
+    """Wait for all; then return the results or raise the first error.
 
-    What one node still does must not meet what is done because of another node's error.
+    The work on one node must not overlap with the handling of another node's error.
     """
     results = await asyncio.gather(*work, return_exceptions=True)
     for one in results:
@@ -35,30 +35,30 @@ async def together(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
 
 
 def drop(work: asyncio.Future[Any]) -> None:
-    """End work whose outcome is not needed any more, even if it has failed already."""
+    """Cancel work whose outcome is no longer needed, even if it has already failed."""
     if not work.cancel() and not work.cancelled():
-        work.exception()  # else asyncio reports an error that was never retrieved
+        work.exception()  # otherwise asyncio reports an error that was never retrieved
 
 
 class GroupEnd:
-    """When, and why, what still runs of an attempt is to end."""
+    """When and why the remaining nodes of an attempt have to end."""
 
     def __init__(self, asked: Callable[[], Coroutine[Any, Any, EndCause]]) -> None:
-        """Wait for `asked` too, which returns the cause once the whole attempt is to end."""
+        """Also wait for `asked`, which returns the cause when the whole attempt has to end."""
         self._asked = asked
         self._failed = asyncio.Event()
         self._cause = CANCELED
         self._ended_s: dict[int, float] = {}
 
     def note(self, record: ExitRecord) -> None:
-        """Take in a node's exit record: the first that is not a success ends the other nodes."""
+        """Process a node's exit record: the first one without success ends the other nodes."""
         self._ended_s.setdefault(record.node, asyncio.get_running_loop().time())
         if record.outcome is not Outcome.COMPLETED and not self._failed.is_set():
             why = record.reason or str(record.outcome)
             self._end(f"node {record.node} of the job ended: {why}")
 
     def node_lost(self, node: NodeOfAttempt) -> None:
-        """Take in that a node is gone for good: the other nodes are to end."""
+        """Note that a node is permanently gone: the other nodes have to end."""
         if not self._failed.is_set():
             self._end(f"{node.name} of the job was lost")
 
@@ -67,12 +67,12 @@ class GroupEnd:
         self._failed.set()
 
     def ended_for_s(self, node: NodeOfAttempt) -> float | None:
-        """Return how long ago a node's end was taken in; None while it has not ended."""
+        """Return how long ago a node's end was processed; None if it has not ended."""
         since_s = self._ended_s.get(node.on.node)
         return None if since_s is None else asyncio.get_running_loop().time() - since_s
 
     async def asked(self) -> EndCause:
-        """Return the cause once the end of all nodes is asked for."""
+        """Wait until all nodes have to end; return the cause."""
         asked = asyncio.ensure_future(self._asked())
         failed = asyncio.ensure_future(self._failed.wait())
         try:
@@ -84,17 +84,18 @@ class GroupEnd:
 
 
 def exit_record_of_lost_node(node: NodeOfAttempt) -> ExitRecord:
-    """Return the record that stands for a host that went with its node, ended by its own clock."""
+    """Return the record of a host that was lost with its node and has ended by its own clock."""
     return ExitRecord.of_lost_node(node.on, name=node.name)
 
 
 async def end_when_all_are_silent(
     cluster: Cluster, nodes: Sequence[NodeOfAttempt], end: GroupEnd, timeout_s: float | None
 ) -> None:
-    """End a group of which nothing is heard on any node for `timeout_s`, until cancelled.
+    """Until canceled, end the group when no node shows a sign of life for `timeout_s`.
 
-    A host alone cannot tell: in many scripts only rank 0 logs. A node that cannot be asked counts
-    as heard, since unreachable is not stalled; one that has ended was heard for the last time then.
+    A single host cannot decide this: in many scripts only rank 0 logs. An unreachable node counts
+    as active, since unreachable is not stalled; for an ended node, its end is its last sign of
+    life.
     """
     if timeout_s is None or len(nodes) < 2:
         return

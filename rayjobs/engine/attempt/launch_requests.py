@@ -33,7 +33,7 @@ from rayjobs.workspace.folder import id_of
 
 
 def azure_identity(served: Served, target: str) -> AzureIdentity:
-    """Return how programs of Azure ML v1 name a workspace. Blocks: it reads the store."""
+    """Return the names of a workspace for programs of Azure ML v1. Blocks: it reads the store."""
     settings = AzureSettings(served.store)
     kept = settings.identity
     return AzureIdentity(
@@ -56,14 +56,14 @@ def launch_requests(
     lease_s: float | None,
     azure: AzureIdentity | None = None,
 ) -> tuple[list[NodeOfAttempt], list[LaunchRequest]]:
-    """Return the attempt's nodes, and for each of them what it has to prepare and launch.
+    """Return the attempt's nodes, each with what it has to prepare and launch.
 
     Args:
         greetings: For each node the answer of its agent to `HELLO`.
-        master_port: Where the ranks meet on the first node; None: they do not.
+        master_port: Where the ranks meet on the first node; None: nowhere.
         target: Name of the compute target.
-        lease_s: Seconds that a host may run without a renewal; None: it needs none.
-        azure: How programs of Azure ML v1 name the workspace, see `azure_identity`.
+        lease_s: Seconds that a host may run without a renewal; None: unlimited.
+        azure: The names for programs of Azure ML v1, see `azure_identity`.
 
     Raises:
         PrepareError: class ``environment``: a node's installation does not fit.
@@ -82,7 +82,7 @@ def launch_requests(
         for index, hello in enumerate(greetings)
     )
     named = spec.environment if isinstance(spec.environment, str) else None
-    # Of an image, the node finds it.
+    # In an image, the node finds it.
     own_python = None if spec.container is not None else named
     if isinstance(spec.environment, Packages) and "/" in (spec.environment.python or ""):
         named = spec.environment.python  # packages are added to it, in an image
@@ -103,7 +103,7 @@ def launch_requests(
     for hello, where, plan_of_launcher in zip(greetings, planned, plans, strict=True):
         plan = replace(
             plan_of_launcher,
-            # The node's own: it need not share a disk with the first one.
+            # The node's own interpreter: it need not share a disk with the first node.
             injob_path=hello.injob_path,
             env=with_azureml(plan_of_launcher.env, hello.injob_path),
             python=own_python or hello.python,

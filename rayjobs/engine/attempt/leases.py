@@ -1,4 +1,4 @@
-"""The target's side of leases: when a host that cannot be reached has ended by its own clock."""
+"""The target's side of leases: when an unreachable host has ended by its own clock."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 
 # A renewal may be lost five times in a row before a host ends its ranks.
 RENEWALS = 9
-# A host whose raylet has ended notices within its turn of half a second, gives its ranks two
-# seconds, and kills what is left. The rest is for a busy machine.
+# A host checks its raylet every half second; after its end it gives the ranks two seconds, and then
+# kills them. The rest is a margin for a busy machine.
 RAYLET_GONE_S = 10.0
 LOOK_S = 1.0
 
 
 class Leases:
-    """What was granted to the hosts of a target's attempts, by their markers."""
+    """The leases granted to the hosts of a target's attempts, by their markers."""
 
     def __init__(
         self,
@@ -32,21 +32,21 @@ class Leases:
         lease_s: float | None,
         shares_machine: bool,
     ) -> None:
-        """Grant leases of `lease_s` seconds, or none where all nodes are on one machine."""
+        """Grant leases of `lease_s` seconds, or none if all nodes are on one machine."""
         self.lease_s = None if shares_machine else lease_s
         self.shares_machine = shares_machine
         self._cluster = cluster
         self._clock = clock
-        # An actor before this one may have granted until now.
+        # A previous actor may have granted leases until now.
         self._began_s = clock.monotonic_s()
         self._granted_s: dict[str, float] = {}
 
     def grant(self, node: NodeOfAttempt) -> None:
-        """Note, before it is asked, that the node's host may be launched or prolonged now."""
+        """Note, before the request, that the node's host may be launched or renewed now."""
         self._granted_s[node.on.marker] = self._clock.monotonic_s()
 
     def forget(self, node: NodeOfAttempt) -> None:
-        """Drop what was granted to a host that has ended."""
+        """Forget the lease of a host that has ended."""
         self._granted_s.pop(node.on.marker, None)
 
     async def keep(self, agent: Agent, node: NodeOfAttempt) -> None:
@@ -60,18 +60,18 @@ class Leases:
             try:
                 answer = (await agent.call(RENEW, Renew(node.on, stamp))).stamp
             except AgentLostError:
-                return  # who follows the attempt hears of it too
+                return  # the attempt's supervisor sees it too
             except RayjobsError as error:
                 log.info("the lease of %s was not renewed: %s", node.on.job, error)
                 answer = None
             fresh = stamp is None and answer is not None
             stamp = answer
-            if not fresh:  # the first answer only brought a stamp
+            if not fresh:  # the first answer only gave a stamp
                 await asyncio.sleep(lease_s / RENEWALS)
 
     # -- nodes that are gone -------------------------------------------------------------------
     async def is_lost(self, node: NodeOfAttempt) -> bool:
-        """Whether Ray has declared the node dead, which is for ever.
+        """Whether Ray has declared the node dead, which is permanent.
 
         Raises:
             RayjobsError: the cluster cannot be asked.
@@ -80,11 +80,11 @@ class Leases:
         return node.node_id not in alive
 
     async def living_node(self, node: NodeOfAttempt, *, restarted: bool = False) -> str | None:
-        """Return the node, or a living one that sees the same processes; None without.
+        """Return the node, or a living one that sees the same processes, or None.
 
         Args:
-            restarted: The cluster was started again since: its nodes have new ids, and one with
-                the same address stands on the same machine. All nodes of `local` do anyway.
+            restarted: The cluster was restarted since: its nodes have new ids, and one with the
+                same address is on the same machine. This always holds for all nodes of `local`.
 
         Raises:
             RayjobsError: the cluster cannot be asked.
@@ -99,7 +99,7 @@ class Leases:
         return None
 
     def is_over(self, node: NodeOfAttempt) -> bool:
-        """Whether nothing of the attempt can run on its lost node any more; see below."""
+        """Whether no process of the attempt can still run on its lost node; see below."""
         lease_s = node.on.lease_s
         if not lease_s:
             return False
@@ -109,10 +109,10 @@ class Leases:
         return self._granted_s.get(node.on.marker, self._began_s) + lease_s
 
     async def wait_over(self, node: NodeOfAttempt) -> bool:
-        """Return once nothing of the attempt can run on its lost node any more.
+        """Wait until no process of the attempt can still run on its lost node.
 
-        That is when the lease is over, or, if the node's machine says that its raylet has ended,
-        soon after. False, at once, if the host was granted no lease: then it cannot be known.
+        That is when the lease has ended, or soon after the node's machine reports the end of its
+        raylet. Returns False immediately if the host had no lease: then it is unknown.
         """
         lease_s = node.on.lease_s
         if not lease_s:

@@ -1,4 +1,4 @@
-"""The record of an attempt in progress: writes to its store are retried until they succeed."""
+"""Records an attempt in progress, with store writes that retry until they succeed."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ STORE_PAUSE_S = 1.0
 
 
 class ReplacedError(RayjobsError):
-    """Another target actor has taken over the attempt; this one must not touch it any more."""
+    """Another target actor has taken over the attempt; this one must leave it alone."""
 
 
 @dataclass
 class AttemptRecord:
-    """One attempt in progress, and what its workspace's store records of it.
+    """One attempt in progress, with its records in the workspace's store.
 
     Attributes:
-        count: Called with ``launches`` and with the name of each final state.
+        count: Called with ``launches`` and the name of each final state.
         number: The attempt's number; 0 until it is started.
-        nodes: Its nodes, once they are planned.
-        is_workspace_gone: The workspace was removed: writes are not retried any more.
+        nodes: Its nodes, after planning.
+        is_workspace_gone: The workspace was removed: writes are no longer retried.
     """
 
     served: Served
@@ -53,7 +53,7 @@ class AttemptRecord:
     async def write(self, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
         """Call a method of the store until it succeeds, even if the store is full or locked.
 
-        Meanwhile the exit record on the node keeps what is not written yet.
+        Meanwhile the exit record on the node keeps the unwritten facts.
 
         Raises:
             StoreError: the call failed, and the workspace is gone.
@@ -70,14 +70,14 @@ class AttemptRecord:
                 pause_s = min(10.0, pause_s * 2)
 
     async def wait_for_workspace(self) -> None:
-        """Return once the workspace's folder exists, or counts as removed."""
+        """Wait until the workspace's folder exists or counts as removed."""
         while not self.is_workspace_gone and not await asyncio.to_thread(
             Path(self.served.path).is_dir
         ):
             await asyncio.sleep(STORE_PAUSE_S)
 
     async def attempts(self) -> Sequence[Attempt]:
-        """Return all attempts of the job, as they are recorded."""
+        """Return all recorded attempts of the job."""
         return await self.write(self.served.store.attempts, self.job.id)
 
     async def move(self, old: JobState, new: JobState) -> None:
@@ -85,7 +85,7 @@ class AttemptRecord:
         await self.write(self.served.store.move, self.job.id, attempt=self.number, old=old, new=new)
 
     async def move_to_running(self, state: JobState) -> None:
-        """Record that the job runs; it did so before its state was written.
+        """Record that the job runs, which it did before its state was written.
 
         Args:
             state: The recorded state, Provisioning or Preparing.
@@ -111,11 +111,11 @@ class AttemptRecord:
             log.warning("an event of %s was not written: %s", self.job.id, error)
 
     async def set_hosts(self, hosts: Sequence[Launched | None], *, cold: str | None) -> None:
-        """Record where hosts will be before they are started, and their identity afterwards.
+        """Record where hosts will be before their start, and their identity afterwards.
 
         Args:
-            hosts: For each node its host; None: not started yet.
-            cold: Why a host was started cold; None: none was.
+            hosts: The host of each node; None: not started yet.
+            cold: Why a host started cold; None: none did.
 
         Raises:
             ReplacedError: another target actor has ended this attempt.
@@ -179,11 +179,11 @@ class AttemptRecord:
         hold: str | None = None,
         if_without_hosts: bool = False,
     ) -> bool:
-        """Record the end of the attempt and queue its job again.
+        """Record the end of the attempt and requeue its job.
 
         Args:
-            pause_s: Seconds before which the job does not start again.
-            hold: Why the job is held; None: it is not.
+            pause_s: Seconds to wait before the job may start again.
+            hold: Why the job is held; None: no hold.
             if_without_hosts: Do nothing if hosts of the attempt are recorded.
 
         Returns:

@@ -1,7 +1,7 @@
 """Supervises one attempt from its allocation to its recorded end.
 
-Whatever dies between two lines of this file, the store and the attempt's folder on its node tell
-how far the attempt had come; `rayjobs.engine.recovery` reads them and continues from there.
+Whatever dies between two lines of this file: the store and the attempt's folder on its node show
+how far the attempt had come, and `rayjobs.engine.recovery` continues from there.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ from rayjobs.protocol.calls import (
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-# Another job of the cluster took the free capacity first. Not a failure.
+# Another job of the cluster took the free capacity first. This is not a failure.
 NOT_PLACED_PAUSE_S = 2.0
-# Nodes did not start: other jobs may try for this long; after so many times in a row it is held.
+# Nodes did not start: how long other jobs may try, and after how many times in a row to hold it.
 NOT_GROWN_PAUSE_S = 30.0
 NOT_GROWN_TRIES = 3
-# Beyond a script's own grace period, until the host is asked again to end the attempt.
+# After a script's own grace period, until the request to end is sent to the host again.
 STOP_AGAIN_S = 5.0
 # Until a node that prepares is asked again to end that.
 STOP_PREPARING_AGAIN_S = 1.0
@@ -80,16 +80,16 @@ class EndedEarlyError(RayjobsError):
 
 @dataclass(frozen=True)
 class SupervisorParts:
-    """What all supervisors of a target share.
+    """The parts that all supervisors of a target share.
 
     Attributes:
         target: Name of the compute target.
         count: Called with ``launches`` and with the name of each final state.
-        waited: Called with the seconds that a job waited for its start.
-        lease_s: How long a host may go on without a renewal; None on one machine, where an end
-            is proven by the identity of processes.
-        shares_machine: All nodes are on this machine.
-        epoch: This life of the target actor, as it has claimed its workspaces; None: it has not.
+        waited: Called with the seconds from a job's submit to its start.
+        lease_s: How long a host may run without a renewal; None on one machine, where the identity
+            of processes proves an end.
+        shares_machine: Whether all nodes are on this machine.
+        epoch: This life of the target actor, which has claimed its workspaces; None: it has not.
         leases: The leases of all hosts.
     """
 
@@ -113,10 +113,10 @@ class SupervisorParts:
 
 
 class AttemptSupervisor:
-    """Supervises one attempt: starts it, follows its hosts, and has it ended.
+    """Supervises one attempt: starts it, follows its hosts, and ends it.
 
     Attributes:
-        record: The attempt, and what its store records of it.
+        record: The attempt and its records in the store.
         allocation: The resources that it uses.
         end_request: Whether it has to end early.
         ending: How it ends.
@@ -136,7 +136,8 @@ class AttemptSupervisor:
 
         Args:
             held: None: the attempt's allocation does not exist any more.
-            number: Of an attempt that another target actor has started; 0: it starts here.
+            number: The number of an attempt that another target actor has started; 0: it starts
+                here.
             nodes: The nodes of such an attempt.
         """
         self.record = AttemptRecord(served, job, parts.clock, parts.count, number, list(nodes))
@@ -155,27 +156,27 @@ class AttemptSupervisor:
     def preempt(self, reason: str, *, grace_s: float | None = None, is_free: bool = False) -> None:
         """Preempt the attempt: SIGTERM, time for a checkpoint, then its end.
 
-        The job is queued again at its old position with outcome and class `preempted`, within the
-        budget of that class, and its next attempt continues from the newest whole checkpoint. A
-        cancel before the attempt's end wins. When called again, the first reason stays.
+        The job returns to its old position in the queue with outcome and class `preempted`, within
+        the budget of that class, and its next attempt continues from the newest whole checkpoint. A
+        cancel before the attempt's end takes precedence. Repeated calls keep the first reason.
 
         Args:
-            reason: For people: what the resources are needed for.
+            reason: For users: what the resources are needed for.
             grace_s: Seconds from SIGTERM to SIGKILL; None takes the job's own `grace_s`.
-            is_free: It costs nothing of the budget: a user of the target asked for it.
+            is_free: It does not use the budget: a user of the target requested it.
         """
         self.end_request.preempt(reason, grace_s=grace_s, is_free=is_free)
 
     def leave_removed_workspace(self) -> None:
-        """End the attempt, whose workspace was removed."""
+        """End the attempt because its workspace was removed."""
         self.record.is_workspace_gone = True
         self.end_request.cancel()
 
     async def start(self, *, new: bool) -> None:
-        """Start the job, which the policy has chosen, and follow it to its end.
+        """Start the job that the policy has chosen, and follow it to its end.
 
         Args:
-            new: Its allocation has to be made first; else it is a reused one.
+            new: Its allocation has to be made first; otherwise it is reused.
         """
         record, allocation = self.record, self.allocation
         served, job, store = record.served, record.job, record.served.store
@@ -194,7 +195,7 @@ class AttemptSupervisor:
             epoch=self._parts.epoch,
             changed_at=job.changed_at,
         )
-        if attempt is None:  # canceled, or another actor was faster, or has taken over
+        if attempt is None:  # canceled, or another actor was faster or has taken over
             if new:
                 await allocation.release()
             else:
@@ -210,7 +211,7 @@ class AttemptSupervisor:
                 raise NotPlacedError(f"{allocation.name} was taken by another target actor")
             await self._provision()
         except EndedEarlyError:
-            if self.end_request.is_preemption:  # nothing had run: no failure, no budget spent
+            if self.end_request.is_preemption:  # nothing had run: no failure, no use of the budget
                 reason = self.end_request.preempt_reason
                 await record.requeue(reason, outcome=Outcome.PREEMPTED, pause_s=0.0)
             else:
@@ -224,8 +225,8 @@ class AttemptSupervisor:
             await allocation.release()
             await record.requeue(str(error), outcome=Outcome.NOT_PLACED, pause_s=NOT_PLACED_PAUSE_S)
         except PrepareError as error:
-            await record.check_ours()  # another actor that ended the attempt has it refused here
-            # A host that answered late, or one on another node, may run all the same.
+            await record.check_ours()  # refuses the attempt if another actor has ended it
+            # A host that answered late, or one on another node, may still run.
             settled = await self.ending.settle()
             failure = Failure(
                 FailureClass(error.failure_class),
@@ -238,7 +239,7 @@ class AttemptSupervisor:
             await self.ending.clean()
 
     async def _requeue_not_grown(self, error: NotGrownError) -> None:
-        """Let other jobs go first, then wait for nodes again; hold the job if none ever start."""
+        """Let other jobs go first, then wait for nodes again; hold the job if nodes never start."""
         tries = 1
         for attempt in reversed((await self.record.attempts())[:-1]):
             if attempt.outcome != Outcome.NOT_GROWN:
@@ -257,7 +258,7 @@ class AttemptSupervisor:
     async def _provision(self) -> None:
         await self.record.move(JobState.PROVISIONING, JobState.PREPARING)
         try:
-            # All at once: an agent takes half a second to start, and leaves if it gets no calls.
+            # All at the same time: an agent takes half a second to start, and leaves without calls.
             agents = await together(
                 self._parts.cluster.agent(node) for node in self.allocation.nodes
             )
@@ -283,7 +284,7 @@ class AttemptSupervisor:
         except AgentLostError as error:
             settled = await self.ending.settle()
             if settled.exits and len(settled.exits) == len(self.record.nodes):
-                # Launched, and done, before its agent could report it: the exit records count.
+                # Launched and finished before its agent could report it: the exit records count.
                 await self.record.move(JobState.PREPARING, JobState.RUNNING)
                 await self.ending.finalise(settled.exits)
                 return
@@ -305,9 +306,9 @@ class AttemptSupervisor:
     async def _launch(
         self, agents: Sequence[Agent], requests: Sequence[LaunchRequest]
     ) -> list[Launched]:
-        """Start every node's host; those that run first must keep their leases meanwhile."""
+        """Start every node's host; meanwhile, renew the leases of those that already run."""
         if self._parts.leases.lease_s is not None:
-            # Counted from before the request is sent: one that arrives late has less of it left.
+            # Counted from before the request: if it arrives late, less of the lease is left.
             greetings = await together(agent.call(HELLO, Nothing()) for agent in agents)
             requests = [
                 replace(one, plan=replace(one.plan, lease_since_s=hello.clock_s))
@@ -331,7 +332,7 @@ class AttemptSupervisor:
         """Prepare every node; a cancel, or a node that fails, ends what the others do meanwhile.
 
         Returns:
-            The requests, with the variables that tell the ranks where their data is.
+            The requests, with the variables that give the ranks the paths of their data.
         """
         pairs = list(zip(agents, requests, strict=True))
         calls = [asyncio.ensure_future(agent.call(PREPARE, one)) for agent, one in pairs]
@@ -371,14 +372,14 @@ class AttemptSupervisor:
         ready = []
         for node, one, prepared in zip(self.record.nodes, requests, made, strict=True):
             node.facts = prepared.facts
-            # An input may be called HOME: the variables of the plan win.
+            # An input may be called HOME: the plan's variables take precedence.
             env = {**prepared.variables, **one.plan.env}
             plan = replace(one.plan, env=env, python=prepared.python or one.plan.python)
             ready.append(replace(one, plan=plan))
         return ready
 
     async def follow(self) -> None:
-        """Follow launched hosts to their end, then finalise.
+        """Follow launched hosts to their end, then finalize.
 
         The first node that does not end well ends the others.
         """
@@ -396,7 +397,7 @@ class AttemptSupervisor:
         finally:
             listening.cancel()
             for one in followed:
-                drop(one)  # no lease is renewed for an attempt that is given up
+                drop(one)  # renews no lease for an attempt that was given up
         await self.ending.finalise(list(exits))
 
     async def _follow_one(self, node: NodeOfAttempt, end: GroupEnd) -> ExitRecord:
@@ -411,21 +412,21 @@ class AttemptSupervisor:
                 try:
                     await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
                     while not following.done():
-                        # Repeated: a host that was stopped or busy has not received it.
+                        # Repeated: a stopped or busy host has not received it.
                         cause, grace_s = ending.result(), self.end_request.grace_s
                         await agent.call(STOP, Stop(node.on, cause, grace_s))
                         await asyncio.wait({following}, timeout=grace_s + STOP_AGAIN_S)
                     ended = await following
-                    if ended.outcome in NODE_LOST:  # before anything is placed there again
+                    if ended.outcome in NODE_LOST:  # before anything is allocated there again
                         self._parts.cluster.doubt(node.node_id)
-                        if not node.is_lost:  # its host has noticed before Ray has
+                        if not node.is_lost:  # its host noticed before Ray
                             await self._report_lost(node, ended.reason)
                     end.note(ended)
                     return ended
                 finally:
                     ending.cancel()
                     renewing.cancel()
-                    drop(following)  # a dying agent fails both it and the stop: one is raised
+                    drop(following)  # a dying agent fails both it and the stop: raise one error
             except AgentFaultError as error:
                 if not openfiles.is_exhausted(error):
                     raise
@@ -445,9 +446,9 @@ class AttemptSupervisor:
                 await asyncio.sleep(AGENT_PAUSE_S)
 
     async def _lost_with_node(self, node: NodeOfAttempt, end: GroupEnd) -> ExitRecord | None:
-        """Return the record of a host whose node is gone for good, once it has ended for certain.
+        """Return the record of a host on a permanently lost node when it has certainly ended.
 
-        None while the node is alive, or its state is not known: then it is asked again.
+        None while the node is alive or its state is unknown: then the caller tries again.
         """
         leases = self._parts.leases
         try:
@@ -458,12 +459,12 @@ class AttemptSupervisor:
             log.info("whether a node of %s lives is not known: %s", self.record.job.id, error)
             return None
         if other is not None:
-            node.node_id = other  # it sees the host, and follows it
+            node.node_id = other  # that node sees the host and follows it
             return None
         if not node.is_lost:
             node.is_lost = True
             await self._report_lost(node, "Ray has given it up")
-        end.node_lost(node)  # the others need not hang until the lease is over
+        end.node_lost(node)  # the others need not hang until the lease ends
         if not await leases.wait_over(node):
             return None
         return exit_record_of_lost_node(node)
@@ -473,10 +474,10 @@ class AttemptSupervisor:
 
     def _check_not_ended(self) -> None:
         if self.end_request.is_made:
-            raise EndedEarlyError(f"{self.record.job.id} was to end before it started")
+            raise EndedEarlyError(f"{self.record.job.id} had to end before it started")
 
     async def _unless_ended(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Do the work, or stop it when the attempt has to end."""
+        """Do the work, or cancel it when the attempt has to end."""
         doing: asyncio.Future[Result] = asyncio.ensure_future(work)
         canceling: Awaitable[Any] = asyncio.ensure_future(self.end_request.made())
         waiting = {doing, canceling}
@@ -487,7 +488,7 @@ class AttemptSupervisor:
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
             await self.allocation.release()
-            raise EndedEarlyError(f"{self.record.job.id} was to end before it was placed")
+            raise EndedEarlyError(f"{self.record.job.id} had to end before its allocation")
         finally:
             drop(doing)
             asyncio.ensure_future(canceling).cancel()

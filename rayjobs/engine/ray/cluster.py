@@ -37,8 +37,8 @@ from rayjobs.protocol.names import NAMESPACE
 AGENT_START_S = 180.0
 CONNECT_S = 2.0
 SUCCESSOR_PAUSE_S = 0.1
-# Ray says one of these of an actor that has ended itself, and of no other: the second once its
-# control service knows, in varying words around it.
+# Ray uses one of these only for an actor that has ended itself: the second as soon as its control
+# service knows, with varying words around it.
 EXITED = ("exit_actor() is called", "INTENDED_USER_EXIT")
 
 
@@ -52,7 +52,7 @@ class RayCluster:
         self._agents: dict[str, RayAgent] = {}
         self._agent_locks: dict[str, asyncio.Lock] = {}
         self._doubted: set[str] = set()
-        # Ray's own calls block, and a group that finds no capacity for half a minute.
+        # Ray's own calls block: half a minute for a group without capacity.
         self._threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ray-calls")
 
     async def _call(self, function: Any, *arguments: Any) -> Any:
@@ -68,7 +68,7 @@ class RayCluster:
         )
 
     async def nodes(self) -> list[NodeInfo]:
-        """Return the living nodes, without those of which `doubt` was right."""
+        """Return the living nodes, without those that `doubt` has found dead."""
         found: list[NodeInfo] = await self._call(_nodes)
         self._doubted.intersection_update(node.node_id for node in found)
         for node_id in tuple(self._doubted):
@@ -120,7 +120,7 @@ class RayCluster:
         return tuple(tuple(one) for one in ids)
 
     async def remove_group(self, name: str) -> None:
-        """Remove a group; one that is not there is fine."""
+        """Remove a group if it exists."""
         try:
             group = await self._group(name)
         except ValueError:
@@ -129,7 +129,7 @@ class RayCluster:
         await self._call(remove_placement_group, group)
 
     async def group_names(self, prefix: str) -> list[str]:
-        """Return the names of the groups that exist and begin with the prefix."""
+        """Return the names of the existing groups with the prefix."""
         table = await self._call(placement_group_table)
         return sorted(
             row["name"]
@@ -138,17 +138,17 @@ class RayCluster:
         )
 
     async def raylet_is_gone(self, node_id: str) -> bool:
-        """See `Cluster.raylet_is_gone`: only a refused connection says so."""
+        """See `Cluster.raylet_is_gone`: only a refused connection proves it."""
         return bool(await self._call(_raylet_refuses, node_id, False))
 
     async def agent(self, node_id: str) -> RayAgent:
-        """Return the agent of a node, started if need be."""
+        """Return the agent of a node; start it if needed."""
         lock = self._agent_locks.setdefault(node_id, asyncio.Lock())
         async with lock:
             known = self._agents.get(node_id)
             if known is not None and not known.lost:
                 return known
-            # Ray would wait for minutes for a node that will never be there again.
+            # Ray would wait for minutes for a node that never returns.
             if node_id not in {node.node_id for node in await self.nodes()}:
                 raise AgentLostError(f"node {node_id[:12]} is not among Ray's living nodes")
             handle = await self._greeted(node_id)
@@ -157,7 +157,7 @@ class RayCluster:
             return agent
 
     async def _greeted(self, node_id: str) -> Any:
-        """Return an agent's handle once it has answered."""
+        """Return an agent's handle when it has answered."""
         try:
             async with asyncio.timeout(AGENT_START_S):
                 while True:
@@ -173,7 +173,7 @@ class RayCluster:
             ) from error
 
     async def _successor(self, node_id: str, gone: Any) -> Any:
-        """Return the handle of the agent after the one behind `gone`, which has left."""
+        """Return the handle of the agent that replaces the one behind `gone`, which has left."""
         async with self._agent_locks.setdefault(node_id, asyncio.Lock()):
             known = self._agents.get(node_id)
             if known is not None and not known.lost and known.handle is not gone:
@@ -210,16 +210,16 @@ class RayCluster:
 class RayAgent:
     """Calls a node agent's methods and turns Ray's errors into ours.
 
-    An agent leaves when its node has no work. It begins nothing after it has decided so, hence
-    what it was asked then is asked of its successor, as if it had been there all the time.
+    An agent leaves when its node has no work. It starts nothing after that decision, so this sends
+    a refused call to its successor.
     """
 
     def __init__(
         self, handle: Any, successor: Callable[[Any], Awaitable[Any]] | None = None
     ) -> None:
-        """Call the actor behind `handle`; `successor` finds the next one for a handle.
+        """Call the actor behind `handle`; `successor` finds its replacement.
 
-        Without `successor`, the methods raise AgentLeavingError when it has left.
+        Without `successor`, the methods raise AgentLeavingError after it has left.
         """
         self.handle = handle
         self.lost = False
@@ -259,7 +259,7 @@ class RayAgent:
                 raise AgentLeavingError(
                     "the node's agent stopped because it had no work"
                 ) from error
-            # Whatever else Ray says of a call says nothing about the attempt: asked again.
+            # Any other error of Ray says nothing about the attempt: call again.
             self.lost = True
             raise AgentLostError(f"the node's agent cannot be reached: {error}") from error
         try:
@@ -283,10 +283,10 @@ def _living_ids() -> set[str]:
 
 
 def _raylet_refuses(node_id: str, is_listed: bool) -> bool:
-    """Whether the machine of a node says that its raylet has ended; see `Cluster.raylet_is_gone`.
+    """Whether a node's machine reports the end of its raylet; see `Cluster.raylet_is_gone`.
 
     Args:
-        is_listed: Look at a node that Ray still lists as alive, or else at one that it does not.
+        is_listed: Whether to check a node that Ray lists as alive, or one that it does not list.
     """
     for node in ray.nodes():
         if node["NodeID"] != node_id or bool(node["Alive"]) != is_listed:
@@ -294,7 +294,7 @@ def _raylet_refuses(node_id: str, is_listed: bool) -> bool:
         try:
             place = (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
             with socket.create_connection(place, timeout=CONNECT_S):
-                return False  # the kernel answers for a process that is frozen, too
+                return False  # the kernel also answers for a frozen process
         except ConnectionRefusedError:
             return True
         except OSError:

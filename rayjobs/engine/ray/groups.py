@@ -1,4 +1,4 @@
-"""Placement groups: made on given nodes, or waiting for nodes to start. For Ray processes only."""
+"""Makes placement groups on given nodes or on nodes that have to start. For Ray processes only."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rayjobs.protocol.agent import NotGrownError, NotPlacedError, bundles
 
 # Ray itself sets this label on every node.
 NODE_LABEL = "ray.io/node-id"
-PLACING_LOOK_S = 1.0  # while a group waits for its capacity, whether its nodes are still there
+PLACING_LOOK_S = 1.0  # how often to check that the nodes of a waiting group still exist
 LOOK_S = 0.3
 
 
 def selectors(
     shape: Shape, nodes: Sequence[str | None], avoid: Collection[str]
 ) -> list[dict[str, str]]:
-    """Return what each bundle asks of its node: that very one, or one that is still to start."""
+    """Return each bundle's node requirement: a specific node, or one that has to start."""
     fresh = {}
     if avoid:
         fresh[NODE_LABEL] = f"!in({','.join(sorted(avoid))})"
@@ -48,11 +48,12 @@ def place(
     """Create a group on these nodes, wait until Ray has placed it, and return them; blocks.
 
     Args:
-        known: Where the group is entered once it stands.
-        living: Returns the ids of the nodes that live.
+        known: Where to register the group when it exists.
+        living: Returns the ids of the living nodes.
 
     Raises:
-        NotPlacedError: there was no capacity in time, or a node is gone; the group is removed.
+        NotPlacedError: there was no capacity in time, or a node is gone; the group has been
+            removed.
     """
     group = _create(name, shape, selectors(shape, nodes, ()))
     end_s = time.monotonic() + timeout_s
@@ -62,7 +63,7 @@ def place(
             continue
         state = placement_group_table(group).get("stats", {}).get("scheduling_state", "")
         remove_placement_group(group)
-        if gone:  # Ray would look for it until the end of time
+        if gone:  # Ray would look for it forever
             raise NotPlacedError(f"node {min(gone)[:12]} was lost before the job began")
         raise NotPlacedError(
             f"Ray found no capacity for {shape.describe()} within {duration_text(timeout_s)} "
@@ -96,14 +97,14 @@ async def grow(
     avoid: Collection[str],
     timeout_s: float,
 ) -> tuple[str, ...]:
-    """Create a group and wait until its nodes are there; return them.
+    """Create a group and wait until its nodes have started; return them.
 
     Args:
         call: Runs a blocking function in a thread.
-        known: Where the group is entered as soon as it exists, so that it can be removed.
+        known: Where to register the group as soon as it exists, so that it can be removed.
 
     Raises:
-        NotGrownError: they have not come in time; the group still stands.
+        NotGrownError: they have not started in time; the group still exists.
     """
 
     def create() -> PlacementGroup:
@@ -114,7 +115,7 @@ async def grow(
     clock = asyncio.get_running_loop().time
     end_s = clock() + timeout_s
     while True:
-        # Not `group.wait`: it would hold a thread for as long as a cloud takes to start a machine.
+        # Not `group.wait`: it would block a thread for as long as a cloud takes to start a machine.
         seen = await call(placement_group_table, group)
         if seen.get("state") == "CREATED":
             return _places(seen, shape)

@@ -77,7 +77,7 @@ def test_a_sweep_gets_one_driver_and_a_lost_one_is_replaced(tmp_path: Path) -> N
         await until(lambda: len(started.calls) == 2, look)
         assert woken[0] >= 1
         [lost] = [e for e in world.store.events(sweep) if e.kind == "driver_lost"]
-        assert lost.message == "its driver was lost, and is replaced: The actor died."
+        assert lost.message == "its driver was lost and will be replaced: The actor died."
         world.finish(world.driver(sweep))
         started.ends[1].set_result("Completed")
         await until(lambda: drivers.count == 0, look)
