@@ -1,4 +1,4 @@
-"""What a target has, whether a job can ever fit there, and the shape it is placed in."""
+"""A target's capacity, whether a job can ever fit there, and the shape of its allocation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayjobs.core.text import GIB, counted, size_text
 from rayjobs.policy.node_types import NodeTypes
 from rayjobs.spec.model import JobSpec
 
-# Ray counts in ten-thousandths; a bundle with nothing in it is refused.
+# Ray counts in ten-thousandths and refuses an empty bundle.
 GRAIN = 10_000
 LEAST_CPUS = 0.001
 
@@ -21,14 +21,14 @@ Strategy = Literal["STRICT_SPREAD", "PACK"]
 
 @dataclass(frozen=True)
 class NodeShape:
-    """One node, alive or one that may still start.
+    """A node that is alive or may still start.
 
     Attributes:
         cpus: Logical CPUs.
         gpus: GPUs.
-        memory_bytes: Memory that jobs may have.
-        count: How many nodes are like this.
-        node_type: Of the cluster's node types, by name; empty: none is known.
+        memory_bytes: Memory for jobs.
+        count: The number of such nodes.
+        node_type: The name of its node type in the cluster; empty: unknown.
     """
 
     cpus: float
@@ -40,14 +40,14 @@ class NodeShape:
 
 @dataclass(frozen=True)
 class Capacity:
-    """All that a target can ever have.
+    """A target's maximum capacity.
 
     Attributes:
-        nodes: The nodes, those that may still start among them.
-        max_nodes: How many of them there may be at a time.
+        nodes: The nodes, including those that may still start.
+        max_nodes: How many of them may exist at a time.
         shares_machine: Several nodes of a job may be on one machine, and processes may exceed
             its CPUs (the target ``local``); GPUs and memory may not be exceeded.
-        types: The types of nodes that it may start; None: it starts none, or none are known.
+        types: The types of nodes that it may start; None: none, or unknown.
     """
 
     nodes: tuple[NodeShape, ...]
@@ -58,14 +58,14 @@ class Capacity:
 
 @dataclass(frozen=True)
 class PlacedShape:
-    """How a job is placed.
+    """The placement of a job.
 
     Attributes:
         shape: ``nodes``; ``cpus``, ``gpus`` and ``memory`` (bytes) per node; ``spread`` 1.0
-            when each node of the job needs a machine of its own; ``node_types`` where its nodes
-            must be of certain types. Equal shapes may be handed on.
+            if each node of the job needs its own machine; ``node_types`` if its nodes must be of
+            certain types. Allocations of equal shapes may be reused.
         strategy: Of the placement group.
-        notes: What the submitter should know, e.g. that processes share CPUs.
+        notes: Notes for the submitter, e.g. that processes share CPUs.
     """
 
     shape: Mapping[str, Any]
@@ -75,7 +75,7 @@ class PlacedShape:
 
 @dataclass(frozen=True)
 class _Need:
-    """What each node of a job needs."""
+    """The resources that each node of a job needs."""
 
     cpus: float
     gpus: float
@@ -93,12 +93,12 @@ def _need(spec: JobSpec) -> _Need:
 
 
 def _even(amount: float) -> float:
-    """Return the amount in Ray's grain: 3 × 0.1 is 0.3."""
+    """Return the amount rounded to Ray's precision: 3 × 0.1 is 0.3."""
     return round(amount * GRAIN) / GRAIN
 
 
 def fits_ever(spec: JobSpec, capacity: Capacity) -> list[Problem]:
-    """Return why the job can never be placed, with numbers and what to do; empty when it can."""
+    """Return why the job can never be placed, with numbers and remedies; empty if it can."""
     wrong = _wrong_types(spec, capacity)
     if wrong:
         return wrong
@@ -143,14 +143,14 @@ def fits_ever(spec: JobSpec, capacity: Capacity) -> list[Problem]:
                     "distribution.nodes",
                     f"the job asks for {counted(nodes, 'node')} with "
                     f"{_described(need)} each; the target can have {fitting} such.",
-                    "Lower distribution.nodes or what a process asks for, or add such nodes.",
+                    "Lower distribution.nodes or the resources per process, or add such nodes.",
                 )
             )
     return problems
 
 
 def _wrong_types(spec: JobSpec, capacity: Capacity) -> list[Problem]:
-    """Return why no node can be of the types that are asked for."""
+    """Return why no node can be of the requested types."""
     asked, spot = spec.resources.node_types, spec.resources.spot
     if not asked and spot is None:
         return []
@@ -177,9 +177,9 @@ def _wrong_types(spec: JobSpec, capacity: Capacity) -> list[Problem]:
 
 
 def pin_types(spec: JobSpec, capacity: Capacity) -> JobSpec:
-    """Return the spec with the names of all node types that it may run on, where it limits them.
+    """Return the spec with the names of all node types that it may run on, if it limits them.
 
-    What was a machine's size or a wish for spot nodes so stays true when types are added later.
+    So a machine size or a request for spot nodes stays valid when types are added later.
     """
     asked = spec.resources
     if capacity.types is None or (not asked.node_types and asked.spot is None):
@@ -218,9 +218,9 @@ def _fits_machine(spec: JobSpec, capacity: Capacity) -> list[Problem]:
 def plan_shape(spec: JobSpec, capacity: Capacity) -> PlacedShape:
     """Return the shape of the job's allocation on a target.
 
-    Where the machine is shared, the shape asks for no more CPUs than there are: a placement
-    group that asked for more would wait for ever. Threads can share CPUs, so that a job written
-    for a cluster can be tried on a laptop; what lacks a GPU or memory fails, and is refused.
+    On a shared machine, the shape requests at most the existing CPUs: a placement group that
+    requested more would wait forever. Threads can share CPUs, so that a job written for a cluster
+    can be tried on a laptop; a job that lacks a GPU or memory would fail, and is refused.
     """
     need, nodes = _need(spec), spec.distribution.nodes
     cpus, notes = need.cpus, []
@@ -281,7 +281,7 @@ def _factors(spec: JobSpec, path: str) -> str:
 
 
 def _amount(number: float, unit: str) -> str:
-    """Return CPUs or GPUs, or without a unit GiB of memory, as people write them."""
+    """Return an amount with its unit, CPUs, GPUs or GiB of memory, for users."""
     if unit:
         return counted(round(number, 4), unit)
     return f"{size_text(number * GIB)} of memory"

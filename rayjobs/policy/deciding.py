@@ -1,4 +1,4 @@
-"""The decision itself: one pass along the line."""
+"""Makes the decision in one pass along the queue."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from rayjobs.policy.records import (
 from rayjobs.policy.reserving import Kept, keep, least
 from rayjobs.policy.shapes import NodeCapacity, Shape, take
 
-# So many different jobs are tried behind the first in line; the others wait for the next turn.
+# How many different jobs are tried behind the first in line; the others wait for the next turn.
 BACKFILL_TRIES = 1000
 
 
 def decide(situation: Situation) -> Decisions:
-    """Return which jobs start, which are stopped for them, and why the others wait.
+    """Return which jobs start, which are preempted for them, and why the others wait.
 
-    Pure. Along the line each job starts that has capacity and is within the limits; the first
-    without capacity is the head: running jobs are preempted for it if they may, else capacity is
+    Pure. In queue order, each job starts that fits and is within the limits. The first that does
+    not fit is the head: running jobs are preempted for it if allowed, otherwise capacity is
     reserved for it, and only jobs that cannot delay it start before it.
     """
     return _Pass(situation).run()
 
 
 class _Tried:
-    """What is known of a shape in one decision: capacity only becomes less while it is made."""
+    """What one decision knows about a shape: capacity only shrinks while it is made."""
 
     __slots__ = ("fits_ever", "no_capacity", "no_spare")
 
@@ -47,7 +47,7 @@ class _Tried:
 
 
 class _Pass:
-    """One walk along the line; never over capacity, never over a limit."""
+    """One pass along the queue that never exceeds capacity or a limit."""
 
     def __init__(self, situation: Situation) -> None:
         self.situation = situation
@@ -67,12 +67,12 @@ class _Pass:
         self.head: Waiting | None = None
         self.head_rule = Rule.CAPACITY
         self.kept: Kept | None = None
-        # Behind the head: what a job may have that ends in time, and one that may not.
+        # Behind the head: the capacity for a job that ends in time, and for one that may not.
         self.spare: dict[str, NodeCapacity] = {}
         self.backfill: list[NodeCapacity] = []
         self.until_s = -math.inf
         self.tries = BACKFILL_TRIES
-        # Nodes that are not up and will be, for what this decision starts.
+        # Nodes that have to start for this decision's jobs.
         self.growing: set[str] = set()
 
     def run(self) -> Decisions:
@@ -116,17 +116,19 @@ class _Pass:
         return math.inf if self.limits.jobs is None else self.limits.jobs - len(self.running)
 
     def _try_empty(self, shape: Shape) -> _Tried:
-        """Find out whether empty nodes would hold the shape."""
+        """Return whether the shape fits on empty nodes."""
         empty = [capacity.emptied() for capacity in self.situation.capacities]
         self.tried[shape] = tried = _Tried(take(empty, shape) is not None)
         return tried
 
     def _within_user_limits(self, job: Waiting) -> bool:
-        """Whether its user may run it now; one that may not keeps that user's own order."""
+        """Whether its user may run it now; if not, that user's later jobs keep their order."""
         most_jobs, most_gpus = self.limits.jobs_per_user, self.limits.gpus_per_user
         gpus = job.gpus if most_gpus is not None else 0.0
         if most_gpus is not None and gpus > most_gpus + 1e-6:
-            self.refused[job.key] = Rule.USER_GPUS  # never: the user's others need not wait
+            self.refused[job.key] = (
+                Rule.USER_GPUS
+            )  # can never run: the user's other jobs need not wait
             return False
         if job.user in self.halted:
             self.refused[job.key] = Rule.OWN_ORDER
@@ -158,10 +160,10 @@ class _Pass:
     def _take(
         self, capacities: Sequence[NodeCapacity], job: Waiting
     ) -> tuple[list[NodeCapacity], tuple[str, ...]] | None:
-        """Take the job's capacity, unless it would wait for nodes next to a job of another size.
+        """Take the job's capacity, unless it would wait for nodes beside a job of another size.
 
-        Ray does not keep the order of groups that wait for capacity: a small one that came later
-        would take the node that a large one has been waiting for.
+        Ray does not keep the order of waiting groups: a later small one would take the node that a
+        large one waits for.
         """
         taken = take(capacities, job.shape)
         if taken is None:
@@ -179,7 +181,7 @@ class _Pass:
         return taken
 
     def _to_start(self, nodes: Sequence[str]) -> set[str]:
-        """Return those of the nodes that are not up."""
+        """Return the given nodes that are not up."""
         return {
             node
             for node in nodes
@@ -191,7 +193,7 @@ class _Pass:
 
     # -- the head --------------------------------------------------------------------------------
     def _stop_at(self, job: Waiting) -> None:
-        """Let the first job without capacity wait, and keep its capacity."""
+        """Make the first job without capacity wait, and reserve its capacity."""
         self.head = job
         old = self.situation.promise
         slots = self._slots()
@@ -201,7 +203,7 @@ class _Pass:
         if claim is not None:
             old = claim
         if slots < 1:
-            self.tries = 0  # no other job may start either
+            self.tries = 0  # no other job may start
         if not self.limits.backfill:
             self.tries = 0
         self.kept = keep(job, self.running, self.capacities, now_s=self.now_s, old=old, slots=slots)
@@ -212,7 +214,7 @@ class _Pass:
         ]
 
     def _make_way(self, job: Waiting, rank: Rank, slots: float) -> Promise | None:
-        """Name the jobs to stop for the head; return the claim on their capacity."""
+        """Select the jobs to preempt for the head; return the claim on their capacity."""
         if is_enough_ending(job, self.running, self.capacities, slots=slots):
             self.head_rule = Rule.YIELDING
             return None
@@ -221,7 +223,7 @@ class _Pass:
         found = victims(
             job,
             rank,
-            # What this very decision starts has not begun: it stands before the head.
+            # Jobs that this decision starts have not begun: they are ahead of the head.
             self.running[: len(self.situation.running)],
             self.capacities,
             limits=self.limits,
@@ -231,11 +233,11 @@ class _Pass:
         if found is None or not found[0]:
             return None
         chosen, nodes = found
-        reason = f"makes way for a job of priority {job.priority}"
+        reason = f"its resources are needed for a job of priority {job.priority}"
         self.preempts = [Preempt(one.key, job.key, reason) for one in chosen]
-        told = {one.key for one in chosen}
+        preempted = {one.key for one in chosen}
         self.running = [
-            replace(one, is_ending=True) if one.key in told else one for one in self.running
+            replace(one, is_ending=True) if one.key in preempted else one for one in self.running
         ]
         self.head_rule = Rule.YIELDING
         return Promise(key=job.key, nodes=nodes, at_s=self.now_s, is_claim=True)
@@ -249,7 +251,7 @@ class _Pass:
             return
         if not self._leaves_users_share(job):
             return
-        # Who may run as long as it likes leaves the head a slot as well.
+        # A job without a time limit must also leave the head a slot.
         if slots >= 2 and not tried.no_spare:
             self.tries -= 1
             taken = self._take(self.backfill, job)
@@ -262,7 +264,7 @@ class _Pass:
             tried.no_spare = True
         if tried.no_capacity or self.now_s + worst_duration_s(job) > self.until_s:
             return
-        self.tries -= slots < 2  # else that was counted above
+        self.tries -= slots < 2  # otherwise counted above
         taken = self._take(self.capacities, job)
         if taken is None:
             tried.no_capacity = True
@@ -272,7 +274,7 @@ class _Pass:
     def _leaves_users_share(self, job: Waiting) -> bool:
         """Whether the head's user may still run the head next to the job.
 
-        However soon the job ends: meanwhile the head would be refused, and nothing kept for it.
+        However soon the job ends: until then the head would be refused, without a reservation.
         """
         head, limits = self.head, self.limits
         assert head is not None

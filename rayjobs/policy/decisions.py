@@ -1,4 +1,4 @@
-"""What a decision says: which jobs start or are stopped, and what each other job waits for."""
+"""The result of a decision: which jobs start or are preempted, and why each other job waits."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rayjobs.policy.records import Preempt, Promise, Rule, Running, Situation, S
 from rayjobs.policy.reserving import Kept
 from rayjobs.policy.shapes import NodeCapacity
 
-# Who is refused by these takes none of the turns of its array.
+# A job refused by these does not use a turn of its array.
 _NO_TURN = (Rule.ARRAY_LIMIT, Rule.DEPENDENCY, Rule.HELD, Rule.PAUSE)
 
 
 @dataclass
 class Decisions:
-    """What to do now, and why every other job waits.
+    """What to do now and why every other job waits.
 
     Attributes:
-        situation: What it was decided on.
+        situation: The input of the decision.
         starts: Start these, in this order.
-        preempts: Stop these; hand `promise` on, so that their capacity is kept.
-        promise: What is reserved for the first in line; None if no job waits for capacity.
-        line: Keys of all who stand in the line, those that start among them.
-        refused: Why the others are not in it.
-        head: The job that waits first in line; None if none does.
+        preempts: Preempt these; pass `promise` on to keep their capacity reserved.
+        promise: The reservation for the first in line; None if no job waits for capacity.
+        line: Keys of all jobs in line, including those that start.
+        refused: Why the other jobs are not in line.
+        head: The first waiting job in line; None if none waits.
         head_rule: Why it waits.
-        kept: What is kept for it.
-        capacities: What is free once the starts hold their allocations.
+        kept: What is reserved for it.
+        capacities: The free capacity after the starts.
         by_key: Every waiting job.
     """
 
@@ -44,7 +44,7 @@ class Decisions:
     head_rule: Rule = Rule.CAPACITY
     kept: Kept | None = None
     capacities: Sequence[NodeCapacity] = ()
-    # What `rayjobs.policy.estimating` has worked out for them, with the sources of `Decision`.
+    # The estimates of `rayjobs.policy.estimating` for them, with the sources of `Decision`.
     estimated: dict[str, tuple[float, str]] | None = field(default=None, compare=False)
     sources: dict[str, str] = field(default_factory=dict, compare=False)
 
@@ -55,14 +55,14 @@ class Decisions:
 
     @cached_property
     def holding(self) -> Sequence[Running | Waiting]:
-        """The jobs that hold an allocation once the decisions are carried out."""
+        """The jobs with an allocation after the decisions are carried out."""
         return [*self.situation.running, *(self.by_key[one.key] for one in self.starts)]
 
     @cached_property
     def groups(self) -> tuple[Counter[str | None], Counter[str | None]]:
-        """How many jobs of each group hold an allocation, and how many have their turn first.
+        """How many jobs of each group have an allocation, and how many have their turn first.
 
-        Those may wait for capacity, or for a limit of their user.
+        The latter may wait for capacity or for a limit of their user.
         """
         turns = Counter(
             job.group
@@ -73,17 +73,17 @@ class Decisions:
 
     @cached_property
     def queue(self) -> tuple[str, ...]:
-        """Keys of the jobs that wait in the line, in order."""
+        """Keys of the waiting jobs in line, in order."""
         started = self.started
         return tuple(key for key in self.line if key not in started)
 
     @cached_property
     def positions(self) -> Mapping[str, int]:
-        """Position of each job that waits in the line, from 1."""
+        """Position of each waiting job in line, from 1."""
         return {key: place for place, key in enumerate(self.queue, start=1)}
 
     def rule(self, key: str) -> Rule:
-        """Return what decided about a waiting job. Raises KeyError: it was not there."""
+        """Return the rule that decided about a waiting job. Raises KeyError if it is unknown."""
         self.by_key[key]
         if key in self.started:
             return Rule.START

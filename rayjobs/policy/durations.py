@@ -1,4 +1,4 @@
-"""When jobs end: at the latest, by their own limits, and as far as can be guessed."""
+"""When jobs end: at the latest, by their own limits, and probably."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 
 from rayjobs.policy.records import OVERHEAD_S, Running, Waiting
 
-# What a time rests on: the median of history (of the script in its experiment, or of the script
-# in any), a limit, that a job runs as long again as it has or as it is over the longest of its
-# history, or nothing.
+# The basis of a time: the median of history (of the script in its experiment, or of the script in
+# any), a limit, the assumption that a job runs as long again as it has, or as long again as it
+# exceeds the longest run of its history, or nothing.
 HISTORY, SCRIPT, LIMITS, ELAPSED, UNKNOWN = "history", "script", "limit", "elapsed", "unknown"
 OUTRUN = "outrun"
-# So long a job must have run before its time so far says anything.
+# How long a job must have run before its running time is meaningful.
 TELLING_ELAPSED_S = 10.0
-# A job of which nothing is known is taken to run for at least so long.
+# The minimum running time assumed for a job without any history.
 LEAST_GUESS_S = 60.0
-# A limit beyond this is there to stop what hangs: it says nothing about how long a job takes.
+# A longer limit is only there to stop hanging jobs: it does not predict the running time.
 TELLING_LIMIT_S = 2 * 86_400.0
 
 
 def latest_end_s(job: Running, now_s: float) -> float:
-    """Return when the job has released its allocation at the latest; infinity without a limit."""
+    """Return the latest time at which the job releases its allocation; infinity without a limit."""
     margin_s = job.grace_s + OVERHEAD_S
     if job.is_ending:
         return now_s + margin_s
@@ -31,12 +31,12 @@ def latest_end_s(job: Running, now_s: float) -> float:
 
 
 def likely_end_s(job: Running, now_s: float) -> tuple[float, str]:
-    """Return when a running job probably ends, and where that is from.
+    """Return when a running job probably ends, and the basis.
 
-    By history the median; one that took longer already is given as much again as it is over,
-    a tenth of the median at least; and where none of them took as long as it has, that is a
-    guess. Without history a job is taken to run as long again as it
-    has, up to its limit: the longer something has run, the less likely it ends in a moment.
+    With history, this is the median; a job that has already exceeded it gets the excess once more,
+    at least a tenth of the median; and if no earlier run took as long, that is a guess. Without
+    history, a job is assumed to run as long again as it has, up to its limit: the longer something
+    has run, the less likely it ends soon.
     """
     if job.is_ending:
         return now_s + min(job.grace_s, LEAST_GUESS_S), LIMITS
@@ -56,10 +56,10 @@ def likely_end_s(job: Running, now_s: float) -> tuple[float, str]:
 
 
 def told_end_s(job: Running, now_s: float) -> tuple[float | None, str]:
-    """Return when to tell people that a running job ends, and where that is from.
+    """Return when to show users that a running job ends, and the basis.
 
-    As `likely_end_s`, but None where that is no more than a guess: the policy must assume
-    something of a job that has just begun, it is better to say that it is not known.
+    As `likely_end_s`, but None if that is only a guess: the policy must assume something about a
+    job that has just started; for users, "unknown" is better.
     """
     at_s, basis = likely_end_s(job, now_s)
     if basis != ELAPSED:
@@ -68,13 +68,13 @@ def told_end_s(job: Running, now_s: float) -> tuple[float | None, str]:
     limit_s = math.inf if job.max_duration_s is None else job.max_duration_s
     if elapsed_s >= TELLING_ELAPSED_S:
         return now_s + min(elapsed_s, max(0.0, limit_s - elapsed_s) + job.grace_s), ELAPSED
-    if limit_s <= TELLING_LIMIT_S:  # as of jobs that wait
+    if limit_s <= TELLING_LIMIT_S:  # as for waiting jobs
         return now_s + limit_s - elapsed_s, LIMITS
     return None, UNKNOWN
 
 
 def likely_duration_s(job: Waiting) -> tuple[float | None, str]:
-    """Return how long a waiting job will probably run, and where that is from."""
+    """Return how long a waiting job will probably run, and the basis."""
     limit_s = math.inf if job.max_duration_s is None else job.max_duration_s
     if job.expected_s is not None:
         return min(job.expected_s, limit_s), job.expected_basis
@@ -84,21 +84,21 @@ def likely_duration_s(job: Waiting) -> tuple[float | None, str]:
 
 
 def source_of(job: Waiting | Running, basis: str) -> str:
-    """Return which runs a job's probable time is from, or which it has outrun; else empty."""
+    """Return which runs a job's probable time is based on, or which it has outrun, or ""."""
     if basis == OUTRUN and isinstance(job, Running):
         return job.outrun_text
     return job.expected_from if basis in (HISTORY, SCRIPT) else ""
 
 
 def worst_duration_s(job: Waiting) -> float:
-    """Return how long a job that starts now may hold its allocation; infinity without a limit."""
+    """Return how long a job that starts now may keep its allocation; infinity without a limit."""
     if job.max_duration_s is None:
         return math.inf
     return job.max_duration_s + job.grace_s + OVERHEAD_S
 
 
 def as_running(job: Waiting, nodes: tuple[str, ...]) -> Running:
-    """Return a waiting job as it will be once it is started on these nodes."""
+    """Return the running form of a waiting job, started on these nodes."""
     return Running(
         key=job.key,
         priority=job.priority,

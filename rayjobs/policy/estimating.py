@@ -1,4 +1,4 @@
-"""When waiting jobs will probably start: the line played forward."""
+"""Estimates when waiting jobs will start, by simulating the queue."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from rayjobs.policy.records import Rule, Running, Waiting
 from rayjobs.policy.reserving import with_capacity_of
 from rayjobs.policy.shapes import NodeCapacity, take
 
-# So far down the line estimates are kept up to date; one further down is made when it is asked for.
+# For how many jobs in line estimates are kept up to date; later ones are made on request.
 DEPTH = 1000
-# The weakest of what an estimate is built on is what it is built on.
+# An estimate's basis is the weakest of the bases that it uses.
 _WEAKNESS = {"": 0, HISTORY: 1, SCRIPT: 2, LIMITS: 3, ELAPSED: 4, OUTRUN: 5}
-# So many scripts are named as the source of an estimate.
+# How many scripts are named as the source of an estimate.
 NAMED_SOURCES = 2
 
 
 def estimates(decisions: Decisions) -> Mapping[str, tuple[float, str]]:
-    """Return for the first `DEPTH` jobs in the line the seconds until their start, and the basis.
+    """Return the seconds until their start, and the basis, for the first `DEPTH` jobs in line.
 
-    The line is played in its order without passing, each job for its probable time. A job whose
-    time is not known is taken to stay: those who need its resources have no estimate, nor those
-    behind them, nor those that wait for its end. Members that their array or sweep holds back,
-    and jobs that depend on others, join the end of the line once they may start. Limits of
-    users, pauses, and jobs that are still to come are not foreseen.
+    This simulates the queue in its order without backfill, each job for its probable time. A job of
+    unknown duration is assumed to stay: jobs that need its resources have no estimate, nor have
+    those behind them or those that wait for its end. Members that their array or sweep holds back,
+    and jobs that depend on others, join the end of the line when they may start. Limits of users,
+    pauses, and future jobs are not considered.
     """
     if decisions.estimated is None:
         decisions.estimated = _Play(decisions).run(DEPTH)
@@ -47,9 +47,9 @@ def estimates(decisions: Decisions) -> Mapping[str, tuple[float, str]]:
 
 
 def estimate(decisions: Decisions, key: str) -> tuple[float | None, str]:
-    """Return when one job probably starts, in seconds, and where that is from.
+    """Return when one job probably starts, in seconds, and the basis.
 
-    Unlike `estimates` of any job, however far down the line.
+    Unlike `estimates`, for any job, however far down the line.
     """
     if decisions.rule(key) in (Rule.START, Rule.HELD, Rule.NEVER_FITS):
         return None, ""
@@ -61,7 +61,7 @@ def estimate(decisions: Decisions, key: str) -> tuple[float | None, str]:
 
 
 class _Play:
-    """One playing forward."""
+    """One simulation."""
 
     def __init__(self, decisions: Decisions) -> None:
         self.decisions = decisions
@@ -75,7 +75,7 @@ class _Play:
         # The key is unique: no Running is compared.
         self.ends: list[tuple[float, str, str, Running]] = []
         self.line: deque[str] = deque(decisions.queue)
-        self.held_back: dict[str, deque[str]] = defaultdict(deque)  # group → its next ones
+        self.held_back: dict[str, deque[str]] = defaultdict(deque)  # group → its next jobs
         self.children: dict[str, list[str]] = defaultdict(list)  # parent → jobs that wait for it
         self.parents: dict[str, set[str]] = {}
         for key, rule in decisions.refused.items():
@@ -101,7 +101,7 @@ class _Play:
                 self._next_end()
                 continue
             job = decisions.by_key[self.line.popleft()]
-            # Of the head the policy has just said so: a limit may be what it waits for.
+            # For the head, the policy has just decided so: it may wait for a limit.
             taken = None if job.key == decisions.head else self._take(job)
             while taken is None and self.ends:
                 self._next_end()
@@ -118,7 +118,7 @@ class _Play:
             ):
                 basis = self.weakest = (
                     decisions.kept.basis
-                )  # others that end before are no part of it
+                )  # earlier ends of other jobs do not matter
                 self.sources = (
                     {basis: {decisions.kept.source: None}} if decisions.kept.source else {}
                 )
@@ -146,7 +146,7 @@ class _Play:
             heapq.heappush(self.ends, (self.clock_s + duration_s, job.key, basis, one))
 
     def _next_end(self) -> None:
-        """Let the next job end, and those that waited for that stand in the line."""
+        """End the next job, and add the jobs that waited for it to the line."""
         at_s, key, basis, ended = heapq.heappop(self.ends)
         self.clock_s = max(self.clock_s, at_s)
         self.weakest = max(self.weakest, basis, key=_WEAKNESS.__getitem__)
@@ -164,7 +164,7 @@ class _Play:
 
 
 def _named(sources: dict[str, None], basis: str) -> str:
-    """Return whose runs an estimate rests on, or which job has outrun them, for people."""
+    """Return whose runs an estimate is based on, or which job has outrun them, for users."""
     if len(sources) > NAMED_SOURCES and basis == OUTRUN:
         return f"{len(sources)} jobs have already outrun all earlier runs of their scripts"
     if len(sources) > NAMED_SOURCES:

@@ -1,4 +1,4 @@
-"""Why a job waits, in words: what is free, what comes nearest, what would help."""
+"""Explains why a job waits: what is free, which node is nearest, what would help."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rayjobs.policy.order import rank
 from rayjobs.policy.records import OVERHEAD_S, Decision, Rule, Waiting
 from rayjobs.policy.shapes import SLACK, NodeCapacity, Shape, describe_free, take
 
-# How many of those ahead are named.
+# How many of the jobs ahead are named.
 AHEAD = 10
 # A limit below this is not advised.
 LEAST_LIMIT_S = 60.0
-# What a spec may have at most.
+# The maximum in a spec.
 MOST_PRIORITY = 1000
-# So many changes are tried for one advice: each costs a decision or two.
+# How many changes to try for one advice: each takes one or two decisions.
 ADVICE_TRIES = 3
 
 
 def reason_of(decisions: Decisions, key: str) -> str:
-    """Return in one sentence why a job waits, or that it starts."""
+    """Return one sentence on why a job waits, or that it starts."""
     job, rule, limits = decisions.by_key[key], decisions.rule(key), decisions.situation.limits
     if job.blocked_by is not None:
         return job.blocked_by
@@ -86,7 +86,7 @@ def summary(decisions: Decisions, key: str) -> tuple[Rule, str, int]:
 
 
 def explain(decisions: Decisions, key: str) -> Decision:
-    """Return all that is known about a job's wait. Raises KeyError as `Decisions.rule`."""
+    """Return everything known about a job's wait. Raises KeyError as `Decisions.rule`."""
     job, rule = decisions.by_key[key], decisions.rule(key)
     started = decisions.started.get(key)
     position = decisions.positions.get(key, 0)
@@ -101,7 +101,9 @@ def explain(decisions: Decisions, key: str) -> Decision:
         and decisions.promise.at_s is not None
     ):
         latest_s = decisions.promise.at_s - decisions.situation.now_s
-        if latest_s <= 0:  # a claim, or what holds it overran its time: no time is known
+        if (
+            latest_s <= 0
+        ):  # a claim, or its resources are held beyond the limit: the time is unknown
             latest_s = None
     first = max(0, position - 1 - AHEAD)
     advice = Advice() if started else advice_for(decisions, job, rule)
@@ -136,7 +138,7 @@ def _free(capacity: NodeCapacity) -> Mapping[str, Any]:
 
 
 def nearest_fit(capacities: Sequence[NodeCapacity], shape: Shape) -> str:
-    """Return which node comes nearest to holding a bundle, and what it lacks; empty: none."""
+    """Return which node is nearest to fitting a bundle, and what it lacks, or ""."""
     capacities = [capacity for capacity in capacities if capacity.is_up]
     if not capacities:
         return ""
@@ -171,10 +173,10 @@ def _lack(capacity: NodeCapacity, shape: Shape) -> tuple[bool, float, float, flo
 
 @dataclass(frozen=True)
 class Advice:
-    """What would start a job now or sooner.
+    """A change that would start a job now or sooner.
 
     Attributes:
-        text: For people; empty: nothing is known.
+        text: For users; empty: none is known.
         change: See `Decision.change`.
     """
 
@@ -183,13 +185,13 @@ class Advice:
 
 
 def advice_for(decisions: Decisions, job: Waiting, rule: Rule) -> Advice:
-    """Return what change would start the job now or sooner."""
+    """Return a change that would start the job now or sooner."""
     limits = decisions.situation.limits
     match rule:
         case Rule.NEVER_FITS:
             return Advice("submit it with less per node, or add a node that is large enough")
         case Rule.ARRAY_LIMIT:
-            # A higher limit helps only where it is all that the job waits for.
+            # A higher limit helps only if the job waits for nothing else.
             advice = iter(
                 [
                     (
@@ -219,27 +221,29 @@ def advice_for(decisions: Decisions, job: Waiting, rule: Rule) -> Advice:
         case _:
             return Advice()
     tried = islice(advice, ADVICE_TRIES)
-    return next((told for changed, told in tried if _would_start(decisions, changed)), Advice())
+    return next(
+        (advised for changed, advised in tried if _would_start(decisions, changed)), Advice()
+    )
 
 
 def _would_start(decisions: Decisions, changed: Waiting) -> bool:
-    """Whether a job that waits would start now if it were so: decided as it would be then."""
+    """Whether a changed waiting job would start now, by a decision on the changed situation."""
     before = decisions.situation
     waiting = [changed if one.key == changed.key else one for one in before.waiting]
     situation = replace(before, waiting=waiting)
     if decisions.starts or decisions.preempts or decisions.promise != before.promise:
         if changed.key not in decide(situation).started:
             return False
-        # By the time that the change is made, the decisions are carried out.
+        # By the time of the change, the decisions will have been carried out.
         situation = replace(situation, **_carried_out(decisions, waiting))
     return changed.key in decide(replace(situation, promise=decisions.promise)).started
 
 
 def _carried_out(decisions: Decisions, waiting: Sequence[Waiting]) -> dict[str, Any]:
-    """Return the fields of a situation that differ once the decisions is carried out."""
-    told = {one.key for one in decisions.preempts}
+    """Return the fields of a situation that differ after the decisions are carried out."""
+    preempted = {one.key for one in decisions.preempts}
     running = [
-        replace(one, is_ending=True) if one.key in told else one
+        replace(one, is_ending=True) if one.key in preempted else one
         for one in decisions.situation.running
     ]
     running += [as_running(decisions.by_key[one.key], one.nodes) for one in decisions.starts]
@@ -267,7 +271,7 @@ def _smaller(decisions: Decisions, job: Waiting) -> Iterator[tuple[Waiting, Advi
 
 
 def _sooner(decisions: Decisions, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
-    """Find what may let a job behind the head start now: a limit of time, or priority."""
+    """Find a time limit or priority with which a job behind the head starts now."""
     if decisions.kept is None or take(decisions.capacities, job.shape) is None:
         return
     until_s = decisions.kept.until_s
@@ -289,7 +293,7 @@ def _sooner(decisions: Decisions, job: Waiting) -> Iterator[tuple[Waiting, Advic
 
 
 def _priority_to_stand_first(decisions: Decisions, job: Waiting) -> int | None:
-    """Return the least priority that puts the job before the head; None: none does."""
+    """Return the lowest priority that puts the job before the head, or None."""
     assert decisions.head is not None
     if decisions.promise is not None and decisions.promise.is_claim:
         return None
@@ -319,12 +323,12 @@ def _priority_to_stand_first(decisions: Decisions, job: Waiting) -> int | None:
 
 
 def _of_array(decisions: Decisions, job: Waiting, limit: int) -> str:
-    """Say how many of a job's array run, and how many of it have their turn before it."""
+    """Return how many jobs of an array run, and how many have their turn before this one."""
     running, before = (counts[job.group] for counts in decisions.groups)
-    told = f"{running} running"
+    counts = f"{running} running"
     if before:
-        told += f", {before} waiting before it"
-    return f"at most {counted(limit, 'member')} of the array may run at a time ({told})"
+        counts += f", {before} waiting before it"
+    return f"at most {counted(limit, 'member')} of the array may run at a time ({counts})"
 
 
 def _who(job: Waiting) -> str:

@@ -1,4 +1,4 @@
-"""The node types of a cluster that starts its nodes by itself, as its `cluster.yaml` says."""
+"""The node types of an autoscaled cluster, from its `cluster.yaml`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.core.text import counted
 
-# The label by which Ray tells nodes of a type apart, those that are still to start as well.
+# The label with Ray's node type, also for nodes that have not started.
 TYPE_LABEL = "ray.io/node-group"
 
 
@@ -23,11 +23,11 @@ class NodeType:
         name: Its key in `available_node_types`.
         cpus: Logical CPUs of a node.
         gpus: GPUs of a node.
-        memory_bytes: What Ray may give to jobs; 0 where the file does not say it.
-        min_nodes: So many always run.
-        max_nodes: At most so many run at a time.
-        vm_size: Size of the machine, such as ``Standard_NC24ads_A100_v4``; empty: not said.
-        is_spot: The provider may take such a node away.
+        memory_bytes: Memory for jobs in Ray; 0 if the file does not specify it.
+        min_nodes: How many always run.
+        max_nodes: How many may run at a time.
+        vm_size: Size of the machine, such as ``Standard_NC24ads_A100_v4``; empty: not specified.
+        is_spot: Whether the provider may evict such a node.
     """
 
     name: str
@@ -51,7 +51,7 @@ class NodeType:
 
 @dataclass(frozen=True)
 class NodeTypes:
-    """What a cluster may start.
+    """The node types that a cluster may start.
 
     Attributes:
         types: Its types of worker nodes.
@@ -62,7 +62,7 @@ class NodeTypes:
     max_nodes: int = 0
 
     def named(self, name: str) -> NodeType | None:
-        """Return the type with a name; None: there is none."""
+        """Return the type with a name, or None."""
         return next((one for one in self.types if one.name == name), None)
 
     def matching(self, wanted: Collection[str], spot: bool | None) -> tuple[NodeType, ...]:
@@ -70,7 +70,7 @@ class NodeTypes:
 
         Args:
             wanted: Names or sizes; sizes in any case. Empty: all types.
-            spot: Only those that are (True) or are not (False) spot; None: either.
+            spot: Only spot types (True), only others (False), or both (None).
         """
         sizes = {one.casefold() for one in wanted}
         return tuple(
@@ -81,7 +81,7 @@ class NodeTypes:
         )
 
     def describe(self) -> str:
-        """Return the list of types for people."""
+        """Return the list of types for users."""
         return "; ".join(one.describe() for one in self.types) or "none"
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def read_cluster_file(path: Path) -> NodeTypes:
 
     Raises:
         NotFoundError: there is no such file.
-        UsageError: it cannot be read, or leaves open what jobs are placed by.
+        UsageError: it cannot be read, or lacks what the placement of jobs needs.
     """
     import yaml
 
@@ -115,7 +115,7 @@ def read_cluster_file(path: Path) -> NodeTypes:
     types = loaded.get("available_node_types") if isinstance(loaded, dict) else None
     if not isinstance(types, dict):
         raise UsageError(
-            f"{path} has no available_node_types; give the file that `ray up` was run with."
+            f"{path} has no available_node_types; give the configuration file of `ray up`."
         )
     head = loaded.get("head_node_type")
     # Ray's own default.
@@ -137,7 +137,7 @@ def _node_type(path: Path, name: str, given: Any, most: int) -> NodeType:
     labels = given.get("labels") or {}
     if labels.get(TYPE_LABEL) != name:
         raise UsageError(
-            f"{path}: {where} needs the label by which Ray knows nodes of a type before they "
+            f"{path}: {where} needs the label that tells Ray the type of nodes before they "
             f"start; add labels: {{{TYPE_LABEL}: {name}}}."
         )
     parameters = (given.get("node_config") or {}).get("azure_arm_parameters") or {}
@@ -157,7 +157,7 @@ def _node_type(path: Path, name: str, given: Any, most: int) -> NodeType:
 
 def _amount(path: Path, name: str, value: Any) -> float:
     if not is_number(value) or value < 0:
-        raise UsageError(f"{path}: {name} is {value!r}; it must be a number from 0 on.")
+        raise UsageError(f"{path}: {name} is {value!r}; it must be a number, 0 or more.")
     return float(value)
 
 

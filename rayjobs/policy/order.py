@@ -1,15 +1,15 @@
 """The order of the line: priority, then first come, with aging, and one share for each group.
 
-A job's place is its time of submission, moved to the front by `aging_s` for each level of its
-priority: a level is worth so much waiting, and of two jobs the one that stands first stays first
-however long both wait. So a job of priority 0 is passed by jobs of priority 1 only if they come
-within `aging_s` after it: no job waits for ever.
+A job's position is its submission time, minus `aging_s` for each level of its priority: a level is
+worth that much waiting, and the order of two jobs never changes however long both wait. So jobs of
+priority 1 pass a job of priority 0 only if they are submitted within `aging_s` after it: no job
+waits forever.
 
-The jobs of a group (a sweep, an array) have that place only once: for the first of them, while
-none of the group runs. Every further one is an extra: it stands as if it had been submitted
-now, behind all who wait with the same priority, and extras of all groups take turns: first the
-second ones, then the third ones. A group alone on a target so has all of it; where others wait,
-it keeps one place at a time and gets what they leave.
+The jobs of a group (a sweep, an array) share one such position: the first of them has it while none
+of the group runs. Every further one is an extra: it counts as submitted now, behind all waiting
+jobs of the same priority, and extras of all groups take turns: first the second ones, then the
+third ones. So a group that is alone on a target gets all of it; if others wait, it keeps one
+position at a time and gets what they leave.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Rank = tuple[float, float, int, float, tuple[str, int, str]]
 
 
 def rank(job: Waiting | Running, limits: Limits, *, extra: int = 0, now_s: float = 0.0) -> Rank:
-    """Return what the line is sorted by: smaller is earlier.
+    """Return the sort key of the line: smaller is earlier.
 
     Args:
-        extra: How many of the job's group run or stand before it.
+        extra: How many of the job's group run or are ahead of it.
         now_s: Needed for extras, which count as submitted now.
     """
     at_s = max(now_s, job.submitted_s) if extra else job.submitted_s
@@ -37,9 +37,9 @@ def rank(job: Waiting | Running, limits: Limits, *, extra: int = 0, now_s: float
 
 
 def line_of(situation: Situation) -> tuple[list[Waiting], dict[str, Rank], dict[str, Rule]]:
-    """Return the line in order, each one's rank, and why the others are not in it.
+    """Return the line in order, each job's rank, and why the others are not in it.
 
-    A claim (see `Promise`) stands first whatever its rank.
+    A claim (see `Promise`) comes first whatever its rank.
     """
     limits, now_s = situation.limits, situation.now_s
     refused: dict[str, Rule] = {}
@@ -70,7 +70,7 @@ def _members(
     ranks: dict[str, Rank],
     refused: dict[str, Rule],
 ) -> Sequence[Waiting]:
-    """Rank those of a group that may run next to those that do; refuse the others."""
+    """Rank the jobs of a group that may run in addition to the running ones; refuse the others."""
     limits, now_s = situation.limits, situation.now_s
     members.sort(key=lambda job: rank(job, limits))
     allowed: list[Waiting] = []

@@ -1,4 +1,4 @@
-"""Which running jobs are preempted for a waiting one of higher priority."""
+"""Selects the running jobs to preempt for a waiting one of higher priority."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayjobs.policy.shapes import NodeCapacity, take
 def is_enough_ending(
     head: Waiting, running: Sequence[Running], capacities: Sequence[NodeCapacity], *, slots: float
 ) -> bool:
-    """Return whether `head` fits once the jobs have ended that are ending already."""
+    """Return whether `head` fits after the end of the jobs that are already ending."""
     ending = [one for one in running if one.is_ending]
     return (
         bool(ending)
@@ -33,12 +33,12 @@ def victims(
     now_s: float,
     slots: float = math.inf,
 ) -> tuple[list[Running], tuple[str, ...]] | None:
-    """Return the jobs to stop so that `head` can start, and its nodes then; None: no such.
+    """Return the jobs to preempt so that `head` can start, and its nodes then, or None.
 
-    Only preemptible jobs of lower priority, and those that still wait for nodes to start, that
-    come back *behind* it in the line: it is then never stopped for one of them in turn.
-    Few victims first, then little work lost: bundle by bundle the cheapest node is cleared; who
-    proves needless in the end is spared.
+    Only preemptible jobs of lower priority, and those that still wait for nodes to start, if they
+    return *behind* it in the line: so it is never preempted for one of them in turn. It prefers few
+    victims, then little lost work: for each bundle it clears the cheapest node, and finally spares
+    unneeded victims.
 
     Args:
         slots: How many more jobs the target may run.
@@ -73,7 +73,7 @@ def victims(
 def _clear(
     head: Waiting, capacities: Sequence[NodeCapacity], candidates: Sequence[Running], now_s: float
 ) -> list[Running] | None:
-    """Return jobs whose capacity lets every bundle of `head` fit."""
+    """Return jobs whose end makes every bundle of `head` fit."""
     left = list(capacities)
     chosen: list[Running] = []
     used: set[str] = set()
@@ -104,7 +104,7 @@ def _clear(
 def _on_one_node(
     head: Waiting, capacity: NodeCapacity, here: Sequence[Running], now_s: float
 ) -> list[Running] | None:
-    """Return few jobs of one node whose capacity lets one bundle fit; None: all are not enough."""
+    """Return few jobs of one node whose end makes one bundle fit; None if all do not suffice."""
 
     def fits(ended: Sequence[Running]) -> bool:
         return with_capacity_of(ended, [capacity])[0].holds(head.shape)
@@ -114,10 +114,10 @@ def _on_one_node(
     if not fits(here):
         return None
     by_loss = sorted(here, key=lambda one: _cost(one, now_s))
-    for one in by_loss:  # one is enough, mostly
+    for one in by_loss:  # usually one is enough
         if fits([one]):
             return [one]
-    # The largest first: so there are few of them.
+    # The largest first, for few victims.
     chosen: list[Running] = []
     for one in sorted(
         by_loss, key=lambda one: (-one.shape.gpus, -one.shape.cpus, *_cost(one, now_s))
@@ -133,13 +133,13 @@ def _on_one_node(
 
 
 def _loss_s(job: Running, now_s: float) -> float:
-    """Return how many seconds of work are lost if the job is stopped now."""
+    """Return how many seconds of work are lost if the job stops now."""
     if job.started_s is None:
         return 0.0
-    # A checkpoint of an earlier attempt is where this one began.
+    # This attempt began at a checkpoint of an earlier one.
     return max(0.0, now_s - max(job.started_s, job.saved_s or job.started_s))
 
 
 def _cost(job: Running, now_s: float) -> tuple[float, float, float, tuple[str, int, str]]:
-    """Lower priority goes first, then less work lost, then who came last."""
+    """Lower priority first, then less lost work, then the latest submit."""
     return (float(job.priority), _loss_s(job, now_s), -job.submitted_s, job.order)

@@ -1,7 +1,7 @@
-"""What the policy is asked, and what it answers: plain frozen records.
+"""The policy's input and output: plain frozen records.
 
-All times are seconds of one clock (the engine uses seconds since 1970, UTC), so that a record of
-a waiting job stays true from one decision to the next and need not be computed again.
+All times are seconds of one clock (the engine uses seconds since 1970, UTC), so that a record of a
+waiting job stays valid from one decision to the next and need not be recomputed.
 """
 
 from __future__ import annotations
@@ -13,53 +13,53 @@ from typing import Any
 
 from rayjobs.policy.shapes import NodeCapacity, Shape
 
-# A level of priority is worth so much waiting; see `Limits.aging_s`.
+# How much waiting a level of priority is worth; see `Limits.aging_s`.
 AGING_S = 86_400.0
-# Preparing before and storing files after an attempt are not under its limit of time.
+# The time limit excludes preparation before and storing files after an attempt.
 OVERHEAD_S = 60.0
-# Bases of estimates that no earlier run stands for; see `Decision.basis`.
+# Bases of estimates without an earlier run; see `Decision.basis`.
 GUESSES = ("elapsed", "outrun")
 
 
 class Rule(StrEnum):
-    """What decided about a job. Stable names: `--json` prints them."""
+    """The rule that decided about a job. Stable names: `--json` prints them."""
 
     START = "start"  # it starts now
     DEPENDENCY = "dependency"  # waits for another job
-    NEVER_FITS = "never_fits"  # the target's nodes are too small, were they empty
-    HELD = "held"  # somebody, or quarantine, holds it
+    NEVER_FITS = "never_fits"  # the target's nodes are too small even when empty
+    HELD = "held"  # a user or the quarantine holds it
     PAUSE = "pause"  # a retry's pause
-    ARRAY_LIMIT = "array_limit"  # as many of its array or sweep run as may
-    USER_JOBS = "user_jobs"  # as many jobs of its user run as may
-    USER_GPUS = "user_gpus"  # as many GPUs are in use by its user as may be
+    ARRAY_LIMIT = "array_limit"  # the limit of its array or sweep is reached
+    USER_JOBS = "user_jobs"  # its user's limit of running jobs is reached
+    USER_GPUS = "user_gpus"  # its user's limit of GPUs is reached
     OWN_ORDER = "own_order"  # an earlier job of its user waits for that user's limit
-    TARGET_JOBS = "target_jobs"  # as many jobs run on the target as may
-    CAPACITY = "capacity"  # first in line, and there is no capacity
+    TARGET_JOBS = "target_jobs"  # the target's limit of running jobs is reached
+    CAPACITY = "capacity"  # first in line, without capacity
     YIELDING = "yielding"  # first in line; the jobs preempted for it have not ended yet
-    LINE = "line"  # stands behind the first in line, and may not pass it
+    LINE = "line"  # behind the first in line, and may not pass it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """A queued job as the policy sees it.
+    """A queued job for the policy.
 
     Attributes:
-        key: Names the job over all workspaces of the target.
-        order: What breaks ties of time: (text, serial, key); the text is empty on a target.
+        key: Unique over all workspaces of the target.
+        order: Breaks ties of time: (text, serial, key); the text is empty on a target.
         submitted_s: When it was first submitted; retries and preemption do not change it.
         user: Whose limits it counts against.
-        group: Id of its sweep or array, whose jobs have one share together; None: on its own.
+        group: Id of its sweep or array, whose jobs have one share; None: a single job.
         group_limit: How many jobs of the group may run at a time (``--array 0-15%4``).
-        preemptible: May be stopped for a job of higher priority once it runs.
-        max_duration_s: The hard limit of an attempt; None: there is none.
-        grace_s: Seconds between the order to end and the end by force.
-        expected_s: How long such jobs took (median of history); None: unknown. Used for
-            estimates, and to make way for the first in line earlier, never to start a job.
-        expected_basis: What that is from: ``history`` (the same script in the same experiment)
+        preemptible: Whether it may be preempted for a job of higher priority.
+        max_duration_s: The hard limit of an attempt; None: no limit.
+        grace_s: Seconds between SIGTERM and SIGKILL.
+        expected_s: How long such jobs took (median of history); None: unknown. Used for estimates,
+            and to leave capacity for the first in line earlier, never to start a job.
+        expected_basis: The basis: ``history`` (the same script in the same experiment)
             or ``script`` (the same script in any experiment, which says less).
-        expected_from: The same for people: "12 earlier runs of train.py in this workspace".
-        not_before_s: When a retry's pause is over; None: it is.
-        blocked_by: Why it cannot start whatever the capacity; None when nothing does.
+        expected_from: The same for users: "12 earlier runs of train.py in this workspace".
+        not_before_s: When a retry's pause ends; None: no pause.
+        blocked_by: Why it cannot start whatever the capacity; None: nothing blocks it.
         blocked_rule: The rule behind `blocked_by`.
         after: Keys of the jobs whose end it waits for.
     """
@@ -85,27 +85,26 @@ class Waiting:
 
     @property
     def gpus(self) -> float:
-        """All GPUs that it holds when it runs."""
+        """The number of GPUs that it uses when it runs."""
         return self.shape.nodes * self.shape.gpus
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A job that holds an allocation now.
+    """A job with an allocation.
 
     Attributes:
         nodes: Node id of each bundle.
         started_s: When its script started; None: it is being prepared.
-        longest_s: How long the longest took of those that `expected_s` is from; None: unknown.
-        outrun_text: For people, where it runs longer than that: "job 1f3c has already outrun
+        longest_s: The longest of the runs that `expected_s` is based on; None: unknown.
+        outrun_text: For users, if it runs longer than that: "job 1f3c has already outrun
             all 12 earlier runs of train.py in this workspace (longest 12 m)".
-        saved_s: When its newest checkpoint was stored: what it did since would be lost if it were
-            stopped; None: there is none.
-        is_ending: Its end was ordered or has begun: its capacity comes back, and it is not chosen
-            as a victim again.
-        is_scaling: It waits for nodes to start, and has none of its own yet: whoever stands
-            before it in the line may have its place.
-        The others are those of `Waiting`.
+        saved_s: When its newest checkpoint was stored: a stop would lose the work since then; None:
+            there is none.
+        is_ending: Its end was requested or has begun: its capacity will be free, and it is not
+            chosen as a victim again.
+        is_scaling: It waits for nodes to start and has none yet: jobs ahead of it in line may take
+        its nodes. The other fields are those of `Waiting`.
     """
 
     key: str
@@ -131,7 +130,7 @@ class Running:
 
     @property
     def gpus(self) -> float:
-        """All GPUs that it holds."""
+        """The number of GPUs that it uses."""
         return self.shape.nodes * self.shape.gpus
 
 
@@ -141,12 +140,12 @@ class Limits:
 
     Attributes:
         jobs: How many jobs may run at a time on the target.
-        jobs_per_user: How many of them may be of one user.
-        gpus_per_user: How many GPUs jobs of one user may hold together.
-        aging_s: How many seconds of waiting are worth one level of priority; None: priority
-            is never made up for by waiting.
-        backfill: Whether jobs may pass the first in line where that cannot delay it.
-        preemption: Whether running preemptible jobs may be stopped for jobs of higher priority.
+        jobs_per_user: How many of them one user may have.
+        gpus_per_user: How many GPUs the jobs of one user may use together.
+        aging_s: How many seconds of waiting are worth one level of priority; None: waiting never
+            makes up for priority.
+        backfill: Whether jobs may pass the first in line if that cannot delay it.
+        preemption: Whether running preemptible jobs may be preempted for jobs of higher priority.
     """
 
     jobs: int | None = None
@@ -159,13 +158,13 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """What is kept for the first in line. Hand it to the next decision.
+    """The reservation for the first in line. Pass it to the next decision.
 
     Attributes:
         key: Of the job.
-        nodes: Node id of each bundle that is kept for it.
-        at_s: No job that passes it holds any of its capacity after this time; None: no such time
-            is known, so none that passes it gets any of its capacity at all.
+        nodes: Node id of each bundle that is reserved for it.
+        at_s: No job that passes it uses any of its capacity after this time; None: the time is
+            unknown, so no job that passes it gets any of its capacity.
         is_claim: Running jobs were preempted for it: it stays first until it starts.
     """
 
@@ -177,13 +176,13 @@ class Promise:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """All that a decision depends on.
+    """The complete input of a decision.
 
     Attributes:
-        capacities: Every living node, with what is free of everybody's use; then nodes that may be
-            started (`NodeCapacity.is_up` is false).
-        may_start: How many of those may be started together; None: all.
-        promise: What the last decision kept for the first in line.
+        capacities: Every living node with its free capacity; then nodes that may start
+            (`NodeCapacity.is_up` is false).
+        may_start: How many of those may start together; None: all.
+        promise: The last decision's reservation for the first in line.
     """
 
     waiting: Sequence[Waiting]
@@ -210,7 +209,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Preempt:
-    """Stop this running job so that another, `by`, can start in its place."""
+    """Preempt this running job so that another, `by`, can use its capacity."""
 
     key: str
     by: str
@@ -219,29 +218,29 @@ class Preempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What became of one waiting job, and why.
+    """The decision about one waiting job, and why.
 
     Attributes:
-        rule: What decided.
-        reason: The same in one sentence for people.
-        position: Place in the line from 1; 0 while it does not stand in it.
-        ahead: Keys of jobs before it in the line, nearest first, at most `AHEAD` of them.
-        free: What is free on each node.
-        nearest: The node that comes nearest to holding it, and what it lacks there; empty
-            where that does not say anything.
-        estimate_s: Seconds until it starts, as far as is known; None: not known.
-        basis: Where the estimate is from: ``history``, ``script`` (as `Waiting.expected_basis`),
+        rule: The rule that decided.
+        reason: The same in one sentence for users.
+        position: Position in line from 1; 0 if it is not in line.
+        ahead: Keys of at most `AHEAD` jobs before it in line, nearest first.
+        free: The free capacity of each node.
+        nearest: The node that is nearest to fitting it, and what it lacks; empty if that does not
+            help.
+        estimate_s: Seconds until it probably starts; None: unknown.
+        basis: The basis of the estimate: ``history``, ``script`` (as `Waiting.expected_basis`),
             ``limit`` (the jobs' own limits of time), ``elapsed`` (a job is taken to run as long
             again as it has), ``outrun`` (a running job has taken longer than all the runs it was
             judged by), ``unknown`` (there is no duration history for the jobs ahead); empty:
             nothing that ends by itself.
         source: Which runs a basis of ``history`` or ``script`` means, or which job has outrun
             which runs, for people.
-        latest_s: Seconds by which it starts even if every job takes all its time; only for
-            the first in line, None where a running job has no limit.
-        remedy: What change would start it now or sooner; empty: none is known.
-        change: The same as fields: ``max_duration_s``, ``priority`` or ``nodes``; empty where
-            the change is none of one field of the job.
+        latest_s: Seconds until its latest start, if every job uses its whole time limit; only for
+            the first in line; None if a running job has no limit.
+        remedy: A change that would start it now or sooner; empty: none is known.
+        change: The same as fields: ``max_duration_s``, ``priority`` or ``nodes``; empty if the
+            change is not in one field of the job.
         nodes: Where it starts; empty while it waits.
     """
 
@@ -262,7 +261,7 @@ class Decision:
 
     @property
     def is_guess(self) -> bool:
-        """Whether the estimate rests on no run that took as long."""
+        """Whether no earlier run that took as long supports the estimate."""
         return self.basis in GUESSES
 
     @property
@@ -271,7 +270,7 @@ class Decision:
         return self.rule is Rule.START
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data for `--json` and the target's socket."""
+        """Return the decision as plain data for `--json` and the target's socket."""
         return {
             "key": self.key,
             "rule": str(self.rule),

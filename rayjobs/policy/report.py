@@ -1,4 +1,4 @@
-"""How the queue did: predicted against actual starts, waits, and what was in use. Pure."""
+"""A report on the queue: predicted and actual starts, waits, and utilization. Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 from rayjobs.jobs.queue_records import Prediction, QueueRow, Usage
 
-# A wait below this is taken for this: twice as long as nothing says nothing.
+# A shorter wait counts as this long: twice a wait of zero is meaningless.
 LEAST_S = 1.0
-# A job that starts at once takes moments for it, and is given no estimate.
+# A job that starts at once still takes a moment, and gets no estimate.
 AT_ONCE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """How good the estimates of some jobs were.
+    """The accuracy of the estimates of some jobs.
 
     Attributes:
-        name: Of the target, or what the estimates rest on.
-        count: Jobs that had an estimate and have got an allocation since.
-        median_error_s: Median distance between the start that was foretold and the one that came.
-        median_late_s: The same with its sign: above 0, jobs started later than foretold.
-        within_twice: Share of jobs that waited between half and twice as long as foretold.
+        name: The target, or the basis of the estimates.
+        count: Jobs that had an estimate and have since got an allocation.
+        median_error_s: Median difference between the predicted and the actual start.
+        median_late_s: The same with its sign: above 0, jobs started later than predicted.
+        within_twice: Share of jobs that waited between half and twice as long as predicted.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimated:
-    """For how many jobs there was an estimate: the others are in no figure of `Predicted`.
+    """How many jobs had an estimate: the others are not in the figures of `Predicted`.
 
     Attributes:
         waited: Jobs that had to wait for their first allocation, for more than `AT_ONCE_S`.
-        waited_without: Those of them that no estimate was made for.
-        waiting, waiting_without: The same of jobs that still wait.
+        waited_without: Those of them without an estimate.
+        waiting, waiting_without: The same for jobs that still wait.
     """
 
     waited: int
@@ -56,8 +56,8 @@ class Waits:
     """How long some jobs waited for their first allocation.
 
     Attributes:
-        placed: Jobs that got one; the figures are theirs, None where there is none.
-        waiting: Jobs that still wait, for `waiting_longest_s` at most.
+        placed: Jobs that got one, to which the figures apply; None without such jobs.
+        waiting: Jobs that still wait, the longest for `waiting_longest_s`.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Waits:
 
 @dataclass(frozen=True, kw_only=True)
 class InUse:
-    """What was held of a target in the report's time.
+    """The use of a target during the report's time.
 
     Attributes:
-        cpu_hours, gpu_hours: Held by attempts.
-        cpus, gpus: Shares of what the target has now, had it been there all the time; None where
-            that is not known, or nothing.
+        cpu_hours, gpu_hours: Used by attempts.
+        cpus, gpus: Shares of the target's current capacity over the whole time; None if that is
+        unknown or zero.
     """
 
     name: str
@@ -88,7 +88,7 @@ class InUse:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueReport:
-    """All of it. `first` is the first estimate of each job, `last` the last before its start."""
+    """The report. `first` is each job's first estimate, `last` the last one before its start."""
 
     since: datetime | None
     until: datetime
@@ -116,11 +116,11 @@ def queue_report(
     since: datetime | None = None,
     capacity: Mapping[str, tuple[float, float]] | None = None,
 ) -> QueueReport:
-    """Return how the queue did.
+    """Return the report on the queue.
 
     Args:
-        rows: Of the jobs to report on.
-        since: From when; None: from the first submit on.
+        rows: The jobs to report on.
+        since: The start of the report; None: the first submit.
         capacity: CPUs and GPUs that each target has now.
     """
     start = since or min((row.submitted_at for row in rows), default=now)
@@ -189,22 +189,22 @@ def _predicted(
         one = which(row)
         if one is None or one.made_at is None or row.placed_at is None:
             continue
-        foretold_s = (one.starts_at - one.made_at).total_seconds()
+        predicted_s = (one.starts_at - one.made_at).total_seconds()
         waited_s = (row.placed_at - one.made_at).total_seconds()
-        groups.setdefault(name(row, one), []).append((foretold_s, waited_s))
+        groups.setdefault(name(row, one), []).append((predicted_s, waited_s))
     return tuple(_figures(key, pairs) for key, pairs in sorted(groups.items()))
 
 
 def _figures(name: str, pairs: list[tuple[float, float]]) -> Predicted:
     near = sum(
-        0.5 <= max(waited_s, LEAST_S) / max(foretold_s, LEAST_S) <= 2.0
-        for foretold_s, waited_s in pairs
+        0.5 <= max(waited_s, LEAST_S) / max(predicted_s, LEAST_S) <= 2.0
+        for predicted_s, waited_s in pairs
     )
     return Predicted(
         name=name,
         count=len(pairs),
-        median_error_s=statistics.median(abs(waited - foretold) for foretold, waited in pairs),
-        median_late_s=statistics.median(waited - foretold for foretold, waited in pairs),
+        median_error_s=statistics.median(abs(waited - predicted) for predicted, waited in pairs),
+        median_late_s=statistics.median(waited - predicted for predicted, waited in pairs),
         within_twice=near / len(pairs),
     )
 

@@ -1,4 +1,4 @@
-"""What is kept for the first in line, and what others may use meanwhile without delaying it."""
+"""Reserves capacity for the first in line; finds what others may use without delaying it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rayjobs.policy.shapes import NodeCapacity, Shape, take
 
 @dataclass(frozen=True)
 class Kept:
-    """The promise to the first in line, and what it leaves to others.
+    """The promise to the first in line, and what it leaves for others.
 
     Attributes:
-        promise: None when no set of nodes could hold it.
-        likely_s: When it will probably start; None: not known.
-        basis: Where `likely_s` is from.
-        source: Which runs that means, for people.
-        spare: For each promised node, its capacity once the promised job is there: what a job
-            that may run for ever can have.
+        promise: None if no set of nodes could fit it.
+        likely_s: When it will probably start; None: unknown.
+        basis: The basis of `likely_s`.
+        source: The runs behind it, for users.
+        spare: For each promised node, its capacity next to the promised job: available to jobs
+            without a time limit.
     """
 
     promise: Promise | None
@@ -33,10 +33,10 @@ class Kept:
 
     @property
     def until_s(self) -> float:
-        """Jobs that have released their allocation by then may use what is reserved.
+        """Jobs that release their allocation by then may use what is reserved.
 
-        Where a job without any limit holds that capacity there is no latest start, and the likely
-        one decides alone.
+        If a job without a limit uses that capacity there is no latest start, and only the likely
+        start decides.
         """
         if self.promise is None or self.likely_s is None:
             return -math.inf
@@ -52,11 +52,11 @@ def keep(
     old: Promise | None,
     slots: float = math.inf,
 ) -> Kept:
-    """Return what is kept for `head`, which may not start in `capacities` now.
+    """Return the reservation for `head`, which may not start in `capacities` now.
 
-    The nodes are those that are free first if every running job takes all its time; they are
-    kept until the job starts, so that no other job takes it after a change of plan, and the
-    promised time may only come nearer.
+    The nodes are those that are free first if every running job uses its whole time limit. They are
+    kept until the job starts: so no change of plan gives them to another job, and the promised time
+    can only get earlier.
 
     Args:
         slots: How many more jobs the target may run.
@@ -111,7 +111,7 @@ def likely_start(
     now_s: float,
     slots: float = math.inf,
 ) -> tuple[float | None, str, str]:
-    """Return when there is probably capacity for the shape, the basis, and which runs it means."""
+    """Return when there is probably capacity for the shape, the basis, and its runs."""
     ends = {one.key: likely_end_s(one, now_s) for one in running}
     by_likely = sorted(running, key=lambda one: (ends[one.key][0], one.order))
     index = _first_fit(by_likely, capacities, lambda now: take(now, shape) is not None, slots)
@@ -125,7 +125,7 @@ def likely_start(
 
 
 def _keep_of_empty(head: Waiting, capacities: Sequence[NodeCapacity]) -> Kept:
-    """Keep nodes that others than our jobs hold: when they let go is not known."""
+    """Keep nodes that programs outside our jobs use: their release is unknown."""
     taken = take([capacity.emptied() for capacity in capacities], head.shape)
     if taken is None:
         return Kept(None, None, "", {})
@@ -138,7 +138,7 @@ def _keep_of_empty(head: Waiting, capacities: Sequence[NodeCapacity]) -> Kept:
 
 
 def least(one: NodeCapacity, other: NodeCapacity | None) -> NodeCapacity:
-    """Return the node with no more free than either says."""
+    """Return the node with the smaller free amounts of the two."""
     if other is None:
         return one
     return NodeCapacity(
@@ -160,10 +160,9 @@ def _first_fit(
     fits: Callable[[list[NodeCapacity]], bool],
     slots: float,
 ) -> int | None:
-    """Return how many of `ending`, in order, must end until it fits; None: all is not enough.
+    """Return how many of `ending`, in order, must end until it fits; None if all do not suffice.
 
-    More capacity never makes a fit go away, so the number is found by halving. Each end gives a
-    slot back, too.
+    More capacity never undoes a fit, so this uses binary search. Each end also frees a slot.
     """
     low, high = max(0, math.ceil(1 - slots)) if math.isfinite(slots) else 0, len(ending)
     if low > high or not fits(with_capacity_of(ending, capacities)):
@@ -180,7 +179,7 @@ def _first_fit(
 def with_capacity_of(
     ended: Iterable[Running], capacities: Sequence[NodeCapacity]
 ) -> list[NodeCapacity]:
-    """Return the capacities as they are once these jobs have ended."""
+    """Return the capacities after the end of these jobs."""
     more: dict[str, list[float]] = {}
     for one in ended:
         for node in one.nodes:
@@ -195,7 +194,7 @@ def with_capacity_of(
 
 
 def _holds_on(capacities: Sequence[NodeCapacity], shape: Shape, nodes: Sequence[str]) -> bool:
-    """Return whether each of the nodes holds as many bundles as it is named."""
+    """Return whether each node fits as many bundles as it appears in the list."""
     by_id = {capacity.node_id: capacity for capacity in capacities}
     for node, count in Counter(nodes).items():
         capacity = by_id.get(node)

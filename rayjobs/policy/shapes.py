@@ -1,4 +1,4 @@
-"""Shapes of allocations, the capacity of nodes, and how the one is taken from the other."""
+"""Shapes of allocations, the capacity of nodes, and how shapes use up capacity."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rayjobs.core.text import counted, size_text
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What an allocation holds.
+    """The resources of an allocation.
 
     Attributes:
         nodes: Number of bundles.
         cpus, gpus: Per bundle.
         memory: Bytes per bundle.
-        spread: Whether each bundle needs a node of its own.
-        node_types: Types of nodes that it may stand on, by name; empty: any.
+        spread: Whether each bundle needs its own node.
+        node_types: Types of nodes that it may use, by name; empty: any.
     """
 
     nodes: int = 1
@@ -68,11 +68,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class NodeCapacity:
-    """What one node has: in all, and free of everybody's use.
+    """A node's total and free resources.
 
     Attributes:
-        node_type: Of the cluster's node types, by name; empty where there are none.
-        is_up: False for a node that may be started: a job that is placed there makes it start.
+        node_type: The name of its node type in the cluster; empty if there are none.
+        is_up: False for a node that may start: placing a job there starts it.
     """
 
     node_id: str
@@ -86,7 +86,7 @@ class NodeCapacity:
     is_up: bool = True
 
     def holds(self, shape: Shape) -> bool:
-        """Return whether one bundle of the shape fits into what is free."""
+        """Return whether one bundle of the shape fits into the free resources."""
         return (
             (not shape.node_types or self.node_type in shape.node_types)
             and self.free_cpus + SLACK >= shape.cpus
@@ -99,7 +99,7 @@ class NodeCapacity:
         return self.plus(-shape.cpus, -shape.gpus, -shape.memory)
 
     def plus(self, cpus: float, gpus: float, memory: float) -> NodeCapacity:
-        """Return the node with that much more (or less) of it free."""
+        """Return the node with this much more (or less) free."""
         return NodeCapacity(
             self.node_id,
             self.cpus,
@@ -131,7 +131,7 @@ class NodeCapacity:
         )
 
 
-# Fractions of CPUs and GPUs are added and taken away: their sums differ in the last bit.
+# Adding and subtracting fractions of CPUs and GPUs leaves rounding errors.
 SLACK = 1e-6
 
 
@@ -140,8 +140,7 @@ def take(
 ) -> tuple[list[NodeCapacity], tuple[str, ...]] | None:
     """Return the capacities with the shape taken and the node of each bundle; None: no capacity.
 
-    Nodes that are up come first, and of them the fullest that fits, so that large jobs find
-    whole nodes.
+    Prefers running nodes, and of them the fullest that fits, so that large jobs find whole nodes.
     """
     left = list(capacities)
     chosen: list[str] = []
@@ -166,7 +165,7 @@ def _emptiness(capacity: NodeCapacity) -> tuple[bool, float, float]:
 def move(
     capacities: Sequence[NodeCapacity], shape: Shape, old: Sequence[str], new: Sequence[str]
 ) -> list[NodeCapacity] | None:
-    """Return the capacities with a shape moved to other nodes; None: they have no capacity."""
+    """Return the capacities with a shape moved to other nodes; None if it does not fit there."""
     left = {capacity.node_id: capacity for capacity in capacities}
     for node in old:
         left[node] = left[node].plus(shape.cpus, shape.gpus, shape.memory)
@@ -179,7 +178,7 @@ def move(
 
 
 def describe_free(capacities: Sequence[NodeCapacity]) -> str:
-    """Return what is free in words, e.g. ``1 of 2 CPUs, 0 of 4 GPUs free``."""
+    """Return the free resources in words, e.g. ``1 of 2 CPUs, 0 of 4 GPUs free``."""
     startable = sum(not capacity.is_up for capacity in capacities)
     more = f"{counted(startable, 'node')} may start"
     capacities = [capacity for capacity in capacities if capacity.is_up]

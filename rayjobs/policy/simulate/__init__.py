@@ -1,4 +1,4 @@
-"""The queue's policy played on a trace of jobs: `rayjobs simulate`."""
+"""Simulates the queue's policy on a trace of jobs: `rayjobs simulate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays a trace: the target's own policy, on a pool of nodes and a clock that jumps."""
+"""Simulates a trace: the target's own policy, on a pool of nodes with simulated time."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ POLICIES: Mapping[str, Limits] = {
     "backfill": Limits(preemption=False),
     "backfill+preempt": Limits(),
 }
-# A stopped job writes a checkpoint in this time, and loses what came after the last whole
-# multiple of `CHECKPOINT_S` where the time was too short.
+# A preempted job writes a checkpoint in this time; if the time was too short, it loses the work
+# after the last whole multiple of `CHECKPOINT_S`.
 GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The nodes that a trace is played on."""
+    """The nodes of a simulation."""
 
     nodes: int = 4
     gpus: float = 8.0
@@ -51,13 +51,13 @@ class Pool:
 
 @dataclass
 class Outcome:
-    """What became of one job of a trace.
+    """The outcome of one job of a trace.
 
     Attributes:
         started_s: When it first started.
-        ended_s: When it was done.
+        ended_s: When it finished.
         spells: Each stay on nodes: (from, until, nodes).
-        lost_s: Work done twice, since it was stopped after its last checkpoint.
+        lost_s: Work done twice, since it was preempted after its last checkpoint.
     """
 
     job: TraceJob
@@ -105,14 +105,14 @@ def play(
     checkpoint_s: float = 600.0,
     watch: Callable[[Decisions], None] = lambda _decisions: None,
 ) -> list[Outcome]:
-    """Return what becomes of every job. Pure: the same trace gives the same outcome.
+    """Return the outcome of every job. Pure: the same trace gives the same outcome.
 
     Args:
-        checkpoint_s: A preempted job goes on from the last whole multiple of this.
+        checkpoint_s: A preempted job continues from the last whole multiple of this.
         watch: Sees every decision.
 
     Raises:
-        UsageError: a job that the pool can never hold, or that the limits never let start.
+        UsageError: a job that can never fit into the pool or start within the limits.
     """
     empty = pool.capacities()
     for job in trace:
@@ -127,12 +127,12 @@ def play(
 
 
 def shape_of(job: TraceJob) -> Shape:
-    """Return what a trace's job holds: each of its nodes is another one."""
+    """Return the shape of a trace's job: each bundle needs its own node."""
     return Shape(nodes=job.nodes, cpus=job.cpus, gpus=job.gpus, spread=job.nodes > 1)
 
 
 def figures(policy: str, outcomes: Sequence[Outcome], pool: Pool) -> Figures:
-    """Return the figures of a played trace."""
+    """Return the figures of a simulated trace."""
     waits = sorted(one.waited_s for one in outcomes)
     first_s = min(one.job.submit_s for one in outcomes)
     last_s = max(one.ended_s or 0.0 for one in outcomes)
@@ -162,12 +162,12 @@ def figures(policy: str, outcomes: Sequence[Outcome], pool: Pool) -> Figures:
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that so large a share does not exceed."""
+    """Return the smallest value that this share of the values does not exceed."""
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
 class _World:
-    """The state of the play: which jobs wait and run, and what comes next."""
+    """The state of the simulation: waiting and running jobs, and the next events."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class _World:
             return
         ran_s = self.now_s - started_s
         if ran_s >= self.left_s[key]:
-            outcome.ended_s = self.now_s  # it was done before it was preempted
+            outcome.ended_s = self.now_s  # it finished before its preemption
             return
         kept_s = math.floor(ran_s / self.checkpoint_s) * self.checkpoint_s
         outcome.preempted += 1

@@ -1,4 +1,4 @@
-"""Traces: one job a line, as CSV with a header or as JSON lines."""
+"""Traces: one job per line, as CSV with a header or as JSON lines."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class TraceJob:
 
     Attributes:
         submit_s: When it is submitted, from the trace's beginning.
-        duration_s: How long it runs; at its cap it is ended, if it has one.
-        nodes: How many nodes, each another one.
+        duration_s: How long it runs; its cap, if any, ends it earlier.
+        nodes: How many distinct nodes.
         gpus, cpus: Per node.
         cap_s: Its hard limit of time; None: none.
         group: Id of its sweep or array; None: on its own.
-        expected_s: What history would say of it; None: nothing.
+        expected_s: The duration that its history predicts; None: no history.
     """
 
     job: str
@@ -52,7 +52,7 @@ class TraceJob:
 
     @property
     def work_s(self) -> float:
-        """How long it really runs when nothing disturbs it."""
+        """How long it runs without interruption."""
         return self.duration_s if self.cap_s is None else min(self.duration_s, self.cap_s)
 
 
@@ -62,11 +62,11 @@ def shipped() -> dict[str, Path]:
 
 
 def read_trace(path: Path | str) -> list[TraceJob]:
-    """Return the jobs of a trace (a file, or the name of a shipped one) by time of submission.
+    """Return the jobs of a trace (a file, or the name of a shipped one) by submission time.
 
     Raises:
         NotFoundError: no such file.
-        UsageError: a line that is not a job; the line's number is named.
+        UsageError: a line is not a job; the message has the line's number.
     """
     known = shipped()
     at = known.get(str(path), Path(path))
@@ -108,7 +108,7 @@ def _lines(text: str, path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
                     )
                 yield number, values
         return
-    # Comments stand before the header; a job's line never begins so.
+    # Comments come before the header; a job's line never begins like this.
     lines = text.splitlines(keepends=True)
     skipped = 0
     while skipped < len(lines) and (not lines[skipped].strip() or lines[skipped][0] == "#"):
@@ -132,7 +132,7 @@ def _job(values: Mapping[str, Any], name: str) -> TraceJob:
         raise ValueError(f"preemptible is {preemptible!r}; give 1 or 0.")
     nodes = int(values.get("nodes", 1))
     if nodes < 1:
-        raise ValueError(f"nodes is {nodes}; a job has one at least.")
+        raise ValueError(f"nodes is {nodes}; a job has at least one.")
     gpus = _amount(values, "gpus", 0.0)
     return TraceJob(
         job=str(values.get("job", name)),
@@ -163,5 +163,5 @@ def _time(values: Mapping[str, Any], key: str) -> float:
 def _amount(values: Mapping[str, Any], key: str, default: float) -> float:
     amount = float(values.get(key, default))
     if not math.isfinite(amount) or amount < 0:
-        raise ValueError(f"{key} is {values[key]}; give a number from 0.")
+        raise ValueError(f"{key} is {values[key]}; give a number, 0 or more.")
     return amount
