@@ -1,1 +1,1 @@
-"""What happened to jobs, and what follows from it."""
+"""Records of what happened to jobs, and the consequences."""

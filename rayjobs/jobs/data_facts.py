@@ -1,4 +1,4 @@
-"""What a node knows of an attempt's inputs that tells whether it failed for them."""
+"""A node's facts about an attempt's inputs that show whether they made it fail."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rayjobs.injob.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Trouble(Message):
-    """What went wrong while an input was read.
+    """An error during a read of an input.
 
     Attributes:
-        name: Of the input.
-        is_outage: Its storage did not answer.
-        is_permanent: It would go wrong again.
+        name: The name of the input.
+        is_outage: Whether its storage did not answer.
+        is_permanent: Whether it would happen again.
     """
 
     name: str
@@ -26,13 +26,14 @@ class Trouble(Message):
 
 @dataclass(frozen=True, slots=True)
 class DataFacts(Message):
-    """What tells whether an attempt failed for its data.
+    """The facts that show whether an attempt failed because of its data.
 
     Attributes:
         mounted: Names of inputs that were mounted.
         paths: Where all inputs appeared.
-        read_only: By the name of an input, the paths under which it could not be written to.
-        refused: Sentences: outputs that would have replaced other files, and were not stored.
+        read_only: By the name of an input, the paths where it was read-only.
+        refused: Sentences on outputs that were not stored, since they would have replaced other
+            files.
     """
 
     mounted: tuple[str, ...] = ()

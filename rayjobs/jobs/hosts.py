@@ -1,4 +1,4 @@
-"""What is stored of an attempt's hosts: where each is, which process it is, what it runs on."""
+"""The stored records of an attempt's hosts: path, process and platform of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayjobs.injob.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Gpu(Message):
-    """A GPU of a node, in the words of its driver; None: the driver does not say."""
+    """A GPU of a node as its driver reports it; None: not reported."""
 
     index: int
     uuid: str | None = None
@@ -24,7 +24,7 @@ class Gpu(Message):
 
 @dataclass(frozen=True, slots=True)
 class HostFacts(Message):
-    """What an attempt runs on; None: not known, or it has none.
+    """What an attempt runs on; None: unknown or absent.
 
     Attributes:
         interpreter: Path of the ranks' interpreter.
@@ -32,10 +32,10 @@ class HostFacts(Message):
         torch: Version of torch there; torch_built_for: the version of CUDA or ROCm, by name.
         packages: Digest of the list of its packages.
         system: Kernel and processor.
-        memory_bytes: Of the machine.
-        gpus: Those that the attempt was given.
+        memory_bytes: The machine's memory.
+        gpus: The attempt's GPUs.
         image: The image that its ranks run in, and image_digest: its digest.
-        why: What could not be found out.
+        why: What could not be determined.
     """
 
     interpreter: str | None = None
@@ -56,13 +56,13 @@ class HostFacts(Message):
     why: str | None = None
 
     def known(self) -> dict[str, object]:
-        """Return what is known, as it is stored with the attempt."""
+        """Return the known facts in their stored form."""
         return {name: one for name, one in self.to_json().items() if one is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class HostRecord(Message):
-    """The host of an attempt on one node, as it is stored with the attempt.
+    """The stored record of an attempt's host on one node.
 
     Attributes:
         node: Number of the node in the attempt.
@@ -71,11 +71,11 @@ class HostRecord(Message):
         socket: Where the host listens.
         marker: Marks every process of the attempt on this node.
         address: Where other nodes reach the node.
-        lease_s: Of the host; None: it has none.
-        facts: What it runs on; None: not known.
-        pid: Of the host; None: it was not launched yet. So are the start time and the boot id.
-        cold: Why its ranks do not come from a warm interpreter; None: they do.
-        watches_raylet: It ends its ranks when Ray's process on the node ends.
+        lease_s: The host's lease; None: it has none.
+        facts: What it runs on; None: unknown.
+        pid: The host's pid; None: not launched yet. The same holds for the start time and boot id.
+        cold: Why its ranks did not start from a warm interpreter; None: they did.
+        watches_raylet: Whether it ends its ranks when Ray's process on the node ends.
     """
 
     node: int = 0
@@ -94,13 +94,13 @@ class HostRecord(Message):
 
     @property
     def identity(self) -> Identity | None:
-        """Which process it is; None: it was not launched yet."""
+        """The identity of its process; None: not launched yet."""
         if self.pid is None or self.start_time is None or self.boot_id is None:
             return None
         return Identity(self.pid, self.start_time, self.boot_id)
 
     def to_json(self) -> dict[str, Any]:
-        """Return its JSON, without what is not known."""
+        """Return its JSON without unknown facts."""
         values = super(HostRecord, self).to_json()
         values["facts"] = None if self.facts is None else self.facts.known()
         if self.pid is None:

@@ -1,4 +1,4 @@
-"""What follows from each outcome of an attempt, and from each reason for which one is ended."""
+"""The consequences of each outcome of an attempt, and of each reason to end one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rayjobs.jobs.states import JobState
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What follows from an outcome.
+    """The consequences of an outcome.
 
     Attributes:
-        final_state: The job's state where it is not tried again; None: it always is.
+        final_state: The job's state if it is not retried; None: it always is.
         failure_class: Its class if the outcome determines it; None: the failure's own.
-        spends_budget: A retry after it counts against the budget of its class.
-        is_loss: The attempt's host or node went away, perhaps because of what the job does.
+        spends_budget: Whether a retry after it counts against the budget of its class.
+        is_loss: Whether the attempt's host or node was lost, perhaps because of the job.
     """
 
     final_state: JobState | None = JobState.FAILED
@@ -39,7 +39,7 @@ RULES: Mapping[Outcome, Rule] = MappingProxyType(
         Outcome.HOST_ERROR: Rule(failure_class=FailureClass.SYSTEM, is_loss=True),
         Outcome.LEASE_LOST: Rule(failure_class=FailureClass.NODE_LOST, is_loss=True),
         Outcome.NODE_LOST: Rule(failure_class=FailureClass.NODE_LOST, is_loss=True),
-        # It takes the attempts of everybody, whatever they run.
+        # It ends all attempts, whatever they run.
         Outcome.CLUSTER_LOST: Rule(failure_class=FailureClass.NODE_LOST),
         Outcome.PREEMPTED: Rule(failure_class=FailureClass.PREEMPTED),
         Outcome.PUT_BACK: Rule(None, spends_budget=False),
@@ -55,19 +55,19 @@ RULES: Mapping[Outcome, Rule] = MappingProxyType(
 )
 LONGEST_PAUSE_S = 60.0  # before a retry; a longer one was written before a clock was set back
 LOSSES = frozenset(one for one, rule in RULES.items() if rule.is_loss)
-# Ends of a host whose node its target could not reach any more.
+# Ends of a host whose node became unreachable for its target.
 NODE_LOST = frozenset({Outcome.NODE_LOST, Outcome.LEASE_LOST})
-# Ends that nothing saw: the time of such an end is that of its discovery.
+# Unobserved ends: the time of such an end is that of its discovery.
 UNSEEN = NODE_LOST | {Outcome.CLUSTER_LOST}
 
 
 @dataclass(frozen=True, slots=True)
 class EndRule:
-    """What an attempt comes to whose hosts were asked to end it.
+    """The result of an attempt whose hosts were asked to end it.
 
     Attributes:
         failure_class: None: it has not failed.
-        is_consequence: The cause is another node's.
+        is_consequence: Whether the cause is on another node.
     """
 
     outcome: Outcome
@@ -98,15 +98,15 @@ def failure_class(outcome: Outcome) -> FailureClass:
 
 
 def spends_budget(outcome: str) -> bool:
-    """Whether a retry counts; `outcome` as it is stored, perhaps by another version."""
+    """Whether a retry counts; `outcome` is the stored text, perhaps of another version."""
     return outcome not in set(Outcome) or RULES[Outcome(outcome)].spends_budget
 
 
 def final_state(outcome: Outcome) -> JobState:
-    """Return the state of a job that is not tried again after an attempt's outcome.
+    """Return the state of a job that is not retried after an attempt's outcome.
 
     Raises:
-        ValueError: such a job is always tried again.
+        ValueError: such a job is always retried.
     """
     state = RULES[outcome].final_state
     if state is None:

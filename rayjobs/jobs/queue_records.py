@@ -1,4 +1,4 @@
-"""What the queue learned, foretold and gave: frozen records for estimates and reports."""
+"""Durations, predictions and use of resources: frozen records for estimates and reports."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from datetime import datetime
 from rayjobs.core.text import counted, duration_text
 from rayjobs.jobs.states import JobState
 
-# Serial, attempt, priority, hold, not_before and changed_at of a queued job, times as stored:
-# another mark says that the job must be read again.
+# Serial, attempt, priority, hold, not_before and changed_at of a queued job, with stored times: if
+# it differs, the job must be reread.
 Mark = tuple[int, int, int, str | None, str | None, str]
 
-# Kind of the event of an attempt that began with a checkpoint.
+# Kind of the event for an attempt that began with a checkpoint.
 RESUMED = "resumed"
-# A command may be long; so much of it names it.
+# How much of a long command serves as its name.
 NAMED_CHARACTERS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """How long the completed jobs of one entry ran, the newest ones.
+    """The durations of the newest completed jobs of one entry.
 
     Attributes:
-        count: Of how many.
-        median_s, p90_s: Seconds that their attempts ran, all together that made one run: from
-            the last that began from nothing, over those that went on from checkpoints, to the
-            job's end.
-        longest_s: The same of the longest of them.
-        is_of_any: They are of any experiment, since the one asked for has none of them.
+        count: The number of jobs.
+        median_s, p90_s: Total seconds of the attempts of one run: from the last attempt without a
+        checkpoint, through those that resumed, to the job's end.
+        longest_s: The same for the longest of them.
+        is_of_any: Whether they are from any experiment, since the requested one has none.
     """
 
     count: int
@@ -39,11 +38,11 @@ class Durations:
     is_of_any: bool = False
 
     def runs_of(self, experiment: str, entry: str) -> str:
-        """Say which runs these are: ``12 earlier runs of train.py in experiment mnist``."""
+        """Describe these runs: ``12 earlier runs of train.py in experiment mnist``."""
         return f"{counted(self.count, 'earlier run')} of {self._where(experiment, entry)}"
 
     def outrun_by(self, job_id: str, experiment: str, entry: str) -> str:
-        """Say of a job that it has run longer than each of them."""
+        """Return the sentence that a job has run longer than each of them."""
         which = "the only earlier run" if self.count == 1 else f"all {self.count} earlier runs"
         return (
             f"job {job_id} has already outrun {which} of {self._where(experiment, entry)} "
@@ -58,11 +57,11 @@ class Durations:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """When a waiting job was thought to start.
+    """The predicted start of a waiting job.
 
     Attributes:
-        basis: What the estimate rests on, in the policy's words.
-        made_at: When; None for one that is not stored yet.
+        basis: The basis of the estimate, in the policy's terms.
+        made_at: When it was made; None if it is not stored yet.
     """
 
     job: str
@@ -73,11 +72,11 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueRow:
-    """How one job waited.
+    """The waiting time of one job.
 
     Attributes:
-        placed_at: When it first got an allocation; None: it never did (so far).
-        predicted_first: The first estimate that was shown; None where there was none.
+        placed_at: When it first got an allocation; None: not yet.
+        predicted_first: The first estimate; None if there was none.
         predicted_last: The last one before its allocation.
     """
 
@@ -97,11 +96,11 @@ class QueueRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What one attempt held, and how long.
+    """The resources of one attempt, and how long it used them.
 
     Attributes:
-        until: None while it goes on.
-        shape: Of its allocation, see `Allocation`.
+        until: None while it continues.
+        shape: Its allocation's shape, see `Allocation`.
     """
 
     job: str

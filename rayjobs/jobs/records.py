@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rayjobs.core.failures import Failure
 from rayjobs.jobs.states import JobState
 
-if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
+if TYPE_CHECKING:  # importing pydantic would dominate the time of a listing
     from rayjobs.injob.exitrecord import ExitRecord
     from rayjobs.jobs.hosts import HostRecord
     from rayjobs.spec.model import JobSpec
 
 
-# The kind of a job that a process outside of the queue logs into; no target starts it.
+# The kind of a job to which a process outside the queue logs; no target starts it.
 INTERACTIVE = "interactive"
 
 
@@ -37,17 +37,17 @@ class Job:
         serial: Order of submission within the workspace (FIFO).
         experiment: Name the job was submitted under.
         attempt: Number of the latest attempt; 0 before the first. The fencing token.
-        reason: Why the job is in its state, for people.
-        cancel_requested_at: When somebody asked for its end; a request, not a state.
-        priority: The one in force; it may have been changed since the spec was written.
-        display_name: What people see instead of the spec's name; may change, the spec does not.
+        reason: Why the job is in its state, for users.
+        cancel_requested_at: When a user requested its end; a request, not a state.
+        priority: The current one; it may have changed since the spec was written.
+        display_name: The name for users instead of the spec's; unlike the spec, it may change.
         kind: "job"; "sweep", "array" and others for parents that run nothing themselves;
-            "interactive" for a run that a process outside of the queue logs into.
+            "interactive" for a run to which a process outside the queue logs.
         parent: Id of the sweep or array that it belongs to.
-        array_index: Which member of its array it is; None for all that is none.
-        placed_at: When it first got an allocation; of an array, its first member's.
-        held: Why it is held back in the queue until somebody releases it; None when it is not.
-        description: What people say about it.
+        array_index: Its index in its array; None if it is not a member.
+        placed_at: When it first got an allocation; for an array, when its first member did.
+        held: Why it is held in the queue until a user releases it; None: not held.
+        description: The users' description.
     """
 
     id: str
@@ -85,14 +85,14 @@ class Job:
 
     @property
     def group_limit(self) -> int | None:
-        """How many of its array may run at a time; None: as many as fit."""
+        """How many members of its array may run at a time; None: no limit."""
         if self.array_index is None or self.spec.array is None:
             return None
         return self.spec.array.limit
 
 
 class JobLine(NamedTuple):  # a frozen dataclass takes five times as long to make
-    """A job as lists show it: without its spec, which takes most of the time to read.
+    """A job for lists: without its spec, which takes most of the time to read.
 
     Attributes are those of `Job`; `name` is the spec's.
     """
@@ -125,12 +125,12 @@ class JobLine(NamedTuple):  # a frozen dataclass takes five times as long to mak
 
 
 class AllocationState(StrEnum):
-    """Where an allocation is."""
+    """The state of an allocation."""
 
     CREATING = "creating"  # recorded; the placement group may or may not exist yet
     HELD = "held"  # an attempt has it
-    IDLE = "idle"  # free to be handed on
-    DRAINING = "draining"  # its ranks are not proven dead: never handed on
+    IDLE = "idle"  # free for reuse
+    DRAINING = "draining"  # its ranks are not proven dead: never reused
     RELEASED = "released"  # removed; kept as a record
 
 
@@ -141,7 +141,7 @@ class Allocation:
     Attributes:
         name: ``rj-<target>-<random>``; recorded before the group is created.
         shape: ``{"nodes": n, "cpus": per node, "gpus": per node, "memory": bytes per node}``;
-            equal shapes may be handed on.
+            equal shapes may be reused.
         nodes: Ray node ids, one per bundle, once known.
         gpus: GPU ids per bundle, once known.
     """
@@ -162,10 +162,10 @@ class Attempt:
     """One execution of a job.
 
     Attributes:
-        hosts: The attempt host of each node, once it is known where it will be.
+        hosts: The attempt host of each node, as soon as its path is known.
         exits: The exit records, one per node that has ended.
-        outcome: An `Outcome`; of an array or a sweep, which has no execution, its final state.
-        cold_reason: Why its ranks did not come from a warm interpreter; None when they did.
+        outcome: An `Outcome`; for an array or a sweep, which has no execution, its final state.
+        cold_reason: Why its ranks did not start from a warm interpreter; None: they did.
     """
 
     job: str
@@ -196,13 +196,13 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricPoint:
-    """One record that a rank logged.
+    """A record logged by a rank.
 
     Attributes:
         sequence: Number of the record in its rank's file, from 0; (attempt, rank, sequence)
             is the key, so a batch may be sent twice.
         value: A number, or JSON data for lists, rows, tables and images.
-        step: The script's own step; None where it gave none.
+        step: The script's own step; None if it gave none.
     """
 
     attempt: int
@@ -216,10 +216,10 @@ class MetricPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file of a run, visible once its row is (the publish).
+    """A file of a run, visible when its row exists (the publish).
 
     Attributes:
-        name: As users know it: ``outputs/model.pt``, ``azureml-logs/70_driver_log.txt``.
+        name: Its name for users: ``outputs/model.pt``, ``azureml-logs/70_driver_log.txt``.
         size: Bytes.
         digest: ``sha256:…`` of the bytes.
         blob: Key in the blob store.
@@ -235,11 +235,11 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A sweep: its row in the queue, and what is kept with it.
+    """A sweep: its row in the queue and its other data.
 
     Attributes:
         job: Of kind "sweep". Its `spec` is the base job; its `attempt` is the number of the
-            driver that works on it, the fencing token of all that a driver writes.
+            current driver, the fencing token of everything that a driver writes.
         spec: The sweep's own definition as plain data.
         driver: ``module:function`` that starts its driver on a target.
     """
@@ -251,16 +251,16 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRow:
-    """One row of a sweep's trial table, as it is stored.
+    """One stored row of a sweep's trial table.
 
     Attributes:
         number: From 0.
-        job: Id of its job; None until that is submitted.
+        job: Id of its job; None before its submit.
         state: A name that the sweep's driver knows.
-        reports: The primary metric's values, oldest first; NaN and infinities among them.
+        reports: The primary metric's values, oldest first, including NaN and infinities.
         judged: How many of them the early termination policy has judged.
-        stop_requested: Its end was decided; the job may still be ending.
-        metric_names: All names that its job logged, known once it ended.
+        stop_requested: Whether its end was decided; the job may still be ending.
+        metric_names: All names that its job logged, known after its end.
     """
 
     number: int
@@ -278,14 +278,14 @@ class TrialRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A pipeline run: its row in the queue, and what is kept with it.
+    """A pipeline run: its row in the queue and its other data.
 
     Attributes:
         job: Of kind "pipeline". Its `spec` runs nothing.
         spec: The pipeline's own definition as plain data.
         parameters: The values that this run was submitted with.
-        continues: Whether steps that need nothing of a failed step run on after the failure.
-        published: Id of the published pipeline that this is a run of; None: of none.
+        continues: Whether steps that do not depend on a failed step continue.
+        published: Id of the published pipeline of this run, or None.
     """
 
     job: Job
@@ -297,7 +297,7 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """A step of a pipeline run, as it is stored.
+    """A stored step of a pipeline run.
 
     Attributes:
         pipeline: Id of the pipeline run.
@@ -306,8 +306,8 @@ class StepRow:
         job: Id of its job. A reused step's job is Completed and has no attempt.
         after: Names of the steps that it waits for.
         reuse_key: Digest of `parts`; None: its results are never reused.
-        parts: All that decides about its results, by name.
-        original: The job whose results it reuses; None: it ran itself.
+        parts: Everything that determines its results, by name.
+        original: The job whose results it reuses; None: it ran.
         decision: Why it was reused or not, see `rayjobs.pipelines.reuse`.
     """
 
@@ -328,8 +328,8 @@ class PublishedRecord:
 
     Attributes:
         id: Names it in every workspace.
-        name: For people; the newest active one of a name is meant by it.
-        version: What its author called it.
+        name: For users; a name refers to its newest active pipeline.
+        version: The author's version.
         description: For people.
         spec: The pipeline's definition, with the digests of its code.
         is_active: Whether it may be run.
@@ -349,7 +349,7 @@ class PublishedRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRecord:
-    """A published pipeline that is run at times, or when stored files change.
+    """A schedule of a published pipeline: at certain times, or when stored files change.
 
     Attributes:
         id: Names it in every workspace.
@@ -357,16 +357,16 @@ class ScheduleRecord:
         description: For people.
         pipeline: Id of the published pipeline; None: an endpoint's default.
         endpoint: Id of the endpoint; None: a pipeline is named.
-        experiment: What its runs belong to.
+        experiment: The experiment of its runs.
         parameters: Values of parameters for each run.
-        continues: Whether runs go on after a failure; None: the pipeline's own setting.
+        continues: Whether runs continue after a failure; None: the pipeline's own setting.
         recurrence: The times, see `rayjobs.pipelines.recurrence`; None: files are watched.
         watched: Datastore, path, interval in minutes and parameter; None: it has times.
         seen: Path → mark of each watched file at the last look.
-        is_active: Whether it runs anything.
-        next_at: When it falls due next; None: never.
+        is_active: Whether it is active.
+        next_at: When it is next due; None: never.
         last_run: The newest run that it started.
-        note: What happened at the last time, one sentence; empty: nothing of note.
+        note: One sentence on the last time; empty: nothing notable.
         created_by: Who made it.
         created_at: When.
     """
@@ -400,7 +400,7 @@ class EndpointVersion:
         version: From 0.
         pipeline: Id of the published pipeline.
         description: Of this version.
-        is_default: Whether the endpoint runs this version unless another one is named.
+        is_default: Whether the endpoint runs this version by default.
         is_active: Whether the endpoint may be run.
     """
 
@@ -415,11 +415,11 @@ class EndpointVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildNews:
-    """How a child of a sweep stands, and what it logged since it was last looked at.
+    """The state of a sweep's child, and what it logged since the last look.
 
     Attributes:
-        points: New points of the metric that was asked for, from the newest attempt alone.
-        cursor: Where the next look begins: ``{"attempt": n, "ranks": {rank: sequence}}``.
+        points: New points of the requested metric, only from the newest attempt.
+        cursor: Where the next look starts: ``{"attempt": n, "ranks": {rank: sequence}}``.
     """
 
     job: str
@@ -450,12 +450,12 @@ class ModelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDraft:
-    """A version of a model to be, with all but its number; see `ModelVersion`.
+    """A future version of a model, without its number; see `ModelVersion`.
 
     Attributes:
-        sources: Rows of the run's files, as they were checked.
+        sources: The checked rows of the run's files.
         user: Who registers it.
-        description: None leaves that of a version that is there already.
+        description: None keeps that of an existing version.
     """
 
     name: str
@@ -475,10 +475,10 @@ class ModelDraft:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRefusal:
-    """A model that a script asked for, and that cannot be registered.
+    """A requested model that cannot be registered.
 
     Attributes:
-        why: A sentence, without its end.
+        why: A sentence without the full stop.
     """
 
     name: str
@@ -509,12 +509,12 @@ class ModelVersion:
     """One version of a model.
 
     Attributes:
-        version: From 1; a number is never given twice, whatever is deleted.
-        run: The run that made it; "" for one that a user uploaded.
-        attempt: Of the run, when it completed; 0 without a run.
-        path: The run's file or folder that it was made of, e.g. ``outputs/model.pt``.
-        digest: Of names and digests of its files.
-        lineage: Where it comes from, as plain data (docs/guides/models.md).
+        version: From 1; a number is never reused, even after deletions.
+        run: The run that made it; "" if a user uploaded it.
+        attempt: The run's attempt at its completion; 0 without a run.
+        path: The run's file or folder that it was made from, e.g. ``outputs/model.pt``.
+        digest: The digest of its files' names and digests.
+        lineage: Its lineage, as plain data (docs/guides/models.md).
         aliases: Names that point to this version now.
     """
 
@@ -537,5 +537,5 @@ class ModelVersion:
 
     @property
     def size(self) -> int:
-        """All its bytes."""
+        """Its total size."""
         return sum(one.size for one in self.files)

@@ -1,11 +1,11 @@
-"""What becomes of a job whose attempt failed: tried again, held, or given up. Pure.
+"""Decides about a job whose attempt failed: retry it, hold it, or fail it. Pure.
 
-Each failure class has a budget of its own (`spec.Retries`) and a pause that doubles; a storage that
-does not answer is waited for with longer ones. A failure that another attempt cannot change, such
-as a missing file or credential, is never tried again. Work that was done renews the budgets of
-what is not the script's fault: a job of weeks outlives more lost nodes than one of minutes. A job
-that takes its attempt host, or a whole node, down with it again and again is poison: others lose
-their work by it. It is held back in the queue, with the reason, until somebody releases it.
+Each failure class has its own budget (`spec.Retries`) and a pause that doubles; the pauses for a
+storage that does not answer are longer. A failure that another attempt cannot change, such as a
+missing file or credential, is never retried. Completed work renews the budgets of failures that are
+not the script's fault: a job of weeks survives more lost nodes than one of minutes. A job that
+repeatedly takes down its attempt host or a whole node is a poison job: other jobs lose work because
+of it. The queue holds it, with the reason, until a user releases it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from rayjobs.jobs.outcomes import LONGEST_PAUSE_S, LOSSES, spends_budget
 from rayjobs.jobs.records import Attempt
 from rayjobs.spec.model import Retries
 
-# A storage that is restarted is back in seconds, one that is upgraded in minutes: the pauses
-# between so many retries add up to five minutes.
+# A restarted storage is back in seconds, an upgraded one in minutes: the pauses between this many
+# retries add up to five minutes.
 OUTAGE_RETRIES = 8
 OUTAGE_FIRST_PAUSE_S = 5.0
-# So many attempts one after the other that lost their host or node, each so soon after its start.
-# A node that is lost after hours of work is a node's fault, not a script's.
+# How many consecutive attempts lost their host or node, and how soon after their start.
+# The loss of a node after hours of work is the node's fault, not the script's.
 POISON_AFTER = 3
 POISON_WITHIN_S = 600.0
-# Work or no work, that is enough: what loses its nodes so often has a part in it.
+# The limit, even with completed work: a job that loses so many nodes contributes to it.
 MOST_LOSSES = 20
-# An attempt that ran for so long did its work: what ended it, and others before it, is no sign
-# that the next one will not.
+# An attempt that ran this long did its work: its end and earlier ones do not predict the next
+# one's.
 RENEWED_AFTER_S = 3600.0
-# Classes of what happens to a job, not by it. Outages of a storage are renewed too.
+# Classes of failures that the job does not cause. Outages of a storage are renewed too.
 RENEWED = frozenset({FailureClass.NODE_LOST, FailureClass.PREEMPTED, FailureClass.SYSTEM})
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Queue it again, and start it no sooner than in `pause_s`."""
+    """Requeue it, and start it after `pause_s` at the earliest."""
 
     reason: str
     pause_s: float
@@ -48,7 +48,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Hold:
-    """Queue it again and keep it there: `hold` says why, and what to do."""
+    """Requeue and hold it: `hold` has the reason and the remedy."""
 
     reason: str
     hold: str
@@ -56,7 +56,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """It has failed for good: its budget is spent, or nothing that a retry does can help."""
+    """It has failed permanently: its budget is used up, or a retry cannot help."""
 
 
 def decide(
@@ -68,17 +68,17 @@ def decide(
     now: datetime,
     released_at: datetime | None = None,
 ) -> Retry | Hold | GiveUp:
-    """Return what becomes of a job whose newest attempt has ended in a failure.
+    """Return the decision about a job whose newest attempt has failed.
 
     Args:
-        outcome: Of the newest attempt, whose row does not say it yet.
-        attempts: All of the job, oldest first, the newest among them.
-        released_at: When the job was last released from a hold; None: never. What was before
-            does not count towards another one.
+        outcome: The newest attempt's outcome, which its row does not have yet.
+        attempts: All attempts of the job, oldest first, including the newest.
+        released_at: When the job was last released from a hold; None: never. Attempts before that
+            do not count towards another hold.
     """
     lost = _lost_in_a_row(attempts, outcome, now, released_at)
     if lost >= POISON_AFTER:
-        what = f"{lost} attempts one after the other lost their host or node"
+        what = f"{lost} consecutive attempts lost their host or node"
         return Hold(
             f"held: {what}; the last: {failure.message}",
             f"{what}, each within {duration_text(POISON_WITHIN_S)} of its start; the last: "
@@ -104,24 +104,24 @@ def decide(
     if used >= budget or (outcome in LOSSES and losses >= max(budget, MOST_LOSSES)):
         return GiveUp()
     if failure.failure_class is FailureClass.PREEMPTED:
-        return Retry(failure.message, 0.0)  # nothing failed that a pause would mend
+        return Retry(failure.message, 0.0)  # a pause would not help against this failure
     return Retry(
         f"tries again ({used + 1} of {budget}) after a failure of class "
         f"{failure.failure_class}: {failure.message}",
-        # What ran before goes on first when the cluster is up again, ahead of what only waited.
+        # After a restart of the cluster, jobs that ran before start ahead of waiting ones.
         0.0 if outcome is Outcome.CLUSTER_LOST else pause_s(used),
     )
 
 
 def pause_s(used: int) -> float:
-    """Return the pause before a retry, in seconds, when so many of its class came before it."""
+    """Return the pause in seconds before a retry, by the number of earlier ones of its class."""
     return float(min(LONGEST_PAUSE_S, 2.0 ** min(used, 16)))
 
 
 def _wait_for_storage(failure: Failure, used: int, budget: int) -> Retry | GiveUp:
-    """Outages have a count of their own: the job did nothing wrong, and needs only patience.
+    """Outages are counted separately: the job did nothing wrong and only has to wait.
 
-    A budget of 0 still means that nothing is tried again, a larger one that more is.
+    A budget of 0 still means no retries, and a larger one more retries.
     """
     most = max(budget, OUTAGE_RETRIES)
     if used >= most:
@@ -133,9 +133,9 @@ def _wait_for_storage(failure: Failure, used: int, budget: int) -> Retry | GiveU
 
 
 def _renewed_at(attempts: Sequence[Attempt], now: datetime) -> int:
-    """Return the index of the last attempt that ran long enough to renew the budget, 0 if none did.
+    """Return the index of the last attempt that ran long enough to renew the budget, or 0.
 
-    That attempt's own failure is the first that is charged to the renewed budget.
+    That attempt's own failure is the first one charged to the renewed budget.
     """
     for place in range(len(attempts) - 1, -1, -1):
         one = attempts[place]

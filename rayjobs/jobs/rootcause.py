@@ -1,4 +1,4 @@
-"""From exit records and log tails to one outcome and the failure that users see."""
+"""Derives an attempt's outcome and root cause from its exit records and log tails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _UNREADABLE = (
     "[Errno 107]",
 )
 _READ_ONLY = ("Read-only file system", "[Errno 30]")
-# What a collective says when another rank has left it: a consequence, not a cause. A script's own
+# The errors of a collective that another rank has left: a consequence, not a cause. A script's own
 # connections break with the same words, but not in a collective.
 _LEFT = (
     "DistBackendError",
@@ -65,9 +65,9 @@ _SIGNALS: Mapping[int, str] = {
     signals.SIGXCPU: "used up its CPU time limit",
     signals.SIGXFSZ: "wrote a file larger than allowed",
 }
-# Ends that native code brings about by itself.
+# Ends that native code causes itself.
 _CRASHES = (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS, signals.SIGILL, signals.SIGFPE)
-# What a script fails with that waits for somebody to type, and what to do instead.
+# How a script fails that waits for keyboard input, and the remedy.
 _TYPING = {
     "bdb.BdbQuit": "breakpoint() cannot stop here: a job has no terminal. Debug the script outside "
     "a job (`python SCRIPT`), or see where a running job is with `rayjobs stacks JOB`",
@@ -79,16 +79,16 @@ _CODES = {
     126: "the shell's code for a command that cannot be executed",
     127: "the shell's code for a command that was not found",
 }
-# Of a group that has stalled, how many ranks' places are kept with the failure.
+# For how many ranks of a stalled group the failure keeps the stack.
 STALLED_LINES = 16
 
 
 @dataclass(frozen=True)
 class _Blamed:
-    """The rank that an attempt failed by, with its node's record and what its log says.
+    """The rank that made an attempt fail, with its node's record and its log's last words.
 
     Attributes:
-        was_leaving: It had failed, and was ended from outside while it left.
+        was_leaving: Whether it had failed, and was killed from outside while it exited.
     """
 
     record: ExitRecord
@@ -98,7 +98,7 @@ class _Blamed:
 
 
 class _Words(dict[int, tracebacks.Said]):
-    """What each rank's log says about its end, read where it is asked for."""
+    """What each rank's log says about its end, read on demand."""
 
     def __init__(self, tails: Mapping[int, bytes]) -> None:
         super().__init__()
@@ -121,9 +121,9 @@ def diagnose(
     Args:
         exits: Exit records, one per node.
         tails: The end of each rank's log, by rank.
-        data: Of each node, what is known of its inputs.
-        has_only_its_packages: The job's environment has the packages that the job asked for, and
-            none of the target's own.
+        data: Per node, the facts about its inputs.
+        has_only_its_packages: Whether the job's environment has only the packages that the job
+            requested, without the target's.
     """
     bad = [record for record in exits if record.outcome is not Outcome.COMPLETED]
     if exits and not bad:
@@ -142,7 +142,7 @@ def diagnose(
         end = ENDS[record.end_reason or EndReason.CANCELED]
         if end.failure_class is None:
             return end.outcome, None
-        # The process that ended it with its node may have died before it could record that.
+        # The process that ended it with its node may have died before it recorded that.
         is_lost = record.end_reason is EndReason.PLACE_LOST
         message = (
             f"{record.reason}; its remaining processes were ended first"
@@ -185,7 +185,7 @@ def diagnose(
             troubles = [one for node in data for one in node.troubles]
             is_outage = any(one.is_outage for one in troubles)
             failure = _failure(FailureClass.DATA, message, rank, said)
-            # Where a storage was away as well, it may have been for that.
+            # If a storage also failed, that may have been the cause.
             is_permanent = not is_outage and any(one.is_permanent for one in troubles)
             return outcome, replace(failure, is_outage=is_outage, is_permanent=is_permanent)
         message = _message(blamed) + _refused_write(said, data)
@@ -212,11 +212,11 @@ def _failure(
 
 
 def _blame_order(record: ExitRecord, words: _Words) -> tuple[bool, bool, bool, float]:
-    """Return what sorts nodes by blame: one that failed by itself, then the earliest.
+    """Return the sort key of nodes by blame: those that failed by themselves, then the earliest.
 
-    Clocks of two machines need not agree: times decide only where nothing else does. A cancel
-    that one node was given because another failed must not hide that failure, nor must an end
-    that MPI brought to all nodes, nor what a rank elsewhere suffered from it.
+    Clocks of two machines may differ: times decide only if nothing else does. A cancel on one node
+    because of another's failure must not hide that failure, nor must an end that MPI brought to all
+    nodes, nor a consequence on a rank elsewhere.
     """
     outcome = record.outcome
     rank = _own_failure(record, words)
@@ -229,10 +229,10 @@ def _blame_order(record: ExitRecord, words: _Words) -> tuple[bool, bool, bool, f
 
 
 def _own_failure(record: ExitRecord, words: _Words) -> RankExit | None:
-    """Return the rank that a node's end began with.
+    """Return the rank with which a node's end began.
 
-    Of those found dead together, one that was not left by another; who ended later may have been
-    asked to.
+    Of ranks found dead together, this is one that was not left by a peer; ranks that ended later
+    may have been asked to.
     """
     first = _first_rank(record)
     if first is None or record.outcome is not Outcome.FAILED:
@@ -258,21 +258,21 @@ def _first_rank(record: ExitRecord) -> RankExit | None:
 
 
 def _lost_peer(said: tracebacks.Said) -> bool:
-    told = (said.error, *said.lines)
-    if any(name in line for name in _LEFT for line in told):
+    texts = (said.error, *said.lines)
+    if any(name in line for name in _LEFT for line in texts):
         return True
-    broken = [line for line in told if any(text in line for text in _BROKEN)]
-    # An older torch says no more than these words, but raises them itself.
+    broken = [line for line in texts if any(text in line for text in _BROKEN)]
+    # An older torch prints only these words, but raises them itself.
     in_collective = _COLLECTIVES_FILE.search(said.raised_in) is not None
     return any(in_collective or _COLLECTIVE.search(line) for line in broken)
 
 
 def _who_was_leaving(bad: Sequence[ExitRecord], words: _Words) -> _Blamed | None:
-    """Return the rank that all failed ones were left by, with its record and its words.
+    """Return the rank whose exit made the other ranks fail, with its record and log.
 
-    A failing rank closes its connections before it has ended, so that another one may fail by
-    that, and end, before it. Only the traceback that it ended with tells: one that it went on
-    after was none of its end, which it was asked for.
+    A failing rank closes its connections before it ends, so that another one may fail because of
+    that and end before it. Only the traceback with which it ended identifies it: after an earlier
+    one it continued.
     """
     found = []
     for record in bad:
@@ -285,19 +285,19 @@ def _who_was_leaving(bad: Sequence[ExitRecord], words: _Words) -> _Blamed | None
 
 
 def _is_of_a_lost_node(record: ExitRecord, words: _Words) -> bool:
-    """Whether an end is that of a lost node, or what a rank elsewhere suffers from it."""
+    """Whether an end is that of a lost node, or its consequence for a rank elsewhere."""
     rank = _own_failure(record, words)
     if rank is None:
         return True
     said = words[rank.rank]
-    # Gloo, NCCL and MPI may also abort without a word when a peer is gone, and a script's own
-    # connections to it break like theirs.
+    # Gloo, NCCL and MPI may also abort without a message when a peer is gone, and a script's own
+    # connections to it break in the same way.
     is_broken = any(text in line for text in _BROKEN for line in (said.error, *said.lines))
     return _lost_peer(said) or is_broken or not said.is_traceback
 
 
 def _stalled(record: ExitRecord, bad: Sequence[ExitRecord]) -> Failure:
-    """Return the failure of an attempt that said nothing any more, with the rank to look at."""
+    """Return the failure of a stalled attempt, with the rank to look at."""
     reason = record.reason or "the attempt has stalled"
     found = [one for node in bad for one in node.stacks]
     odd, how = stacks.odd_ones(found)
@@ -328,15 +328,16 @@ def _class_of(record: ExitRecord, rank: RankExit, said: tracebacks.Said) -> Fail
 
 
 def _data_cause(said: tracebacks.Said, tail: bytes, data: Sequence[DataFacts]) -> str | None:
-    """Return why an attempt failed for its data; None if it did not, as far as is known.
+    """Return why an attempt failed because of its data; None if, as far as known, it did not.
 
-    A script that reads from a mount sees an I/O error and no cause: the mount's process knows it.
-    Trouble alone says nothing: it may have passed, and the script failed for another reason.
+    A script that reads from a mount sees an I/O error without a cause: the mount's process knows
+    it. Trouble alone is no proof: it may have passed, and the script may have failed for another
+    reason.
     """
     text = tail.decode("utf-8", "replace")
     for node in data:
         for trouble in node.troubles:
-            # Native code that maps a file dies of SIGBUS, without a word.
+            # Native code that maps a file dies of SIGBUS without a message.
             if not said.is_traceback or any(mark in text for mark in _UNREADABLE):
                 return f"input {trouble.name!r} could not be read: {trouble.message}"
     if any(mark in said.error for mark in _UNREADABLE):
@@ -348,18 +349,18 @@ def _data_cause(said: tracebacks.Said, tail: bytes, data: Sequence[DataFacts]) -
 
 
 def _missing_package(said: tracebacks.Said) -> str:
-    """Return where to find a package that an environment of its own lacks, if that ended it."""
+    """Return how to get a package that the job's environment lacks, if that ended the script."""
     if not said.error.startswith("ModuleNotFoundError: No module named "):
         return ""
     return (
-        "; the job's environment has only the packages that the job asked for. Add the missing "
+        "; the job's environment has only the packages that the job requested. Add the missing "
         "one, or add yours to the target's own packages: by --pip without --env, or by `base: "
         "target` in a job file's environment"
     )
 
 
 def _refused_write(said: tracebacks.Said, data: Sequence[DataFacts]) -> str:
-    """Return what to do about an attempt to write to an input, if that ended the script."""
+    """Return the remedy for a write to a read-only input, if that ended the script."""
     if not any(mark in said.error for mark in _READ_ONLY):
         return ""
     for node in data:
@@ -394,7 +395,7 @@ def _message(blamed: _Blamed) -> str:
         what += f": {said.error}"
         what += f" ({said.at})" if said.at else ""
     elif number is None and code == 1 and said.lines:
-        what += f"; its last line: {said.lines[-1].strip()}"  # sys.exit("text") says it there
+        what += f"; its last line: {said.lines[-1].strip()}"  # sys.exit("text") prints it there
     elif not said.lines:
         what += "; it printed nothing"
     if said.error in _TYPING:

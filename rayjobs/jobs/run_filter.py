@@ -29,7 +29,7 @@ class RunFilter:
         type: ``job``, ``sweep`` or ``interactive``, or Azure ML's name of it
             (``azureml.scriptrun``, ``hyperdrive``).
         tags: Tags that it has; a value of None accepts every value.
-        properties: The same of properties.
+        properties: The same for properties.
         status: Its state.
     """
 
@@ -42,7 +42,7 @@ class RunFilter:
     def of(
         cls, type: str | None = None, tags: Any = None, properties: Any = None, status: Any = None
     ) -> RunFilter:
-        """Return a filter of what users give: a key, or a mapping of keys to values."""
+        """Return a filter from a user's value: a key, or a mapping of keys to values."""
         return cls(
             type=type,
             tags=_wanted(tags),

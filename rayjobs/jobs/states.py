@@ -1,4 +1,4 @@
-"""States of a job and the only steps between them."""
+"""The states of a job and the allowed steps between them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class JobState(StrEnum):
     """Where a job is. A state is a fact; a request ("please cancel") is a field."""
 
     QUEUED = "Queued"  # waits for an allocation
-    PROVISIONING = "Provisioning"  # the policy named it; its allocation is being made
-    PREPARING = "Preparing"  # its nodes unpack the snapshot and bring the inputs
+    PROVISIONING = "Provisioning"  # the policy has chosen it; its allocation is being made
+    PREPARING = "Preparing"  # its nodes unpack the snapshot and fetch the inputs
     RUNNING = "Running"  # its attempt host has been started
     FINALIZING = "Finalizing"  # its ranks have ended; files are being stored
     COMPLETED = "Completed"
@@ -21,7 +21,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the job never moves again."""
+        """Whether the job's state is final."""
         return self in FINAL
 
     @property

@@ -1,4 +1,4 @@
-"""Finds what a script said before it failed: its last traceback, or its last error lines."""
+"""Finds a script's last traceback, or its last error lines, in its log."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rayjobs.core.terminal import plain_text
 
 MOST_LINES = 12
 LONGEST_LINE = 400
-SURVIVED_LINES = 300  # a traceback followed by so much output did not end the process
+SURVIVED_LINES = 300  # a traceback followed by this much output did not end the process
 
 _HEADER = re.compile(r"^[\s|+]*-*\s*(?:Exception Group )?Traceback \(most recent call last\):\s*$")
 _FRAME = re.compile(r'^[\s|]*File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<where>.+))?$')
 _FINAL = re.compile(r"^[\s|]*(?P<type>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
 _SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError): ")
-# Told, but not what ended the process.
+# Printed, but not the cause of the end.
 _HARMLESS = re.compile(r"^(?:Exception ignored in|Exception in thread |Exception ignored while)")
 _LOUD = re.compile(
     r"(?:^|[\s:\[(])(?:error|errors|fatal|failed|panic|abort(?:ed)?|exception|killed|"
@@ -25,38 +25,38 @@ _LOUD = re.compile(
     r"|\w(?:Error|Exception)\b",
     re.IGNORECASE,
 )
-# Before each line of a traceback once a process group is made. Source: torch.distributed's
+# The prefix of each traceback line after a process group is made. Source: torch.distributed's
 # excepthook.
 _RANK = re.compile(r"^\[rank\d+\]: ?")
-# What a process still prints while it leaves: c10d's log lines, warnings, wandb's last words, and
-# what goes on indented, unless that is a progress bar.
+# What a process still prints while it exits: c10d's log lines, warnings, wandb's last output, and
+# indented continuations, unless they are a progress bar.
 _LEAVING = re.compile(r"^(?:\[?[IWEF]\d{4} |\S+:\d+: \w*Warning: |wandb: |\s(?!\s*\d+%\|)|[|+]|$)")
 _ATTEMPT = re.compile(r"^.*/attempts/.+?/work/")
-# What `faulthandler` prints of a crash. Source: CPython's Modules/faulthandler.c.
+# The output of `faulthandler` after a crash. Source: CPython's Modules/faulthandler.c.
 _CRASH = re.compile(r"^Fatal Python error: (?P<what>.+)$")
 _STACK = re.compile(r"^(?P<current>Current thread|Thread) 0x[0-9a-f]+.*most recent call first")
 _STACK_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+),? in (?P<where>.+)$')
 _ABORTED = "Aborted"
-# Frames of the code that starts a script, or that it calls, are of no interest to its author. This
-# package need not be among the libraries: it may be used from where it is written.
+# Frames of the code that starts a script, or that it calls, do not interest its author. This
+# package need not be among the libraries: it may be used from its source folder.
 _OURS = re.compile(rf"(?:/rayjobs/injob/|^{re.escape(str(Path(__file__).parents[1]))}/)")
 _LIBRARY = re.compile(r"(?:/site-packages/|/dist-packages/|/lib/python\d|^<frozen |^<string>)")
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a log says about a failure.
+    """A log's evidence about a failure.
 
     Attributes:
-        error: The exception's own line, or the line that tells most; empty when nothing does.
-        at: ``train.py:12 in main``; empty when unknown.
+        error: The exception's own line, or the most informative line; empty if there is none.
+        at: ``train.py:12 in main``; empty if unknown.
         lines: The lines that matter, oldest first.
         is_traceback: Whether `error` is the final line of a traceback (or a syntax error).
-        ends_log: Whether it is one that the process ended with, as far as its log tells: torch
-            printed it as uncaught, or nothing was printed afterwards but while leaving.
-        raised_in: The file of a traceback's innermost frame; empty when unknown.
-        is_crash: Whether `error` is of a crash in native code, of which `faulthandler` has
-            printed the Python stack.
+        ends_log: Whether the process ended with it, by its log: torch printed it as uncaught, or
+            only exit output followed.
+        raised_in: The file of a traceback's innermost frame; empty if unknown.
+        is_crash: Whether `error` is a crash in native code, for which `faulthandler` has printed
+            the Python stack.
     """
 
     error: str
@@ -69,20 +69,20 @@ class Said:
 
 
 def find(tail: bytes) -> Said:
-    """Return what the end of a log says about its process's failure."""
+    """Return the evidence at the end of a log about its process's failure."""
     lines, by_torch = _lines(tail)
     start = _last_crash(lines)
     crash = None if start is None else _crash(lines, start)
     traceback = _last_traceback(lines if start is None else lines[:start], by_torch)
     if crash is not None:
-        # A process whose exception ended it may still abort while it leaves: a consequence.
+        # After a fatal exception, a process may still abort while it exits: a consequence.
         is_consequence = traceback is not None and (traceback.ends_log or crash.error == _ABORTED)
         return traceback if traceback is not None and is_consequence else crash
     if traceback is not None:
         return traceback
     spoken = [line for line in lines if line.strip()]
     loud = [index for index, line in enumerate(spoken) if _LOUD.search(line)]
-    # An error that is followed by much other output was survived.
+    # The process survived an error if much other output follows.
     if loud and loud[-1] >= len(spoken) - 20:
         start = max(0, min(loud[-1] - 2, len(spoken) - 6))
         picked = spoken[start : start + MOST_LINES]
@@ -92,12 +92,12 @@ def find(tail: bytes) -> Said:
 
 
 def _lines(tail: bytes) -> tuple[list[str], set[int]]:
-    """Return the lines as they are shown, and which of them torch printed as a rank's own."""
+    """Return the lines as shown, and which of them torch printed as a rank's own."""
     text = tail.decode("utf-8", "replace")
     lines: list[str] = []
     by_torch: set[int] = set()
     for line in text.split("\n"):
-        # What a progress bar has overwritten was not seen at the end either.
+        # Output that a progress bar has overwritten was not visible at the end either.
         seen = line.rstrip("\r").rpartition("\r")[2]
         plain, removed = _RANK.subn("", plain_text(seen))
         if removed:
@@ -130,10 +130,10 @@ def _last_traceback(lines: list[str], by_torch: set[int]) -> Said | None:
 
 
 def _last_crash(lines: list[str]) -> int | None:
-    """Return where the report of a crash begins that no traceback follows; None without one."""
+    """Return where the report of a crash without a later traceback begins, or None."""
     for index in range(len(lines) - 1, -1, -1):
         if _HEADER.match(lines[index]):
-            return None  # a crash of a helper process, which the script went on after
+            return None  # a crash of a helper process, after which the script continued
         if _CRASH.match(lines[index]):
             spoken = sum(1 for line in lines[index:] if line.strip())
             return index if spoken <= SURVIVED_LINES else None
@@ -141,7 +141,7 @@ def _last_crash(lines: list[str]) -> int | None:
 
 
 def _crash(lines: list[str], start: int) -> Said:
-    """Return what `faulthandler` has printed of a crash: the stack of the thread that crashed."""
+    """Return `faulthandler`'s report of a crash: the stack of the crashed thread."""
     match = _CRASH.match(lines[start])
     assert match is not None
     frames: list[re.Match[str]] = []
@@ -161,8 +161,8 @@ def _crash(lines: list[str], start: int) -> Said:
         at += f" in {chosen['where']}" if chosen["where"] != "<module>" else ""
     shown = [one[0].replace(one["file"], _ATTEMPT.sub("", one["file"])) for one in frames]
     before = [line for line in lines[:start] if line.strip()][-2:]
-    told = (*before, match[0], *shown)[:MOST_LINES]
-    return Said(match["what"].strip(), at, told, False, is_crash=True)
+    shown_lines = (*before, match[0], *shown)[:MOST_LINES]
+    return Said(match["what"].strip(), at, shown_lines, False, is_crash=True)
 
 
 def _has_header_before(lines: list[str], index: int) -> bool:
@@ -193,14 +193,14 @@ def _block(lines: list[str], start: int) -> Said:
         more.append(line)
     at, near = _place(lines, frames)
     picked = (*near, final, *more)
-    told = tuple(line for line in picked if line.strip())[:MOST_LINES]
+    found = tuple(line for line in picked if line.strip())[:MOST_LINES]
     deepest = _FRAME.match(lines[frames[-1]]) if frames else None
     raised_in = "" if deepest is None else deepest["file"]
-    return Said(final, at, told, True, _is_leaving(lines[index + 1 :]), raised_in)
+    return Said(final, at, found, True, _is_leaving(lines[index + 1 :]), raised_in)
 
 
 def _is_leaving(rest: list[str]) -> bool:
-    """Whether these lines are what a process prints that does not go on any more."""
+    """Whether these lines are the output of a process that is exiting."""
     ignored = False
     for line in rest:
         if line.startswith("Exception ignored "):

@@ -1,4 +1,4 @@
-"""Who logs into an interactive run: a process, or an attempt of a job. The run ends with it."""
+"""The writer of an interactive run: a process or an attempt of a job. The run ends with it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MACHINE_ID = "/etc/machine-id"
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessWriter:
-    """A process outside of the queue, such as a notebook's kernel.
+    """A process outside the queue, such as a notebook's kernel.
 
     Attributes:
         namespace: Its PID namespace: its pid means nothing in another one.
         host: Name of its machine.
-        machine: Id of its machine, which stays when it is started again; empty if it has none.
+        machine: Id of its machine, which survives a restart; empty if it has none.
     """
 
     pid: int
@@ -47,7 +47,7 @@ class ProcessWriter:
     def is_gone(self) -> bool:
         """Whether it is known to have ended.
 
-        What cannot be seen from here (another machine, another container) is not known.
+        On another machine or in another container, this is unknown.
         """
         if self.boot_id != boot_id():
             return self.is_of_earlier_boot
@@ -57,14 +57,14 @@ class ProcessWriter:
 
     @property
     def is_of_earlier_boot(self) -> bool:
-        """Whether its machine, this one, was started again since."""
+        """Whether its machine, this one, has restarted since."""
         if self.boot_id == boot_id() or self.host != socket.gethostname():
             return False
-        # Machines may share a name: only an id that is known, and equal, says that it is this one.
+        # Machines may share a name: only a known and equal id proves that it is this one.
         return self.machine != "" and self.machine == _machine()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as the store keeps it."""
+        """Return its stored form."""
         return {"kind": "process", **asdict(self)}
 
 
@@ -76,7 +76,7 @@ class AttemptWriter:
     attempt: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as the store keeps it."""
+        """Return its stored form."""
         return {"kind": "attempt", **asdict(self)}
 
 

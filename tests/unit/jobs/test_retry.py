@@ -151,7 +151,7 @@ def test_what_takes_its_host_down_again_and_again_is_held(outcome: str) -> None:
     losses = [outcome] * POISON_AFTER
     decision = after(attempts(*losses), outcome)
     assert isinstance(decision, Hold)
-    assert "3 attempts one after the other lost their host or node" in decision.hold
+    assert "3 consecutive attempts lost their host or node" in decision.hold
     assert "--release" in decision.hold
     assert isinstance(after(attempts(*losses[1:]), outcome), Retry)
 
