@@ -122,7 +122,7 @@ def test_a_node_that_can_run_no_image_names_both_ways_out(short_path: Path) -> N
     )
     assert "container images cannot be run on this node: user namespaces: no. You can" in said
     assert "start the node itself from the image" in said
-    assert "packages of the job's `environment`" in said
+    assert "packages in the job's `environment`" in said
 
 
 def test_an_image_that_lacks_python_or_mpirun_is_refused_before_its_ranks_start(
