@@ -41,7 +41,7 @@ COLLECT_TRIES = 4
 # A collection without progress is given up after this time, or when the job is canceled.
 STUCK_S = 600.0
 STUCK_LOOK_S = 2.0
-# How long to wait for a storage that does not answer: as long as the retries of a job that reads it.
+# How long to wait for a storage that does not answer: as long as the retries of its readers.
 OUTAGE_S = 300.0
 OUTAGE_LONGEST_PAUSE_S = 10.0
 # The tries, and the pause between them, if one of our processes could not open more files.
