@@ -305,7 +305,7 @@ def test_a_module_missing_from_packages_of_its_own_names_the_base() -> None:
     assert plain is not None
     assert failure is not None
     assert failure.message == (
-        f"{plain.message}; the job's environment has only the packages that the job asked for. "
+        f"{plain.message}; the job's environment has only the packages that the job requested. "
         "Add the missing one, or add yours to the target's own packages: by --pip without --env, "
         "or by `base: target` in a job file's environment"
     )
