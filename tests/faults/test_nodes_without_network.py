@@ -177,7 +177,7 @@ def ready(folder: Path, workspace: OpenWorkspace, asked: Container) -> ReadyImag
         Workspaces(lambda _path: workspace, shares_disk=True),
         snapshots.NodeSnapshots(folder / "snapshots"),
     )
-    node._tell = lambda *_: None  # type: ignore[method-assign]
+    node._report = lambda *_: None  # type: ignore[method-assign]
     root = Path(tempfile.mkdtemp(prefix="attempt-", dir=folder.parent))
     (root / "tmp").mkdir()
     request = data_request(root)
