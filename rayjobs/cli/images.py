@@ -79,7 +79,7 @@ def images() -> None:
     "  rayjobs images convert dataset:photos --submit --validation-share 0.2\n"
     "  rayjobs images train --train output:JOB/train --validation output:JOB/validation\n"
 )
-@click.argument("source")
+@click.argument("source", type=Names("data paths"))
 @click.argument("folder", metavar="[FOLDER]", required=False)
 @click.option(
     "--validation-share",
