@@ -48,6 +48,7 @@ class Stages:
         self._attempt = 0
         self._printed = 0  # the last attempt of which output was shown
         self._was_over = False
+        self._held: str | None = None
         self._looked_s = float("-inf")
         self._outlook_s = time.monotonic()
         self.job: Job = workspace.store.job(job_id)
@@ -69,9 +70,13 @@ class Stages:
         again = job.state is JobState.QUEUED and job.attempt > self._attempt
         self._attempt = job.attempt
         if stage != self._said or again:
-            self._said, self._reason = stage, ""
             # A waiting job has a reason; one put back, what happened to its attempt.
-            self._tell(stage, job.reason if job.state is JobState.QUEUED and job.attempt else "")
+            reason = job.reason if job.state is JobState.QUEUED and job.attempt else ""
+            self._said, self._reason = stage, reason
+            self._tell(stage, reason)
+        if job.held != self._held:
+            self._held = job.held
+            self._say_held(job)
         if now_s - self._outlook_s >= OUTLOOK_EVERY_S:
             self._outlook_s = now_s
             self._look_ahead(job)
@@ -85,6 +90,9 @@ class Stages:
         if attempt <= self._printed or self._was_over:
             return
         self._printed = attempt
+        if self.job.state is JobState.QUEUED and self.job.attempt >= attempt:
+            self._tell(f"attempt {attempt}, which has ended, printed", "")
+            return
         stage = _stage(JobState.RUNNING, attempt)
         if self._said not in (stage, _stage(JobState.FINALIZING, attempt)):
             self._said, self._reason = stage, ""
@@ -102,6 +110,16 @@ class Stages:
             place = f", number {outlook.position}" if outlook.position else ""
             shown = outlook.state if is_other else self._said
             self._tell(f"{shown}{place}", outlook.reason)
+
+    def _say_held(self, job: Job) -> None:
+        """Say once what ends the wait for a job that does not start by itself."""
+        if job.held is None:
+            return
+        short = short_id(job)
+        self._say(
+            f"{self._label}{short} is held, and waits until you decide: `rayjobs update {short} "
+            f"--release` lets it start, `rayjobs cancel {short}` cancels it"
+        )
 
     def _tell(self, stage: str, reason: str) -> None:
         text = f"{stage}: {reason}" if reason else stage

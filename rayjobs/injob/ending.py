@@ -106,9 +106,12 @@ class Ending:
         """Begin the end because ranks have failed; the one that ended first is named."""
         first = min(failed, key=_order_of_failure)
         self.first_failed = first.plan.rank
-        if first.setup_error:
-            text = first.setup_error.decode("utf-8", "replace")
-            self.begin(Outcome.HOST_ERROR, f"rank {first.plan.rank} cannot be set up: {text}")
+        if first.never_starts:
+            self.begin(Outcome.NOT_STARTABLE, first.setup_problem)
+            return
+        if first.setup_problem:
+            text = f"rank {first.plan.rank} cannot be set up: {first.setup_problem}"
+            self.begin(Outcome.HOST_ERROR, text)
             return
         over = [rank for rank in failed if self._was_over_memory(rank)]
         if over:

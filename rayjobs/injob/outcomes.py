@@ -25,6 +25,7 @@ class Outcome(str, Enum):
     TIME_LIMIT = "time_limit"
     OUT_OF_MEMORY = "out_of_memory"
     STALLED = "stalled"
+    NOT_STARTABLE = "not_startable"  # a rank's program cannot be started, by any attempt
     HOST_ERROR = "host_error"  # the host could not carry it out, or was killed
     LEASE_LOST = "lease_lost"  # its target could not renew the host's lease
     # Decided by the target.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -16,6 +17,25 @@ from rayjobs.injob.log_cap import LogCap
 from rayjobs.injob.plan import LaunchPlan, RankPlan, expand
 from rayjobs.injob.tree import Tree
 from rayjobs.injob.waitstatus import WaitStatus
+
+# Before what the setup pipe says of a program that another attempt cannot start either.
+_NEVER = b"\0"
+# Errors of `execve` that the program's file itself causes: they do not pass.
+_NEVER_STARTS = frozenset(
+    (
+        errno.ENOENT,
+        errno.EACCES,
+        errno.ENOEXEC,
+        errno.ENOTDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.E2BIG,
+    )
+)
+
+
+class NeverStartsError(Exception):
+    """A rank's program cannot be started, and another attempt cannot start it either."""
 
 
 @dataclass
@@ -47,6 +67,16 @@ class Rank(WaitStatus):
             return False
         self.setup_error += data
         return not data
+
+    @property
+    def never_starts(self) -> bool:
+        """Whether its program cannot be started by another attempt either."""
+        return self.setup_error.startswith(_NEVER)
+
+    @property
+    def setup_problem(self) -> str:
+        """Why it could not be set up, for people; empty when it was, or does not say it yet."""
+        return self.setup_error.lstrip(_NEVER).decode("utf-8", "replace")
 
     def ended(self, status: int, max_rss_bytes: int, *, at: float) -> None:
         """Note its end; `at` in seconds of the wall clock."""
@@ -158,6 +188,9 @@ def fork_rank(
         if os.getppid() not in (host, 0) or not os.read(go_read, 1):
             os._exit(1)  # the host died before it let this rank go
         return _set_up(plan, item, secrets, warm, setup_write)
+    except NeverStartsError as error:
+        os.write(setup_write, _NEVER + str(error).encode()[:4000])
+        os._exit(126)
     except BaseException as error:
         os.write(setup_write, f"{type(error).__name__}: {error}".encode()[:4000])
         os._exit(126)
@@ -180,7 +213,10 @@ def _set_up(
     if plan.container is not None:
         from rayjobs.injob import container
 
-        container.set_limits(plan.container)
+        try:
+            container.set_limits(plan.container)
+        except container.ContainerError as error:
+            raise NeverStartsError(error.strerror) from None
     armed = None if plan.stall_timeout_s is None else plan.stacks_of(item.rank)
     if plan.kind == "command":
         assert plan.command is not None
@@ -210,4 +246,18 @@ def _replace(arguments: list[str], env: Mapping[str, str], setup: int) -> None:
     try:
         os.execve(arguments[0], arguments, dict(env))
     except OSError as error:
-        raise OSError(error.errno, f"{arguments[0]} cannot be started: {error.strerror}") from None
+        said = f"{arguments[0]} cannot be started: {error.strerror}"
+        if error.errno in _NEVER_STARTS:
+            raise NeverStartsError(said + _why_never(arguments[0], error.errno)) from None
+        raise OSError(error.errno, said) from None
+
+
+def _why_never(program: str, number: int) -> str:
+    """Return what people have to know of a program that is not started, besides the error."""
+    if number == errno.ENOENT and os.path.exists(program):
+        return " (the file exists; the loader or interpreter that it names does not)"
+    if number == errno.ENOEXEC:
+        return " (it is for another kind of processor, or not a program)"
+    if number == errno.E2BIG:
+        return " (its arguments and variables are longer than the kernel takes)"
+    return ""

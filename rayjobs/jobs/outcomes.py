@@ -36,6 +36,7 @@ RULES: Mapping[Outcome, Rule] = MappingProxyType(
         Outcome.TIME_LIMIT: Rule(failure_class=FailureClass.TIME_LIMIT),
         Outcome.OUT_OF_MEMORY: Rule(failure_class=FailureClass.OUT_OF_MEMORY),
         Outcome.STALLED: Rule(failure_class=FailureClass.STALLED),
+        Outcome.NOT_STARTABLE: Rule(),
         Outcome.HOST_ERROR: Rule(failure_class=FailureClass.SYSTEM, is_loss=True),
         Outcome.LEASE_LOST: Rule(failure_class=FailureClass.NODE_LOST, is_loss=True),
         Outcome.NODE_LOST: Rule(failure_class=FailureClass.NODE_LOST, is_loss=True),

@@ -79,11 +79,12 @@ def decide(
     lost = _lost_in_a_row(attempts, outcome, now, released_at)
     if lost >= POISON_AFTER:
         what = f"{lost} consecutive attempts lost their host or node"
+        job = attempts[-1].job
         return Hold(
             f"held: {what}; the last: {failure.message}",
             f"{what}, each within {duration_text(POISON_WITHIN_S)} of its start; the last: "
-            f"{failure.message}. See its log (`rayjobs logs ID`), then start it again with "
-            f"`rayjobs update ID --release`, or cancel it",
+            f"{failure.message}. See its log (`rayjobs logs {job}`), then start it again with "
+            f"`rayjobs update {job} --release`, or cancel it: `rayjobs cancel {job}`",
         )
     if failure.is_permanent:
         return GiveUp()

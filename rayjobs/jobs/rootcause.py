@@ -115,6 +115,7 @@ def diagnose(
     *,
     data: Sequence[DataFacts] = (),
     has_only_its_packages: bool = False,
+    brings_programs: bool = False,
 ) -> tuple[Outcome, Failure | None]:
     """Return an attempt's outcome and, unless it completed or was canceled, its root cause.
 
@@ -124,6 +125,7 @@ def diagnose(
         data: Per node, the facts about its inputs.
         has_only_its_packages: Whether the job's environment has only the packages that the job
             requested, without the target's.
+        brings_programs: Whether its programs are those of the job's own image or environment.
     """
     bad = [record for record in exits if record.outcome is not Outcome.COMPLETED]
     if exits and not bad:
@@ -166,6 +168,10 @@ def diagnose(
         return outcome, _failure(
             failure_class_of(outcome), _memory_message(record, number), rank, said
         )
+    if outcome is Outcome.NOT_STARTABLE:
+        whose = FailureClass.ENVIRONMENT if brings_programs else FailureClass.USER
+        failure = _failure(whose, record.reason, rank, None)
+        return outcome, replace(failure, is_permanent=True)
     if outcome is not Outcome.FAILED:
         reason = record.reason or "the attempt host failed"
         return outcome, _failure(FailureClass.SYSTEM, reason, rank, None)

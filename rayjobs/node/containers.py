@@ -273,10 +273,17 @@ class NodeContainers:
                 failure_class="environment",
                 is_permanent=True,
             )
-        if not plan.is_mpi:
-            return
         assert request.container is not None
         binds = _volumes(request.container)
+        if plan.kind == "command" and not asking.find(found.root, {"PATH": "/bin"}, "sh", binds):
+            raise PrepareError(
+                "the image has no /bin/sh, which runs the job's command. Use an image with a shell "
+                "(that of busybox is enough), or run a Python script instead of a command",
+                failure_class="environment",
+                is_permanent=True,
+            )
+        if not plan.is_mpi:
+            return
         program = asking.find(found.root, found.variables, "mpirun", binds)
         orted = asking.find(found.root, found.variables, "orted", binds)
         version = ""

@@ -244,7 +244,7 @@ def test_a_command_without_python_and_a_program_that_is_not_there(
     attempt = in_image(Attempt.make(short_path, "pass"), image)
     attempt.plan["python"] = "/opt/no/python"
     record = attempt.start_cold().wait()
-    assert record["outcome"] == "host_error"
+    assert record["outcome"] == "not_startable"
     assert "/opt/no/python cannot be started: No such file or directory" in record["reason"]
 
 

@@ -140,6 +140,16 @@ def test_an_image_that_lacks_python_or_mpirun_is_refused_before_its_ranks_start(
     assert "there is no mpirun and no orted in its PATH" in said
 
 
+def test_an_image_without_a_shell_is_refused_before_a_command_starts(
+    short_path: Path, image: Path
+) -> None:
+    plan = LaunchPlan.from_json(Attempt.make(short_path, "", kind="command", command="ls /").plan)
+    empty = short_path / "empty"
+    empty.mkdir()
+    said = bring(short_path, plan, ContainerRequest(image=str(empty)), None)
+    assert said.startswith("the image has no /bin/sh, which runs the job's command. Use an image")
+
+
 def test_a_limit_above_the_nodes_own_is_said(short_path: Path, image: Path) -> None:
     attempt = in_image(
         Attempt.make(short_path, "pass"),
@@ -147,7 +157,7 @@ def test_a_limit_above_the_nodes_own_is_said(short_path: Path, image: Path) -> N
         limits=[{"name": "nofile", "soft": -1, "hard": -1}],
     )
     record = attempt.start_cold().wait()
-    assert record["outcome"] == "host_error"
+    assert record["outcome"] == "not_startable"
     assert "--ulimit nofile=-1:-1 is above the node's own limit" in record["reason"]
 
 

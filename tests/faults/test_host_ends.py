@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -306,13 +307,34 @@ def test_host_told_to_end_says_so(short_path: Path, warm: str) -> None:
 
 def test_rank_that_cannot_be_set_up_is_the_hosts_error(short_path: Path, warm: str) -> None:
     """Off switch: ignore the setup pipe."""
-
-    def outcome(attempt: Attempt) -> dict[str, Any]:
-        return attempt.start(warm).wait()
-
-    record = outcome(Attempt.make(short_path, SLEEP, python="/no/such/python"))
-    assert record["outcome"] == "host_error" and "/no/such/python" in record["reason"]
+    attempt = Attempt.make(short_path, SLEEP, python="/no/such/python")
+    shutil.rmtree(attempt.root / "log")  # no place for what it prints: of the node's making
+    record = attempt.start(warm).wait()
+    assert record["outcome"] == "host_error" and "cannot be set up" in record["reason"]
     assert record["cold"] is not None
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        ("missing", "cannot be started: No such file or directory"),
+        ("mode", "cannot be started: Permission denied"),
+        ("format", "cannot be started: Exec format error (it is for another kind of processor"),
+        ("loader", "No such file or directory (the file exists; the loader or interpreter"),
+    ],
+)
+def test_a_program_that_can_never_be_started_is_not_the_hosts_error(
+    short_path: Path, warm: str, harm: str, said: str
+) -> None:
+    program = short_path / "python"
+    if harm != "missing":
+        text = "#!/no/such/interpreter\n" if harm == "loader" else "not a program"
+        program.write_text(text)
+        program.chmod(0o644 if harm == "mode" else 0o755)
+    record = Attempt.make(short_path, SLEEP, python=str(program)).start(warm).wait()
+    assert record["outcome"] == "not_startable"
+    assert f"{program} " in record["reason"] and said in record["reason"]
+    assert record["first_failed_rank"] == 0
 
 
 def test_stopped_host_is_unreachable_not_failed(short_path: Path, warm: str) -> None:

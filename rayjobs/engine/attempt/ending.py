@@ -119,6 +119,7 @@ class AttemptEnding:
             tails,
             data=facts,
             has_only_its_packages=isinstance(asked, Packages) and asked.base is None,
+            brings_programs=isinstance(asked, Packages) or record.job.spec.container is not None,
         )
         proven = all(one.leftovers.proven_dead for one in exits)
         refused = [sentence for one in facts for sentence in one.refused]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from rayjobs.cli.following import Stages, follow_logs
+from rayjobs.cli.following import LOOK_EVERY_S, Stages, follow_logs
+from rayjobs.cli.jobviews import short_id
 from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.states import JobState
 from tests.unit.cli.conftest import LOG, Queue
 
@@ -65,3 +67,35 @@ def test_output_that_comes_before_the_state_is_written_turns_no_stage_back(queue
     over.look()
     over.printed(1)
     assert said == ["Running", "Running"]  # of a job that had ended before
+
+
+def test_a_held_job_says_once_what_ends_the_wait(queue: Queue) -> None:
+    said: list[str] = []
+    job = queue.submit()
+    queue.workspace.store.hold(job.id, reason="the driver is being upgraded")
+    stages = Stages(queue.workspace, job.id, said.append)
+    for _ in range(2):
+        stages._looked_s -= LOOK_EVERY_S
+        stages.look()
+    short = short_id(job)
+    (told,) = [one for one in said if "is held" in one]
+    assert f"`rayjobs update {short} --release` lets it start" in told
+    assert f"`rayjobs cancel {short}` cancels it" in told
+
+
+def test_what_an_attempt_that_failed_printed_is_not_shown_as_running(queue: Queue) -> None:
+    job = queue.start(queue.submit())
+    queue.store_file(job, "azureml-logs/70_driver_log.txt", LOG)
+    why = "tries again (1 of 1) after a failure of class user: no data"
+    assert queue.workspace.store.requeue(
+        job.id, attempt=1, reason=why, outcome=Outcome.FAILED, failure=None
+    )
+    screen = Recorded()
+
+    def end() -> None:
+        queue.finish(queue.start(queue.workspace.store.job(job.id)))
+
+    screen.after["attempt 1, which has ended, printed"] = end
+    follow_logs(queue.workspace, job.id, screen)
+    assert screen.seen[:3] == [f"Queued: {why}", "attempt 1, which has ended, printed", LOG]
+    assert screen.seen.count(f"Queued: {why}") == 1

@@ -12,6 +12,7 @@ import pytest
 import rayjobs
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.jobs.outcomes import LOSSES
 from rayjobs.jobs.rootcause import diagnose
 
 WORK = "/home/me/.local/share/rayjobs/node/attempts/mnist_1_0a1b2c3d/a1/work"
@@ -350,6 +351,24 @@ def test_a_fault_of_the_host_is_ours() -> None:
     assert failure is not None
     assert failure.failure_class is F.SYSTEM
     assert failure.message == "the attempt host failed: x"
+
+
+@pytest.mark.parametrize(("brings", "expected"), [(True, F.ENVIRONMENT), (False, F.USER)])
+def test_a_program_that_cannot_be_started_is_of_who_brought_it_and_not_tried_again(
+    brings: bool, expected: FailureClass
+) -> None:
+    why = "/bin/sh cannot be started: No such file or directory"
+    ranks = rank_record(exit_code=126)
+    outcome, failure = diagnose(
+        [record("not_startable", ranks, reason=why)], {0: b""}, brings_programs=brings
+    )
+    assert outcome == "not_startable"
+    assert outcome not in LOSSES
+    assert failure is not None
+    assert failure.failure_class is expected
+    assert failure.is_permanent
+    assert failure.message == why
+    assert failure.rank == 0
 
 
 def test_no_exit_record_is_ours_too() -> None:

@@ -1,0 +1,42 @@
+"""A job whose program can never be started fails at once, on real Ray: not retried, not held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayjobs.core.failures import FailureClass
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Container
+from tests.containers import needs_containers
+from tests.images import file, layer, oci_folder
+from tests.jobs import Jobs
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), needs_containers]
+
+
+@pytest.mark.parametrize("harm", ["missing", "foreign"])
+def test_a_command_in_an_image_whose_shell_cannot_be_started_fails_once(
+    jobs: Jobs, tmp_path: Path, harm: str
+) -> None:
+    """It was taken for a lost host before: tried three times, then held for ever."""
+    if harm == "missing":
+        asked, said = tmp_path / "empty", "the image has no /bin/sh, which runs the job's command"
+        asked.mkdir()
+    else:
+        said = "/bin/sh cannot be started: Exec format error"
+        shell = layer([file("bin/sh", b"of another processor", mode=0o755)])
+        asked = oci_folder(tmp_path / "oci", [shell], tag="1")
+    source = tmp_path / "source"
+    source.mkdir()
+    job = jobs.submit_folder(
+        source, script=None, command="ls /", container=Container(image=str(asked))
+    )
+    failed = jobs.wait(job, JobState.FAILED)
+    assert failed.failure is not None
+    assert failed.failure.failure_class is FailureClass.ENVIRONMENT
+    assert failed.failure.is_permanent
+    assert said in failed.failure.message
+    assert failed.attempt == 1
+    assert failed.held is None
