@@ -8,6 +8,7 @@ from rayjobs.cli.settings import Settings
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import counted, duration_text, size_text
 from rayjobs.data.pins import CHANGED_EVENT
+from rayjobs.jobs import unstored
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.metrics import number_text, summaries
@@ -73,12 +74,24 @@ def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> lis
         lines.append(f"  {counted(len(stored), 'file')} in outputs/ ({size})")
     for model in store.models(run=job.id):
         lines.append(f"  registered model {plain_text(model.name)}:{model.version}")
-    commands = next_commands(job, has_metrics=bool(measured), has_files=bool(stored))
+    commands = next_commands(
+        job,
+        has_metrics=bool(measured),
+        has_files=bool(stored),
+        has_unstored=has_unstored(store, job),
+    )
     return [*lines, *useful_commands(short_id(job), commands)]
 
 
+def has_unstored(store: Store, job: Job) -> bool:
+    """Whether outputs of a job are only on its nodes, and `rayjobs store` may store them."""
+    if job.state not in (JobState.FAILED, JobState.CANCELED) or not job.spec.outputs:
+        return False
+    return not unstored.why_not(job, store.attempts(job.id), store.events(job.id))
+
+
 def next_commands(
-    job: Job, *, has_metrics: bool = False, has_files: bool = False
+    job: Job, *, has_metrics: bool = False, has_files: bool = False, has_unstored: bool = False
 ) -> list[tuple[str, str]]:
     """Return the commands that make sense for a job as it is now, each with its purpose."""
     if job.kind == "sweep":
@@ -96,7 +109,9 @@ def next_commands(
         commands.append(("metrics", "logged metrics"))
     if has_files:
         commands.append(("download", "fetch its files"))
-    if job.state in (JobState.FAILED, JobState.CANCELED):
+    if has_unstored:
+        commands.append(("store", "store its outputs; the script does not run again"))
+    elif job.state in (JobState.FAILED, JobState.CANCELED):
         commands.append(("rerun", "run it again"))
     return commands
 

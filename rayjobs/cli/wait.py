@@ -48,7 +48,7 @@ def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> in
             dict.fromkeys(newest_named(settings, workspace.store, text).id for text in jobs)
         )
         try:
-            ended, earlier = where_it_is(
+            ended, earlier, left = where_it_is(
                 workspace,
                 lambda at: _ended(at, found, settings.note, timeout_s=timeout),
                 settings.note,
@@ -67,7 +67,7 @@ def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> in
         print_json([job_json(job, earlier_s=earlier.get(job.id)) for job in ended])
     elif not settings.quiet:
         for job in ended:
-            _tell(settings, job)
+            _tell(settings, job, has_unstored=job.id in left)
     codes = {of_job(job) for job in ended} - {Exit.DONE}
     return codes.pop() if len(codes) == 1 else Exit.FAILED if codes else Exit.DONE
 
@@ -78,15 +78,20 @@ def _ended(
     say: Callable[[str], None],
     *,
     timeout_s: float | None,
-) -> tuple[list[Job], Mapping[str, float]]:
-    """Return the jobs once they have ended, and how long their earlier attempts ran."""
+) -> tuple[list[Job], Mapping[str, float], set[str]]:
+    """Return the jobs once they have ended, and how long their earlier attempts ran.
+
+    Also the ids of those whose outputs are still to be stored.
+    """
     from rayjobs.cli.following import await_end
+    from rayjobs.cli.summary import has_unstored
 
     ended = await_end(workspace, found, say, timeout_s=timeout_s)
-    return ended, earlier_runs(workspace.store, ended)
+    left = {job.id for job in ended if has_unstored(workspace.store, job)}
+    return ended, earlier_runs(workspace.store, ended), left
 
 
-def _tell(settings: Settings, job: Job) -> None:
+def _tell(settings: Settings, job: Job, *, has_unstored: bool) -> None:
     text = plain_text(end_text(job))
     click.echo(f"{job.id} {settings.style(text, state_colour(str(job.state)))}")
     if job.failure is not None:
@@ -95,5 +100,5 @@ def _tell(settings: Settings, job: Job) -> None:
     if job.state is not JobState.COMPLETED:
         from rayjobs.cli.summary import next_commands, useful_commands
 
-        for line in useful_commands(short_id(job), next_commands(job)):
+        for line in useful_commands(short_id(job), next_commands(job, has_unstored=has_unstored)):
             settings.note(line)

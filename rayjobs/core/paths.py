@@ -207,6 +207,11 @@ class AttemptPaths:
         return self.root / "stored"
 
     @property
+    def lacks_outputs(self) -> Path:
+        """There if outputs are all that could not be stored at the attempt's end."""
+        return self.root / "lacks-outputs"
+
+    @property
     def work(self) -> Path:
         """The script's working directory."""
         return self.root / "work"

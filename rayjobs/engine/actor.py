@@ -193,6 +193,8 @@ class TargetActor:
         if asked.op == "explain":
             decision = engine.explain(asked.key)
             return {**me, "decision": None if decision is None else decision.to_dict()}
+        if asked.op == "store":
+            return {**me, **await _store_late(engine, asked)}
         if asked.op in ("evict", "stacks"):
             return {**me, **await _answer_of_job(engine, asked)}
         return {"ok": False, "error": f"no operation {asked.op!r}"}
@@ -253,6 +255,17 @@ async def _answer_of_job(engine: Engine, asked: TargetRequest) -> dict[str, Any]
     if asked.op == "evict":
         return _evict(supervisor, asked.notice_s)
     return await _stacks(engine, supervisor)
+
+
+async def _store_late(engine: Engine, asked: TargetRequest) -> Mapping[str, Any]:
+    """Store what a job that has ended left on its nodes; see `LateStores.ask`."""
+    served = next((one for one in engine.board.served if one.path == asked.workspace), None)
+    if served is None:
+        return _no(f"target {engine.target} does not serve the workspace {asked.workspace}")
+    try:
+        return await engine.late_stores.ask(served, asked.job)
+    except RayjobsError as error:
+        return _no(str(error))
 
 
 def _evict(supervisor: AttemptSupervisor, notice_s: float | None) -> dict[str, Any]:

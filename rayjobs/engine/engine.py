@@ -18,6 +18,7 @@ from rayjobs.engine.board import Board, QueueView, Served
 from rayjobs.engine.candidates import Candidates
 from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.engine.forecasts import Forecasts
+from rayjobs.engine.late_stores import LateStores
 from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.engine.recovery import Recovery
 from rayjobs.engine.sweep_drivers import Drivers
@@ -90,6 +91,7 @@ class Engine:
         )
         self.attempts = AttemptsInProgress(self.wake)
         self._recovery = Recovery(self._parts, board, self.attempts)
+        self.late_stores = LateStores(self._parts, self.attempts)
         self.tidying = Tidying(self._parts, board, self.attempts, self._recovery)
         # The last decision, while jobs wait.
         self.decisions: Decisions | None = None

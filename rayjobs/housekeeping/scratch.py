@@ -14,17 +14,24 @@ from pathlib import Path
 from rayjobs.containers import prune as images
 from rayjobs.core.errors import NotFoundError, RayjobsError
 from rayjobs.core.files import locked, locked_if_free
+from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.safe_delete import OwnFolder, Removed
+from rayjobs.core.text import verb
 from rayjobs.datastore.cache_root import default_cache_root
 from rayjobs.environments import prune as environments
 from rayjobs.injob import cgroups, recordfiles
+from rayjobs.injob.datafile import DataFile
 from rayjobs.injob.identity import Identity, is_alive, stat_of
+from rayjobs.injob.messages import MessageError
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.processes import MARKER_VARIABLE, all_pids
 from rayjobs.injob.tree import cgroup_name
 from rayjobs.store.base import Store
 from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 
 GRACE_S = 3600.0
+# As long as a node keeps what could not be stored.
+UNSTORED_S = 7 * 86400.0
 _SNAPSHOT = re.compile(r"(?:tmp-)?([0-9a-f]{64})(?:-.*)?")
 _DATA_CACHE = "data/cache"
 
@@ -46,15 +53,43 @@ class Leftover:
     bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Unstored:
+    """The folder of an attempt with the only copy of outputs, which is kept.
+
+    Attributes:
+        name: Below the node's scratch folder.
+        outputs: Names of the outputs.
+    """
+
+    name: str
+    job: str
+    outputs: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What it holds, and how to store it."""
+        what = ", ".join(self.outputs)
+        return (
+            f"{self.name}: the only copy of {verb(len(self.outputs), 'output', 'outputs')} {what}; "
+            f"`rayjobs store {self.job}` stores it"
+        )
+
+
 @dataclass
 class ScratchPlan:
-    """What a prune of this machine's scratch would remove, and why the rest stays."""
+    """What a prune of this machine's scratch would remove, and why the rest stays.
+
+    Attributes:
+        unstored: Folders that stay for their outputs; `kept` names them, too.
+    """
 
     root: Path
     cutoff: float
     ended_s: float = GRACE_S
     items: list[Leftover] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
+    unstored: list[Unstored] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
@@ -203,7 +238,11 @@ def _plan_attempts(
             if not why:
                 continue
             name = path.relative_to(made.root).as_posix()
-            if is_running(path, running):
+            left = unstored_outputs(path)
+            if left and time.time() - _newest(path) < UNSTORED_S:
+                made.unstored.append(Unstored(name, job, left))
+                made.kept.append(made.unstored[-1].sentence)
+            elif is_running(path, running):
                 made.kept.append(f"{name}: processes of it still run")
             else:
                 made.items.append(Leftover("attempt", name, why, folder.measure(name).bytes))
@@ -226,6 +265,21 @@ def _why_attempt(
     if unreadable or _newest(path) >= made.cutoff:
         return ""
     return "no workspace of this home knows its job"
+
+
+def unstored_outputs(path: Path) -> tuple[str, ...]:
+    """Return the outputs of which an attempt's folder has the only copy; empty: there are none.
+
+    Those of a script that did not end well are not stored by intention.
+    """
+    paths = AttemptPaths(path)
+    if paths.stored.exists() or _read(paths.exit).get("outcome") != Outcome.COMPLETED:
+        return ()
+    try:
+        file = DataFile.from_json(_read(paths.data))
+    except MessageError:
+        return ()
+    return tuple(sorted(set(file.outputs) - {*file.stored, *file.refused}))
 
 
 def _newest(path: Path) -> float:

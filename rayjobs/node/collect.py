@@ -101,6 +101,33 @@ class Collecting:
         work = partial(self._collect, on)
         return await self._collections.collect(_key(on), work, self._progress_of(on))
 
+    async def store_late(self, on: AttemptOnNode) -> Collected:
+        """Store the outputs of an attempt whose job has ended without them; see `collect`."""
+        self._places[on.marker] = on.workspace
+        work = partial(self._store_late, on)
+        return await self._collections.collect(_key(on), work, self._progress_of(on))
+
+    def _store_late(self, on: AttemptOnNode) -> Collected:
+        root = Path(on.root)
+        record = record_of(str(root))
+        if record is None or not AttemptPaths(root).data.exists():
+            gone = f"{root} is not there any more: it was removed, or its node is another one."
+            return Collected(problems=(gone,))
+        if record.outcome is not Outcome.COMPLETED:
+            return Collected(problems=(f"the script did not end well ({record.outcome}).",))
+        if self._workspaces.of(on).store.job(on.job).attempt != on.attempt:
+            return Collected(problems=("a newer attempt of the job owns its outputs.",))
+        watch = self._progress_of(on).watch
+        watch("the job's outputs", _bytes_below(AttemptPaths(root).written))
+        note = partial(self._workspaces.record, on)
+        problems = self._data.store_outputs(root, self._workspaces.of(on), note=note)
+        self._progress.pop(_key(on), None)
+        self._places.pop(on.marker, None)
+        facts = self._data.facts(root)
+        if not problems and not facts.refused and AttemptPaths(root).lacks_outputs.exists():
+            AttemptPaths(root).stored.touch()  # the folder may go now
+        return Collected(problems=tuple(map(str, problems)), data=facts)
+
     def _collect(self, on: AttemptOnNode) -> Collected:
         root = Path(on.root)
         watch = self._progress_of(on).watch
@@ -148,6 +175,8 @@ class Collecting:
         facts = self._data.facts(root)
         if not problems and not facts.refused and root.is_dir():
             AttemptPaths(root).stored.touch()
+        elif problems and all(isinstance(one, OutageProblem) for one in problems):
+            AttemptPaths(root).lacks_outputs.touch()
         return Collected(
             tails=log_tails(on),
             problems=tuple(map(str, problems)),

@@ -287,6 +287,13 @@ class Node:
             await asyncio.to_thread(self._secrets.bring_again, on, is_far=is_far)
         return await self._collecting.collect(on)
 
+    async def store_late(self, on: AttemptOnNode) -> Collected:
+        """Store outputs that could not be stored at the job's end. Call it again at will."""
+        if on.reads_secrets:
+            is_far = self._workspaces.is_far(on)
+            await asyncio.to_thread(self._secrets.bring_again, on, is_far=is_far)
+        return await self._collecting.store_late(on)
+
     def prune(self, keep_s: float = KEEP_S) -> list[Path]:
         """See `Ends.prune` and `NodeContainers.prune`."""
         remove_dead_sockets(runtime_dir(create=False))

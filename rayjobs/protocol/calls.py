@@ -160,6 +160,8 @@ SILENCE = Call("silence", AttemptOnNode, Silence)
 STALLED = Call("stalled", Stalled, Nothing)
 STACKS = Call("stacks", AttemptOnNode, Stacks)
 COLLECT = Call("collect", AttemptOnNode, Collected)
+# After the job's end, what of its outputs could not be stored then.
+STORE_LATE = Call("store_late", AttemptOnNode, Collected)
 # What an exit record could not prove is looked at again.
 SETTLE = Call("settle", Settle, Settled)
 CLEAN = Call("clean", AttemptOnNode, Cleaned)

@@ -444,7 +444,7 @@ class Retries(Model):
         stalled: No sign of life for `stall_timeout`.
         environment: The packages could not be resolved, built or found.
         data: An input could not be read, or an output conflicts with stored files.
-        storage: The job's files could not be stored.
+        storage: A disk was full. Files that cannot be stored at a job's end are waited for instead.
         node_lost: A node was lost.
         preempted: The job was preempted, or its spot machine taken away.
         system: A part of rayjobs or Ray failed.

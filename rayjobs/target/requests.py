@@ -14,14 +14,15 @@ class TargetRequest(Message):
     """A request on a target's wake socket; each operation reads its own fields.
 
     Attributes:
-        op: "ping", "wake", "status", "explain", "sees", "evict", "stacks", "retire" or "resume".
+        op: "ping", "wake", "status", "explain", "sees", "evict", "stacks", "store", "retire" or
+            "resume".
         workspace: Folder of the workspace to serve, or of the job.
         client: Version of the client's rayjobs.
         force: A retire puts running jobs back into the queue.
         names: Environment variables whose values the actor returns.
         keys: Jobs whose state to return; None: all.
         key: The job whose decision to return.
-        job: Id of the job to evict, or whose stacks to return.
+        job: Id of the job to evict, whose stacks to return, or whose outputs to store.
         notice_s: Seconds that an evicted job gets; None: it is killed immediately.
     """
 

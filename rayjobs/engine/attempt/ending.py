@@ -124,9 +124,10 @@ class AttemptEnding:
         proven = all(one.leftovers.proven_dead for one in exits)
         refused = [sentence for one in facts for sentence in one.refused]
         kept = record.nodes[0].on.root
+        outage = any(one.outage for one in collected)
         given_up = next((one.gave_up for one in collected if one.gave_up), "")
         if given_up and self._end_request.is_canceled:
-            reason = f"canceled: {given_up} What it left is still in {kept}"
+            reason = f"canceled: {given_up} What it left is still in {kept}{self._way_to_store()}"
             await record.finish(Outcome.CANCELED, reason=reason)
         elif failure is None and outcome is Outcome.COMPLETED and refused:
             failure = Failure(
@@ -140,7 +141,8 @@ class AttemptEnding:
             failure = Failure(
                 FailureClass.STORAGE,
                 f"the script ended well, but its files could not be stored: {problems[0]} "
-                f"They are still in {kept} (work, and written for outputs).",
+                f"They are still in {kept} (work, and written for outputs)"
+                f"{self._way_to_store() if outage else ''}.",
             )
             # No retry: the training is done, only its files are not in the store.
             await record.finish(Outcome.NOT_STORED, failure=failure)
@@ -156,6 +158,13 @@ class AttemptEnding:
         await self.free(proven=proven)
         if not problems and not refused:
             await self.clean()
+
+    def _way_to_store(self) -> str:
+        """Return how outputs get into their storage after the job's end, as a clause."""
+        if not self._record.job.spec.outputs:
+            return ""
+        job = self._record.job.id
+        return f"; `rayjobs store {job}` stores the outputs once the storage answers"
 
     async def _models(self, collected: Sequence[Collected]) -> Sequence[ModelDraft | ModelRefusal]:
         """Return the models that the script requested to register, ready for the transaction."""

@@ -41,6 +41,19 @@ def attempts(context: DoctorContext) -> Iterator[Finding]:
         "The target's next start removes those whose files are stored. `rayjobs prune --scratch` "
         "shows all of them an hour after their ends and, if you say so, removes them."
     )
+    if made.unstored:
+        jobs = list(dict.fromkeys(one.job for one in made.unstored))
+        folders = [one.name for one in made.unstored]
+        number = len(folders)
+        yield Finding(
+            "unstored outputs",
+            Level.WARN,
+            f"{counted(number, 'folder')} {verb(number, 'has', 'have')} the only copy of outputs "
+            f"that could not be stored: {_named(folders)}",
+            f"`rayjobs store JOB` stores them (of {_named(jobs)}). A folder is removed seven days "
+            f"after its attempt.",
+            {"folders": folders, "jobs": jobs},
+        )
     if dead:
         yield Finding(
             "attempt folders",

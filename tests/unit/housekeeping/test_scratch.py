@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.clock import to_text
+from rayjobs.core.paths import AttemptPaths
 from rayjobs.housekeeping import scratch
+from rayjobs.injob.datafile import DataFile
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.snapshots import NodeSnapshots
@@ -65,6 +67,46 @@ def test_attempts_of_finished_jobs_go(runs: Runs, node: Path) -> None:
     assert [(item.kind, item.name) for item in made.items] == [("attempt", f"attempts/{job.id}/a1")]
     scratch.apply(made)
     assert list((node / "attempts").iterdir()) == []
+
+
+def with_output(folder: Path, job: str, *stored: str, outcome: str = "completed") -> None:
+    """Let an attempt's script have ended with two outputs, of which some are stored."""
+    (folder / "exit.json").write_text(json.dumps({"job": job, "outcome": outcome}))
+    entry = {"path": "/x", "output": {}, "folder": "/x"}
+    file = DataFile.from_json(
+        {"job": job, "attempt": 1, "outputs": {"a": entry, "b": entry}, "stored": stored}
+    )
+    AttemptPaths(folder).data.write_text(json.dumps(file.to_json()))
+
+
+def test_the_only_copy_of_outputs_stays_for_a_week(runs: Runs, node: Path) -> None:
+    job = ended_long_ago(runs, runs.queue.failed())
+    folder = attempt_of(node, job.id)
+    with_output(folder, job.id, "a")
+    made = plan(runs)
+    assert made.items == []
+    (left,) = made.unstored
+    assert (left.name, left.job, left.outputs) == (f"attempts/{job.id}/a1", job.id, ("b",))
+    assert made.kept == [
+        f"attempts/{job.id}/a1: the only copy of output b; `rayjobs store {job.id}` stores it"
+    ]
+    set_back(folder, scratch.UNSTORED_S + 60)
+    assert [one.name for one in plan(runs).items] == [f"attempts/{job.id}/a1"]
+
+
+@pytest.mark.parametrize("how", ["stored", "marked", "failed"])
+def test_a_folder_without_unstored_outputs_goes(runs: Runs, node: Path, how: str) -> None:
+    job = ended_long_ago(runs, runs.queue.failed())
+    folder = attempt_of(node, job.id)
+    with_output(
+        folder,
+        job.id,
+        *(("a", "b") if how == "stored" else ()),
+        outcome="failed" if how == "failed" else "completed",
+    )
+    if how == "marked":
+        AttemptPaths(folder).stored.touch()
+    assert [one.name for one in plan(runs).items] == [f"attempts/{job.id}/a1"]
 
 
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING])

@@ -1,0 +1,69 @@
+"""`rayjobs store`: outputs that could not be stored at the end of their job."""
+
+from __future__ import annotations
+
+import click
+
+from rayjobs.cli.asking import ask_target
+from rayjobs.cli.exits import Exit
+from rayjobs.cli.naming import newest_named
+from rayjobs.cli.output import print_json
+from rayjobs.cli.params import job_argument
+from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.core.errors import UsageError
+from rayjobs.core.terminal import plain_text
+from rayjobs.data.made import OUTPUT_EVENT
+from rayjobs.jobs import unstored
+from rayjobs.target.requests import TargetRequest
+
+# The target answers earlier, and is asked again.
+ANSWER_S = 60.0
+
+EPILOG = """\b
+Examples:
+  rayjobs store 1f3c
+"""
+
+
+@click.command(epilog=EPILOG)
+@job_argument
+@json_option
+@common_options
+@click.pass_obj
+def store(settings: Settings, job: str) -> int:
+    """Store the outputs of a job that ended while their storage was away.
+
+    The script does not run again: its files are still on the node, for seven days. The job stays
+    Failed, or Canceled. Exits with 1 if something could not be stored; then run it again later.
+    Ctrl-C stops waiting; the target goes on storing.
+    """
+    from rayjobs.core.paths import home
+    from rayjobs.target.starting import ensure_target
+
+    with settings.open() as workspace:
+        found = newest_named(settings, workspace.store, job)
+        attempts = workspace.store.attempts(found.id)
+        events = workspace.store.events(found.id)
+        why_not = unstored.why_not(found, attempts, events)
+        if why_not:
+            raise UsageError(f"there is nothing to store: {why_not}")
+        ensure_target(found.target, home=home(), workspace=workspace.path, on_stage=settings.note)
+        request = TargetRequest("store")
+        while not (answer := ask_target(found, workspace.path, request, timeout_s=ANSWER_S))[
+            "done"
+        ]:
+            pass
+        stored = [
+            one.message
+            for one in workspace.store.events(found.id)
+            if one.kind == OUTPUT_EVENT and one.attempt == found.attempt
+        ]
+    problems: list[str] = answer["problems"]
+    if settings.as_json:
+        print_json({"id": found.id, "stored": stored, "problems": problems})
+    else:
+        for line in stored:
+            click.echo(plain_text(line))
+        for line in problems:
+            settings.note(f"not stored: {plain_text(line)}")
+    return Exit.FAILED if problems else Exit.DONE

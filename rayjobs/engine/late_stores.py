@@ -1,0 +1,86 @@
+"""Stores what jobs left on their nodes because a storage was away, when a person asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rayjobs.core.errors import NotFoundError, RayjobsError
+from rayjobs.engine.attempt.supervisor import SupervisorParts
+from rayjobs.engine.attempt_nodes import NodeOfAttempt, of_record
+from rayjobs.engine.attempts import AttemptsInProgress
+from rayjobs.engine.board import Served
+from rayjobs.jobs import unstored
+from rayjobs.protocol.calls import STORE_LATE
+
+# A client is answered within this time, and asks again: an upload may take hours.
+ANSWER_S = 10.0
+
+
+class LateStores:
+    """The later stores of one target that run, by the keys of their jobs."""
+
+    def __init__(self, parts: SupervisorParts, attempts: AttemptsInProgress) -> None:
+        """Begin with none."""
+        self._parts = parts
+        self._attempts = attempts
+        self._running: dict[str, asyncio.Task[list[str]]] = {}
+
+    async def ask(self, served: Served, job: str) -> Mapping[str, Any]:
+        """Store what a job left, or go on waiting for that; say whether it is over.
+
+        Returns:
+            ``done``, and then ``problems``: a sentence for each thing that is not stored.
+
+        Raises:
+            RayjobsError: there is nothing to store, or the job's records cannot be read.
+        """
+        key = served.key(job)
+        doing = self._running.get(key)
+        if doing is None:
+            doing = asyncio.ensure_future(self._store(served, job))
+            self._running[key] = doing
+            doing.add_done_callback(lambda _: self._running.pop(key, None))
+        await asyncio.wait({doing}, timeout=ANSWER_S)
+        return {"done": True, "problems": doing.result()} if doing.done() else {"done": False}
+
+    async def _store(self, served: Served, job_id: str) -> list[str]:
+        if served.key(job_id) in self._attempts:
+            raise NotFoundError(f"the end of job {job_id} is still being recorded")
+        job = await served.ask(served.store.job, job_id)
+        attempts = await served.ask(served.store.attempts, job_id)
+        events = await served.ask(served.store.events, job_id)
+        why_not = unstored.why_not(job, attempts, events)
+        if why_not:
+            raise NotFoundError(why_not.rstrip("."))
+        nodes = [
+            of_record(served.path, self._parts.target, job, job.attempt, host)
+            for host in attempts[-1].hosts
+        ]
+        found = await asyncio.gather(*(self._store_on(node) for node in nodes))
+        problems = [sentence for node in found for sentence in node]
+        if not problems:
+            await served.ask(
+                served.store.add_event,
+                job_id,
+                unstored.STORED_EVENT,
+                "the outputs were stored after the job's end",
+                attempt=job.attempt,
+            )
+        return problems
+
+    async def _store_on(self, node: NodeOfAttempt) -> list[str]:
+        try:
+            node_id = await self._parts.leases.living_node(node, restarted=True)
+            if node_id is None:
+                return [f"{node.name} is gone, and what the script left there with it."]
+            agent = await self._parts.cluster.agent(node_id)
+            # The secrets of now: those of the job may have changed since.
+            answer = await agent.call(STORE_LATE, replace(node.on, reads_secrets=True))
+        except RayjobsError as error:
+            return [f"{node.name} cannot be asked: {error}"]
+        refused = () if answer.data is None else answer.data.refused
+        stuck = (f"{answer.stuck}.",) if answer.stuck else ()
+        return [*answer.problems, *refused, *stuck]

@@ -1,0 +1,37 @@
+"""Whether outputs of an ended job are only on its nodes, and may be stored there later. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rayjobs.core.failures import FailureClass
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.records import Attempt, Event, Job
+from rayjobs.jobs.states import JobState
+
+# Noted in a job's history once everything is stored after its end.
+STORED_EVENT = "stored_later"
+
+
+def why_not(job: Job, attempts: Sequence[Attempt], events: Iterable[Event]) -> str:
+    """Return why nothing is left to be stored of a job, as a sentence; empty: something may be."""
+    if not job.spec.outputs:
+        return f"job {job.id} has no outputs in datastores."
+    if not job.state.is_final:
+        return f"job {job.id} is {job.state}: its outputs are stored at its end."
+    if job.state is JobState.COMPLETED:
+        return f"job {job.id} is Completed: its outputs are stored."
+    if any(one.kind == STORED_EVENT and one.attempt == job.attempt for one in events):
+        return f"the outputs of job {job.id} were stored after its end."
+    if job.failure is not None and job.failure.failure_class is FailureClass.DATA:
+        return (
+            f"the outputs of job {job.id} were refused, since other files are at their "
+            f"destination: {job.failure.message}"
+        )
+    exits = attempts[-1].exits if attempts else ()
+    if not exits or any(one.outcome is not Outcome.COMPLETED for one in exits):
+        return (
+            f"the script of job {job.id} did not end well: only the outputs of a script that did "
+            f"are stored."
+        )
+    return ""

@@ -1,0 +1,124 @@
+"""What a target does when a person asks it to store what a job left on its node."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rayjobs.core.errors import NotFoundError
+from rayjobs.engine import late_stores
+from rayjobs.engine.attempt import ending, record
+from rayjobs.jobs.data_facts import DataFacts
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.protocol.collected import Collected
+from tests.fakes.world import World, play
+
+OUTPUT = {"made": {"destination": "photos/made"}}
+AWAY = "output made: http://photos refused."
+
+
+async def failed_for_its_storage(here: World, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Return a job that has waited in vain for its storage."""
+    monkeypatch.setattr(record, "STORE_PAUSE_S", 0.001)
+    monkeypatch.setattr(ending, "OUTAGE_S", 0.0)
+
+    async def collect(_: AttemptOnNode) -> Collected:
+        return Collected(tails={0: b""}, problems=(AWAY,), outage=AWAY)
+
+    here.agent.collect = collect  # type: ignore[assignment,method-assign]
+    here.agent.instant = 0
+    job = await here.state(here.submit(outputs=OUTPUT), JobState.FAILED)
+    assert job.failure is not None
+    assert f"`rayjobs store {job.id}` stores the outputs" in job.failure.message
+    await here.until(lambda: not here.engine.attempts)
+    return job
+
+
+def test_what_a_node_has_is_stored_once_and_the_job_stays_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(here: World) -> None:
+        job = await failed_for_its_storage(here, monkeypatch)
+        (served,) = here.engine.board.served
+        answers = [
+            Collected(problems=(AWAY,)),
+            Collected(data=DataFacts(refused=("output made: other files are there.",))),
+            Collected(stuck="collecting x has made no progress for 3m"),
+            Collected(),
+        ]
+        asked: list[AttemptOnNode] = []
+
+        async def store_late(on: AttemptOnNode) -> Collected:
+            asked.append(on)
+            return answers.pop(0)
+
+        here.agent.store_late = store_late  # type: ignore[attr-defined]
+        for said in (AWAY, "output made: other files are there.", "has made no progress for 3m."):
+            answer = await here.engine.late_stores.ask(served, job.id)
+            assert answer["done"] and said in answer["problems"][0]
+        assert await here.engine.late_stores.ask(served, job.id) == {"done": True, "problems": []}
+        assert {(on.job, on.attempt, on.reads_secrets) for on in asked} == {(job.id, 1, True)}
+        with pytest.raises(NotFoundError, match="were stored after its end"):
+            await here.engine.late_stores.ask(served, job.id)
+        after = here.store.job(job.id)
+        assert (after.state, after.attempt) == (JobState.FAILED, 1)
+
+    play(scene, tmp_path)
+
+
+def test_a_long_upload_is_waited_for_by_asking_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_stores, "ANSWER_S", 0.0)
+
+    async def scene(here: World) -> None:
+        job = await failed_for_its_storage(here, monkeypatch)
+        (served,) = here.engine.board.served
+        begun, go = 0, asyncio.Event()
+
+        async def store_late(_: AttemptOnNode) -> Collected:
+            nonlocal begun
+            begun += 1
+            await go.wait()
+            return Collected()
+
+        here.agent.store_late = store_late  # type: ignore[attr-defined]
+        for _ in range(3):
+            assert await here.engine.late_stores.ask(served, job.id) == {"done": False}
+        await here.until(lambda: begun)
+        monkeypatch.setattr(late_stores, "ANSWER_S", 60.0)
+        asking = asyncio.ensure_future(here.engine.late_stores.ask(served, job.id))
+        await asyncio.sleep(0)
+        go.set()
+        assert (await asking)["done"]
+        assert begun == 1
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["runs", "failed", "completed", "without"])
+def test_other_jobs_have_nothing_to_be_stored(tmp_path: Path, how: str) -> None:
+    async def scene(here: World) -> None:
+        (served,) = here.engine.board.served
+        here.agent.instant = {"failed": 1, "runs": None}.get(how, 0)
+        job = here.submit(outputs={} if how == "without" else OUTPUT)
+        if how == "runs":
+            await here.launched(job)
+        else:
+            state = JobState.FAILED if how == "failed" else JobState.COMPLETED
+            await here.state(job, state)
+            await here.until(lambda: not here.engine.attempts)
+        said = {
+            "runs": "is still being recorded",
+            "failed": "did not end well",
+            "completed": "its outputs are stored",
+            "without": "has no outputs",
+        }[how]
+        with pytest.raises(NotFoundError, match=said):
+            await here.engine.late_stores.ask(served, job.id)
+
+    play(scene, tmp_path)
