@@ -13,7 +13,7 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.params import JobId
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.waking import wake_quietly
-from rayjobs.core.errors import UsageError
+from rayjobs.core.errors import RayjobsError, UsageError
 from rayjobs.core.paths import home
 from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
@@ -61,7 +61,14 @@ def cancel(
     with settings.open() as workspace:
         store = workspace.store
         if jobs:
-            found: list[Job | JobLine] = [store.find(text) for text in jobs]
+            found: list[Job | JobLine] = []
+            for text in jobs:
+                try:
+                    found.append(store.find(text))
+                except RayjobsError:
+                    if len(jobs) > 1:
+                        settings.note(f"nothing was canceled, because of the name {text!r}:")
+                    raise
         else:
             unfinished = [state for state in JobState if state not in FINAL]
             found = [

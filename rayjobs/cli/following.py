@@ -91,7 +91,7 @@ class Stages:
             return
         self._printed = attempt
         if self.job.state is JobState.QUEUED and self.job.attempt >= attempt:
-            self._tell(f"attempt {attempt}, which has ended, printed", "")
+            self._tell(f"attempt {attempt}, which has ended, printed:", "")
             return
         stage = _stage(JobState.RUNNING, attempt)
         if self._said not in (stage, _stage(JobState.FINALIZING, attempt)):

@@ -565,7 +565,8 @@ def _submitted(
             settings.note(f"{one.name}: {plain_text(one.decision.reason)}")
     stays = attach or (sys.stdout.isatty() and not (detach or settings.quiet))
     if stays and not settings.as_json:
-        settings.note(f"submitted {job.id}")
+        if done.created:
+            settings.note(f"submitted {job.id}")
         return stay(settings, workspace, job.id, start_target=True)
     if settings.as_json:
         decisions: Mapping[str, Any] = {one.name: one.decision.to_json() for one in done.run.steps}

@@ -25,7 +25,7 @@ from rayjobs.cli.outlook import Outlook, members_text, outlooks
 from rayjobs.cli.output import facts, local_time, print_json, state_colour, with_time
 from rayjobs.cli.params import job_argument
 from rayjobs.cli.settings import Settings, common_options, json_option
-from rayjobs.cli.summary import left_out
+from rayjobs.cli.summary import left_out, stored_later
 from rayjobs.core.failures import signal_name
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import GIB, counted, duration_text, size_text
@@ -84,6 +84,8 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
         head = _head(found, outlook, attempts, inputs, earlier_s, at_most, lost)
         if gone:
             head.append(("Gone", plain_text(gone)))
+        if stored_later(workspace.store, found):
+            head.append(("Stored", "its outputs, after its end (`rayjobs store`)"))
         colour = state_colour(outlook.state) if settings.colours() else None
         click.echo(facts([*head, *revision], colours={"State": colour}))
         sections = [

@@ -332,7 +332,7 @@ def _in_options(text: str, typed: Mapping[str, str], given: Mapping[str, str]) -
         text = re.sub(rf"(?<![\w.]){name}(?:=\S+)? \((`--[^`]*`)\)", r"\1", text)
         text = re.sub(rf"(?<![\w.]){name}(?![\w]|\.\w)(?:\[\d+\](?:\.\w+)?)?", flag, text)
     for part, flag in given.items():
-        text = re.sub(rf"^{part}\.([\w-]+)(?:\.\w+)*$", rf"{flag} \1", text)
+        text = re.sub(rf"^{part}\.([\w-]+(?: [^.]*)?)(?:\.\w+)*$", rf"{flag} \1", text)
     return text
 
 

@@ -266,7 +266,10 @@ def _other_problems(data: dict[str, Any], known: Sequence[Problem]) -> list[Prob
         if not isinstance(script, str) or data.get("command"):
             return []
         spec = JobSpec(script=script)
-    return check(spec, source=Path(folder) if isinstance(folder, str) else None)
+    found = check(spec, source=Path(folder) if isinstance(folder, str) else None)
+    wrong = {problem.path for problem in known}
+    # What was taken out has its default there, which nobody asked for.
+    return [problem for problem in found if problem.path not in wrong]
 
 
 def _take_out(data: dict[str, Any], path: Sequence[str]) -> None:
@@ -316,7 +319,7 @@ def note_submitted(
     for note in done.notes:
         settings.note(f"note: {note}")
     if not done.created:
-        settings.note(f"this key was used before: {done.job.id} is the job, and it is not new")
+        settings.note(f"nothing was submitted: job {done.job.id} has this key")
 
 
 def warnings_to_show(
@@ -384,7 +387,8 @@ def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
 
     job = done.job
     screen = Screen(settings)
-    screen.note(f"submitted {job.id}")
+    if done.created:
+        screen.note(f"submitted {job.id}")
     try:
         if not job.state.is_final:
             ensure_target(job.target, home=home(), workspace=workspace.path, on_stage=screen.note)

@@ -90,6 +90,14 @@ def has_unstored(store: Store, job: Job) -> bool:
     return not unstored.why_not(job, store.attempts(job.id), store.events(job.id))
 
 
+def stored_later(store: Store, job: Job) -> bool:
+    """Whether the outputs of a job's newest attempt were stored after its end."""
+    return job.state in (JobState.FAILED, JobState.CANCELED) and any(
+        event.kind == unstored.STORED_EVENT and event.attempt == job.attempt
+        for event in store.events(job.id)
+    )
+
+
 def next_commands(
     job: Job, *, has_metrics: bool = False, has_files: bool = False, has_unstored: bool = False
 ) -> list[tuple[str, str]]:

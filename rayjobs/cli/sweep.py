@@ -107,7 +107,8 @@ def create(
         if stays and not settings.as_json:
             from rayjobs.cli.sweep_watch import stay
 
-            settings.note(f"submitted {done.sweep.job.id}")
+            if done.created:
+                settings.note(f"submitted {done.sweep.job.id}")
             return stay(settings, workspace, done.sweep.job.id, start_target=True)
         _tell(settings, done)
     return Exit.DONE

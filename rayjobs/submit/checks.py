@@ -440,6 +440,19 @@ def _container(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("container.image", f"{image!r} is not the name of an image.", "Check it.")
 
 
+def image_here(spec: JobSpec) -> Iterator[Problem]:
+    """Find that the files of the job's image are missing, where this machine runs it."""
+    image = None if spec.container is None else spec.container.image
+    if image is None or any(_container(spec)):
+        return
+    from rayjobs.containers import reference
+
+    try:
+        reference.parse(image)
+    except PrepareError as error:
+        yield Problem("container.image", str(error), "")
+
+
 def interpreter_here(spec: JobSpec) -> Iterator[Problem]:
     """Find that the job's interpreter is missing, where this machine is the one that runs it."""
     named = None if spec.container is not None else spec.environment

@@ -412,6 +412,7 @@ def check(
     wrong = checks.check(spec, source=source)
     if spec.target == LOCAL:
         wrong += checks.interpreter_here(spec)
+        wrong += checks.image_here(spec)
     if spec.distribution.backend in ("mpi", "horovod-gloo"):
         from rayjobs.environments import mpi_checks
 

@@ -645,3 +645,14 @@ def test_a_changed_input_is_named_when_the_job_ends(queue: Queue) -> None:
     queue.workspace.store.add_event(job.id, CHANGED_EVENT, changed, attempt=job.attempt)
     lines = summary_lines(Settings(), queue.workspace, job)
     assert f"  changed: {changed}" in lines
+
+
+def test_cancel_with_an_unknown_name_says_that_nothing_was_canceled(
+    queue: Queue, terminal: Terminal
+) -> None:
+    job = queue.submit()
+    done = terminal.type("cancel", job.id, "nosuch")
+    assert done.code == 3
+    assert "nothing was canceled, because of the name 'nosuch'" in done.err
+    assert queue.workspace.store.job(job.id).state is JobState.QUEUED
+    assert "nothing was canceled" not in terminal.type("cancel", "nosuch").err

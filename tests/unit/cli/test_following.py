@@ -95,7 +95,7 @@ def test_what_an_attempt_that_failed_printed_is_not_shown_as_running(queue: Queu
     def end() -> None:
         queue.finish(queue.start(queue.workspace.store.job(job.id)))
 
-    screen.after["attempt 1, which has ended, printed"] = end
+    screen.after["attempt 1, which has ended, printed:"] = end
     follow_logs(queue.workspace, job.id, screen)
-    assert screen.seen[:3] == [f"Queued: {why}", "attempt 1, which has ended, printed", LOG]
+    assert screen.seen[:3] == [f"Queued: {why}", "attempt 1, which has ended, printed:", LOG]
     assert screen.seen.count(f"Queued: {why}") == 1

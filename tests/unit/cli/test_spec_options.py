@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from rayjobs.cli.settings import Settings
-from rayjobs.cli.submit import submit, typed_spec
+from rayjobs.cli.submit import note_submitted, submit, typed_spec
 from rayjobs.spec.model import JobSpec, Packages, Resources
 from rayjobs.submit.project import Project
-from tests.unit.cli.conftest import Terminal
+from rayjobs.submit.submitting import Submitted
+from tests.unit.cli.conftest import Queue, Terminal
 
 OPTIONS = [
     ("--name", "mnist"),
@@ -313,3 +314,37 @@ def test_a_name_given_twice_is_refused_with_both_values(terminal: Terminal, proj
         assert text in done.err, done.err
     assert "SECRET_A" not in done.err
     assert "same" not in done.err
+
+
+def test_a_wrong_backend_is_one_problem_and_an_input_is_named_by_its_option(
+    own_home: Path, terminal: Terminal
+) -> None:
+    script = own_home / "train.py"
+    script.touch()
+    shape = ("--procs-per-node", "2", "--backend", "glo", "--input", "a b=workspaceblobstore/x")
+    done = terminal.type("submit", "-d", *shape, str(script))
+    assert done.code == 2
+    assert "--backend: " in done.err
+    assert "none, with" not in done.err
+    assert "--input a b: " in done.err
+    assert "inputs.a b" not in done.err
+
+
+@pytest.mark.parametrize("image", ["/gone/image.tar", "docker-archive:/gone/image.tar"])
+def test_a_missing_image_is_refused_before_it_is_submitted(
+    own_home: Path, terminal: Terminal, image: str
+) -> None:
+    done = terminal.type("submit", "-d", "--image", image, "--command", "ls /")
+    assert done.code == 2
+    assert "there is no /gone/image.tar on this node" in done.err
+    assert "--image" in done.err
+    assert terminal.type("ls", "-q").out == ""
+
+
+def test_a_key_that_was_used_before_says_so_in_one_sentence(
+    queue: Queue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = queue.submit()
+    note_submitted(Settings(), Submitted(job, created=False), queue.workspace)
+    said = capsys.readouterr().err
+    assert said == f"nothing was submitted: job {job.id} has this key\n"
