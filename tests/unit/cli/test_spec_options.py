@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def spec_of(*arguments: str) -> JobSpec:
     """Return the spec that a command line stands for, before it is checked against a target."""
-    context = submit.make_context("submit", list(arguments), obj=Settings())
+    # The command keeps its help option from the first context: that of the program has both names.
+    names: Any = {"help_option_names": ["-h", "--help"]}
+    context = submit.make_context("submit", list(arguments), obj=Settings(), **names)
     with context:
         options = dict(context.params)
         return typed_spec(options.pop("script"), options.pop("file"), options, Project())
