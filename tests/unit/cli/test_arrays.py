@@ -44,7 +44,7 @@ def test_submit_makes_an_array(terminal: Terminal, own_home: Path, tmp_path: Pat
     wrong = terminal.type("submit", "--dry-run", "--array", "5-0", str(script))
     assert wrong.code == 2
     assert "--array" in wrong.err
-    assert "backwards" in wrong.err
+    assert "does not count upwards" in wrong.err
 
 
 def test_ls_folds_an_array_into_one_line(queue: Queue, array: Job, terminal: Terminal) -> None:
