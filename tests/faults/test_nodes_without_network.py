@@ -143,6 +143,8 @@ def test_an_image_travels_with_a_job_in_every_form(
     root = tmp_path / "root"
     (root / "etc").mkdir(parents=True)
     (root / "etc/os-release").write_text("of a test\n")
+    (root / "bin").mkdir()
+    (root / "bin/sh").touch(mode=0o755)
     oci = oci_folder(tmp_path / "oci", [tar_of(root)], tag="image")  # as skopeo writes it
     archive = docker_archive(tmp_path / "image.tar", [tar_of(root)])
     named = {"folder": str(oci), "archive": str(archive), "root": f"dir:{root}"}

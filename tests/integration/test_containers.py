@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.core.failures import FailureClass
+from rayjobs.core.errors import SpecError
 from rayjobs.core.paths import BUILD_LOG
 from rayjobs.datastore import Datastore
 from rayjobs.jobs.states import JobState
@@ -121,11 +121,6 @@ def test_a_job_runs_in_an_image_and_its_record_says_which(
     jobs.nothing_left(again)
 
 
-def test_an_image_that_is_not_there_fails_once_with_what_to_write(jobs: Jobs) -> None:
-    job = jobs.submit("print(1)", container=Container(image="/not/there.tar"))
-    done = jobs.wait(job, JobState.FAILED)
-    assert done.failure is not None
-    assert done.failure.failure_class is FailureClass.ENVIRONMENT
-    assert "there is no /not/there.tar on this node" in done.failure.message
-    assert done.attempt == 1
-    jobs.nothing_left(job)
+def test_an_image_that_is_not_there_is_refused_with_what_to_write(jobs: Jobs) -> None:
+    with pytest.raises(SpecError, match=r"there is no /not/there\.tar on this node"):
+        jobs.submit("print(1)", container=Container(image="/not/there.tar"))
