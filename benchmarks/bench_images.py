@@ -1,4 +1,4 @@
-"""Image classifiers beside a loop by hand, torchvision's loader, and one process instead of two."""
+"""Compares image classifiers with a loop by hand, torchvision's loader and a single process."""
 
 from __future__ import annotations
 

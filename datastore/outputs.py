@@ -231,7 +231,7 @@ class Origin:
     """What all copies of one output share: `as_upload` and the like return copies.
 
     Attributes:
-        makers: The steps of pipelines that write it, noted by whoever builds pipelines.
+        makers: The pipeline steps that write it; each step adds itself.
     """
 
     makers: list[Any] = field(default_factory=list)

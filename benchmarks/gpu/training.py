@@ -1,4 +1,4 @@
-"""ResNet-50 from JPEG files, decode included, beside the same training on data on the device."""
+"""Trains ResNet-50 from JPEG files, decoding included, and compares it with data on the device."""
 
 from __future__ import annotations
 

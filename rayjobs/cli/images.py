@@ -329,16 +329,21 @@ def _submit(
 ) -> int:
     from rayjobs.images.jobs import COMPONENT
     from rayjobs.images.jobs import options as words_of
-    from rayjobs.images.sources import model_of, registered_name, source_of
+    from rayjobs.images.sources import registered_model, source_of, source_of_model
 
     mode = options.pop("mode")
     inputs = list(options.get("inputs") or ())
     with settings.open(create=True) as workspace:
         for name, text in data.items():
-            find = model_of if name == "model" and script == "score.py" else source_of
-            inputs.append(f"{name}={find(workspace, text, settings.note)}:{mode}")
-            if find is model_of and (title := registered_name(workspace, text)) is not None:
-                options["tags"] = (*(options.get("tags") or ()), f"model={title}")
+            is_model = name == "model" and script == "score.py"
+            model = registered_model(workspace, text) if is_model else None
+            if model is None:
+                source = source_of(workspace, text, settings.note)
+            else:
+                source = source_of_model(workspace, model, settings.note)
+                tag = f"model={model.name}:{model.version}"
+                options["tags"] = (*(options.get("tags") or ()), tag)
+            inputs.append(f"{name}={source}:{mode}")
             values[name] = DATA + name
     options["inputs"] = tuple(inputs)
     options["source"] = str(COMPONENT)

@@ -14,6 +14,7 @@ from rayjobs.core.text import counted, did_you_mean
 from rayjobs.datastore.catalogue import DEFAULT_DATASTORE
 from rayjobs.datastore.stores import Datastore
 from rayjobs.datastore.transfer import files_below
+from rayjobs.jobs.records import ModelVersion
 from rayjobs.workspace.folder import OpenWorkspace
 
 KINDS = ("dataset:", "output:", "saved:")
@@ -44,31 +45,29 @@ def source_of(workspace: OpenWorkspace, text: str, say: Callable[[str], None]) -
     return _stored(workspace, path, say)
 
 
-def model_of(workspace: OpenWorkspace, text: str, say: Callable[[str], None]) -> str:
-    """Return the source of a trained model: as `source_of`, or a registered one, NAME[:VERSION].
+def registered_model(workspace: OpenWorkspace, text: str) -> ModelVersion | None:
+    """Return the registered model that a text names, NAME[:VERSION]; None: it is a place of files.
 
     Raises:
-        NotFoundError: there is neither.
+        NotFoundError: there is no such model.
     """
-    if Path(text).expanduser().exists() or text.startswith(KINDS) or "/" in text:
-        return source_of(workspace, text, say)
-    from rayjobs.models import registry
-
-    with tempfile.TemporaryDirectory() as folder:
-        model = registry.find(workspace.store, text)
-        found = registry.download(workspace.blobs, model, folder)
-        title, digest = f"{model.name}:{model.version}", model.digest.rpartition(":")[2]
-        return _stored(workspace, _model_folder(found), say, title=title, digest=digest)
-
-
-def registered_name(workspace: OpenWorkspace, text: str) -> str | None:
-    """Return NAME:VERSION of the registered model that a text names; None: it names no such one."""
     if Path(text).expanduser().exists() or text.startswith(KINDS) or "/" in text:
         return None
     from rayjobs.models import registry
 
-    model = registry.find(workspace.store, text)
-    return f"{model.name}:{model.version}"
+    return registry.find(workspace.store, text)
+
+
+def source_of_model(
+    workspace: OpenWorkspace, model: ModelVersion, say: Callable[[str], None]
+) -> str:
+    """Return the source of a registered model, whose files are stored once for jobs to read."""
+    from rayjobs.models import registry
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = registry.download(workspace.blobs, model, folder)
+        title, digest = f"{model.name}:{model.version}", model.digest.rpartition(":")[2]
+        return _stored(workspace, _model_folder(found), say, title=title, digest=digest)
 
 
 def _model_folder(folder: Path) -> Path:

@@ -184,12 +184,11 @@ def _module_of(file: str) -> Any:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not a Python file: {error}") from error
-    tree.body = [one for one in tree.body if _defines(one)]
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))  # it may import its neighbors
-    for statement in tree.body:
+    for statement in filter(_defines, tree.body):
         one = ast.Module([statement], type_ignores=[])
         try:
             exec(compile(one, str(path), "exec"), module.__dict__)  # noqa: S102 - the user named it

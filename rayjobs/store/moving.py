@@ -177,7 +177,7 @@ def _check_postgres(source: Connection, database: PostgresDatabase) -> int:
     if found not in (VERSION, MOVED):  # a move that was killed is finished
         raise StoreVersionError(
             f"the store {database.where} has schema version {found}, and this rayjobs has "
-            f"{VERSION}",
+            f"{VERSION}: use the rayjobs that wrote it",
             found=found,
             known=VERSION,
         )
@@ -213,10 +213,9 @@ def _write_file(source: Connection, draft: Path) -> int:
         bring_up_to_date(target, draft)
         target.execute("BEGIN IMMEDIATE")
         rows = _copy(_of_postgres(source), _into(target, _in_file))
-        for table, newest in _identities(source).items():
-            if newest and _is_autoincrement(target, table):
-                target.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
-                target.execute("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, newest))
+        for table, newest in _given(source).items():
+            target.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+            target.execute("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, newest))
         target.execute("COMMIT")
         _compare(_of_postgres(source), _of_file(target))
         target.execute("PRAGMA journal_mode = DELETE")
@@ -255,7 +254,7 @@ def _compare(old: Rows, new: Rows) -> None:
                 named = ", ".join(f"{key} {row[key]!r}" for key in keys)
                 raise StoreError(
                     f"the copy differs from the store in table {table.name}, row {named}; nothing "
-                    f"was moved"
+                    f"was moved. Repeat the command; `rayjobs db check` checks a store in a file"
                 )
 
 
@@ -281,10 +280,6 @@ def _into(target: Any, sentence: Callable[[str], str]) -> Insert:
             target.executemany(f"INSERT INTO {table.name} VALUES ({marks})", batch)  # noqa: S608
         except (sqlite3.DatabaseError, StoreError) as error:
             raise StoreError(f"{sentence(table.name)}: {error}") from error
-        except ValueError as error:  # of psycopg: a NUL in a text
-            raise StoreError(
-                f"{sentence(table.name)}: {error}. PostgreSQL takes no text with a NUL character"
-            ) from error
 
     return insert
 
@@ -316,36 +311,26 @@ def _tables() -> list[Table]:
 def _set_identities(target: Connection, source: sqlite3.Connection) -> None:
     """Let PostgreSQL go on with the serials after the last one that the file gave."""
     given = dict(source.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
-    for table in _identities(target):
-        newest = max(int(given.get(table, 0)), _largest(target, table))
+    for table in _numbered():
+        newest = int(given.get(table, 0))  # SQLite counts what a row was given by hand, too
         sequence = f"pg_get_serial_sequence('{table}', 'serial')"
-        if newest:
-            target.execute(f"SELECT setval({sequence}, ?)", (newest,))
-        else:
-            target.execute(f"SELECT setval({sequence}, 1, FALSE)")
+        target.execute(f"SELECT setval({sequence}, ?, ?)", (max(1, newest), newest > 0))
 
 
-def _identities(connection: Connection) -> dict[str, int]:
-    """Return the tables that number their rows, and the last number that each has given."""
-    names = [table.name for table in _tables() if "serial" in table.columns]
+def _given(source: Connection) -> dict[str, int]:
+    """Return the last serial that each table in PostgreSQL has given; 0: none."""
     found = {}
-    for name in names:
-        sequence = connection.execute(
-            f"SELECT pg_get_serial_sequence('{name}', 'serial')"
-        ).fetchone()
-        if sequence is None or sequence[0] is None:
-            continue
-        last = connection.execute(f"SELECT last_value, is_called FROM {sequence[0]}").fetchone()  # noqa: S608
-        assert last is not None
-        found[name] = max(int(last[0]) if last[1] else 0, _largest(connection, name))
+    for table in _numbered():
+        (name,) = source.execute(
+            f"SELECT pg_get_serial_sequence('{table}', 'serial')"
+        ).fetchone() or ("",)
+        last, is_called = source.execute(
+            f"SELECT last_value, is_called FROM {name}"  # noqa: S608
+        ).fetchone() or (0, False)
+        found[table] = int(last) if is_called else 0
     return found
 
 
-def _largest(connection: Connection, table: str) -> int:
-    row = connection.execute(f"SELECT MAX(serial) FROM {table}").fetchone()  # noqa: S608
-    return int(row[0] or 0) if row else 0
-
-
-def _is_autoincrement(connection: sqlite3.Connection, table: str) -> bool:
-    row = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-    return row is not None and "AUTOINCREMENT" in row[0].upper()
+def _numbered() -> list[str]:
+    """Return the tables that number their rows; a serial is given once in all of them."""
+    return [table.name for table in _tables() if "serial" in table.columns]

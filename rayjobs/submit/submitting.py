@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.core import errors as own_code
 from rayjobs.core.errors import NotFoundError, Problem, RayjobsError, UsageError
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.users import user_name
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 SNAPSHOT_CACHE = "cache"
-OWN_CODE = Path(own_code.__file__).parents[1]  # components that come with rayjobs
+OWN_CODE = Path(__file__).parents[1]  # components that come with rayjobs
 
 
 @dataclass(frozen=True)

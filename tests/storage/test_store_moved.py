@@ -110,7 +110,7 @@ def test_serials_of_removed_rows_are_not_given_again(server: Postgres, root: Pat
         assert submit(workspace.store).serial == newest.serial + 1
 
 
-def test_one_who_has_the_store_open_is_in_nobodys_way(server: Postgres, root: Path) -> None:
+def test_a_store_that_another_process_has_open_is_not_moved(server: Postgres, root: Path) -> None:
     with open_workspace(root) as user:
         reading = user.store._database.read()  # type: ignore[attr-defined]
         with reading, pytest.raises(StoreBusyError, match="another process has the store"):
