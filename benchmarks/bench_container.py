@@ -13,8 +13,8 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, median
 from tests.conformance.hosts import Attempt
-from tests.containers import PYTHON, in_image
-from tests.images import DEFAULT_ENV, python_root
+from tests.support.containers import PYTHON, in_image
+from tests.support.images import DEFAULT_ENV, python_root
 
 # The time of the first line, as the script sees it, against the same clock.
 FIRST = "import time; print(time.time(), flush=True)"

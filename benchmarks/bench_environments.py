@@ -14,9 +14,9 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, median
 from rayjobs.environments.settings import find_uv
-from tests.conda_channel import Channel
+from tests.support.conda_channel import Channel
+from tests.support.wheels import make_wheel
 from tests.unit.environments.conftest import Builder
-from tests.wheels import make_wheel
 
 PACKAGES = ("tiny-a", "tiny-b", "tiny-c")
 JOBS = 20

@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.jobs import jobs  # noqa: F401
-from tests.local_target import (  # fixtures of all tests, and what cleans up after them
+from tests.support.jobs import jobs  # noqa: F401
+from tests.support.local_target import (  # fixtures of all tests, and what cleans up after them
     local_target,  # noqa: F401
     remove_runtime_folder,
     shared_head,  # noqa: F401
 )
-from tests.raylets import pool_jobs, raylets, shared_raylets  # noqa: F401
+from tests.support.raylets import pool_jobs, raylets, shared_raylets  # noqa: F401
 
 WIPED_PREFIXES = ("RAYJOBS_", "RAY_", "AWS_", "AZUREML_", "XDG_", "OMPI_", "HOROVOD_")
 WIPED_NAMES = ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "RANK", "WORLD_SIZE", "LOCAL_RANK")

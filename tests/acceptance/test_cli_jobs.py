@@ -12,8 +12,8 @@ import pytest
 
 from rayjobs.submit.attaching import wait
 from rayjobs.workspace.folder import locate, open_workspace
-from tests.local_target import LocalTarget
-from tests.terminal import DEADLINE_S, PROGRAM, Terminal
+from tests.support.local_target import LocalTarget
+from tests.support.terminal import DEADLINE_S, PROGRAM, Terminal
 
 pytestmark = pytest.mark.ray
 

@@ -29,8 +29,8 @@ from rayjobs.images import (
     training_config,
 )
 from rayjobs.workspace.folder import locate
-from tests.local_target import LocalTarget
-from tests.terminal import DEADLINE_S, PROGRAM
+from tests.support.local_target import LocalTarget
+from tests.support.terminal import DEADLINE_S, PROGRAM
 from tests.unit.images.conftest import save_images
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]

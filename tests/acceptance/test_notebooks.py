@@ -11,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from tests.local_target import LocalTarget
+from tests.support.local_target import LocalTarget
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "notebooks"
 CONFIG = {"subscription_id": "s-1", "resource_group": "group-1", "workspace_name": "team-ws"}

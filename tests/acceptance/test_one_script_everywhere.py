@@ -19,12 +19,12 @@ from rayjobs.jobs.states import JobState
 from rayjobs.launch import openmpi
 from rayjobs.submit.attaching import wait
 from rayjobs.workspace.folder import OpenWorkspace, locate, open_workspace
-from tests.conda_channel import VERSION, Channel
-from tests.containers import image, needs_containers, newer_python, python_folders
-from tests.images import oci_folder, tar_of
-from tests.local_target import LocalTarget
-from tests.terminal import DEADLINE_S, PROGRAM
-from tests.wheels import make_wheel
+from tests.support.conda_channel import VERSION, Channel
+from tests.support.containers import image, needs_containers, newer_python, python_folders
+from tests.support.images import oci_folder, tar_of
+from tests.support.local_target import LocalTarget
+from tests.support.terminal import DEADLINE_S, PROGRAM
+from tests.support.wheels import make_wheel
 
 __all__ = ["image", "newer_python"]
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), needs_containers]

@@ -14,7 +14,6 @@ import pytest
 from rayjobs import Workspace
 from rayjobs.data.pins import inputs_read
 from rayjobs.workspace.folder import locate, open_workspace
-from tests.local_target import LocalTarget
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.server import (  # noqa: F401
     ACCESS_KEY,
@@ -23,6 +22,7 @@ from tests.storage.server import (  # noqa: F401
     S3Server,
     s3_server,
 )
+from tests.support.local_target import LocalTarget
 
 pytestmark = [pytest.mark.ray, pytest.mark.storage]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayjobs.jobs.states import JobState
-from tests.terminal import Terminal
+from tests.support.terminal import Terminal
 from tests.unit.cli.fake_target import target
 from tests.unit.tuning_driver.world import World
 

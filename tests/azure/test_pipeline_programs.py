@@ -11,8 +11,8 @@ from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
 from rayjobs.target import timekeeper
 from tests.azure.running import azureml_run, copy_twin
-from tests.jobs import until
-from tests.local_target import LocalTarget
+from tests.support.jobs import until
+from tests.support.local_target import LocalTarget
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 

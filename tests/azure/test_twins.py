@@ -19,7 +19,7 @@ from rayjobs.api.run import JobRun
 from rayjobs.api.workspace import Workspace
 from rayjobs.tuning import HyperDriveRun
 from tests.azure.running import CONFIG, as_notebook, azureml_run, copy_twin, map_urls
-from tests.local_target import LocalTarget
+from tests.support.local_target import LocalTarget
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 

@@ -14,7 +14,7 @@ from rayjobs.azureml.variables import VARIABLES, When
 from rayjobs.injob.azureml.exceptions import RunConfigurationException
 from rayjobs.launch.launchers import launcher_for
 from rayjobs.launch.plan import AttemptContext
-from tests.local_target import LocalTarget
+from tests.support.local_target import LocalTarget
 from tests.unit.launch.test_torch_env import context as torch_context
 
 # All that Azure ML v1 sets in a job, or that its examples and its community read there.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.hosts import NOBODY, Attempt, run_as_nobody
-from tests.containers import PYTHON, image, in_image, mounts_below, needs_containers
+from tests.support.containers import PYTHON, image, in_image, mounts_below, needs_containers
 
 __all__ = ["image"]
 

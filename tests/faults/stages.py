@@ -22,7 +22,7 @@ from rayjobs.spec.model import Dependency, JobSpec, Resources, Retries
 from rayjobs.store.rows import time_text
 from tests.checker.evidence import collect, read_history
 from tests.checker.invariants import check
-from tests.jobs import Jobs, until
+from tests.support.jobs import Jobs, until
 
 PAUSE = "retry pause"
 LONGEST_PAUSE = timedelta(seconds=LONGEST_PAUSE_S - 5.0)  # a longer one is a clock set back

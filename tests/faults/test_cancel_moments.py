@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rayjobs.jobs.states import JobState
-from tests.jobs import Jobs, until, wake
+from tests.support.jobs import Jobs, until, wake
 
 pytestmark = pytest.mark.ray
 

@@ -23,8 +23,8 @@ from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.workspace.folder import locate, open_workspace
 from tests.faults.stages import TELLS, WAITS
 from tests.faults.test_head_lost import kill_tree
-from tests.jobs import Jobs, until
-from tests.local_target import remove_runtime_folder
+from tests.support.jobs import Jobs, until
+from tests.support.local_target import remove_runtime_folder
 from tests.unit.cli.conftest import Terminal
 
 pytestmark = pytest.mark.ray

@@ -23,8 +23,8 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.environments import condas
 from rayjobs.environments.building import StoppedError
 from rayjobs.launch.leftovers import find_leftovers
-from tests.conda_channel import Channel
-from tests.jobs import until
+from tests.support.conda_channel import Channel
+from tests.support.jobs import until
 from tests.unit.environments.conftest import Builder, Wish, builder
 
 __all__ = ["builder"]

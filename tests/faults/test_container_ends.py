@@ -20,9 +20,9 @@ from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import ContainerRequest
 from rayjobs.snapshots import NodeSnapshots
 from rayjobs.workspace.folder import OpenWorkspace
-from tests.attempts import request_of
 from tests.conformance.hosts import Attempt, until
-from tests.containers import image, in_image, mounts_below, needs_containers, run_once
+from tests.support.attempts import request_of
+from tests.support.containers import image, in_image, mounts_below, needs_containers, run_once
 
 __all__ = ["image"]
 

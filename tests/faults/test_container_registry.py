@@ -21,8 +21,8 @@ import pytest
 from rayjobs.containers.engines import Login
 from rayjobs.containers.images import AskedImage
 from rayjobs.core.errors import PrepareError
-from tests.images import file, layer, oci_folder
-from tests.jobs import until
+from tests.support.images import file, layer, oci_folder
+from tests.support.jobs import until
 from tests.unit.containers.conftest import ImageNode
 
 # Set-up installs both. Where it could not, it has said why; in CI the tests then fail.

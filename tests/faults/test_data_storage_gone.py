@@ -14,10 +14,10 @@ from rayjobs.datastore.materialise import mounts_root
 from rayjobs.datastore.mountfiles import mount_points
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Input
-from tests.jobs import Jobs, until
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server, s3_server  # noqa: F401
+from tests.support.jobs import Jobs, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.storage]
 

@@ -18,7 +18,7 @@ from rayjobs.injob.identity import identity_of
 from rayjobs.node.node import Node
 from rayjobs.protocol.attempts import LaunchRequest
 from rayjobs.target import local_head, stopping
-from tests.attempts import data_request
+from tests.support.attempts import data_request
 
 LONG_AGO = 1_000_000_000
 

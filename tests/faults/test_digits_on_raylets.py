@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rayjobs.jobs.states import JobState
-from tests.jobs import Jobs, until
-from tests.mpi_hosts import needs_horovod, needs_mpi
-from tests.raylets import RAYLETS, TARGET, Cluster
+from tests.support.jobs import Jobs, until
+from tests.support.mpi_hosts import needs_horovod, needs_mpi
+from tests.support.raylets import RAYLETS, TARGET, Cluster
 
 pytestmark = [*RAYLETS, pytest.mark.slow]
 

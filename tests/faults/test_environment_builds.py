@@ -13,8 +13,8 @@ from rayjobs.jobs.states import JobState
 from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.node.environments import EVENT
 from rayjobs.spec.model import Packages
-from tests.jobs import Jobs, kill, until, wake
-from tests.wheels import SlowPackage, make_wheel
+from tests.support.jobs import Jobs, kill, until, wake
+from tests.support.wheels import SlowPackage, make_wheel
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 

@@ -12,9 +12,9 @@ import pytest
 from rayjobs.core.files import locked_if_free
 from rayjobs.environments.cache import Cache
 from rayjobs.environments.work import Realised
-from tests.conda_channel import Channel
+from tests.support.conda_channel import Channel
+from tests.support.wheels import make_wheel
 from tests.unit.environments.conftest import Builder
-from tests.wheels import make_wheel
 
 CODE = "import tiny_tool; print(tiny_tool.__file__, tiny_tool.VALUE)"
 

@@ -15,9 +15,9 @@ from rayjobs.target import local_head, starting, targets
 from rayjobs.workspace.folder import locate, open_workspace
 from tests.faults.stages import TELLS, WAITS
 from tests.faults.test_nodes_lost import begin, check_curve
-from tests.jobs import Jobs, until
-from tests.local_target import LocalTarget
-from tests.raylets import CPUS, RAYLETS, TARGET, Cluster
+from tests.support.jobs import Jobs, until
+from tests.support.local_target import LocalTarget
+from tests.support.raylets import CPUS, RAYLETS, TARGET, Cluster
 
 pytestmark = [*RAYLETS, pytest.mark.slow]
 

@@ -18,7 +18,7 @@ from rayjobs.injob.identity import identity_of
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.node import gpus as nodegpus
 from tests.conformance.hosts import until
-from tests.preparing import prepared
+from tests.support.preparing import prepared
 
 FOR_EVER_S = 1e9
 NO_ATTEMPTS = Path("/nonexistent")

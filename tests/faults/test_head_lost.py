@@ -33,8 +33,8 @@ from tests.faults.stages import DONE, TELLS, WAITS
 from tests.faults.test_kill_matrix import is_another
 from tests.faults.test_pipelines_killed import submit_chain
 from tests.faults.test_processes_killed import actor_pid
-from tests.jobs import Jobs, until
-from tests.local_target import LocalTarget, remove_runtime_folder
+from tests.support.jobs import Jobs, until
+from tests.support.local_target import LocalTarget, remove_runtime_folder
 
 pytestmark = pytest.mark.ray
 

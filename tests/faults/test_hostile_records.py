@@ -46,10 +46,10 @@ from rayjobs.store.dropped import RESTORED_EVENT
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace import blobs
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
-from tests.attempts import on_node, on_node_of
 from tests.conformance import hosts
 from tests.conformance.hosts import warm
 from tests.fakes.world import World, play
+from tests.support.attempts import on_node, on_node_of
 
 __all__ = ["warm"]
 

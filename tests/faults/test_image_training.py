@@ -24,10 +24,10 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.metrics import series
 from rayjobs.spec.model import Input
-from tests.jobs import Jobs, until
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server, s3_server  # noqa: F401
+from tests.support.jobs import Jobs, until
 from tests.unit.images.conftest import save_images
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]

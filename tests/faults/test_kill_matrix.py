@@ -22,8 +22,8 @@ from tests.faults.test_processes_killed import (
     rank_pid,
     warm_interpreters,
 )
-from tests.jobs import Jobs, until
-from tests.local_target import LocalTarget
+from tests.support.jobs import Jobs, until
+from tests.support.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 

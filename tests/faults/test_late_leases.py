@@ -12,8 +12,8 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.injob import lease
 from rayjobs.injob.lease import HOST_SHARE, LOST_GRACE_S, Lease, boot_clock_s
 from rayjobs.node.leases import Launching, require
-from tests.attempts import data_request
 from tests.conformance.hosts import Attempt, warm
+from tests.support.attempts import data_request
 
 __all__ = ["warm"]
 

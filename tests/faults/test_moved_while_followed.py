@@ -14,7 +14,7 @@ import pytest
 from rayjobs import __version__
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.workspace.folder import open_workspace
-from tests.jobs import until
+from tests.support.jobs import until
 from tests.unit.cli.conftest import Queue
 from tests.unit.cli.fake_target import target
 

@@ -17,7 +17,7 @@ import pytest
 from rayjobs.core.failures import FailureClass
 from rayjobs.injob import namespace
 from tests.conformance.hosts import warm
-from tests.mpi_hosts import MpiAttempt, needs_mpi
+from tests.support.mpi_hosts import MpiAttempt, needs_mpi
 
 __all__ = ["warm"]
 

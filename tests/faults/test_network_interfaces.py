@@ -13,8 +13,8 @@ from rayjobs.launch.launchers import launcher_for
 from rayjobs.launch.plan import AttemptContext, PlannedNode
 from rayjobs.spec.model import JobSpec
 from tests.conformance.hosts import Attempt
-from tests.machines import APART, Machine, two_machines, why_not
-from tests.mpi_hosts import MpiAttempt, needs_horovod, needs_mpi
+from tests.support.machines import APART, Machine, two_machines, why_not
+from tests.support.mpi_hosts import MpiAttempt, needs_horovod, needs_mpi
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no machine can be made: {why_not()}")
 

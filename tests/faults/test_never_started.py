@@ -9,9 +9,9 @@ import pytest
 from rayjobs.core.failures import FailureClass
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Container
-from tests.containers import needs_containers
-from tests.images import file, layer, oci_folder
-from tests.jobs import Jobs
+from tests.support.containers import needs_containers
+from tests.support.images import file, layer, oci_folder
+from tests.support.jobs import Jobs
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), needs_containers]
 

@@ -12,8 +12,8 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.resume import checkpoints
 from rayjobs.spec.model import Distribution
-from tests.jobs import Jobs, until
-from tests.raylets import RAYLETS, TARGET, Cluster
+from tests.support.jobs import Jobs, until
+from tests.support.raylets import RAYLETS, TARGET, Cluster
 
 pytestmark = RAYLETS
 

@@ -27,12 +27,12 @@ from rayjobs.submit.submitting import submit
 from rayjobs.submit.vendoring import vendor
 from rayjobs.submit.vendoring_images import vendor as vendor_image
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
-from tests.attempts import data_request
-from tests.conda_channel import VERSION, Channel
-from tests.containers import needs_containers
-from tests.images import docker_archive, file, layer, oci_folder, tar_of
+from tests.support.attempts import data_request
+from tests.support.conda_channel import VERSION, Channel
+from tests.support.containers import needs_containers
+from tests.support.images import docker_archive, file, layer, oci_folder, tar_of
+from tests.support.wheels import make_project, make_wheel
 from tests.unit.environments.conftest import Builder
-from tests.wheels import make_project, make_wheel
 
 pytestmark = pytest.mark.timeout(300)
 CODE = "import tiny_tool, its_need, own_package; print(tiny_tool.VALUE, own_package.VALUE)"

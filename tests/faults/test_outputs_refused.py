@@ -19,10 +19,10 @@ from rayjobs.node.outputs import OutageProblem
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.collected import Collected
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
-from tests.attempts import data_request
 from tests.fakes.world import World, play
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server, s3_server  # noqa: F401
+from tests.support.attempts import data_request
 
 
 @pytest.fixture

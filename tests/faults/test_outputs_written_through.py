@@ -20,9 +20,9 @@ from rayjobs.datastore.write_through import WriteThrough
 from rayjobs.node import outputs
 from rayjobs.node.data import NodeData
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
-from tests.attempts import data_request
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server, s3_server
+from tests.support.attempts import data_request
 
 __all__ = ["s3_server"]
 

@@ -18,8 +18,8 @@ from rayjobs.pipelines.pipeline_file import pipeline_of
 from rayjobs.pipelines.submitter import submit_pipeline
 from rayjobs.store.requests import JobFilter
 from tests.faults.test_processes_killed import actor_pid
-from tests.jobs import Jobs, kill, until
-from tests.local_target import LocalTarget
+from tests.support.jobs import Jobs, kill, until
+from tests.support.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 

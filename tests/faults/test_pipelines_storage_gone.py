@@ -15,9 +15,9 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.pipeline_file import pipeline_of
 from rayjobs.pipelines.submitter import resume_pipeline, submit_pipeline
-from tests.jobs import Jobs, until
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.server import S3Server, start_server
+from tests.support.jobs import Jobs, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.storage]
 

@@ -20,8 +20,8 @@ from rayjobs.jobs.states import JobState
 from rayjobs.launch import hostclient
 from rayjobs.spec.model import Resources
 from rayjobs.target import wake_client
-from tests.jobs import DEADLINE_S, Jobs, kill, until, wake
-from tests.local_target import LocalTarget
+from tests.support.jobs import DEADLINE_S, Jobs, kill, until, wake
+from tests.support.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 

@@ -18,7 +18,7 @@ from rayjobs.results.metrics import series
 from rayjobs.submit import submitting
 from rayjobs.target import local_head, starting, targets
 from rayjobs.workspace.folder import locate, open_workspace
-from tests.jobs import Jobs, until
+from tests.support.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
 

@@ -17,8 +17,8 @@ from rayjobs.injob.identity import is_alive
 from rayjobs.jobs.states import JobState
 from rayjobs.pipelines import Pipeline, PythonScriptStep, Schedule, ScheduleRecurrence
 from rayjobs.target import timekeeper
-from tests.jobs import Jobs, kill, until
-from tests.local_target import LocalTarget
+from tests.support.jobs import Jobs, kill, until
+from tests.support.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 

@@ -25,9 +25,9 @@ from rayjobs.node.node import Node
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.settled import Found, Settled
 from rayjobs.workspace.folder import open_workspace
-from tests.attempts import on_node_of
 from tests.conformance.hosts import Attempt, until, warm
 from tests.faults.test_host_leftovers import IN_NAMESPACE, LEAVE_DAEMONS, daemons, start
+from tests.support.attempts import on_node_of
 
 __all__ = ["warm"]
 

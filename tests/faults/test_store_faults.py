@@ -23,7 +23,7 @@ from rayjobs.store.migrations.upgrade import upgrade
 from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import bring, submit
-from tests.schema_steps import NEWEST_STORE, NEXT, with_next_step
+from tests.support.schema_steps import NEWEST_STORE, NEXT, with_next_step
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # some wait for several facts, each patiently

@@ -12,10 +12,10 @@ from rayjobs.datastore import Datastore
 from rayjobs.housekeeping import scratch
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Output
-from tests.jobs import Jobs, until, wake
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server, s3_server  # noqa: F401
+from tests.support.jobs import Jobs, until, wake
 
 pytestmark = [pytest.mark.ray, pytest.mark.storage]
 

@@ -22,7 +22,7 @@ from rayjobs.tuning.spec import parse_sweep
 from rayjobs.tuning.submitter import submit_sweep
 from rayjobs.tuning.table import load_trials
 from rayjobs.tuning.trials import TrialState
-from tests.jobs import Jobs, kill, until
+from tests.support.jobs import Jobs, kill, until
 
 pytestmark = pytest.mark.ray
 

@@ -16,9 +16,9 @@ from rayjobs.spec.model import Distribution, Resources
 from rayjobs.target.record import LEASE_S
 from rayjobs.workspace.folder import locate, open_workspace
 from tests.faults.test_nodes_lost import begin, check_curve
-from tests.jobs import Jobs
-from tests.local_target import remove_runtime_folder
-from tests.raylets import CPUS, RAYLETS, USUAL_CHECKS, Cluster, Node, ray_cluster
+from tests.support.jobs import Jobs
+from tests.support.local_target import remove_runtime_folder
+from tests.support.raylets import CPUS, RAYLETS, USUAL_CHECKS, Cluster, Node, ray_cluster
 
 pytestmark = [*RAYLETS, pytest.mark.slow, pytest.mark.timeout(1200)]
 

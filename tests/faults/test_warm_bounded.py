@@ -15,7 +15,7 @@ from rayjobs.injob.identity import identity_of
 from rayjobs.launch import hostclient
 from rayjobs.node import warm_limits
 from rayjobs.node.warm import NodeWarm
-from tests.attempts import data_request
+from tests.support.attempts import data_request
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -19,8 +19,8 @@ from rayjobs.injob.hostmessages import WarmRequest
 from rayjobs.injob.identity import Identity, identity_of, own_identity, send_signal
 from rayjobs.launch import hostclient, hoststart
 from rayjobs.node.warm import NodeWarm
-from tests.attempts import data_request
 from tests.conformance.hosts import Attempt, base_env, namespaces_work, until
+from tests.support.attempts import data_request
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.jobs import DEADLINE_S, Jobs
-from tests.local_target import LocalTarget
 from tests.soak.survivors import ACTOR, AGENT, HOST, OF_THE_JOB, RANK, WARM, Scene
+from tests.support.jobs import DEADLINE_S, Jobs
+from tests.support.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 

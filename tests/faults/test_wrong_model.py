@@ -13,7 +13,7 @@ import pytest
 from rayjobs.api.model import Model
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.jobs.states import JobState
-from tests import registering as models
+from tests.support import registering as models
 from tests.unit.models.conftest import Runs
 from tests.unit.models.conftest import runs as runs  # the fixture
 

@@ -16,7 +16,7 @@ from rayjobs.node.warm import NodeWarm
 from rayjobs.target import targets
 from rayjobs.workspace.folder import locate, open_workspace
 from tests.conformance.hosts import namespaces_work
-from tests.jobs import Jobs, until
+from tests.support.jobs import Jobs, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 

@@ -9,7 +9,7 @@ import pytest
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Array, Dependency
 from rayjobs.store.requests import JobFilter
-from tests.jobs import Jobs
+from tests.support.jobs import Jobs
 
 pytestmark = pytest.mark.ray
 

@@ -13,8 +13,8 @@ from rayjobs.core.errors import CannotBePlacedError
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Distribution, Resources
 from rayjobs.workspace.folder import locate, open_workspace
-from tests.autoscaling import TARGET, FakeCloud, fake_cloud, node_type
-from tests.jobs import Jobs, until
+from tests.support.autoscaling import TARGET, FakeCloud, fake_cloud, node_type
+from tests.support.jobs import Jobs, until
 
 # Minutes on a busy machine; what the queue does with nodes that may start is tested without Ray in
 # tests/unit/engine/test_engine_grows.py.

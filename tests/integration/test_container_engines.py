@@ -12,7 +12,7 @@ import pytest
 
 from rayjobs.containers.images import AskedImage
 from rayjobs.core.errors import PrepareError
-from tests.images import file, layer
+from tests.support.images import file, layer
 from tests.unit.containers.conftest import ImageNode
 
 # Set-up installs it. Where it could not, it has said why; in CI the tests then fail.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.hosts import Attempt
-from tests.containers import ENV, in_image, needs_containers, newer_python
-from tests.debian_python import PYTHON
+from tests.support.containers import ENV, in_image, needs_containers, newer_python
+from tests.support.debian_python import PYTHON
 from tests.unit.containers.conftest import ImageNode
 
 __all__ = ["newer_python"]

@@ -14,8 +14,8 @@ from rayjobs.injob.plan import HOROVOD_GLOO
 from rayjobs.launch.horovod_gloo import horovod_variables
 from rayjobs.spec.model import Distribution, JobSpec
 from tests.conformance.hosts import Attempt
-from tests.containers import image, in_image, needs_containers, python_folders
-from tests.mpi_hosts import MpiAttempt, needs_horovod, needs_mpi
+from tests.support.containers import image, in_image, needs_containers, python_folders
+from tests.support.mpi_hosts import MpiAttempt, needs_horovod, needs_mpi
 
 __all__ = ["image"]
 pytestmark = [needs_containers, pytest.mark.timeout(300)]

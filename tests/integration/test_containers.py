@@ -13,9 +13,9 @@ from rayjobs.datastore import Datastore
 from rayjobs.jobs.states import JobState
 from rayjobs.node.containers import EVENT
 from rayjobs.spec.model import Container, Input, Output
-from tests.containers import image, needs_containers
-from tests.images import file, layer, oci_folder, tar_of
-from tests.jobs import Jobs
+from tests.support.containers import image, needs_containers
+from tests.support.images import file, layer, oci_folder, tar_of
+from tests.support.jobs import Jobs
 
 __all__ = ["image"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rayjobs.jobs.states import JobState
-from tests.jobs import Jobs, until
-from tests.local_target import LocalTarget
+from tests.support.jobs import Jobs, until
+from tests.support.local_target import LocalTarget
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 

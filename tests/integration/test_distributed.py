@@ -11,7 +11,7 @@ from rayjobs.cli.main import run
 from rayjobs.jobs.states import JobState
 from rayjobs.results.logs import Logs
 from rayjobs.spec.model import Distribution
-from tests.jobs import Jobs
+from tests.support.jobs import Jobs
 
 pytestmark = pytest.mark.ray
 

@@ -14,9 +14,9 @@ from rayjobs.jobs.states import JobState
 from rayjobs.node.environments import EVENT
 from rayjobs.spec.model import Dependency, Distribution, JobSpec, Packages
 from rayjobs.submit.submitting import submit
-from tests.conda_channel import Channel
-from tests.jobs import Jobs
-from tests.wheels import make_project, make_wheel
+from tests.support.conda_channel import Channel
+from tests.support.jobs import Jobs
+from tests.support.wheels import make_project, make_wheel
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 

@@ -10,7 +10,7 @@ from rayjobs.cli.main import run
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.resume import checkpoints
-from tests.jobs import Jobs, until
+from tests.support.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
 

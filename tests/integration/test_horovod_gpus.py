@@ -8,7 +8,7 @@ import pytest
 
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Distribution, Resources
-from tests.jobs import Jobs
+from tests.support.jobs import Jobs
 
 pytestmark = pytest.mark.ray
 

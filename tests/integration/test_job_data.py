@@ -13,7 +13,7 @@ from rayjobs.datastore import Dataset, Datastore, FileDataset
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Distribution, Input, Output, Registration, Retries
-from tests.jobs import Jobs, until
+from tests.support.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
 

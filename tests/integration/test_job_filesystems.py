@@ -10,9 +10,9 @@ import pytest
 
 from rayjobs.datastore import Datastore
 from rayjobs.jobs.states import JobState
-from tests.jobs import Jobs
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.server import S3Server, s3_server  # noqa: F401
+from tests.support.jobs import Jobs
 
 pytestmark = [pytest.mark.ray, pytest.mark.storage]
 

@@ -15,8 +15,8 @@ from rayjobs.spec.model import Resources, Retries, SecretRef
 from rayjobs.submit.submitting import submit
 from rayjobs.target.secrets import TargetSecrets
 from rayjobs.workspace.folder import open_workspace
-from tests.jobs import Jobs, until, wake
-from tests.local_target import LocalTarget
+from tests.support.jobs import Jobs, until, wake
+from tests.support.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 

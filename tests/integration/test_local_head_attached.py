@@ -9,7 +9,7 @@ import pytest
 from rayjobs.core.errors import UnreachableError, UsageError
 from rayjobs.target import dashboard, starters, starting, targets
 from rayjobs.target.stopping import TargetLocation
-from tests.local_target import LocalTarget
+from tests.support.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 

@@ -18,8 +18,8 @@ import pytest
 from rayjobs.injob.processes import all_pids
 from rayjobs.target import local_head
 from rayjobs.target.token_check import check_token
-from tests.jobs import until
-from tests.local_target import LocalTarget
+from tests.support.jobs import until
+from tests.support.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 

@@ -15,8 +15,8 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.logs import Logs
 from rayjobs.spec.model import Distribution, Resources
-from tests.jobs import Jobs
-from tests.mpi_hosts import needs_horovod, needs_mpi
+from tests.support.jobs import Jobs
+from tests.support.mpi_hosts import needs_horovod, needs_mpi
 
 pytestmark = [pytest.mark.ray, needs_mpi]
 

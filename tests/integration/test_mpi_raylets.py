@@ -11,9 +11,9 @@ from rayjobs.jobs.states import JobState
 from rayjobs.results.logs import Logs
 from rayjobs.spec.model import Distribution
 from tests.integration.test_mpi import HOROVOD
-from tests.jobs import Jobs
-from tests.mpi_hosts import needs_horovod, needs_mpi
-from tests.raylets import RAYLETS, TARGET, Cluster
+from tests.support.jobs import Jobs
+from tests.support.mpi_hosts import needs_horovod, needs_mpi
+from tests.support.raylets import RAYLETS, TARGET, Cluster
 
 # Starting and ending a cluster takes longer than all other tests of MPI together.
 pytestmark = [*RAYLETS, pytest.mark.slow, needs_mpi, needs_horovod]

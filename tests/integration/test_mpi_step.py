@@ -22,9 +22,9 @@ from rayjobs.pipelines import (
     PythonScriptStep,
 )
 from rayjobs.results.logs import Logs
-from tests.jobs import Jobs
-from tests.mpi_hosts import needs_mpi
-from tests.wheels import make_wheel
+from tests.support.jobs import Jobs
+from tests.support.mpi_hosts import needs_mpi
+from tests.support.wheels import make_wheel
 
 pytestmark = [pytest.mark.ray, needs_mpi]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import Jobs
+from tests.support.jobs import Jobs
 
 pytestmark = pytest.mark.ray
 

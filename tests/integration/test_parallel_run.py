@@ -16,7 +16,7 @@ from rayjobs.datastore import Dataset, Datastore
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Distribution, Input, Output, ParallelRun, Retries
-from tests.jobs import Jobs, until
+from tests.support.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
 

@@ -10,8 +10,8 @@ import pytest
 
 from rayjobs.cli.main import run
 from rayjobs.workspace.folder import create_in
-from tests.local_target import LocalTarget
 from tests.storage.postgres import Postgres
+from tests.support.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 

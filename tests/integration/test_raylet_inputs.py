@@ -12,9 +12,9 @@ from rayjobs.datastore import Datastore
 from rayjobs.jobs.states import JobState
 from rayjobs.results.logs import Logs
 from rayjobs.spec.model import Distribution, Input
-from tests.jobs import Jobs
-from tests.raylets import RAYLETS, TARGET, Cluster
 from tests.storage.server import SECRET_KEY, S3Server, s3_server  # noqa: F401
+from tests.support.jobs import Jobs
+from tests.support.raylets import RAYLETS, TARGET, Cluster
 
 pytestmark = RAYLETS
 

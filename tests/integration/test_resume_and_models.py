@@ -12,8 +12,8 @@ from rayjobs.results.metrics import series
 from rayjobs.resume import checkpoints
 from rayjobs.spec.model import Retries
 from rayjobs.submit import submitting
-from tests import registering as models
-from tests.jobs import Jobs
+from tests.support import registering as models
+from tests.support.jobs import Jobs
 
 pytestmark = pytest.mark.ray
 

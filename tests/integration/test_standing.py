@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from rayjobs.jobs.states import JobState
-from tests.jobs import Jobs
+from tests.support.jobs import Jobs
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 

@@ -22,8 +22,8 @@ from rayjobs.tuning import (
 from rayjobs.tuning.runs import HyperDriveRun
 from rayjobs.tuning.table import load_trials
 from rayjobs.tuning.trials import TrialState
-from tests import registering as models
-from tests.jobs import Jobs, until
+from tests.support import registering as models
+from tests.support.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
 

@@ -9,8 +9,8 @@ import pytest
 
 from rayjobs.jobs.states import JobState
 from rayjobs.target import keeping, local_head
-from tests.jobs import Jobs
-from tests.local_target import SETTINGS, LocalTarget
+from tests.support.jobs import Jobs
+from tests.support.local_target import SETTINGS, LocalTarget
 
 pytestmark = pytest.mark.ray
 

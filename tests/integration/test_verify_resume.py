@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayjobs.cli.main import run
-from tests.local_target import LocalTarget
+from tests.support.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 

@@ -16,8 +16,8 @@ from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.target import wake_client
 from rayjobs.workspace.folder import open_workspace
 from tests.faults.test_processes_killed import actor_pid, rank_pid
-from tests.jobs import Jobs, until, wake
-from tests.local_target import LocalTarget
+from tests.support.jobs import Jobs, until, wake
+from tests.support.local_target import LocalTarget
 
 TIMES = 3
 RUNNING = 6

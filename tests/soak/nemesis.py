@@ -21,7 +21,7 @@ from rayjobs.submit.submitting import submit
 from rayjobs.target import keeping, local_head, starting
 from rayjobs.workspace.folder import OpenWorkspace
 from tests.faults.test_processes_killed import actor_pid, agents, rank_pid, warm_interpreters
-from tests.local_target import LocalTarget
+from tests.support.local_target import LocalTarget
 
 STOPPED_S = 4.0
 LOOK_S = 0.02

@@ -24,8 +24,8 @@ import psutil
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from tests.jobs import Jobs, until
-from tests.local_target import LocalTarget
+from tests.support.jobs import Jobs, until
+from tests.support.local_target import LocalTarget
 
 WATCHED_S = 25.0
 LOOK_S = 0.02

@@ -22,9 +22,9 @@ from rayjobs.node import data as nodedata
 from rayjobs.node.data import NodeData
 from rayjobs.protocol.attempts import LaunchRequest
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
-from tests.attempts import data_request
 from tests.storage.node import node_folder, wait_for
 from tests.storage.server import S3Server
+from tests.support.attempts import data_request
 
 pytestmark = pytest.mark.storage
 

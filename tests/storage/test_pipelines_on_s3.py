@@ -13,9 +13,9 @@ from rayjobs.api.workspace import Workspace
 from rayjobs.datastore import Datastore, FileDataset, OutputFileDatasetConfig
 from rayjobs.datastore.backends.s3 import S3Backend
 from rayjobs.pipelines import Pipeline, PipelineData, PipelineRun, PythonScriptStep
-from tests.jobs import Jobs
 from tests.storage.profile import aws_profile
 from tests.storage.server import S3Server
+from tests.support.jobs import Jobs
 
 __all__ = ["aws_profile"]
 

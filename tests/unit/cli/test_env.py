@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.paths import home
+from tests.support.wheels import make_wheel
 from tests.unit.cli.conftest import Queue, Terminal
-from tests.wheels import make_wheel
 
 pytestmark = pytest.mark.timeout(300)
 

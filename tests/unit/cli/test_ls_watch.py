@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tests.terminal import Terminal
+from tests.support.terminal import Terminal
 from tests.unit.cli.conftest import Queue
 
 COLUMNS, LINES = 80, 10

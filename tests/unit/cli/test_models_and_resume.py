@@ -16,7 +16,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.models import requested
 from rayjobs.protocol.collected import RequestedModel
 from rayjobs.submit import submitting
-from tests import registering as models
+from tests.support import registering as models
 from tests.unit.cli.conftest import Terminal
 from tests.unit.models.conftest import Runs
 

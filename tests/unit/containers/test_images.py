@@ -25,9 +25,9 @@ from rayjobs.node.workspaces import Workspaces
 from rayjobs.snapshots import NodeSnapshots
 from rayjobs.target.node_settings import NodeSettings
 from rayjobs.workspace.folder import OpenWorkspace
-from tests.containers import image, needs_containers
-from tests.images import docker_archive, file, layer, oci_folder, tar_of
-from tests.jobs import until
+from tests.support.containers import image, needs_containers
+from tests.support.images import docker_archive, file, layer, oci_folder, tar_of
+from tests.support.jobs import until
 from tests.unit.containers.conftest import ImageNode, Wish
 
 __all__ = ["image"]

@@ -13,7 +13,7 @@ import pytest
 
 from rayjobs.containers import sources, unpacking
 from rayjobs.containers.layers import MOST_BYTES, BadImageError, Root
-from tests.images import docker_archive, file, layer, oci_folder, other
+from tests.support.images import docker_archive, file, layer, oci_folder, other
 
 SMALL_LAYER = layer([file("a", b"x" * 5000)])
 DIR, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE

@@ -15,7 +15,7 @@ from rayjobs.node.data import NodeData
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import LaunchRequest
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
-from tests.attempts import data_request
+from tests.support.attempts import data_request
 
 
 @pytest.fixture

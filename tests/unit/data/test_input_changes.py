@@ -19,7 +19,7 @@ from rayjobs.jobs.records import Event
 from rayjobs.jobs.rootcause import diagnose
 from rayjobs.node.data import NodeData
 from rayjobs.protocol.attempts import AttemptOnNode
-from tests.attempts import data_request, on_node
+from tests.support.attempts import data_request, on_node
 from tests.unit.jobs.test_rootcause import rank_record, record
 
 PROTECTED = Protection(read_only=True, overlay=True, why="")

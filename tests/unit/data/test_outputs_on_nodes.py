@@ -15,7 +15,7 @@ from rayjobs.datastore.errors import DatasetNotFound
 from rayjobs.datastore.protection import Protection
 from rayjobs.node.data import NodeData
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
-from tests.attempts import data_request
+from tests.support.attempts import data_request
 
 
 @pytest.fixture

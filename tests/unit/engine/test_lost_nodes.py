@@ -22,9 +22,9 @@ from rayjobs.protocol.agent import AgentLostError
 from rayjobs.protocol.attempts import Launched, LaunchRequest
 from rayjobs.protocol.calls import Nothing, Renew, Renewed
 from rayjobs.protocol.nodes import Hello
-from tests.attempts import on_node
 from tests.fakes.cluster import FakeAgent, FakeCluster, exit_record
 from tests.fakes.world import World, play
+from tests.support.attempts import on_node
 
 
 class TurnedClock:

@@ -14,7 +14,7 @@ import pytest
 from rayjobs.core.errors import PrepareError
 from rayjobs.protocol.agent import AgentFaultError, AgentLostError
 from rayjobs.protocol.calls import FOLLOW
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 
 
 class Handle:

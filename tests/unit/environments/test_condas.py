@@ -14,9 +14,9 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
 from rayjobs.environments import conda_worker, condas
 from rayjobs.environments.cache import RECORD, Cache
-from tests.conda_channel import VERSION, Channel
+from tests.support.conda_channel import VERSION, Channel
+from tests.support.wheels import make_wheel
 from tests.unit.environments.conftest import Builder
-from tests.wheels import make_wheel
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 

@@ -20,11 +20,11 @@ from rayjobs.environments import locks
 from rayjobs.environments.inside import Image
 from rayjobs.environments.work import Realised
 from rayjobs.injob.plan import Bind
-from tests.conda_channel import Channel
 from tests.conformance.hosts import NOBODY, python_of_others
-from tests.containers import ENV, PYTHON, image, needs_containers
+from tests.support.conda_channel import Channel
+from tests.support.containers import ENV, PYTHON, image, needs_containers
+from tests.support.wheels import make_project, make_wheel
 from tests.unit.environments.conftest import Builder, Wish
-from tests.wheels import make_project, make_wheel
 
 __all__ = ["image"]
 pytestmark = [needs_containers, pytest.mark.timeout(300), pytest.mark.long]

@@ -16,9 +16,9 @@ from rayjobs.environments.work import Realised
 from rayjobs.housekeeping import scratch
 from rayjobs.housekeeping.doctor.findings import DoctorContext
 from rayjobs.housekeeping.doctor.leftovers import attempts as look
-from tests.conda_channel import VERSION, Channel
+from tests.support.conda_channel import VERSION, Channel
+from tests.support.wheels import SlowPackage, make_project
 from tests.unit.environments.conftest import Builder
-from tests.wheels import SlowPackage, make_project
 
 pytestmark = pytest.mark.long
 

@@ -21,7 +21,7 @@ from rayjobs.housekeeping.doctor.findings import DoctorContext
 from rayjobs.housekeeping.doctor.leftovers import environments as look
 from rayjobs.injob.identity import stat_of
 from rayjobs.node.warm import stamp
-from tests.jobs import until
+from tests.support.jobs import until
 from tests.unit.environments.conftest import Builder
 
 DAY_S = 86_400.0

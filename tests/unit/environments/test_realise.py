@@ -14,8 +14,8 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import locked_if_free
 from rayjobs.environments.cache import RECORD, Cache
+from tests.support.wheels import make_source_archive, make_wheel
 from tests.unit.environments.conftest import Builder
-from tests.wheels import make_source_archive, make_wheel
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 

@@ -8,7 +8,7 @@ import pytest
 
 from rayjobs import CondaDependencies, Environment, Workspace
 from rayjobs.core.errors import NotFoundError, UsageError
-from tests.wheels import make_wheel
+from tests.support.wheels import make_wheel
 
 pytestmark = pytest.mark.timeout(300)
 

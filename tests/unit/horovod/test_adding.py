@@ -15,8 +15,8 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.environments import locks
 from rayjobs.environments.horovod import adding
 from rayjobs.environments.work import Realised
+from tests.support.wheels import make_wheel
 from tests.unit.environments.conftest import Builder, Wish, builder
-from tests.wheels import make_wheel
 
 __all__ = ["builder"]
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
@@ -158,7 +158,7 @@ def test_two_environments_at_once_build_horovod_once(
 def test_packages_of_conda_with_a_torch_get_horovod(
     builder: Builder, index: list[str], counts: Path, tmp_path: Path
 ) -> None:
-    from tests.conda_channel import Channel
+    from tests.support.conda_channel import Channel
 
     channel = Channel(tmp_path / "channel").index()
     found, _ = build(builder, *index, "torch==9.1", conda=["python"], channels=[channel.url])

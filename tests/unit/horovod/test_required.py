@@ -22,9 +22,9 @@ from rayjobs.node.node import Node
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import open_workspace
-from tests.attempts import request_of
+from tests.support.attempts import request_of
+from tests.support.wheels import make_wheel
 from tests.unit.environments.conftest import Builder
-from tests.wheels import make_wheel
 
 SCRIPT = "import torch\nimport horovod.torch as hvd\n"
 ON_CPU = {"HOROVOD_CPU_OPERATIONS": "MPI"}

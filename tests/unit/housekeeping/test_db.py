@@ -16,7 +16,7 @@ from rayjobs.store import care, schema
 from rayjobs.store.sql import SqlStore
 from rayjobs.target import starting
 from rayjobs.target.stopping import TargetLocation
-from tests.schema_steps import NEWEST_STORE, use_next_version
+from tests.support.schema_steps import NEWEST_STORE, use_next_version
 from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target
 

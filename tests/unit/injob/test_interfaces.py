@@ -12,7 +12,7 @@ import pytest
 from rayjobs.injob.interfaces import interface_of, variables
 from rayjobs.injob.plan import parse
 from rayjobs.launch.network import unknown_interface
-from tests.preparing import prepared
+from tests.support.preparing import prepared
 from tests.unit.injob.test_plan import values
 
 NOWHERE = "203.0.113.9"  # no machine has it: RFC 5737

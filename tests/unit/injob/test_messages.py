@@ -41,7 +41,7 @@ from rayjobs.protocol.attempts import (
 from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.protocol.nodes import Hello, Prepared
 from rayjobs.protocol.settled import Found, Settled
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 
 RECORD = ExitRecord(
     job="j",

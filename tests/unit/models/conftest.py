@@ -19,7 +19,7 @@ from rayjobs.results.collect import Publisher
 from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 
 S = JobState
 SNAPSHOT = "sha256:" + "ab" * 32

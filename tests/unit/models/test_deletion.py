@@ -18,7 +18,7 @@ from rayjobs.spec.model import Array, Input, JobSpec
 from rayjobs.store.requests import NewJob, NewSweep
 from rayjobs.store.sql import SqlStore
 from rayjobs.workspace.folder import WorkspaceFiles
-from tests import registering as models
+from tests.support import registering as models
 from tests.unit.models.conftest import Runs
 
 

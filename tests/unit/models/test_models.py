@@ -11,7 +11,7 @@ from rayjobs import Model
 from rayjobs.core.errors import NotFoundError, StoreError, UsageError
 from rayjobs.data.pins import INPUT_EVENT
 from rayjobs.spec.model import Input
-from tests import registering as models
+from tests.support import registering as models
 from tests.unit.models.conftest import SNAPSHOT, Runs
 
 

@@ -19,7 +19,7 @@ from rayjobs.models import requested
 from rayjobs.results.collect import Publisher
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 from tests.unit.models.conftest import SNAPSHOT, Runs
 from tests.unit.models.test_sweep_best import a_sweep
 

@@ -13,7 +13,7 @@ from rayjobs.store.requests import NewJob, NewSweep
 from rayjobs.tuning.registering import register_best
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.trials import TrialRecord, TrialState
-from tests import registering as models
+from tests.support import registering as models
 from tests.unit.models.conftest import SNAPSHOT, Runs
 
 SPEC = SweepSpec.model_validate(

@@ -17,7 +17,7 @@ from rayjobs.node.linger import PREPARED_S, Linger
 from rayjobs.protocol.agent import AgentLeavingError, AgentLostError
 from rayjobs.protocol.calls import FREE_PORT, HELLO, Nothing, Port
 from rayjobs.target.node_settings import CLUSTER_LINGER_S, LOCAL_LINGER_S, NodeSettings
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 
 
 class Time:

@@ -20,7 +20,7 @@ from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace.blobs import blob_key
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from rayjobs.pipelines.submitter import resume_pipeline, submit_pipeline
 from rayjobs.spec.model import JobSpec, Packages
 from rayjobs.store.requests import JobFilter
 from rayjobs.workspace.folder import open_workspace, original_of
+from tests.support.wheels import make_project
 from tests.unit.pipelines.played import Played, decisions, reused, steps
-from tests.wheels import make_project
 
 
 def planned(played: Played, spec: PipelineSpec) -> PlannedRun:

@@ -11,7 +11,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.collect import Publisher
 from rayjobs.workspace.folder import OpenWorkspace
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 
 S = JobState
 

@@ -21,7 +21,7 @@ from rayjobs.store.requests import JobChanges, NewJob
 from rayjobs.workspace import blobs as blobs_module
 from rayjobs.workspace.blobs import FolderBlobs
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 
 
 class FakeClock:

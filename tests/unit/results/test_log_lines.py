@@ -30,7 +30,7 @@ from rayjobs.results.logs import Logs, Part
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 from tests.unit.results.played import begin, end
 
 DEADLINE_S = 150.0

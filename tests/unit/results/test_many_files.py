@@ -16,7 +16,7 @@ from rayjobs.node.remote_workspace import RemoteBlobs
 from rayjobs.results.collect import SMALL_BYTES, Publisher
 from rayjobs.workspace.blobs import FolderBlobs
 from rayjobs.workspace.folder import open_workspace
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 
 
 @pytest.mark.long

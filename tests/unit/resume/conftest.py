@@ -23,7 +23,7 @@ from rayjobs.results.collect import Publisher
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
-from tests.attempts import on_node, request_of
+from tests.support.attempts import on_node, request_of
 
 S = JobState
 

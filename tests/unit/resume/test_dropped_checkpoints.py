@@ -13,7 +13,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.jobs.records import Job
 from rayjobs.results.collect import Publisher, superseded
 from rayjobs.resume import checkpoints
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 from tests.unit.resume.conftest import Trainer
 
 AT = "outputs/checkpoints/"

@@ -22,7 +22,7 @@ from rayjobs.store.postgres import FIRST as FIRST_IN_POSTGRES
 from rayjobs.store.postgres import MIGRATIONS
 from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.store.sql import SqlStore
-from tests.schema_steps import NEWEST_STORE, NEXT, with_next_step
+from tests.support.schema_steps import NEWEST_STORE, NEXT, with_next_step
 
 ASSETS = Path(__file__).parents[2] / "assets" / "stores"
 OLD_STORES = sorted(ASSETS.glob("version-*.db"), key=lambda path: int(path.stem[8:]))

@@ -12,7 +12,7 @@ from rayjobs.housekeeping import prune
 from rayjobs.spec.model import JobSpec, Packages
 from rayjobs.submit.submitting import submit
 from rayjobs.workspace.folder import open_workspace
-from tests.wheels import make_project, make_wheel
+from tests.support.wheels import make_project, make_wheel
 
 
 def test_what_is_here_is_packed_and_kept(tmp_path: Path) -> None:

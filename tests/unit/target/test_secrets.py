@@ -21,7 +21,7 @@ from rayjobs.node.secrets import NodeSecrets
 from rayjobs.protocol.attempts import SecretSource
 from rayjobs.target import local_head
 from rayjobs.target.secrets import Taken, TargetSecrets
-from tests.attempts import on_node
+from tests.support.attempts import on_node
 
 VALUE = "a-value-that-nothing-shows"
 

@@ -12,7 +12,7 @@ from rayjobs.node.node import Node
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import open_workspace
-from tests.attempts import request_of
+from tests.support.attempts import request_of
 
 SHAPE = {"nodes": 2, "processes_per_node": 1, "backend": "gloo"}
 

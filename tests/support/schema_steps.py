@@ -11,7 +11,7 @@ from rayjobs.store import care, schema
 from rayjobs.store.migrations import upgrade
 
 NEXT = schema.VERSION + 1
-NEWEST_STORE = Path(__file__).parent / "assets" / "stores" / f"version-{schema.VERSION}.db"
+NEWEST_STORE = Path(__file__).parents[1] / "assets" / "stores" / f"version-{schema.VERSION}.db"
 STEP = f'''"""A made-up step."""
 
 import sqlalchemy as sa

@@ -21,8 +21,8 @@ from rayjobs.core.paths import TargetPaths
 from rayjobs.target import local_head, starting, targets
 from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.workspace.folder import locate, open_workspace
-from tests.jobs import Jobs, until
-from tests.local_target import remove_runtime_folder
+from tests.support.jobs import Jobs, until
+from tests.support.local_target import remove_runtime_folder
 
 TARGET = "pool"
 CPUS = 2

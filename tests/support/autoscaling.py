@@ -14,8 +14,8 @@ from typing import Any
 
 from rayjobs.core.paths import TargetPaths
 from rayjobs.target import local_head, targets
-from tests.jobs import until
-from tests.raylets import end_all, end_tree, ray_start
+from tests.support.jobs import until
+from tests.support.raylets import end_all, end_tree, ray_start
 
 TARGET = "cloud"
 # The fake cloud counts its nodes up from this id, which is the head's.

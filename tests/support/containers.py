@@ -21,8 +21,8 @@ import pytest
 from rayjobs.injob import container as injob_container
 from rayjobs.node.containers import Capability, capability_of
 from tests.conformance.hosts import PACKAGE_HOME, Attempt
-from tests.debian_python import debian_python
-from tests.images import DEFAULT_ENV, python_root
+from tests.support.debian_python import debian_python
+from tests.support.images import DEFAULT_ENV, python_root
 
 PYTHON = "/usr/local/bin/python"
 ENV = dict(one.split("=", 1) for one in DEFAULT_ENV)
