@@ -103,6 +103,11 @@ class TargetPaths:
         return self.root / "head.json"
 
     @property
+    def local_settings(self) -> Path:
+        """The ``RAYJOBS_LOCAL_*`` variables with which the local head runs, until it is stopped."""
+        return self.root / "local-settings.json"
+
+    @property
     def keeper(self) -> Path:
         """The keeper's identity (JSON)."""
         return self.root / "keeper.json"

@@ -166,6 +166,7 @@ class Keeper:
             with contextlib.suppress(RayjobsError):
                 stopping.clear_ray(self.location)
             local_head.new_token(self.paths)
+            local_head.remember_settings(self.paths, self._environment)
             try:
                 self._starter("head")
                 return

@@ -49,6 +49,7 @@ _KEPT_PREFIXES = (
     *("LC_", "XDG_", "SSL_CERT_", "NVIDIA_", "CUDA_", "ROCR_", "NCCL_", "GLOO_", "OMPI_"),
     *("RAYJOBS_", "DATASTORE_", "HOROVOD_", "UV_", "PIP_", "CONDA_"),
 )
+_SETTINGS = "RAYJOBS_LOCAL_"
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 # The exceptions: what belongs to one shell or one job, and what holds a secret.
 _DROPPED = frozenset({"RAYJOBS_WORKSPACE", "RAYJOBS_RUN_ID", "RAYJOBS_MARKER"})
@@ -118,6 +119,24 @@ def write_private(path: Path, text: str) -> None:
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomic(path, text, mode=0o600)
+
+
+def remember_settings(paths: TargetPaths, environment: Mapping[str, str]) -> None:
+    """Keep the ``RAYJOBS_LOCAL_*`` variables of a head that starts.
+
+    Another shell that restarts the target after a crash need not have them.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    kept = {name: value for name, value in environment.items() if name.startswith(_SETTINGS)}
+    write_private(paths.local_settings, json.dumps(kept))
+
+
+def with_settings(paths: TargetPaths, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment that has the variables kept of the head, where it sets none itself."""
+    kept = read_json(paths.local_settings) or {}
+    return {**{name: str(value) for name, value in kept.items()}, **environment}
 
 
 def load_record(paths: TargetPaths) -> HeadRecord | None:

@@ -40,7 +40,11 @@ def spawn(location: TargetLocation, start: str, *, is_patient: bool = False) -> 
                 start,
                 *(["--patient"] if is_patient else []),
             ],
-            env=local_head.head_environment(location.home, location.paths.token),
+            env=local_head.head_environment(
+                location.home,
+                location.paths.token,
+                base=local_head.with_settings(location.paths, os.environ),
+            ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -36,7 +36,7 @@ POLL_S = 0.05
 # What a stopped target leaves: its definition, its workspaces, and its logs.
 _LIVE_FILES = (
     *("head.json", "activity.json", "capacity.json", "starting.log", "keeper.json"),
-    *("revival.json", "pause.json"),
+    *("revival.json", "pause.json", "local-settings.json"),
 )
 # Those of them that say why a start failed.
 _TOLD_FILES = ("starting.log", "revival.json")

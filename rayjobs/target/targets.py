@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -414,8 +415,8 @@ def dashboard_url(name: str = LOCAL, *, home: Path | None = None) -> str:
 def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
     """Return a target's maximum capacity, for "can never fit" at submit; starts nothing.
 
-    For a running target this is its own record (`capacity.json`, `head.json`); for a stopped local
-    target, this machine's resources. Nodes that a cluster may start count as if they ran. An
+    For a running target this is its own record (`capacity.json`, `head.json`); for a local target
+    that is restarting, what it was started with; for a stopped one, this machine's resources. Nodes that a cluster may start count as if they ran. An
     attached cluster that was never seen, and whose node types are unknown, is unbounded.
     """
     at = home or default_home()
@@ -423,7 +424,8 @@ def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
     shapes: list[NodeShape] = []
     head = local_head.load_record(location.paths) if record.is_local else None
     if record.is_local and (head is None or not head.is_running):
-        settings = LocalSettings.read()
+        # While it restarts, it is what its own start said, whatever this shell says.
+        settings = LocalSettings.read(local_head.with_settings(location.paths, os.environ))
         shapes = [NodeShape(float(settings.cpus), float(settings.gpus), settings.memory_bytes)]
     elif head is not None:
         shapes = [NodeShape(head.cpus, head.gpus, head.memory_bytes)]

@@ -203,6 +203,21 @@ def test_a_stopped_target_shows_what_the_machine_has(
     assert not targets.stop_target(home=home)
 
 
+def test_a_target_that_restarts_keeps_the_settings_of_its_start(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = TargetPaths.of("local", under=home)
+    local_head.remember_settings(paths, {"RAYJOBS_LOCAL_GPUS": "4", "HOME": "/root"})
+    monkeypatch.delenv("RAYJOBS_LOCAL_GPUS", raising=False)
+    assert [node.gpus for node in targets.capacity_of(home=home).nodes] == [4.0]
+    monkeypatch.setenv("RAYJOBS_LOCAL_GPUS", "2")  # this shell's own word counts more
+    assert [node.gpus for node in targets.capacity_of(home=home).nodes] == [2.0]
+    targets.stop_target(home=home)
+    monkeypatch.delenv("RAYJOBS_LOCAL_GPUS")
+    machine_gpus = LocalSettings.read().gpus
+    assert [node.gpus for node in targets.capacity_of(home=home).nodes] == [float(machine_gpus)]
+
+
 def test_a_setting_that_is_no_number_is_told_before_anything_starts(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
