@@ -347,9 +347,10 @@ class Environments:
                 if adding.TORCH in has.versions and "horovod" not in has.versions:
                     await self._add_horovod(prefix, work)
             # A job sees it read-only: no script of a job writes bytecode there.
-            folders = [str(one) for one in prefix.glob("lib/python*/site-packages")]
-            compiling = [path, "-I", "-S", "-c", _COMPILE, *folders]
-            await self._run(compiling, work, "the packages cannot be compiled", writes=(prefix,))
+            if folders := await asyncio.to_thread(_to_compile, prefix):
+                compiling = [path, "-I", "-S", "-c", _COMPILE, *folders]
+                doing = "the packages cannot be compiled"
+                await self._run(compiling, work, doing, writes=(prefix,))
             if await self._is_open_to(work):
                 await asyncio.to_thread(changes.unshare, prefix)
                 await asyncio.to_thread(changes.keep, prefix)
@@ -634,6 +635,23 @@ def _version_of(prefix: Path) -> str:
 def _key_of_conda(request: Request, wanted: condas.Asked, lock: str) -> str:
     """Return an environment's name; a program of the node has made no lock before it installs."""
     return request.key_of_conda("" if wanted.command else condas.split(lock)[0])
+
+
+def _to_compile(prefix: Path) -> list[str]:
+    """Return the folders of packages in which a module has no bytecode; py-rattler makes some."""
+    return [str(one) for one in prefix.glob("lib/python*/site-packages") if _lacks_bytecode(one)]
+
+
+def _lacks_bytecode(packages: Path) -> bool:
+    for folder, _, files in os.walk(packages):
+        modules = {name[:-3] for name in files if name.endswith(".py")}
+        if modules:
+            compiled = {
+                one.name.partition(".")[0] for one in Path(folder).glob("__pycache__/*.pyc")
+            }
+            if not modules <= compiled:
+                return True
+    return False
 
 
 def _packages_of(prefix: Path) -> Base:

@@ -1,8 +1,8 @@
-"""Runs a program that must not outlive the process that asked for it.
+"""Runs a program that must not outlive the process that started it, where `setpriv` is missing.
 
-``python -I -S tied.py PARENT PROGRAM ARGUMENT…`` becomes the program, and is ended by the kernel
-when PARENT ends. Run as a script of its own, since a process with threads cannot safely do this
-between fork and exec. Standard library only.
+``python -I -S tied.py PARENT PROGRAM ARGUMENT…`` becomes the program, and the kernel ends it when
+PARENT ends. It is a script of its own, since a process with threads cannot safely ask the kernel
+for this between fork and exec. Standard library only.
 """
 
 from __future__ import annotations

@@ -416,8 +416,9 @@ def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
     """Return a target's maximum capacity, for "can never fit" at submit; starts nothing.
 
     For a running target this is its own record (`capacity.json`, `head.json`); for a local target
-    that is restarting, what it was started with; for a stopped one, this machine's resources. Nodes that a cluster may start count as if they ran. An
-    attached cluster that was never seen, and whose node types are unknown, is unbounded.
+    that is restarting, what it was started with; for a stopped one, this machine's resources. Nodes
+    that a cluster may start count as if they ran. An attached cluster that was never seen, and
+    whose node types are unknown, is unbounded.
     """
     at = home or default_home()
     record, location = load_target(name, home=at), TargetLocation(name, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import locked_if_free
-from rayjobs.environments import building, interpreter, settings, tied
+from rayjobs.environments import building, interpreter, realise, settings
 from rayjobs.environments.cache import RECORD, Cache
 from rayjobs.housekeeping import scratch
 from rayjobs.housekeeping.doctor.findings import DoctorContext
@@ -172,12 +173,15 @@ def test_a_log_has_no_password(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "fetching https://****@host/x and ****\n"
 
 
-def test_a_build_ends_with_the_process_that_asked_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["setpriv", "an interpreter"])
+def test_a_build_ends_with_the_process_that_started_it(by: str) -> None:
     """The agent is killed: the kernel ends what it has started."""
+    without = "building._setpriv = lambda: None\n" if by == "an interpreter" else ""
     parent = (
-        "import os, subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, '-I', '-S', {tied.__file__!r}, "
-        "str(os.getpid()), '/bin/sleep', '1000'])\n"
+        "import subprocess, time\n"
+        f"from rayjobs.environments import building\n{without}"
+        "words = building.tied_to_this_process(['/bin/sleep', '1000'])\n"
+        "child = subprocess.Popen(words)\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(1000)\n"
     )
@@ -288,3 +292,15 @@ def test_an_environment_whose_packages_change_is_another_for_warm_interpreters(
     (packages / "numpy-2.dist-info").mkdir()
     assert stamp(python) != before
     assert stamp(sys.executable)
+
+
+def test_packages_of_conda_that_have_their_bytecode_are_not_compiled(tmp_path: Path) -> None:
+    package = tmp_path / "lib" / "python3.11" / "site-packages" / "tiny"
+    package.mkdir(parents=True)
+    assert realise._to_compile(tmp_path) == []
+    (package / "__init__.py").touch()
+    assert realise._to_compile(tmp_path) == [str(package.parent)]
+    compileall.compile_dir(package, quiet=2)
+    assert realise._to_compile(tmp_path) == []
+    (package / "more.py").touch()
+    assert realise._to_compile(tmp_path) == [str(package.parent)]
