@@ -63,7 +63,7 @@ def take(source: Path, target: Path) -> None:
     """Copy a file of the machine: never a second name of it, which a test may change."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(os.path.realpath(source), target)
+        shutil.copy2(os.path.realpath(source), target)  # bytecode counts by the times of its source
 
 
 def take_libraries(binaries: Iterable[Path], folder: Path) -> None:
