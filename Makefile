@@ -9,6 +9,8 @@ BENCH_ARGS ?=
 
 # A test run or a demo inside somebody's activated environment must not see it.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+# pytest rewrites the asserts of a thousand files: once, not at each run.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test quick coverage check docs format bench soak prove clean
@@ -27,9 +29,7 @@ test: check ## everything CI runs: checks and all tests
 	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" --durations=15 $(PYTEST_ARGS)
 
 quick: setup ## in 90 s: the checks, and the unit and contract tests that are not long: for the loop
-	@tools/check.sh
-	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup tests/unit tests/contract -q \
-		-m "not slow and not long and not ray and not storage and not conformance" $(PYTEST_ARGS)
+	@tools/quick.sh -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 coverage: setup ## branch coverage of the quick tests: a table, and pages in build/coverage
 	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup tests/unit tests/contract \

@@ -89,7 +89,8 @@ def pytest_configure(config: pytest.Config) -> None:
         _session_root = Path(config.workerinput["rayjobs_root"])  # type: ignore[attr-defined]
     else:
         # The system's /tmp whatever TMPDIR says: a long TMPDIR would break every socket path.
-        _session_root = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))
+        folder = os.environ.get("TEST_FOLDER", "/tmp")
+        _session_root = Path(tempfile.mkdtemp(prefix="rj-", dir=folder))
         if config.option.basetemp is None:
             config.option.basetemp = str(_session_root / "t")
     _clean_environment(_session_root)

@@ -11,6 +11,7 @@ from benchmarks.__main__ import main
 from benchmarks.figures import Figure, table
 
 
+@pytest.mark.long
 def test_the_parts_without_ray_run_and_lose_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_failing_writer_leaves_what_was_there(in_job: InJob) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_kill_in_the_middle_is_never_resumed_from(in_job: InJob) -> None:
     code = (
         "import os, signal\n"

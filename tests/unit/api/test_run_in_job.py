@@ -162,6 +162,7 @@ def test_ranks_have_files_of_their_own(in_job: InJob, monkeypatch: pytest.Monkey
     assert (in_job.root / "metrics" / "rank-3.jsonl").exists()
 
 
+@pytest.mark.long
 def test_threads_and_forks_share_the_file(in_job: InJob) -> None:
     run = Run.get_context()
     run.log("m", 0.5)
@@ -275,6 +276,7 @@ def test_inputs_are_found_by_name(in_job: InJob, monkeypatch: pytest.MonkeyPatch
     assert attempt_run().input_datasets == {"digits": "/data/digits"}
 
 
+@pytest.mark.long
 def test_a_job_needs_nothing_but_the_standard_library(in_job: InJob) -> None:
     """Run, checkpoint and all that they import, in an interpreter without site-packages."""
     code = (

@@ -151,6 +151,7 @@ def test_logs_of_an_array_name_the_member_of_each_line(
     assert "name one of its members" in refused.err
 
 
+@pytest.mark.long
 def test_following_an_array_shows_each_members_lines_until_all_have_ended(
     queue: Queue, array: Job, terminal: Terminal
 ) -> None:

@@ -34,6 +34,7 @@ def test_ls_without_a_workspace_is_an_empty_list(terminal: Terminal) -> None:
     assert "there is no workspace" in done.err
 
 
+@pytest.mark.long
 def test_ls_shows_what_waits_and_what_ended_lately(queue: Queue, terminal: Terminal) -> None:
     old = queue.completed("old")
     ended = [queue.completed() for _ in range(10)]
@@ -363,6 +364,7 @@ def test_wait_exits_as_the_job_did(queue: Queue, terminal: Terminal) -> None:
     assert (silent.code, silent.out, silent.err) == (1, "", "")
 
 
+@pytest.mark.long
 def test_wait_gives_up_after_its_timeout(queue: Queue, terminal: Terminal) -> None:
     done = terminal.type("wait", "--timeout", "0.1s", queue.submit().id)
     assert done.code == 124

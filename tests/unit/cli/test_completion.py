@@ -55,6 +55,7 @@ def test_bash_takes_the_script(terminal: Terminal) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_commands_and_options_are_offered() -> None:
     assert completed("rayjobs l") == ["ls", "logs"]
     assert "--max-duration" in completed("rayjobs submit --max")

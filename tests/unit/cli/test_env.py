@@ -68,6 +68,7 @@ def test_an_environment_from_its_file_to_its_removal(env: Env, asked: Path, tmp_
     assert json.loads(env("ls", "--json"))["built"] == []
 
 
+@pytest.mark.long
 def test_what_is_in_use_is_never_removed(env: Env, asked: Path) -> None:
     key = env("build", asked).strip()
     attempt = home() / "node" / "attempts" / "job1" / "a1"
@@ -90,6 +91,7 @@ def test_names_of_environments_that_are_not_there(terminal: Terminal, queue: Que
     assert "has no environment of packages" in done.err
 
 
+@pytest.mark.long
 def test_a_curated_name_shows_what_is_used_instead(env: Env, terminal: Terminal) -> None:
     shown = env("show", "AzureML-PyTorch-1.6-GPU")
     assert "torch==1.6.0 → torch==" in shown

@@ -20,6 +20,7 @@ def folder(tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Pat
     return made
 
 
+@pytest.mark.long
 def test_a_new_project_can_be_submitted_and_swept(terminal: Terminal, folder: Path) -> None:
     assert terminal.type("init").code == 0
     assert {path.name for path in folder.iterdir()} == {

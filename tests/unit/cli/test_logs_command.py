@@ -63,6 +63,7 @@ def test_the_newest_of_the_earlier_logs_is_named(queue: Queue, terminal: Termina
     assert said[0].endswith(f"rayjobs logs {job.id} azureml-logs/attempt-10/70_driver_log.txt")
 
 
+@pytest.mark.long
 def test_logs_of_each_rank_are_told_apart(queue: Queue, terminal: Terminal) -> None:
     job = queue.start(queue.submit(distribution={"processes_per_node": 2, "backend": "gloo"}))
     for rank in (0, 1):
@@ -100,6 +101,7 @@ def test_an_attached_submit_shows_all_ranks(
     assert f"submitted {job.id}" in err
 
 
+@pytest.mark.long
 def test_logs_of_several_jobs_name_the_job_of_each_line(queue: Queue, terminal: Terminal) -> None:
     jobs = [queue.completed(), queue.completed("other")]
     first, second = (job.id.rpartition("_")[2] for job in jobs)
@@ -111,6 +113,7 @@ def test_logs_of_several_jobs_name_the_job_of_each_line(queue: Queue, terminal: 
     assert terminal.type("logs", *(job.id for job in jobs), "logs/x.txt").code == 2
 
 
+@pytest.mark.long
 def test_since_and_timestamps(queue: Queue, terminal: Terminal) -> None:
     job = queue.start(queue.submit())
     queue.store_file(job, "azureml-logs/70_driver_log.txt", b"early\nlate\nlater\n")

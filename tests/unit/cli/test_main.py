@@ -220,6 +220,7 @@ def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_reader_that_stops_is_no_error(queue: Queue) -> None:
     job = queue.start(queue.submit())
     queue.store_file(job, "azureml-logs/70_driver_log.txt", b"line\n" * 400_000)
@@ -237,6 +238,7 @@ def test_a_reader_that_stops_is_no_error(queue: Queue) -> None:
         assert process.wait(150) == 141
 
 
+@pytest.mark.long
 def test_a_full_disk_behind_stdout_is_told(queue: Queue) -> None:
     queue.completed()
     with open("/dev/full", "wb") as full:
@@ -252,6 +254,7 @@ def test_a_full_disk_behind_stdout_is_told(queue: Queue) -> None:
     assert "No space left on device" in done.stderr
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_wait_with_130(queue: Queue) -> None:
     job = queue.submit()
     with subprocess.Popen(
@@ -279,6 +282,7 @@ def test_what_was_registered_for_the_end_runs_before_the_fast_exit(tmp_path: Pat
     assert (done.returncode, done.stdout, mark.exists()) == (7, "said\n", True)
 
 
+@pytest.mark.long
 def test_threads_at_work_are_waited_for(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     code = (
@@ -303,6 +307,7 @@ def test_colours_are_for_terminals_that_want_them(
     assert Settings(no_color=True).colours() is False
 
 
+@pytest.mark.long
 def test_reporting_needs_no_terminal() -> None:
     done = rayjobs("show", "nothing")
     assert done.returncode == 3

@@ -40,6 +40,7 @@ def test_a_dry_run_shows_size_count_largest_files_and_what_is_left_out(terminal:
     assert any("keys.py" in one for one in plan["warnings"])
 
 
+@pytest.mark.long
 def test_a_warning_is_shown_once_per_change(project: Path, terminal: Terminal) -> None:
     first = terminal.type("submit", "-d", "train.py").err
     assert "keys.py" in first
@@ -54,18 +55,21 @@ def test_a_warning_is_shown_once_per_change(project: Path, terminal: Terminal) -
 
 
 @pytest.mark.usefixtures("project")
+@pytest.mark.long
 def test_a_quiet_submit_does_not_count_as_having_shown_a_warning(terminal: Terminal) -> None:
     assert "warning" not in terminal.type("submit", "-q", "train.py").err
     assert "keys.py" in terminal.type("submit", "-d", "train.py").err
 
 
 @pytest.mark.usefixtures("project")
+@pytest.mark.long
 def test_json_always_has_all_warnings(terminal: Terminal) -> None:
     terminal.type("submit", "-d", "train.py")
     answer = json.loads(terminal.type("submit", "-d", "--json", "train.py").out)
     assert any("keys.py" in one for one in answer["warnings"])
 
 
+@pytest.mark.long
 def test_a_warning_that_comes_back_is_shown_again(project: Path, terminal: Terminal) -> None:
     terminal.type("submit", "-d", "train.py")
     (project / "keys.py").write_text("")
@@ -74,6 +78,7 @@ def test_a_warning_that_comes_back_is_shown_again(project: Path, terminal: Termi
     assert "keys.py" in terminal.type("submit", "-d", "train.py").err
 
 
+@pytest.mark.long
 def test_a_large_snapshot_gets_one_line_at_each_submit(project: Path, terminal: Terminal) -> None:
     for _ in range(2):
         said = terminal.type("submit", "-d", "train.py").err
@@ -95,6 +100,7 @@ def test_a_command_without_a_source_packs_nothing(terminal: Terminal) -> None:
 
 
 @pytest.mark.usefixtures("project")
+@pytest.mark.long
 def test_a_command_that_names_a_file_of_this_folder_is_warned_about(terminal: Terminal) -> None:
     done = terminal.type("submit", "-d", "--command", "python train.py && ls /")
     assert "the command names train.py" in done.err
@@ -117,6 +123,7 @@ def test_an_error_at_the_limit_names_what_is_large_and_how_to_leave_it_out(
         assert "add these lines to .rayjobsignore:\n  /data/" in done.err
 
 
+@pytest.mark.long
 def test_a_sweeps_dry_run_says_what_is_packed(project: Path, terminal: Terminal) -> None:
     (project / "sweep.yaml").write_text(
         "name: s\njob: {script: train.py}\nmetric: loss\ngoal: minimize\n"

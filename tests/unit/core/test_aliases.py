@@ -56,6 +56,7 @@ def test_modules_that_moved_are_there() -> None:
 
 
 @pytest.mark.parametrize("old", ["rayjobs.compute.raylaunch", "rayjobs.targetstart"])
+@pytest.mark.long
 def test_a_process_of_before_starts_a_module_by_its_old_name(old: str) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", old, "--help"],

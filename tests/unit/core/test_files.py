@@ -38,6 +38,7 @@ def test_a_file_is_replaced_with_its_permissions(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["record.json"]
 
 
+@pytest.mark.long
 def test_a_failed_write_names_the_file_and_leaves_the_old_one(tmp_path: Path) -> None:
     code = (
         "import signal, sys\nfrom rayjobs.core.files import write_atomic\n"

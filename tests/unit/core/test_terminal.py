@@ -50,6 +50,7 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
 
 
 @given(data=st.binary(max_size=300), size=st.integers(min_value=1, max_value=50))
+@pytest.mark.long
 def test_whatever_comes_nothing_dangerous_goes_out(data: bytes, size: int) -> None:
     shower = Shower(colour=False)
     parts = [data[start : start + size] for start in range(0, len(data), size)]

@@ -30,6 +30,7 @@ def test_an_exact_duration_keeps_every_unit(seconds: float, text: str) -> None:
 
 
 @given(st.integers(1, 10**7))
+@pytest.mark.long
 def test_an_exact_duration_can_be_read_back(seconds: int) -> None:
     assert parse_duration(duration_text(seconds, exact=True)) == seconds
 

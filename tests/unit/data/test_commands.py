@@ -63,6 +63,7 @@ def test_a_file_is_not_a_destination(
     assert "error: workspaceblobstore/dogs/2.jpg is a file; give a folder." in done.err
 
 
+@pytest.mark.long
 def test_files_that_are_kept_are_told_and_counted(
     terminal: Terminal,  # noqa: F811
     folder: Path,
@@ -100,6 +101,7 @@ def test_files_that_are_kept_are_told_and_counted(
     assert (folder / "back" / "a.txt").read_text() == "changed"
 
 
+@pytest.mark.long
 def test_versions_are_registered_listed_and_fetched(
     terminal: Terminal,  # noqa: F811
     folder: Path,
@@ -129,6 +131,7 @@ def test_versions_are_registered_listed_and_fetched(
     assert (folder / "back" / "deep" / "b.txt").read_text() == "bb"
 
 
+@pytest.mark.long
 def test_a_new_version_with_the_files_of_an_earlier_one_is_made_and_noted(
     terminal: Terminal,  # noqa: F811
     folder: Path,

@@ -57,6 +57,7 @@ print(Workspace.create("x", path=sys.argv[1], exist_ok=True).get_default_datasto
 """
 
 
+@pytest.mark.long
 def test_processes_that_open_a_new_workspace_at_once_agree(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OPENS, str(tmp_path / "w")]
     opening = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -71,6 +72,7 @@ def test_inputs_in_a_job_are_paths_or_say_which_there_are() -> None:
         found["c"]
 
 
+@pytest.mark.long
 def test_a_mapping_of_a_workspace_answers_for_an_address(
     workspace: Workspace, tmp_path: Path
 ) -> None:
@@ -104,6 +106,7 @@ def _mapped(top: Path, name: str) -> tuple[Workspace, Path]:
     return workspace, folder
 
 
+@pytest.mark.long
 def test_an_address_is_mapped_as_the_workspace_says_that_it_is_used_for(tmp_path: Path) -> None:
     first, folder = _mapped(tmp_path, "first")
     second, _ = _mapped(tmp_path, "second")

@@ -101,6 +101,7 @@ def test_download_keeps_the_structure(pets: FileDataset, tmp_path: Path) -> None
     assert Path(paths[0]).read_text() == "pet 1"
 
 
+@pytest.mark.long
 def test_a_dataset_for_the_length_of_a_block(
     pets: FileDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def modules_after(statements: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.long
 def test_importing_brings_nothing_heavy_and_nothing_of_jobs() -> None:
     loaded = modules_after(
         "from rayjobs import datastore\n"

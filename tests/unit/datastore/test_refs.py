@@ -79,6 +79,7 @@ def test_a_path_out_of_the_datastore_is_refused(path: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b", ".", "", "x y"]), max_size=6))
+@pytest.mark.long
 def test_cleaning_a_path_twice_changes_nothing(parts: list[str]) -> None:
     once = clean_path("/".join(parts))
     assert clean_path(once) == once

@@ -239,6 +239,7 @@ except requests.ConnectionError:
 """
 
 
+@pytest.mark.long
 def test_what_a_command_of_a_job_opens_is_answered_by_the_map(tmp_path: Path) -> None:
     """Also in an environment with nothing but Python, whose own sitecustomize still runs."""
     (tmp_path / "a.csv").write_text("1,2")
@@ -267,6 +268,7 @@ def test_what_a_command_of_a_job_opens_is_answered_by_the_map(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("before", ["", "import urllib.request, requests; urllib.request._opener"])
+@pytest.mark.long
 def test_what_a_script_opens_itself_is_answered_by_the_map(tmp_path: Path, before: str) -> None:
     """By urllib and requests, imported before or after; other addresses go to the web."""
     (tmp_path / "a.csv").write_text("1,2")

@@ -169,6 +169,7 @@ def test_a_job_that_ended_between_two_looks_is_listed_with_the_node_of_its_log(
     play(tmp_path, scene)
 
 
+@pytest.mark.long
 def test_a_long_queue_is_listed_up_to_a_bound_and_costs_nothing_while_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_long_queue_is_listed_up_to_a_bound_and_costs_nothing_while_it_stands(
     play(tmp_path, scene)
 
 
+@pytest.mark.long
 def test_ended_jobs_are_listed_up_to_a_bound_and_by_their_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

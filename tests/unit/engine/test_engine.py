@@ -65,6 +65,7 @@ def test_a_job_goes_its_whole_way(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_jobs_of_one_shape_share_an_allocation(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.agent.instant = 0
@@ -76,6 +77,7 @@ def test_jobs_of_one_shape_share_an_allocation(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_higher_priority_goes_first_then_the_older(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         first = here.submit(resources=Resources(cpus=2))
@@ -121,6 +123,7 @@ def test_a_failing_script_ends_as_failed_with_its_exit_code(tmp_path: Path) -> N
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_failing_script_is_retried_within_its_budget(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.agent.instant = 1
@@ -206,6 +209,7 @@ def test_an_error_nobody_foresaw_fails_one_job_and_not_the_queue(tmp_path: Path)
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_lost_agent_does_not_end_its_attempt(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
@@ -255,6 +259,7 @@ def test_an_agent_that_is_lost_while_it_is_told_to_stop_leaves_no_error_unseen(
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_an_attempt_not_proven_dead_drains_its_allocation(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
@@ -273,6 +278,7 @@ def test_an_attempt_not_proven_dead_drains_its_allocation(tmp_path: Path) -> Non
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_files_that_cannot_be_stored_are_told_and_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +297,7 @@ def test_files_that_cannot_be_stored_are_told_and_not_trained_again(
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_child_waits_for_its_parent_and_falls_with_it(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         parent = here.submit()
@@ -329,6 +336,7 @@ def test_a_new_engine_follows_what_runs(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_cancel_that_nobody_heard_is_honoured(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
@@ -342,6 +350,7 @@ def test_a_cancel_that_nobody_heard_is_honoured(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_job_caught_before_its_launch_is_put_back(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.cluster.hold_placement.clear()
@@ -358,6 +367,7 @@ def test_a_job_caught_before_its_launch_is_put_back(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_another_cluster_ends_survivors_first_and_retries(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
@@ -380,6 +390,7 @@ def test_another_cluster_ends_survivors_first_and_retries(tmp_path: Path) -> Non
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_an_end_that_nobody_saw_is_believed_on_another_cluster(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
@@ -395,6 +406,7 @@ def test_an_end_that_nobody_saw_is_believed_on_another_cluster(tmp_path: Path) -
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_groups_that_belong_to_nobody_are_removed(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(distribution=Distribution())

@@ -110,6 +110,7 @@ WRITES = (
 
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("call", WRITES)
+@pytest.mark.long
 def test_a_store_that_fails_for_a_while_loses_no_job_and_no_place(
     tmp_path: Path, call: str, times: int
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_failure_is_written_once_the_store_takes_it(tmp_path: Path, call: str)
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_locked_store_at_a_takeover_costs_no_running_job(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
@@ -189,6 +191,7 @@ def test_a_locked_store_at_a_takeover_costs_no_running_job(tmp_path: Path) -> No
 # -- drained places -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_drained_place_is_free_again_once_its_ranks_are_proven_dead(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.agent.settled = Settled(Found.ENDED, proven=False)
@@ -209,6 +212,7 @@ def test_a_drained_place_is_free_again_once_its_ranks_are_proven_dead(tmp_path: 
 
 @pytest.mark.parametrize("cluster", ["same", "another"])
 @pytest.mark.parametrize("state", ["drained", "held"])
+@pytest.mark.long
 def test_a_place_that_is_not_proven_empty_stays_taken_after_a_restart(
     tmp_path: Path, state: str, cluster: str
 ) -> None:
@@ -247,6 +251,7 @@ def test_a_place_that_is_not_proven_empty_stays_taken_after_a_restart(
 # -- agents ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_cancel_that_its_host_did_not_hear_is_said_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +278,7 @@ def test_a_cancel_that_its_host_did_not_hear_is_said_again(
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_what_was_done_is_not_run_again_though_one_agent_after_the_other_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +308,7 @@ def test_what_was_done_is_not_run_again_though_one_agent_after_the_other_is_lost
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_of_a_long_error_of_an_agent_the_history_has_the_first_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +357,7 @@ def test_a_node_whose_agents_never_start_keeps_no_job(
 
 
 @pytest.mark.parametrize("is_other_cluster", [False, True])
+@pytest.mark.long
 def test_a_new_engine_asks_until_a_node_says_what_became_of_an_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_cluster: bool
 ) -> None:
@@ -383,6 +391,7 @@ def test_a_new_engine_asks_until_a_node_says_what_became_of_an_attempt(
 
 
 @pytest.mark.parametrize("call", ["prepare", "launch", "follow", "collect", "settle", "clean"])
+@pytest.mark.long
 def test_an_agent_that_errs_costs_one_job_at_most_and_no_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -428,6 +437,7 @@ def test_a_host_that_may_have_started_late_is_ended_before_the_retry(tmp_path: P
 # -- groups ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_group_that_is_made_after_its_jobs_cancel_is_removed(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.agent.instant = 0
@@ -440,6 +450,7 @@ def test_a_group_that_is_made_after_its_jobs_cancel_is_removed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("error", [NotPlacedError("its node went away"), ValueError("odd")])
+@pytest.mark.long
 def test_a_group_that_fails_late_leaves_no_place_behind(tmp_path: Path, error: Exception) -> None:
     async def scene(here: World) -> None:
         real = here.cluster.gpu_ids
@@ -504,6 +515,7 @@ def test_a_workspace_removed_under_a_job_ends_it_and_frees_its_place(
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_workspace_that_disappears_for_a_moment_ends_nothing(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         await here.crash()
@@ -569,6 +581,7 @@ def test_a_job_that_is_changed_while_it_starts_runs_what_was_changed(tmp_path: P
 # -- another actor --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_actor_that_was_replaced_stops_acting(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         await here.crash()
@@ -625,6 +638,7 @@ def test_a_host_that_the_old_actor_records_while_its_job_is_put_back_runs_once(
 
 
 @pytest.mark.parametrize("after_launch", [False, True])
+@pytest.mark.long
 def test_an_actor_whose_attempt_another_one_has_ended_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_launch: bool
 ) -> None:

@@ -104,6 +104,7 @@ def test_jobs_for_other_types_wait_side_by_side(tmp_path: Path) -> None:
     play(scene, tmp_path, nodes=0, growth=growth())
 
 
+@pytest.mark.long
 def test_a_better_job_has_the_place_of_one_that_waits_for_nodes(tmp_path: Path) -> None:
     """Off switch: `victims` takes only preemptible jobs."""
 
@@ -140,6 +141,7 @@ def test_room_that_becomes_free_meanwhile_is_taken(tmp_path: Path) -> None:
     play(scene, tmp_path, growth=growth())
 
 
+@pytest.mark.long
 def test_nodes_that_never_come_end_in_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from rayjobs.jobs.states import JobState
 from rayjobs.policy import Limits, Rule
 from rayjobs.spec.model import Resources, Retries
 from tests.fakes.world import World, play
 
 
+@pytest.mark.long
 def test_a_preemptible_job_makes_way_and_comes_back(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         low = here.submit(resources=Resources(cpus=2), preemptible=True)
@@ -72,6 +75,7 @@ def test_limits_are_read_before_every_decision(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_jobs_are_placed_where_the_policy_says(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         jobs = [here.submit(resources=Resources(cpus=2)) for _ in range(2)]
@@ -95,6 +99,7 @@ def test_jobs_are_placed_where_the_policy_says(tmp_path: Path) -> None:
     play(scene, tmp_path, nodes=2)
 
 
+@pytest.mark.long
 def test_a_kept_node_is_not_taken_by_way_of_an_idle_place(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         large = here.cluster.agents["node1"]

@@ -79,6 +79,7 @@ def test_all_nodes_are_launched_with_one_meeting_point(tmp_path: Path) -> None:
     play(scene, tmp_path, **TWO)
 
 
+@pytest.mark.long
 def test_the_first_node_that_fails_ends_the_attempt_and_is_named(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = await running_pair(here)
@@ -141,6 +142,7 @@ def test_a_node_that_cannot_start_ends_what_the_other_started(
     play(scene, tmp_path, **TWO)
 
 
+@pytest.mark.long
 def test_a_new_engine_takes_over_every_node(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = await running_pair(here)

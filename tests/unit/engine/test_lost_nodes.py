@@ -109,6 +109,7 @@ def test_a_lease_counts_from_before_the_order_to_start_its_host(
     play(scene, tmp_path, lease_s=90.0)
 
 
+@pytest.mark.long
 def test_where_nodes_share_the_machine_another_agent_follows_the_attempt(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
@@ -122,6 +123,7 @@ def test_where_nodes_share_the_machine_another_agent_follows_the_attempt(tmp_pat
     play(scene, tmp_path, nodes=2)
 
 
+@pytest.mark.long
 def test_a_group_that_is_silent_everywhere_has_stalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ async def pair_of_which_one_has_ended(here: World, *, stall_timeout_s: float) ->
     return job
 
 
+@pytest.mark.long
 def test_a_node_that_has_ended_keeps_no_silent_group_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +188,7 @@ def test_a_node_that_has_ended_keeps_no_silent_group_alive(
     play(scene, tmp_path, nodes=2, cpus=1.0)
 
 
+@pytest.mark.long
 def test_the_end_of_a_node_is_a_sign_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +319,7 @@ def test_what_the_others_suffer_from_a_lost_node_is_not_the_cause(log: bytes, ou
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LEASE_LOST, Outcome.FAILED])
+@pytest.mark.long
 def test_nothing_is_placed_on_a_node_whose_raylet_has_ended_though_ray_still_lists_it(
     tmp_path: Path, outcome: Outcome
 ) -> None:
@@ -340,6 +345,7 @@ def test_nothing_is_placed_on_a_node_whose_raylet_has_ended_though_ray_still_lis
     play(scene, tmp_path, nodes=2)
 
 
+@pytest.mark.long
 def test_a_loss_that_the_host_saw_before_ray_is_told_once(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(retries={"node_lost": 3})

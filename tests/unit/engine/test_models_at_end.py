@@ -110,6 +110,7 @@ class Stop:
 
 
 @pytest.mark.parametrize("moment", ["collect", "prepare", "before the end", "after the end"])
+@pytest.mark.long
 def test_a_target_that_dies_at_the_end_neither_loses_nor_doubles_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -154,6 +155,7 @@ def test_a_target_that_dies_at_the_end_neither_loses_nor_doubles_a_model(
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_an_attempt_that_fails_registers_nothing_and_its_retry_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def test_an_attempt_that_fails_registers_nothing_and_its_retry_does(
 
 
 @pytest.mark.parametrize("how", ["failed", "canceled", "not stored"])
+@pytest.mark.long
 def test_a_run_that_does_not_complete_registers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -211,6 +214,7 @@ def test_a_model_that_is_refused_does_not_fail_its_run(
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_store_that_is_busy_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

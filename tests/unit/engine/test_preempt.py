@@ -88,6 +88,7 @@ def test_a_job_that_has_not_started_gives_way_without_an_attempt_of_its_budget(
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_an_actor_that_dies_meanwhile_does_not_make_it_a_cancel(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
@@ -102,6 +103,7 @@ def test_an_actor_that_dies_meanwhile_does_not_make_it_a_cancel(tmp_path: Path) 
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_all_nodes_of_a_group_give_way_together(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(
@@ -115,6 +117,7 @@ def test_all_nodes_of_a_group_give_way_together(tmp_path: Path) -> None:
     play(scene, tmp_path, nodes=2)
 
 
+@pytest.mark.long
 def test_what_is_lost_is_told_with_the_step_that_it_goes_on_from(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         (here.folder / "blobs").mkdir()

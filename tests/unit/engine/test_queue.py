@@ -36,6 +36,7 @@ def launches(here: World) -> list[str]:
     return [job for what, job, _ in here.agent.calls if what == "launch"]
 
 
+@pytest.mark.long
 def test_an_array_runs_within_its_limit_and_ends_with_its_last_member(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         array = submit_array(here, "0-3", limit=2)
@@ -63,6 +64,7 @@ def test_an_array_runs_within_its_limit_and_ends_with_its_last_member(tmp_path: 
     play(scene, tmp_path, cpus=8.0)
 
 
+@pytest.mark.long
 def test_what_waits_for_an_array_starts_after_its_last_member(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         array = submit_array(here, "0-1")
@@ -80,6 +82,7 @@ def test_what_waits_for_an_array_starts_after_its_last_member(tmp_path: Path) ->
     play(scene, tmp_path, cpus=8.0)
 
 
+@pytest.mark.long
 def test_what_waits_for_an_array_that_failed_is_canceled(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         array = submit_array(here, "0-1")
@@ -111,6 +114,7 @@ def test_a_held_job_starts_once_it_is_released(tmp_path: Path) -> None:
     play(scene, tmp_path, cpus=8.0)
 
 
+@pytest.mark.long
 def test_the_start_that_was_foretold_is_kept(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         first = here.submit(resources=Resources(cpus=2), max_duration_s=100)
@@ -156,6 +160,7 @@ def test_estimates_come_from_what_such_jobs_took(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_job_that_kills_its_host_thrice_is_held_and_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -343,6 +343,7 @@ def _place(plan: Decisions) -> Callable[[str], Any]:
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(JobState)), st.sampled_from(["ok", "any"]))))
+@pytest.mark.long
 def test_the_parents_that_are_named_are_those_that_have_not_ended(
     parents: list[tuple[JobState, Literal["ok", "any"]]],
 ) -> None:

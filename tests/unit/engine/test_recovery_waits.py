@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rayjobs.jobs.states import JobState
 from tests.fakes.world import World, play
 
 LEASE_S = 3600.0
 
 
+@pytest.mark.long
 def test_others_start_while_a_lost_node_s_lease_runs_out(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         lost = here.submit()

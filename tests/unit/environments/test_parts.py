@@ -174,6 +174,7 @@ def test_a_log_has_no_password(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["setpriv", "an interpreter"])
+@pytest.mark.long
 def test_a_build_ends_with_the_process_that_started_it(by: str) -> None:
     """The agent is killed: the kernel ends what it has started."""
     without = "building._setpriv = lambda: None\n" if by == "an interpreter" else ""
@@ -249,6 +250,7 @@ def test_an_environment_goes_when_nobody_has_used_it_for_long(builder: Builder) 
     assert again.built
 
 
+@pytest.mark.long
 def test_what_died_builds_left_goes_and_a_living_build_stays(builder: Builder) -> None:
     home = builder.node.root.parent
     found, _ = builder.build()
@@ -266,6 +268,7 @@ def test_what_died_builds_left_goes_and_a_living_build_stays(builder: Builder) -
     assert cache.is_whole(found.key)
 
 
+@pytest.mark.long
 def test_what_requests_were_resolved_to_goes_with_time(builder: Builder) -> None:
     home = builder.node.root.parent
     builder.build()

@@ -64,6 +64,7 @@ def test_a_curated_name_gives_what_it_asked_for(workspace: Workspace) -> None:
     assert found.clone("mine").register(workspace).version == "1"
 
 
+@pytest.mark.long
 def test_an_environment_is_built_here_once(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,7 @@ def test_a_store_that_a_target_uses_is_not_replaced(
     assert store.with_name("store.db-serial").exists()
 
 
+@pytest.mark.long
 def test_a_deleted_store_comes_back_from_its_backup(
     queue: Queue, terminal: Terminal, tmp_path: Path
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_deleted_store_comes_back_from_its_backup(
     assert terminal.type("ls", "-a").code == 0
 
 
+@pytest.mark.long
 def test_a_restore_names_what_it_drops_and_is_confirmed_first(
     queue: Queue, terminal: Terminal, tmp_path: Path
 ) -> None:

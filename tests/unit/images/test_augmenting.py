@@ -44,6 +44,7 @@ def test_the_whole_of_an_image_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("cache", ["none", "auto"])
+@pytest.mark.long
 def test_a_training_whose_device_augments_learns_and_repeats(
     training: Callable[..., Training], cache: str
 ) -> None:

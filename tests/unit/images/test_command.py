@@ -15,6 +15,7 @@ __all__ = ["queue", "terminal"]
 ANSWER = {"ok": True, "served": True}
 
 
+@pytest.mark.long
 def test_a_score_names_its_model_and_no_repository_of_ours(
     queue: Queue,
     terminal: Terminal,

@@ -52,6 +52,7 @@ def test_a_cache_gives_the_pixels_of_the_files(
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_the_caching_and_not_the_training(
     images: ImageDirectory,
     tmp_path: Path,

@@ -85,6 +85,7 @@ def test_a_pipeline_file_names_the_component(tmp_path: Path) -> None:
     assert "Use: images." in str(found.value.problems[0])
 
 
+@pytest.mark.long
 def test_train_submits_the_component_with_its_inputs(own_home: Path, data: Path) -> None:
     folders = ["--train", str(data / "train"), "--validation", str(data / "val")]
     words = ["images", "train", *folders, "--epochs", "3", "--procs-per-node", "2"]
@@ -96,6 +97,7 @@ def test_train_submits_the_component_with_its_inputs(own_home: Path, data: Path)
     assert spec["arguments"][:2] == ["--epochs", "3"]
 
 
+@pytest.mark.long
 def test_convert_can_be_submitted(own_home: Path, data: Path) -> None:
     words = ["images", "convert", str(data / "train"), "--submit", "--validation-share", "0.3"]
     done = CliRunner().invoke(main, [*words, "--dry-run", "--json"])
@@ -149,6 +151,7 @@ def test_a_training_is_a_run_configuration() -> None:
         training_config("a", "b", parameters={"epoch": 1})
 
 
+@pytest.mark.long
 def test_train_names_what_is_wrong(own_home: Path, data: Path) -> None:
     folders = ["--train", str(data / "train"), "--validation", str(data / "val")]
     for words, text in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,6 +61,7 @@ def test_no_file_has_no_records(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(min_value=0, max_value=400), limit=st.integers(min_value=1, max_value=5))
+@pytest.mark.long
 def test_any_cut_loses_no_whole_record_and_invents_none(
     tmp_path_factory: object, cut: int, limit: int
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_full_disk_or_a_dead_process_costs_nothing(tmp_path: Path) -> None:
     assert samples.as_record().t
 
 
+@pytest.mark.long
 def test_gpus_are_watched_by_the_drivers_own_program_which_ends_with_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -429,6 +429,7 @@ def test_a_survived_traceback_is_not_blamed() -> None:
     [b"\xff\xfe" * 5000, b"\0" * 70_000, b"x" * 70_000, b"\r\n" * 99],
     ids=["no text", "zeros", "one line", "empty lines"],
 )
+@pytest.mark.long
 def test_odd_logs_do_no_harm(tail: bytes) -> None:
     _, failure = diagnose([record("failed", rank_record(exit_code=1))], {0: tail})
     assert failure is not None

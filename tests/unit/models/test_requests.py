@@ -215,6 +215,7 @@ def test_a_request_that_cannot_be_written_raises(runs: Runs, scripts: Scripts) -
         scripts.run(job).register_model("m", "m.pt")
 
 
+@pytest.mark.long
 def test_more_models_than_a_run_may_have(runs: Runs, scripts: Scripts) -> None:
     job = runs.begin()
     runs.write(job, m__pt=b"w")

@@ -26,6 +26,7 @@ X
 """
 
 
+@pytest.mark.long
 def test_interpreter_packages_and_machine(tmp_path: Path) -> None:
     found = NodeFacts(tmp_path / "facts").of(sys.executable, [])
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -37,6 +38,7 @@ def test_interpreter_packages_and_machine(tmp_path: Path) -> None:
     assert "why" not in found
 
 
+@pytest.mark.long
 def test_a_list_is_looked_for_once_per_environment_and_again_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +65,7 @@ def test_a_list_is_looked_for_once_per_environment_and_again_after_a_change(
     assert calls == [python, python]
 
 
+@pytest.mark.long
 def test_the_gpus_that_an_attempt_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

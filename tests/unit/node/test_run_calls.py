@@ -212,6 +212,7 @@ WITHOUT_RAYJOBS = """
 """
 
 
+@pytest.mark.long
 def test_a_script_with_the_standard_library_alone(scene: Scene, agent: Agent) -> None:
     found: dict[str, Any] = json.loads(scene.script(WITHOUT_RAYJOBS, bare=True))
     assert found["metrics"] == {"loss": [0.5, float("inf")], "row": {"x": 1, "y": None}}
@@ -337,6 +338,7 @@ def test_a_token_of_an_attempt_that_was_tried_again_is_refused(scene: Scene, age
     assert "has ended" in refused(channel, runcalls.Details(scene.job))
 
 
+@pytest.mark.long
 def test_without_an_agent_the_end_of_the_attempt_is_named(
     scene: Scene, agent: Agent, serve: Callable[[], Agent]
 ) -> None:
@@ -348,6 +350,7 @@ def test_without_an_agent_the_end_of_the_attempt_is_named(
     assert "AttemptEndedError: attempt 1" in refused(channel, runcalls.Details(scene.job))
 
 
+@pytest.mark.long
 def test_a_call_waits_for_the_next_agent(
     scene: Scene, agent: Agent, serve: Callable[[], Agent]
 ) -> None:
@@ -437,6 +440,7 @@ def test_calls_that_hang_take_no_thread_from_the_node(
     assert not names[0].startswith("asyncio")  # as the threads of the loop's own pool are called
 
 
+@pytest.mark.long
 def test_the_end_of_an_older_server_leaves_the_socket_of_the_next(
     scene: Scene, agent: Agent, serve: Callable[[], Agent]
 ) -> None:

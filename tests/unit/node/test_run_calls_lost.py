@@ -72,6 +72,7 @@ def store_of(scene: Scene) -> ChannelStore:
     return ChannelStore(_asking(scene.channel(patience_s=60)))
 
 
+@pytest.mark.long
 def test_a_child_job_is_queued_once(scene: Scene, losing: LosingAgent) -> None:
     spec = JobSpec(script="a.py", name="a")
     new = NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada", parent=scene.job)
@@ -84,6 +85,7 @@ def test_a_child_job_is_queued_once(scene: Scene, losing: LosingAgent) -> None:
     assert is_new and other.id != job.id
 
 
+@pytest.mark.long
 def test_a_child_run_is_started_once(scene: Scene, losing: LosingAgent) -> None:
     writer = AttemptWriter(job=scene.job, attempt=scene.attempt).to_json()
     new = NewRun(experiment="mnist", name="", user="ada", writer=writer, parent=scene.job)

@@ -50,6 +50,7 @@ def typed(played: Played, capsys: pytest.CaptureFixture[str]) -> Typed:
     return Typed(played, capsys)
 
 
+@pytest.mark.long
 def test_a_dry_run_shows_the_graph_and_what_is_reused(typed: Typed) -> None:
     typed.played.run()
     (typed.played.source / ".amlignore").write_text("pipeline.yaml\n")
@@ -129,6 +130,7 @@ def test_a_wide_graph_is_a_list_in_the_terminal() -> None:
     assert cells_of(few, {})[0][0] == "●  a"
 
 
+@pytest.mark.long
 def test_why_rerun_names_what_differs(typed: Typed) -> None:
     typed.played.run()
     run_id = typed.played.run(values={"epochs": 4}).id
@@ -164,6 +166,7 @@ def test_a_published_pipeline_runs_without_its_file(typed: Typed) -> None:
     assert (listed["id"], listed["version"]) == (published, "1.0")
 
 
+@pytest.mark.long
 def test_a_schedule_is_made_shown_switched_and_removed(
     typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +214,7 @@ def test_lanes_join_and_part() -> None:
     ]
 
 
+@pytest.mark.long
 def test_logs_of_a_pipeline_name_the_steps(typed: Typed) -> None:
     two = {"distribution": {"nodes": 1, "processes_per_node": 2, "backend": "gloo"}}
     spec = typed.played.spec(steps=steps(train=two))
@@ -228,6 +232,7 @@ def test_logs_of_a_pipeline_name_the_steps(typed: Typed) -> None:
     assert typed.logs(first.id, "--rank", "1")[0] == "[train] train.py says 1\n"
 
 
+@pytest.mark.long
 def test_logs_of_reused_steps_are_those_of_the_original(typed: Typed) -> None:
     first = typed.played.run()
     again = typed.played.run(values={"epochs": 4})

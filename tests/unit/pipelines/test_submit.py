@@ -107,6 +107,7 @@ def test_parameters_may_be_counts_and_variables(played: Played) -> None:
     assert prep.environment_variables == {"DEEP": "at 3", "AML_PARAMETER_how_many": "3"}
 
 
+@pytest.mark.long
 def test_an_unchanged_pipeline_reuses_all_steps(played: Played) -> None:
     first = played.run()
     again = played.submit()
@@ -121,6 +122,7 @@ def test_an_unchanged_pipeline_reuses_all_steps(played: Played) -> None:
     assert played.submit().steps[0].decision.original == first.steps[0].job_id
 
 
+@pytest.mark.long
 def test_what_changed_runs_again_with_all_that_reads_it(played: Played) -> None:
     first = played.run()
     run = played.run(values={"epochs": 4})
@@ -147,6 +149,7 @@ def test_what_changed_runs_again_with_all_that_reads_it(played: Played) -> None:
         ({"container": {"image": "a:1"}}, "container"),
     ],
 )
+@pytest.mark.long
 def test_each_part_decides(played: Played, change: dict[str, Any], part: str) -> None:
     played.run()
     run = played.submit(played.spec(steps=steps(prep=change)))
@@ -180,6 +183,7 @@ def test_another_image_is_another_step(played: Played) -> None:
     assert reused(run) == [] and "container" in run.steps[0].decision.differs
 
 
+@pytest.mark.long
 def test_a_local_package_is_packed_and_decides(played: Played) -> None:
     project = make_project(played.folder / "project", "own-package")
     spec = played.spec(steps=steps(prep={"environment": {"pip": [str(project)]}}))
@@ -198,6 +202,7 @@ def test_a_local_package_is_packed_and_decides(played: Played) -> None:
     assert dry.steps[0].parts == run.steps[0].parts
 
 
+@pytest.mark.long
 def test_a_local_checkpoint_is_packed_and_decides(played: Played) -> None:
     weights = played.folder / "weights.pt"
     weights.write_text("1")
@@ -243,6 +248,7 @@ def test_a_pipeline_in_a_copied_workspace_makes_it_one_of_its_own(played: Played
 @pytest.mark.parametrize(
     "change", [{"priority": 5}, {"max_duration": "1h"}, {"retries": 2}, {"tags": {"a": "b"}}]
 )
+@pytest.mark.long
 def test_what_does_not_change_results_does_not_decide(
     played: Played, change: dict[str, Any]
 ) -> None:
@@ -250,6 +256,7 @@ def test_what_does_not_change_results_does_not_decide(
     assert "prep" in reused(played.submit(played.spec(steps=steps(prep=change))))
 
 
+@pytest.mark.long
 def test_ignored_files_do_not_decide(played: Played) -> None:
     (played.source / ".amlignore").write_text("*.log\n")
     played.run()
@@ -260,6 +267,7 @@ def test_ignored_files_do_not_decide(played: Played) -> None:
     assert reused(run) == [] and "source" in run.steps[0].decision.differs
 
 
+@pytest.mark.long
 def test_hash_paths_alone_decide_where_they_are_given(played: Played) -> None:
     changes = steps(prep={"reuse": {"hash_paths": ["prep.py"]}})
     played.run(played.spec(steps=changes))
@@ -269,6 +277,7 @@ def test_hash_paths_alone_decide_where_they_are_given(played: Played) -> None:
     assert reused(played.submit(played.spec(steps=changes))) == []
 
 
+@pytest.mark.long
 def test_a_published_pipeline_reuses_by_the_files_that_decide(played: Played) -> None:
     spec = played.spec(steps=steps(prep={"reuse": {"hash_paths": ["prep.py"]}}))
     played.run(spec)
@@ -281,6 +290,7 @@ def test_a_published_pipeline_reuses_by_the_files_that_decide(played: Played) ->
         run_published(played.workspace, played.store.published_pipeline(record.id), wake=False)
 
 
+@pytest.mark.long
 def test_reuse_can_be_switched_off(played: Played) -> None:
     played.run()
     assert reused(played.submit(regenerate=True)) == []
@@ -289,6 +299,7 @@ def test_reuse_can_be_switched_off(played: Played) -> None:
     assert "reads what 'prep' makes" in decisions(run)["train"]
 
 
+@pytest.mark.long
 def test_a_failed_run_goes_on_from_the_failed_step(played: Played) -> None:
     spec = played.spec(steps=steps(prep={"reuse": False}))
     first = played.submit(spec)

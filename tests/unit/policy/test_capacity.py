@@ -100,6 +100,7 @@ def test_a_target_without_nodes_yet_does_not_shrink_a_job() -> None:
     cpus=st.floats(0, 9),
     machine=st.integers(1, 16),
 )
+@pytest.mark.long
 def test_a_shape_on_one_machine_always_fits_its_cpus(
     nodes: int, processes: int, cpus: float, machine: int
 ) -> None:

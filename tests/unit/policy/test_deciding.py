@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from rayjobs.jobs.outcomes import LONGEST_PAUSE_S
 from rayjobs.policy import (
     Decisions,
@@ -637,6 +639,7 @@ def test_jobs_that_depend_on_others_start_after_their_ends() -> None:
     assert estimate(plan, "held") == (None, "")
 
 
+@pytest.mark.long
 def test_an_estimate_reaches_any_depth_when_it_is_asked_for() -> None:
     waiting = [job(f"j{n}", at=n, cpus=4, expected_s=10) for n in range(DEPTH + 50)]
     plan = decide(Situation(waiting=waiting, capacities=[capacity()]))

@@ -141,6 +141,7 @@ def test_what_the_pool_can_never_hold_is_refused() -> None:
         play([job("big", 0, 1, 1, gpus=2.0)], Pool(1, 4, 8), Limits(gpus_per_user=1))
 
 
+@pytest.mark.long
 def test_the_command_prints_the_policies_side_by_side() -> None:
     done = run("mixed")
     assert done.exit_code == 0
@@ -154,6 +155,7 @@ def test_the_command_prints_the_policies_side_by_side() -> None:
     assert tuple(POLICIES) == NAMES
 
 
+@pytest.mark.long
 def test_each_policy_is_better_at_what_it_is_for() -> None:
     found = {one["policy"]: one for one in json.loads(run("mixed", "--json").stdout)["policies"]}
     assert found["backfill"]["mean_wait_s"] < 0.5 * found["fifo"]["mean_wait_s"]
@@ -161,6 +163,7 @@ def test_each_policy_is_better_at_what_it_is_for() -> None:
     assert found["backfill+preempt"]["top_wait_s"] < found["backfill"]["top_wait_s"]
 
 
+@pytest.mark.long
 def test_no_ray_and_no_torch_are_imported() -> None:
     program = (
         "import sys; from click.testing import CliRunner; from rayjobs.cli.main import main\n"

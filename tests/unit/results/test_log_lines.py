@@ -88,6 +88,7 @@ class Follower:
         assert not self._thread.is_alive()
 
 
+@pytest.mark.long
 def test_all_ranks_are_followed_as_they_print(
     workspace: OpenWorkspace, job: Job, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_all_ranks_are_followed_as_they_print(
     assert b"".join(by_rank[1][3:]) == b"half a line"
 
 
+@pytest.mark.long
 def test_what_was_printed_before_is_merged(
     workspace: OpenWorkspace, job: Job, tmp_path: Path
 ) -> None:
@@ -203,6 +205,7 @@ def test_lines_are_shown_while_news_never_pauses(ranks: int) -> None:
     assert logs.is_enough and not logs.is_late
 
 
+@pytest.mark.long
 def test_the_first_pause_comes_after_what_was_printed_before(
     workspace: OpenWorkspace, job: Job, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def wait_for(seen: list[bytes], text: bytes) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_following_goes_from_the_queue_over_all_attempts_to_the_end(
     workspace: OpenWorkspace, job: Job, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def series(values: list[float]) -> Series:
     values=st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=300),
     most=st.integers(min_value=1, max_value=50),
 )
+@pytest.mark.long
 def test_thinning_keeps_ends_and_extremes(values: list[float], most: int) -> None:
     thin = metrics.thin(series(values), most)
     assert len(thin.values) <= max(4, most)
@@ -134,6 +135,7 @@ def test_thinning_keeps_ends_and_extremes(values: list[float], most: int) -> Non
     values=st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=200),
     width=st.integers(min_value=0, max_value=60),
 )
+@pytest.mark.long
 def test_a_sparkline_never_fails_and_never_exceeds_its_width(
     values: list[float], width: int
 ) -> None:
@@ -157,6 +159,7 @@ def test_the_table_shows_each_metric_in_a_line() -> None:
     assert lines[2].split()[:2] == ["note", "a�[31mb"]
 
 
+@pytest.mark.long
 def test_very_many_points_are_summed_up() -> None:
     logged = points(*[("loss", float(number % 97)) for number in range(20_000)])
     (one,) = metrics.summaries(logged, width=30)

@@ -124,6 +124,7 @@ def test_there_are_none_of_a_job_that_is_not_there(trainer: Trainer) -> None:
         checkpoints.newest(trainer.workspace.store, trainer.workspace.blobs, "no_1_such")
 
 
+@pytest.mark.long
 def test_a_retry_finds_its_checkpoint_and_its_curve_has_neither_gap_nor_double(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def refused(trainer: Trainer, resume_from: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.long
 def test_a_run_gives_its_newest_checkpoint_when_the_job_starts(trainer: Trainer) -> None:
     old = trainer.trained(3, 7)
     job = submitted(trainer, old.id.rpartition("_")[2])
@@ -45,6 +46,7 @@ def test_a_run_gives_its_newest_checkpoint_when_the_job_starts(trainer: Trainer)
     assert (paths.resume / "model.pt").read_bytes() == b"weights 7"
 
 
+@pytest.mark.long
 def test_a_first_attempt_that_resumes_from_nothing_sees_nothing(trainer: Trainer) -> None:
     job = trainer.submit()
     for attempt in (1, 2):  # nor a second one, while no checkpoint was saved
@@ -54,6 +56,7 @@ def test_a_first_attempt_that_resumes_from_nothing_sees_nothing(trainer: Trainer
         assert "AZUREML_DATAREFERENCE_MODEL_LOCATION" not in environment
 
 
+@pytest.mark.long
 def test_a_retry_prefers_its_own_checkpoint(trainer: Trainer) -> None:
     old = trainer.trained(7)
     job = submitted(trainer, old.id)
@@ -75,6 +78,7 @@ def _manifest(folder: Path) -> dict[str, object]:
 @pytest.mark.parametrize(
     "kind", ["checkpoint", "folder of checkpoints", "outputs", "plain", "file"]
 )
+@pytest.mark.long
 def test_local_files_travel_with_the_job(trainer: Trainer, tmp_path: Path, kind: str) -> None:
     source = tmp_path / "mine"
     expected = {"model.pt": b"w"}
@@ -118,6 +122,7 @@ def test_a_relative_path_is_taken_from_here(
         assert (submitted(trainer, text).spec.resume_from or "").startswith("packed:")
 
 
+@pytest.mark.long
 def test_a_checkpoint_cut_short_is_refused_at_submit(trainer: Trainer, tmp_path: Path) -> None:
     saved = Path(checkpoint.save(5, {"model.pt": b"weights"}, directory=str(tmp_path / "c")).path)
     os.truncate(saved / "model.pt", 3)
@@ -143,6 +148,7 @@ def test_what_cannot_be_resumed_from_is_told_at_submit(trainer: Trainer, tmp_pat
     assert "not a digest" in refused(trainer, "packed:x")
 
 
+@pytest.mark.long
 def test_a_path_in_a_datastore_is_copied_at_submit(trainer: Trainer, tmp_path: Path) -> None:
     checkpoint.save(2, {"model.pt": b"w"}, directory=str(tmp_path / "mine" / "ck"))
     from rayjobs.datastore import DataPath, Datastore
@@ -211,6 +217,7 @@ def test_resume_submits_the_same_code_again(trainer: Trainer) -> None:
     assert (done.experiment, done.state) == (old.experiment, JobState.QUEUED)
 
 
+@pytest.mark.long
 def test_a_member_that_is_resumed_keeps_its_index_and_count(trainer: Trainer) -> None:
     spec = JobSpec(script="train.py", array=Array(indices="0-3", limit=2))
     array = submit(trainer.workspace, spec, experiment="t", wake=False).job

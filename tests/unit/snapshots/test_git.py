@@ -87,6 +87,7 @@ def test_only_the_source_directory_counts(source: Path) -> None:
     assert "+++ b/data.py" in look(source / "pkg").diff
 
 
+@pytest.mark.long
 def test_a_diff_is_bounded(source: Path) -> None:
     (source / "train.py").write_text("y = 1\n" * git.DIFF_BYTES)
     found = look(source)
@@ -166,6 +167,7 @@ def test_a_removed_file_is_named_and_not_shown(source: Path) -> None:
     assert found.diff_left_out == ("pkg/data.py (removed; the commit has it)",)
 
 
+@pytest.mark.long
 def test_a_detached_head_a_worktree_and_packed_references(source: Path, tmp_path: Path) -> None:
     commit = call(source, "rev-parse", "HEAD")
     call(source, "pack-refs", "--all")
@@ -214,6 +216,7 @@ def test_properties_have_azures_names(source: Path, tmp_path: Path) -> None:
         assert job.properties["mlflow.source.git.repoURL"] == "https://example.com/team/x.git"
 
 
+@pytest.mark.long
 def test_a_job_an_array_and_a_sweep_keep_it_and_show_prints_it(
     source: Path,
     own_home: Path,
@@ -267,6 +270,7 @@ def test_a_submit_from_within_a_hook_looks_at_its_own_source(
     assert look(source).dirty is False
 
 
+@pytest.mark.long
 def test_an_unchanged_source_is_not_looked_at_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ assert (NodeSnapshots(Path(node)).ensure(digest, open_blob) / "train.py").is_fil
 """
 
 
+@pytest.mark.long
 def test_processes_that_come_together_unpack_once(
     snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs
 ) -> None:
@@ -99,6 +100,7 @@ def test_threads_that_come_together_unpack_once(
 
 
 @pytest.mark.parametrize("has_clones", [True, False])
+@pytest.mark.long
 def test_an_attempts_copy_is_whole_and_its_own(
     snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs, source: Path, has_clones: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -124,6 +126,7 @@ def test_an_attempts_copy_is_whole_and_its_own(
     assert listing(shared) == before
 
 
+@pytest.mark.long
 def test_a_copy_needs_the_snapshot_and_an_empty_folder(
     snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs
 ) -> None:

@@ -288,6 +288,7 @@ def test_stored_outputs_of_an_earlier_run_are_warned_of(packed: Packer, source: 
     assert any("/outputs/" in warning for warning in packed().warnings)
 
 
+@pytest.mark.long
 def test_an_unchanged_tree_without_ignore_file_needs_no_heavy_import(source: Path) -> None:
     code = (
         "import sys, tempfile, pathlib\n"

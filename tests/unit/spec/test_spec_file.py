@@ -73,6 +73,7 @@ SPECS = st.builds(
 
 @settings(max_examples=20)  # a spec of this size takes long to make up
 @given(spec=SPECS, with_defaults=st.booleans())
+@pytest.mark.long
 def test_a_spec_survives_writing_and_reading(spec: JobSpec, with_defaults: bool) -> None:
     text = dump_spec(spec, with_defaults=with_defaults)
     assert build_spec(load_spec_text(text)) == spec
@@ -82,6 +83,7 @@ def test_a_spec_survives_writing_and_reading(spec: JobSpec, with_defaults: bool)
 
 @settings(max_examples=15)
 @given(spec=SPECS)
+@pytest.mark.long
 def test_merging_nothing_changes_nothing(spec: JobSpec) -> None:
     data = spec.model_dump(mode="json")
     assert build_spec(merge(data, {})) == spec
@@ -260,6 +262,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 @given(text=st.text(max_size=80) | st.lists(TRICKY, max_size=8).map(": ".join))
+@pytest.mark.long
 def test_any_text_is_loaded_or_refused_by_a_spec_error(text: str) -> None:
     for is_json in (False, True):
         try:

@@ -89,6 +89,7 @@ def ended_well(child: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.long
 def test_a_parent_and_its_forked_child_both_go_on(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db", busy_timeout_s=60)
     submit(store)
@@ -146,6 +147,7 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(tmp_path: Path) -> N
     store.close()
 
 
+@pytest.mark.long
 def test_a_child_forked_inside_a_transaction_is_refused(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db", busy_timeout_s=60)
 
@@ -160,6 +162,7 @@ def test_a_child_forked_inside_a_transaction_is_refused(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.long
 def test_threads_share_a_store(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db", busy_timeout_s=60)
     problems: list[BaseException] = []
@@ -214,6 +217,7 @@ def test_a_backup_of_a_store_in_use_is_whole(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.long
 def test_thousands_of_jobs_are_listed_whole(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db")
     submit(store, JobSpec(script="a.py", tags={"a": "b"}))

@@ -229,6 +229,7 @@ def test_everyday_use_imports_neither_sqlalchemy_nor_alembic(tmp_path: Path) -> 
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.long
 def test_a_listing_needs_no_pydantic(tmp_path: Path) -> None:
     program = (
         "import sys; from rayjobs.store.sql import SqlStore;"

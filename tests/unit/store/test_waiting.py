@@ -121,6 +121,7 @@ def test_a_job_whose_hosts_are_recorded_is_not_put_back_as_one_without(store: Sq
     store.close()
 
 
+@pytest.mark.long
 def test_a_fork_can_ask_and_so_can_who_forked(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db")
     before = store.change()

@@ -186,6 +186,7 @@ def test_other_variables_are_the_jobs_own() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
+@pytest.mark.long
 def test_a_wrong_value_is_refused_with_its_place(data: dict[str, Any], path: str) -> None:
     assert path in said(spec(**data), job_id="me")
 

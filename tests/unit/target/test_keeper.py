@@ -51,6 +51,7 @@ def test_a_target_has_one_keeper_at_a_time(paths: TargetPaths) -> None:
     assert not keeping.is_kept(paths)
 
 
+@pytest.mark.long
 def test_a_keeper_of_a_kept_target_ends_at_once(paths: TargetPaths, short_path: Path) -> None:
     with keeping.keeper_lock(paths):
         done = subprocess.run(
@@ -99,6 +100,7 @@ def test_many_writers_do_not_tear_each_others_lines(paths: TargetPaths) -> None:
     assert len(progress.read(paths.progress)) == 200
 
 
+@pytest.mark.long
 def test_what_ignores_a_request_to_end_is_killed(stubborn: subprocess.Popen[str]) -> None:
     identity = identity_of(stubborn.pid)
     assert identity is not None
@@ -121,6 +123,7 @@ def test_a_process_that_merely_names_the_folder_is_not_rays(short_path: Path) ->
             reader.kill()
 
 
+@pytest.mark.long
 def test_running_attempts_are_ended_through_their_hosts(
     short_path: Path, stubborn: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +143,7 @@ def test_running_attempts_are_ended_through_their_hosts(
     assert "ending 1 running attempt" in said
 
 
+@pytest.mark.long
 def test_a_warm_interpreter_that_does_not_listen_yet_is_ended(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +157,7 @@ def test_a_warm_interpreter_that_does_not_listen_yet_is_ended(
         assert importing.wait(timeout=120) == -signal.SIGTERM
 
 
+@pytest.mark.long
 def test_the_keeper_is_small() -> None:
     """What it imports is what it weighs: about 10 MiB of its own."""
     code = (

@@ -100,12 +100,14 @@ def test_the_last_failure_says_what_to_do_next_and_shows_no_stack(
     assert not location.paths.token.exists()
 
 
+@pytest.mark.long
 def test_what_ray_refuses_is_not_tried_again(location: TargetLocation, start: FakeStarter) -> None:
     with pytest.raises(RayjobsError):
         start(failures=99, code=1, kind="failed")
     assert [kind for kind, _ in _said(location)] == ["failed"]
 
 
+@pytest.mark.long
 def test_a_stop_ends_the_tries(location: TargetLocation, start: FakeStarter) -> None:
     local_head.write_private(location.paths.stop_request, '{"id": "r1", "force": true}')
     with pytest.raises(RayjobsError):
@@ -159,6 +161,7 @@ def test_the_fourth_death_within_ten_minutes_is_the_first_with_a_pause(
     assert kept._paused_until_s is None
 
 
+@pytest.mark.long
 def test_what_a_client_starts_ends_with_it(tmp_path: Path) -> None:
     """Ray waits for ever for a cluster that is gone, and takes no SIGTERM then."""
     starter = "import sys, time\nfrom rayjobs.engine import starter as raylaunch\n"
@@ -241,6 +244,7 @@ def test_only_slowness_is_worth_another_try(error: BaseException, is_late: bool)
     assert raylaunch.is_late(error) == is_late
 
 
+@pytest.mark.long
 def test_a_start_that_hangs_ends_by_itself_and_says_so(tmp_path: Path) -> None:
     source = (
         "import sys, time; from pathlib import Path\n"

@@ -62,6 +62,7 @@ def test_a_port_without_a_listener_is_refused() -> None:
     assert caught.value.exit_code == 5
 
 
+@pytest.mark.long
 def test_a_process_that_is_stopped_is_not_reached_though_its_kernel_accepts() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SILENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -76,6 +77,7 @@ def test_a_process_that_is_stopped_is_not_reached_though_its_kernel_accepts() ->
     assert reason.startswith("no answer")
 
 
+@pytest.mark.long
 def test_a_listener_whose_backlog_is_full_is_not_reached(listener: socket.socket) -> None:
     """The kernel drops what comes then, as a firewall does."""
     waiting = [socket.socket() for _ in range(8)]

@@ -197,6 +197,7 @@ def test_a_job_without_data_or_secrets_waits_for_nothing(tmp_path: Path) -> None
     NodeSecrets("lab", tmp_path, never).bring(on_node(), is_far=True)
 
 
+@pytest.mark.long
 def test_a_client_is_made_with_what_the_process_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Off switch: read `os.environ` in `_variable`."""
     named = S3Settings("b", endpoint="http://x", access_key_env="K", secret_key_env="S")

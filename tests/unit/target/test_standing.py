@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # Worse is allowed to everybody, so this can be tried without rights: the raylet is the worse one.
 RAYLET = """
 import os, sys
@@ -27,6 +29,7 @@ over.set()
 """
 
 
+@pytest.mark.long
 def test_every_thread_and_every_child_has_the_raylets_standing() -> None:
     raylet = subprocess.Popen(
         [sys.executable, "-c", RAYLET], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -261,6 +261,7 @@ def test_an_actor_of_an_older_version_does_not_count_as_awake(
         assert not starting.wake("local", home=location.home, workspace=tmp_path)
 
 
+@pytest.mark.long
 def test_a_slow_actor_is_awake_and_is_waited_for(
     location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +296,7 @@ def test_a_socket_whose_owner_died_is_nobody(location: TargetLocation) -> None:
     assert not wake_client.is_listening(location.socket)
 
 
+@pytest.mark.long
 def test_a_silent_actor_is_slow_and_not_gone(location: TargetLocation) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(location.socket))
@@ -304,6 +306,7 @@ def test_a_silent_actor_is_slow_and_not_gone(location: TargetLocation) -> None:
         assert wake_client.is_listening(location.socket)
 
 
+@pytest.mark.long
 def test_waking_imports_nothing_large() -> None:
     code = (
         "import sys, rayjobs.target.starting, rayjobs.target.keeper\n"

@@ -81,6 +81,7 @@ def test_a_retired_target_starts_no_job_until_it_is_resumed(tmp_path: Path) -> N
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_a_target_whose_stop_was_given_up_serves_again_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_the_actor_answers_clients_of_this_version_and_of_earlier_ones(tmp_path:
     play(scene, tmp_path)
 
 
+@pytest.mark.long
 def test_the_actor_says_that_it_is_being_stopped(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         actor = _actor(here)
@@ -261,6 +263,7 @@ def test_a_stop_is_recorded_though_the_cluster_cannot_be_reached(
     assert revive.look_after("lab", home=lab.home, workspace=tmp_path).is_stopped
 
 
+@pytest.mark.long
 def test_a_record_that_cannot_be_written_keeps_the_one_before(location: TargetLocation) -> None:
     """A crash, or a full disk, must not lose the stop that is in force."""
     with starting.start_lock(location.paths):
@@ -415,6 +418,7 @@ def test_a_wake_of_a_stopping_target_leaves_something_to_do(
         assert not starting.wake("local", home=location.home, workspace=tmp_path)
 
 
+@pytest.mark.long
 def test_a_client_waits_for_a_target_whose_stop_was_given_up(location: TargetLocation) -> None:
     answers = iter([STOPPING, STOPPING])
     stages: list[str] = []
@@ -424,6 +428,7 @@ def test_a_client_waits_for_a_target_whose_stop_was_given_up(location: TargetLoc
     assert stages == ["target 'local' is being stopped; waiting for that, then starting it again"]
 
 
+@pytest.mark.long
 def test_a_client_starts_a_target_again_once_its_stop_is_over(
     location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -299,6 +299,7 @@ rules = st.sampled_from(
     st.integers(1, 5),
     st.sets(st.integers(1, 250), max_size=12),
 )
+@pytest.mark.long
 def test_after_any_crashes_no_finished_trial_is_repeated_and_none_is_lost(
     sampling: Any, policy: Any, total: int, concurrent: int, crashes: set[int]
 ) -> None:
@@ -324,6 +325,7 @@ def test_after_any_crashes_no_finished_trial_is_repeated_and_none_is_lost(
 
 
 @given(st.sets(st.integers(1, 80), max_size=8), st.integers(0, 2))
+@pytest.mark.long
 def test_crashes_change_nothing_about_limits(crashes: set[int], allowed: int) -> None:
     spec = sweep(limits={"total": 9, "concurrent": 2, "max_failures": allowed})
     world = World(spec, lambda p: ([0.5], JobState.FAILED, ("accuracy",)), crashes)

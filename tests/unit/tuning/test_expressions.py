@@ -201,6 +201,7 @@ bounds = st.floats(-50, 50)
 
 
 @given(low=bounds, width=st.floats(0.01, 50), q=st.integers(1, 20), seed=st.integers(0, 10**6))
+@pytest.mark.long
 def test_quantised_values_are_finite_multiples(low: float, width: float, q: int, seed: int) -> None:
     for expression in (
         quniform(low, low + width, q),

@@ -195,6 +195,7 @@ def test_asha_lets_the_first_to_arrive_go_on_and_ends_nobody_at_the_maximum() ->
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=20), st.floats(0, 1))
+@pytest.mark.long
 def test_ashas_quantile_is_numpys(values: list[float], share: float) -> None:
     assert quantile(values, share) == pytest.approx(
         float(numpy.percentile(values, share * 100)), abs=1e-9
@@ -277,6 +278,7 @@ policies: st.SearchStrategy[Policy] = st.one_of(
 
 
 @given(policies, histories, st.sampled_from([MAX, MIN]), st.integers(1, 6))
+@pytest.mark.long
 def test_never_all_are_stopped_and_later_reports_change_nothing(
     policy: Policy, history: dict[int, list[float]], goal: PrimaryMetricGoal, interval: int
 ) -> None:
@@ -293,6 +295,7 @@ def test_never_all_are_stopped_and_later_reports_change_nothing(
 
 
 @given(policies)
+@pytest.mark.long
 def test_a_policy_survives_json_and_pickle(policy: Policy) -> None:
     assert parse_policy(json.loads(json.dumps(policy.to_dict()))) == policy
     assert pickle.loads(pickle.dumps(policy)) == policy

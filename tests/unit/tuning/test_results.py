@@ -170,6 +170,7 @@ def test_parallel_axes_suit_their_values() -> None:
 
 
 @given(st.floats(-1e3, 1e3), st.floats(1e-2, 1e6))
+@pytest.mark.long
 def test_ticks_are_round_and_take_in_all_values(low: float, span: float) -> None:
     ticks = plot_data.nice_ticks(low, low + span)
     assert 2 <= len(ticks) <= 6
@@ -189,6 +190,7 @@ def test_long_choices_are_folded_and_failures_counted() -> None:
     st.lists(st.tuples(st.sampled_from([0.2, 0.21, 0.6, 0.9]), st.floats(0, 1)), max_size=60),
     st.floats(0.02, 0.2),
 )
+@pytest.mark.long
 def test_texts_beside_curves_never_overlap_and_stay_near_their_point(
     points: list[tuple[float, float]], up: float
 ) -> None:
@@ -293,6 +295,7 @@ def test_nothing_to_draw_is_said(trials: list[TrialRecord], tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_trials_that_failed_first_are_inside_the_history() -> None:
     from matplotlib.figure import Figure
 

@@ -183,6 +183,7 @@ class TestBayesian:
                 records.append(done(number, parameters, value))
                 sampler.tell(number, value)
 
+    @pytest.mark.long
     def test_a_restart_at_any_point_changes_no_suggestion(self) -> None:
         sampling = BayesianParameterSampling(BAYESIAN_SPACE, {"seed": 5})
         whole: list[TrialRecord] = []
@@ -213,6 +214,7 @@ class TestBayesian:
         assert fresh.suggest(12) == running.parameters
         assert fresh.suggest(13) == sampler.suggest(13)
 
+    @pytest.mark.long
     def test_it_learns_and_stays_within_the_space(self) -> None:
         records: list[TrialRecord] = []
         sampling = BayesianParameterSampling(BAYESIAN_SPACE, {"seed": 2})

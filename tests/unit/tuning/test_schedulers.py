@@ -148,6 +148,7 @@ def test_a_report_that_is_not_finite_is_no_rungs_limit(goal: PrimaryMetricGoal, 
     st.sampled_from([2, 2.5, 3, 4]),
     st.sampled_from([MAX, MIN]),
 )
+@pytest.mark.long
 def test_tunes_asha_is_the_policys_rule(
     reports: list[list[float]], factor: float, goal: PrimaryMetricGoal
 ) -> None:

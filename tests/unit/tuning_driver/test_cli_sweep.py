@@ -63,6 +63,7 @@ def finished(world: World, **changes: Any) -> str:
     return sweep
 
 
+@pytest.mark.long
 def test_create_prints_the_id_and_what_to_type_next(
     world: World, call: Call, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_sweep_is_submitted_without_ray_and_without_a_trial(world: World, tmp_
     assert not world.store.trials(done.stdout.strip())
 
 
+@pytest.mark.long
 def test_a_dry_run_shows_the_first_commands_and_submits_nothing(
     world: World, call: Call, tmp_path: Path
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_dry_run_shows_the_first_commands_and_submits_nothing(
     assert [sampler.suggest(number) for number in range(5)] == shown["first_trials"]
 
 
+@pytest.mark.long
 def test_a_dry_run_shows_no_seed_that_a_submit_would_not_use(
     world: World, call: Call, tmp_path: Path
 ) -> None:
@@ -137,6 +140,7 @@ def test_a_dry_run_shows_no_seed_that_a_submit_would_not_use(
         (("[0, 1]", "[1, 0]"), "sampling"),
     ],
 )
+@pytest.mark.long
 def test_a_wrong_file_is_refused_before_anything_is_submitted(
     world: World, call: Call, tmp_path: Path, change: tuple[str, str], said: str
 ) -> None:
@@ -149,6 +153,7 @@ def test_a_wrong_file_is_refused_before_anything_is_submitted(
     assert len(world.store.sweeps()) == 1
 
 
+@pytest.mark.long
 def test_all_that_is_wrong_with_a_file_is_told_at_once(
     world: World, call: Call, tmp_path: Path
 ) -> None:
@@ -169,6 +174,7 @@ def test_all_that_is_wrong_with_a_file_is_told_at_once(
     assert err.count("Bayesian sampling takes no") == 1
 
 
+@pytest.mark.long
 def test_ls_show_and_best_tell_the_same_story(world: World, call: Call) -> None:
     sweep = finished(world)
     best = world.store.job(sweep).properties
@@ -207,6 +213,7 @@ def test_reports_that_are_no_numbers_are_texts_in_json(world: World, call: Call)
     assert "no trial of" in err
 
 
+@pytest.mark.long
 def test_watch_prints_what_happened_and_exits_as_the_sweep_ended(world: World, call: Call) -> None:
     sweep = finished(world)
     code, out, err = call("watch", sweep)
@@ -266,6 +273,7 @@ def test_plot_of_a_sweep_without_reports_leaves_no_folder(
     assert not (tmp_path / "plots").exists()
 
 
+@pytest.mark.long
 def test_a_job_is_no_sweep_and_an_unknown_one_is_not_found(world: World, call: Call) -> None:
     sweep = finished(world)
     job = world.jobs(sweep)[0].id
@@ -284,6 +292,7 @@ def test_a_terminal_of_few_lines_shows_what_runs_and_the_best() -> None:
     assert shown == ["2*", "7", "8", "9"]
 
 
+@pytest.mark.long
 def test_best_names_no_trial_that_diverged_after_its_best(world: World, call: Call) -> None:
     def script(parameters: Any) -> Any:
         x = float(parameters["--x"])
@@ -302,6 +311,7 @@ def test_best_names_no_trial_that_diverged_after_its_best(world: World, call: Ca
     assert "a finite last value of 'accuracy'" in err
 
 
+@pytest.mark.long
 def test_a_name_means_the_sweep_and_never_its_trials(world: World, call: Call) -> None:
     sweep = finished(world)
     name = world.store.job(sweep).display_name
@@ -313,6 +323,7 @@ def test_a_name_means_the_sweep_and_never_its_trials(world: World, call: Call) -
         assert (code, "several" in err) == (0, False), (command, err)
 
 
+@pytest.mark.long
 def test_of_several_sweeps_of_a_name_the_newest_is_read_and_none_is_canceled(
     world: World, call: Call
 ) -> None:
@@ -362,6 +373,7 @@ def test_a_stopped_target_is_told_alike_by_all_lists(
     assert "Running" not in call("ls")[1]
 
 
+@pytest.mark.long
 def test_ls_shows_a_sweep_as_one_line_and_its_trials_in_their_order(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -385,6 +397,7 @@ def test_ls_shows_a_sweep_as_one_line_and_its_trials_in_their_order(
     assert "2 trials: 2 queued" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_ls_counts_a_trial_without_the_metric_as_the_sweep_does(
     world: World, call: Call, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ def run(world: World, sweep_id: str) -> JobState:
     return world.finish(world.driver(sweep_id))
 
 
+@pytest.mark.long
 def test_a_sweep_runs_all_its_trials_and_names_the_best(world: World) -> None:
     sweep = world.submit()
     assert run(world, sweep) is JobState.COMPLETED
@@ -67,6 +68,7 @@ def test_a_sweep_runs_all_its_trials_and_names_the_best(world: World) -> None:
     assert float(parent.properties["best_primary_metric"]) == best.values[-1]
 
 
+@pytest.mark.long
 def test_the_submit_itself_begins_the_first_trials_and_no_more_than_may_run(world: World) -> None:
     sweep = world.submit(limits={"total": 6, "concurrent": 2})
     assert [job.state for job in world.jobs(sweep)] == [JobState.QUEUED] * 2
@@ -205,6 +207,7 @@ def test_a_script_that_logs_its_metric_late_is_not_told_to_cancel(
     assert "the sweep's metric 'accuracy' has been reported now" in news.lines(driver.state)
 
 
+@pytest.mark.long
 def test_crashed_trials_are_counted_and_the_others_go_on(world: World) -> None:
     def script(parameters: Any) -> Any:
         values, _, name = good(parameters)
@@ -293,6 +296,7 @@ def test_a_trial_whose_job_was_removed_is_failed_and_the_sweep_goes_on(world: Wo
 # -- one driver after another ----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_driver_that_was_replaced_can_write_nothing_more(world: World) -> None:
     sweep = world.submit()
     old = world.driver(sweep)
@@ -417,6 +421,7 @@ def test_drivers_that_die_anywhere_repeat_no_trial_and_lose_none(world: World, s
         assert trial.parameters["--x"] == float(parameters_of(job)["--x"])
 
 
+@pytest.mark.long
 def test_a_locked_store_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rayjobs.tuning.driver.STORE_PAUSE_S", 0.0)
     monkeypatch.setattr("rayjobs.tuning.driver.POLL_S", 0.0)
@@ -458,6 +463,7 @@ def test_a_fault_is_kept_in_the_history_and_in_the_end_fails_the_sweep(
     assert all(job.state is JobState.CANCELED for job in world.jobs(sweep))
 
 
+@pytest.mark.long
 def test_faults_with_progress_between_them_never_end_a_sweep(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -559,6 +565,7 @@ def test_a_model_that_the_registry_refuses_leaves_the_sweep_completed(
     assert [e.kind for e in world.store.events(sweep)].count("not_registered") == 1
 
 
+@pytest.mark.long
 def test_a_trial_without_a_model_is_noted_before_the_sweep_ends(world: World) -> None:
     sweep = world.submit(register_as="digits-best", limits={"total": 3, "concurrent": 1})
     driver = world.driver(sweep)

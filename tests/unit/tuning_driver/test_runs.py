@@ -93,6 +93,7 @@ def test_an_estimators_parameters_are_put_over_its_own(
     assert 0 <= float(first["--x"]) < 1
 
 
+@pytest.mark.long
 def test_the_run_tells_best_order_parameters_and_metrics(
     world: World, experiment: Experiment
 ) -> None:
@@ -122,6 +123,7 @@ def test_the_run_tells_best_order_parameters_and_metrics(
     assert {child.id for child in run.get_children()} == set(by_id)
 
 
+@pytest.mark.long
 def test_waiting_shows_what_happens_and_raises_for_a_failed_sweep(
     world: World, experiment: Experiment, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_sweep_gets_the_id_that_it_is_given_once(world: World, experiment: Exp
         experiment.submit(config(world, custom_run_id="HD_mine"))
 
 
+@pytest.mark.long
 def test_the_best_run_may_be_one_of_the_sweeps_that_informed(
     world: World, experiment: Experiment
 ) -> None:

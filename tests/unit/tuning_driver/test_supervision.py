@@ -48,6 +48,7 @@ async def board_of(world: World) -> Board:
     return board
 
 
+@pytest.mark.long
 def test_a_sweep_gets_one_driver_and_a_lost_one_is_replaced(tmp_path: Path) -> None:
     async def story() -> None:
         world, started, woken = World(tmp_path), Started(), [0]

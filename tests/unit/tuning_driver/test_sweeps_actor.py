@@ -58,6 +58,7 @@ def actor_in(
     return SweepsActor(str(folder), "local", clock)
 
 
+@pytest.mark.long
 def test_sweeps_are_driven_at_the_same_time_and_each_once(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_sweeps_are_driven_at_the_same_time_and_each_once(
         assert kinds.count(DRIVER_EVENT) == 1
 
 
+@pytest.mark.long
 def test_whoever_waits_hears_of_a_fault_and_the_others_go_on(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +97,7 @@ def test_whoever_waits_hears_of_a_fault_and_the_others_go_on(
     assert state == "Completed"
 
 
+@pytest.mark.long
 def test_a_caller_that_is_gone_ends_no_driver(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

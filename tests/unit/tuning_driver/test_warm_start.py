@@ -61,6 +61,7 @@ def save(world: World, job: Job, step: int) -> None:
         assert world.store.publish_files(job.id, attempt=job.attempt, files=[row])
 
 
+@pytest.mark.long
 def test_a_grid_does_not_repeat_what_an_earlier_sweep_completed(world: World) -> None:
     first = ended(world, sampling=GRID, limits={"total": 2})
     second = ended(world, sampling=GRID, limits={"total": 4}, resume_from=[first])
@@ -76,6 +77,7 @@ def test_a_grid_with_nothing_left_is_refused_at_the_submit(world: World) -> None
         world.submit(sampling=GRID, limits={"total": 4}, resume_from=[first])
 
 
+@pytest.mark.long
 def test_a_random_sweep_with_the_same_seed_goes_on_where_the_earlier_one_ended(
     world: World,
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_random_sweep_with_the_same_seed_goes_on_where_the_earlier_one_ended(
     assert tried(world, first) + tried(world, second) == whole
 
 
+@pytest.mark.long
 def test_bayesian_sampling_learns_from_the_earlier_trials(world: World) -> None:
     first = ended(world, sampling=BAYES, limits={"total": 12, "concurrent": 1})
     cold = ended(world, sampling={**BAYES, "seed": 4}, limits={"total": 3, "concurrent": 1})
@@ -106,6 +109,7 @@ def test_bayesian_sampling_learns_from_the_earlier_trials(world: World) -> None:
     assert [one.value for one in study.trials] == [max(one.values) for one in world.trials(first)]
 
 
+@pytest.mark.long
 def test_a_driver_that_takes_over_asks_for_the_same_trials(world: World) -> None:
     first = ended(world, sampling=BAYES, limits={"total": 12, "concurrent": 1})
     changes: dict[str, Any] = {"sampling": {**BAYES, "seed": 4}, "resume_from": [first]}
@@ -120,6 +124,7 @@ def test_a_driver_that_takes_over_asks_for_the_same_trials(world: World) -> None
     assert tried(world, disturbed) == tried(world, undisturbed)
 
 
+@pytest.mark.long
 def test_trials_outside_the_search_space_are_counted_by_the_policy_only(world: World) -> None:
     wide = {**BAYES, "parameters": {"--x": ["uniform", [0, 10]]}}
     first = ended(world, sampling=wide, limits={"total": 3})
@@ -129,6 +134,7 @@ def test_trials_outside_the_search_space_are_counted_by_the_policy_only(world: W
     assert world.store.job(second).state is JobState.COMPLETED
 
 
+@pytest.mark.long
 def test_a_policy_compares_with_the_earlier_trials(world: World) -> None:
     def script(parameters: Mapping[str, str]) -> Any:
         return good({"--x": str(float(parameters["--x"]) * world.scale)})  # type: ignore[attr-defined]
@@ -146,6 +152,7 @@ def test_a_policy_compares_with_the_earlier_trials(world: World) -> None:
     assert "stopped trial 0 at interval 1" in stopped.reason
 
 
+@pytest.mark.long
 def test_a_resumed_trial_goes_on_from_its_checkpoint_with_its_parameters(world: World) -> None:
     end = world.end
 
@@ -172,6 +179,7 @@ def test_a_resumed_trial_goes_on_from_its_checkpoint_with_its_parameters(world: 
     ]
 
 
+@pytest.mark.long
 def test_everything_wrong_with_a_warm_start_is_one_error(world: World) -> None:
     first = ended(world, limits={"total": 2})
     other = ended(world, limits={"total": 1}, metric="accuracy", goal="minimize")

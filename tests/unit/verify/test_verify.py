@@ -127,6 +127,7 @@ def compared(folder: Path, name: str, one: object, other: object) -> dict[str, o
     return found
 
 
+@pytest.mark.long
 def test_arrays_are_compared_by_name(tmp_path: Path) -> None:
     before = {"w": numpy.ones(3), "b": numpy.zeros(2), "old": numpy.ones(1)}
     after = {"w": numpy.array([1.0, 1.5, 1.0]), "b": numpy.zeros(2), "new": numpy.ones(1)}
@@ -135,6 +136,7 @@ def test_arrays_are_compared_by_name(tmp_path: Path) -> None:
     assert (found["missing"], found["extra"]) == (["old"], ["new"])
 
 
+@pytest.mark.long
 def test_plain_values_and_shapes(tmp_path: Path) -> None:
     found = compared(tmp_path, "s.json", {"a": [1, 2.0], "n": "x"}, {"a": [1, 2.5], "n": "y"})
     assert found["largest"] == [

@@ -94,6 +94,7 @@ def test_without_create_nothing_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.long
 def test_many_at_once_make_one_workspace(tmp_path: Path) -> None:
     barrier = threading.Barrier(8)
     opened: list[str] = []
@@ -139,6 +140,7 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         open_workspace(tmp_path / "file" / "w")
 
 
+@pytest.mark.long
 def test_finding_a_workspace_costs_no_heavy_import() -> None:
     program = (
         "import sys; from rayjobs.workspace.folder import locate; locate();"
