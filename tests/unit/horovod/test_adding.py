@@ -188,7 +188,7 @@ def test_where_it_cannot_be_built_the_job_is_refused_with_what_is_missing_and_wa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_horovod_is_really_built_for_another_torch(
     builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
