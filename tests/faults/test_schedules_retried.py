@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from rayjobs.datastore.errors import DatastoreUnavailable
+from rayjobs.injob.identity import is_alive
 from rayjobs.pipelines import scheduling
 from rayjobs.target import timekeeper
+from tests.support.jobs import kill, until
 from tests.unit.pipelines.test_schedules import World, upload, world
 
 __all__ = ["world"]
+ENSURE = timekeeper.ensure  # `world` puts another one in its place
 
 
 def test_a_store_that_another_process_has_locked_is_asked_again(
@@ -162,3 +165,22 @@ print(len(turns))
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["2"]
+
+
+def test_a_timekeeper_that_was_killed_is_started_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = world.schedule()
+    monkeypatch.setattr(timekeeper, "ensure", ENSURE)
+    home = tmp_path / "home"
+    timekeeper.register(world.ws.opened.path, home=home)
+    first = until(lambda: timekeeper.running(home), "the timekeeper runs")
+    assert first is not None
+    kill(first.pid)
+    timekeeper.mend(home=home)
+    second = until(lambda: timekeeper.running(home), "it runs again", deadline_s=20)
+    assert second is not None
+    assert second.pid != first.pid
+    world.ws.opened.store.drop_schedule(made.id)
+    timekeeper.register(world.ws.opened.path, home=home)
+    until(lambda: not is_alive(second), "without schedules it ends")
