@@ -42,6 +42,7 @@ def test_a_schedule_that_fell_due_while_nothing_ran_runs_once(
         keeper = until(lambda: timekeeper.running(home()), "the timekeeper runs")
         assert keeper is not None
         kill(keeper.pid)
+        until(lambda: not is_alive(keeper), "it is dead")
         # Three days go by in which nothing runs.
         record = jobs.store.schedule(made.id)
         due = record.created_at - timedelta(days=2)

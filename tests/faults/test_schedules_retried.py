@@ -177,6 +177,7 @@ def test_a_timekeeper_that_was_killed_is_started_again(
     first = until(lambda: timekeeper.running(home), "the timekeeper runs")
     assert first is not None
     kill(first.pid)
+    until(lambda: not is_alive(first), "it is dead")
     timekeeper.mend(home=home)
     second = until(lambda: timekeeper.running(home), "it runs again", deadline_s=20)
     assert second is not None
