@@ -171,6 +171,7 @@ def _head(
         ("Name", name_of(job)),
         ("Description", plain_text(job.description)),
         ("Script" if job.spec.script else "Command", _what(job)),
+        ("Processes", _processes(job) if job.spec.distribution.world_size > 1 else ""),
         ("State", f"{outlook.state}{place}"),
         ("Reason", _reason(job, outlook) if shows_reason else ""),
         ("Trial", plain_text(outlook.trial)),
@@ -212,6 +213,11 @@ def _head(
     ]
 
 
+def _processes(job: Job) -> str:
+    shape = job.spec.distribution
+    return f"{shape.nodes} × {shape.processes_per_node} ({shape.backend})"
+
+
 def _revision(number: int) -> list[tuple[str, str]]:
     if number == 1:
         return []
@@ -220,7 +226,7 @@ def _revision(number: int) -> list[tuple[str, str]]:
 
 def _spec_facts(job: Job) -> list[tuple[str, str]]:
     spec = job.spec
-    shape, each = spec.distribution, spec.resources
+    each = spec.resources
     resources = counted(each.cpus, "CPU")
     if each.gpus:
         resources += f", {counted(each.gpus, 'GPU')}"
@@ -234,7 +240,7 @@ def _spec_facts(job: Job) -> list[tuple[str, str]]:
         ("Image", spec.container_text),
         ("Variables", ", ".join(spec.environment_variables)),
         ("Secrets", ", ".join(spec.secrets)),
-        ("Processes", f"{shape.nodes} × {shape.processes_per_node} ({shape.backend})"),
+        ("Processes", "" if spec.distribution.world_size > 1 else _processes(job)),
         ("Each has", resources),
         ("Limit", duration_text(limit, exact=True) if limit else "none"),
         *[(f"Output {name}", one.destination) for name, one in spec.outputs.items()],
