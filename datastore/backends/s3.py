@@ -126,6 +126,10 @@ class S3Backend:
     def __reduce__(self) -> tuple[type[S3Backend], tuple[S3Settings]]:
         return (S3Backend, (self.settings,))
 
+    def client(self) -> Any:
+        """Return botocore's client of this process; it may be used from several threads."""
+        return self._open()
+
     def _open(self, *, quick: bool = False) -> Any:
         return self._opened(quick)[0]
 

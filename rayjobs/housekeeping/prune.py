@@ -8,7 +8,6 @@ may be about to refer to them (`BlobStore.exists`).
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ from datetime import UTC, datetime, timedelta
 from rayjobs.core.clock import Clock, SystemClock
 from rayjobs.core.errors import NotFoundError, StoreError, UsageError
 from rayjobs.core.files import locked_if_free
-from rayjobs.core.safe_delete import OwnFolder, Removed, original_name
+from rayjobs.core.safe_delete import Removed, original_name
 from rayjobs.core.text import verb
 from rayjobs.resume.resuming import PACKED
 from rayjobs.snapshots.pack import blob_key as snapshot_key
 from rayjobs.store.pruning import PrunableJob, PruneView
 from rayjobs.workspace.blobs import BlobStore, blob_key
-from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles
+from rayjobs.workspace.folder import OpenWorkspace
 
 DEFAULT_AGE_S = 30 * 86_400.0
 GRACE_S = 3600.0
@@ -145,7 +144,7 @@ def plan(
     now = (clock or SystemClock()).now()
     view = workspace.store.prune_view()
     made = Plan(rules)
-    fresh = _scan(workspace, made, older_than=time.time() - grace_s)
+    fresh = _scan(workspace, made, grace_s)
     units = _units(view, workspace.blobs)
     chosen = _choose(made, units, view, now)
     kept = _model_keys(view).union(*(unit.files for unit in units if unit.id not in chosen))
@@ -188,22 +187,21 @@ def apply(
     Raises:
         StoreError: the store cannot be written.
     """
-    cutoff = time.time() - grace_s
     pruned = made.pruned = workspace.store.prune_files(made.jobs, how=how)
     # Asked again now that the rows are gone: what is referred to from here on is in this view,
     # and who refers to bytes that are there already has touched them.
     view = workspace.store.prune_view()
     units = [unit for unit in _units(view, workspace.blobs) if not set(unit.jobs) <= pruned]
     kept = _model_keys(view).union(*(unit.files for unit in units))
-    removed = Removed()
-    with OwnFolder(WorkspaceFiles(workspace.path).blobs) as folder:
-        for key in sorted(made.sizes):
-            base = _base(key)
-            if base in kept:
-                if base != key:  # set aside by a prune that was killed, and needed: put it back
-                    folder.remove(key, only_if=lambda _info: False)
-            elif key in made.going:
-                removed.add(folder.remove(key, only_if=lambda info: info.st_mtime < cutoff))
+    going = []
+    for key in sorted(made.sizes):
+        base = _base(key)
+        if base in kept:
+            if base != key:  # set aside by a prune that was killed, and needed: put it back
+                workspace.blobs.put_back(key)
+        elif key in made.going:
+            going.append(key)
+    removed = workspace.blobs.discard(going, unused_s=grace_s)
     if made.rules.records:
         models = {run for run, _ in view.models}
         gone = [unit for unit in made.units if set(unit.jobs) <= pruned - models]
@@ -214,16 +212,13 @@ def apply(
 # -- what there is ------------------------------------------------------------------------------
 
 
-def _scan(workspace: OpenWorkspace, made: Plan, *, older_than: float) -> set[str]:
-    """Note every stored file and its size; return those that were used since `older_than`."""
+def _scan(workspace: OpenWorkspace, made: Plan, grace_s: float) -> set[str]:
+    """Note every stored file and its size; return those that were used within `grace_s`."""
     fresh = set()
-    with OwnFolder(WorkspaceFiles(workspace.path).blobs) as folder:
-        for key, info in folder.walk():
-            if key.startswith(".tmp/"):
-                continue  # being written; the blob store itself removes what died there
-            made.sizes[key] = info.st_size
-            if info.st_mtime >= older_than:
-                fresh.add(key)
+    for one in workspace.blobs.stored():
+        made.sizes[one.key] = one.size
+        if one.unused_s <= grace_s:
+            fresh.add(one.key)
     return fresh
 
 

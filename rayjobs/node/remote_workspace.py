@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.core.files import replacing
+from rayjobs.core.safe_delete import Removed
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.protocol.names import CHUNK_BYTES
 from rayjobs.store.base import Store
-from rayjobs.workspace.blobs import Blob, open_source
+from rayjobs.workspace.blobs import Blob, Stored, open_source
 from rayjobs.workspace.folder import OpenWorkspace
 
 # For one call. The target may be busy or may restart meanwhile.
@@ -222,3 +223,16 @@ class RemoteBlobs:
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `BlobStore.list`."""
         return iter(self._call("list", prefix))
+
+    def stored(self) -> Iterator[Stored]:
+        """See `BlobStore.stored`."""
+        return iter(self._call("stored"))
+
+    def discard(self, keys: Iterable[str], *, unused_s: float) -> Removed:
+        """See `BlobStore.discard`."""
+        more = {"unused_s": unused_s}
+        return cast(Removed, self._ask("call", self._path, "blobs", "discard", (list(keys),), more))
+
+    def put_back(self, key: str) -> None:
+        """See `BlobStore.put_back`."""
+        self._call("put_back", key)

@@ -8,7 +8,7 @@ import io
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from rayjobs.core.errors import (
 )
 from rayjobs.core.files import replacing
 from rayjobs.core.ids import token
+from rayjobs.core.safe_delete import OwnFolder, Removed
 
 CHUNK_BYTES = 1 << 20
 TEMPORARY = ".tmp"
@@ -38,6 +39,19 @@ class Blob:
     key: str
     size: int
     digest: str
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A blob as a prune sees it.
+
+    Attributes:
+        unused_s: How long ago it was stored, or somebody relied on it (`BlobStore.exists`).
+    """
+
+    key: str
+    size: int
+    unused_s: float
 
 
 class BlobStore(Protocol):
@@ -104,6 +118,21 @@ class BlobStore(Protocol):
         """Return the keys that begin with `prefix`, sorted."""
         ...
 
+    def stored(self) -> Iterator[Stored]:
+        """Return all blobs with their sizes and ages, in no order, for a prune."""
+        ...
+
+    def discard(self, keys: Iterable[str], *, unused_s: float) -> Removed:
+        """Remove those of these blobs that were neither stored nor relied on for `unused_s`.
+
+        Nobody loses a blob who stores it, or relies on it, at the same time.
+        """
+        ...
+
+    def put_back(self, key: str) -> None:
+        """Give a blob its key back that a prune has set aside, and then died."""
+        ...
+
 
 def blob_key(digest: str) -> str:
     """Return the key of bytes that are kept by their digest, e.g. ``files/sha256/ab/ab…``.
@@ -125,7 +154,7 @@ class FolderBlobs:
         self._temporary = self.root / TEMPORARY
         with _storage_errors(self.root):
             make_folders(self._temporary)
-            self._drop_abandoned()
+            drop_abandoned(self._temporary)
 
     def put_file(self, path: str | Path, key: str, *, digest: str | None = None) -> Blob:
         """See `BlobStore.put_file`."""
@@ -208,7 +237,7 @@ class FolderBlobs:
         with self.open(key) as source, _storage_errors(Path(path)), replacing(path) as draft:
             with open(draft, "xb") as sink:
                 size, found = _copy(source, sink)
-            _check(digest, found, f"the blob {key!r} of {self.root}")
+            check_digest(digest, found, f"the blob {key!r} of {self.root}")
         return Blob(key, size, found)
 
     def exists(self, key: str) -> bool:
@@ -253,6 +282,29 @@ class FolderBlobs:
                     found.append(key)
         return iter(sorted(found))
 
+    # -- what may go -------------------------------------------------------------------------
+
+    def stored(self) -> Iterator[Stored]:
+        """See `BlobStore.stored`."""
+        now = time.time()  # compared with file times, which are wall time
+        with OwnFolder(self.root) as folder:
+            for key, info in folder.walk():
+                if not key.startswith(f"{TEMPORARY}/"):  # of those `drop_abandoned` removes some
+                    yield Stored(key, info.st_size, now - info.st_mtime)
+
+    def discard(self, keys: Iterable[str], *, unused_s: float) -> Removed:
+        """See `BlobStore.discard`."""
+        removed, cutoff = Removed(), time.time() - unused_s
+        with OwnFolder(self.root) as folder:
+            for key in sorted(keys):
+                removed.add(folder.remove(key, only_if=lambda info: info.st_mtime < cutoff))
+        return removed
+
+    def put_back(self, key: str) -> None:
+        """See `BlobStore.put_back`."""
+        with OwnFolder(self.root) as folder:
+            folder.remove(key, only_if=lambda _info: False)
+
     # -- writing -----------------------------------------------------------------------------
 
     def _put(
@@ -272,7 +324,7 @@ class FolderBlobs:
                 descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
                 with os.fdopen(descriptor, "wb") as sink:
                     size, found = _copy(source, sink, most_bytes)
-                    _check(digest, found, what)
+                    check_digest(digest, found, what)
                     key, target = place(found)
                     if keep and self.exists(key) and self._is_whole(key, size, found):
                         return Blob(key, size, found)
@@ -301,27 +353,38 @@ class FolderBlobs:
         except OSError:
             return False
 
-    def _drop_abandoned(self) -> None:
-        oldest = time.time() - ABANDONED_S  # compared with file times, which are wall time
-        for entry in os.scandir(self._temporary):
-            with suppress(FileNotFoundError):  # another process is as tidy
-                if entry.stat(follow_symlinks=False).st_mtime < oldest:
-                    Path(entry).unlink()
-
     def _path(self, key: str) -> Path:
-        parts = key.split("/")
-        bad = (
-            not key
-            or "\0" in key
-            or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts)
-            or parts[0] == TEMPORARY
+        return self.root.joinpath(*check_key(key))
+
+
+def check_key(key: str) -> list[str]:
+    """Return the parts of a key.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    parts = key.split("/")
+    bad = (
+        not key
+        or "\0" in key
+        or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts)
+        or parts[0] == TEMPORARY
+    )
+    if bad:
+        raise UsageError(
+            f"{key!r} is not a key of a blob: give a relative path without empty parts, "
+            f"'.' and '..', at most 255 bytes each"
         )
-        if bad:
-            raise UsageError(
-                f"{key!r} is not a key of a blob: give a relative path without empty parts, "
-                f"'.' and '..', at most 255 bytes each"
-            )
-        return self.root.joinpath(*parts)
+    return parts
+
+
+def drop_abandoned(folder: Path) -> None:
+    """Remove the temporary files of processes that died a day ago."""
+    oldest = time.time() - ABANDONED_S  # compared with file times, which are wall time
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):  # another process is as tidy
+            if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                Path(entry).unlink()
 
 
 class _Place(Protocol):
@@ -343,7 +406,8 @@ def _copy(source: BinaryIO, sink: BinaryIO, most: int | None = None) -> tuple[in
     return size, f"sha256:{digest.hexdigest()}"
 
 
-def _check(wanted: str | None, found: str, what: str) -> None:
+def check_digest(wanted: str | None, found: str, what: str) -> None:
+    """Refuse bytes that have another digest than announced. Raises StoreError."""
     if wanted is not None and wanted != found:
         raise StoreError(
             f"{what} has the digest {found} instead of {wanted}: it changed while it was read, "

@@ -1,4 +1,4 @@
-"""Blobs in a folder keep every promise of a blob store."""
+"""Blobs in a folder and in S3 keep every promise of a blob store."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from rayjobs.core.errors import StoreError
 from rayjobs.workspace import blobs as module
 from rayjobs.workspace.blobs import BlobStore, FolderBlobs
 from tests.contract.blob_contract import BlobContract, content
+from tests.storage.blobs import blobs_in, given_keys
+from tests.storage.server import S3Server, s3_server
+
+__all__ = ["given_keys", "s3_server"]
 
 
 class TestBlobsInAFolder(BlobContract):
@@ -67,3 +71,10 @@ class TestBlobsInAFolder(BlobContract):
         with pytest.raises(StoreError):
             blobs.put_bytes(b"y", "a/b/c")
         assert list(blobs.list()) == ["a"]
+
+
+@pytest.mark.storage
+class TestBlobsInS3(BlobContract):
+    @pytest.fixture
+    def blobs(self, s3_server: S3Server, given_keys: None, tmp_path: Path) -> BlobStore:
+        return blobs_in(s3_server, tmp_path / "scratch")

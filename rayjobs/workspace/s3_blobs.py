@@ -1,0 +1,659 @@
+"""Blobs in an S3 bucket, for workspaces that several machines use without a shared disk.
+
+Below the workspace's prefix: ``blobs/KEY`` holds the bytes, with their digest in the object's
+metadata; ``touched/KEY`` says when somebody last relied on a blob without storing it;
+``prune/NAME`` lists keys that a prune is removing now; ``workspace.json`` says whose prefix it is.
+
+All ages are by the server's clock (the Date of its answers): clients' clocks differ.
+
+Why a prune never removes what somebody has just stored or relied on: the one who stores writes
+first and then reads the lists of running prunes; the prune writes its list first and then looks at
+the times. Whichever comes second sees the other: the client waits and stores again, or the prune
+spares the blob.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from urllib.parse import urlsplit
+
+from rayjobs.core.durable import make_folders
+from rayjobs.core.errors import (
+    NotFoundError,
+    RayjobsError,
+    StorageFullError,
+    StoreError,
+    UsageError,
+)
+from rayjobs.core.files import replacing
+from rayjobs.core.ids import token
+from rayjobs.core.safe_delete import Removed
+from rayjobs.workspace.blobs import (
+    ABANDONED_S,
+    CHUNK_BYTES,
+    Blob,
+    Stored,
+    blob_key,
+    check_digest,
+    check_key,
+    drop_abandoned,
+    open_source,
+)
+
+if TYPE_CHECKING:
+    from rayjobs.datastore.backends.s3 import S3Backend
+    from rayjobs.datastore.catalogue import DatastoreRecord
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+SCHEME = "s3"
+BLOBS, TOUCHED, PRUNE, RECORD = "blobs/", "touched/", "prune/", "workspace.json"
+DATASTORES = "datastores"
+DIGEST_FIELD = "sha256"
+MOST_KEY_BYTES = 1024  # of S3, with the prefix
+PART_BYTES = 16 << 20  # larger files are sent in parts of this size
+MOST_PARTS = 10_000
+PARTS_AT_ONCE = 4
+FILES_AT_ONCE = 8
+# A blob that was stored or relied on within this time is only looked at; for an older one the time
+# is noted anew. A prune leaves what is younger than its own limit and this together.
+TOUCH_S = 3600.0
+# The keys of one list of a prune are removed within `PRUNING_S`, and whoever waits for the list
+# waits until it is gone or `LIST_S` old: no removal can still be on its way then.
+PRUNED_TOGETHER = 500
+PRUNING_S = 60.0
+LIST_S = 300.0
+POLL_S = 0.5
+STORE_TRIES = 5
+
+
+@dataclass(frozen=True)
+class S3Address:
+    """Where a workspace keeps its blobs.
+
+    Attributes:
+        endpoint: The server's address; empty for AWS.
+    """
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str = ""
+    region: str = ""
+    profile: str = ""
+
+    @classmethod
+    def parsed(
+        cls, url: str, *, endpoint: str = "", region: str = "", profile: str = ""
+    ) -> S3Address:
+        """Return the address that a user gave as ``s3://BUCKET[/PREFIX]``.
+
+        Raises:
+            UsageError: it is not valid.
+        """
+        parts = urlsplit(url)
+        prefix = parts.path.strip("/")
+        bad = parts.scheme != SCHEME or not parts.netloc or parts.query or "@" in parts.netloc
+        if bad or any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
+            raise UsageError(
+                f"the address of the files {url!r} is not valid; write s3://BUCKET/PREFIX, and "
+                f"--endpoint-url for a server other than AWS. Keys are read from the usual places: "
+                f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
+            )
+        server = urlsplit(endpoint)
+        if endpoint and (
+            server.scheme not in ("http", "https") or not server.hostname or "@" in server.netloc
+        ):
+            raise UsageError(
+                f"--endpoint-url {endpoint!r} is not valid; write http://HOST:PORT or https://HOST"
+            )
+        return cls(parts.netloc, prefix, endpoint.rstrip("/"), region, profile)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, str]) -> S3Address:
+        """Return the address in a workspace's record."""
+        return cls(**{name: str(values.get(name, "")) for name in cls.__dataclass_fields__})
+
+    def to_json(self) -> dict[str, str]:
+        """Return it for a workspace's record."""
+        return {name: value for name, value in vars(self).items() if value}
+
+    @property
+    def url(self) -> str:
+        """``s3://BUCKET/PREFIX``."""
+        return f"s3://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+
+    @property
+    def where(self) -> str:
+        """The place as people know it."""
+        return f"{self.url} at {self.endpoint}" if self.endpoint else self.url
+
+    def is_same_place(self, other: S3Address) -> bool:
+        """Whether both are one place, whatever profile reaches it."""
+        mine = (self.bucket, self.prefix, self.endpoint)
+        return mine == (other.bucket, other.prefix, other.endpoint)
+
+    def record(self, name: str, below: str = "") -> DatastoreRecord:
+        """Return the record of a datastore in a folder below the workspace's prefix."""
+        from rayjobs.datastore.catalogue import DatastoreRecord
+
+        prefix = "/".join(part for part in (self.prefix, below) if part)
+        values = {**self.to_json(), "prefix": prefix}
+        return DatastoreRecord(name, "s3", {key: one for key, one in values.items() if one})
+
+
+class S3Blobs:
+    """A `BlobStore` below a prefix of a bucket. Nothing is sent before the first call.
+
+    Args:
+        scratch: A folder of this machine for downloads; made when it is needed.
+        touch_s: See `TOUCH_S`.
+    """
+
+    def __init__(self, address: S3Address, scratch: Path, *, touch_s: float = TOUCH_S) -> None:
+        self.address = address
+        self._scratch = scratch
+        self._touch_s = touch_s
+        self._prefix = f"{address.prefix}/" if address.prefix else ""
+        self._opened: S3Backend | None = None
+        self._guard = threading.Lock()
+
+    # -- storing -----------------------------------------------------------------------------
+
+    def put_file(self, path: str | Path, key: str, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.put_file`."""
+        self._check(key)
+        with self._errors(key), open_source(path) as source:
+            return self._upload(_Source(source, str(path), digest), key)
+
+    def put_bytes(self, data: bytes, key: str) -> Blob:
+        """See `BlobStore.put_bytes`."""
+        self._check(key)
+        with self._errors(key):
+            return self._upload(_Source(io.BytesIO(data), key, None, len(data)), key)
+
+    def add_file(self, path: str | Path, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.add_file`."""
+        if digest is not None:
+            blob_key(digest)
+        with self._errors(str(path)), open_source(path) as source:
+            found = _Source(source, str(path), digest)
+            key = blob_key(found.digest)
+            if not self._holds(key, found.size, found.digest):
+                self._upload(found, key)
+        return Blob(key, found.size, found.digest)
+
+    def add_files(self, paths: Sequence[Path]) -> list[Blob | RayjobsError]:
+        """See `BlobStore.add_files`: several at once."""
+
+        def one(path: Path) -> Blob | RayjobsError:
+            try:
+                return self.add_file(path)
+            except RayjobsError as error:
+                return error
+
+        return list(self._at_once(one, paths))
+
+    def _upload(self, source: _Source, key: str) -> Blob:
+        """Store bytes, and store them again if a prune that runs now may remove them."""
+        for _ in range(STORE_TRIES):
+            if source.size <= PART_BYTES:
+                self._put_at_once(source, key)
+            else:
+                self._put_in_parts(source, key)
+            if key not in self._condemned():
+                return Blob(key, source.size, source.digest)
+            self._wait_for_prunes(key)
+        raise StoreError(
+            f"{key} cannot be stored in {self.address.where}: one prune after the other removes "
+            f"it. Repeat the command once `rayjobs prune` has ended everywhere"
+        )
+
+    def _put_at_once(self, source: _Source, key: str) -> None:
+        data = source.data()
+        check = base64.b64encode(bytes.fromhex(_hex_of(source.digest))).decode()
+        self._client().put_object(
+            Bucket=self.address.bucket,
+            Key=self._at(BLOBS, key),
+            Body=data,
+            ContentLength=len(data),
+            Metadata={DIGEST_FIELD: _hex_of(source.digest)},
+            ChecksumSHA256=check,
+        )
+
+    def _put_in_parts(self, source: _Source, key: str) -> None:
+        """Send a large file in parts, several at once; nothing is visible before the last call."""
+        client = self._client()
+        target = {"Bucket": self.address.bucket, "Key": self._at(BLOBS, key)}
+        upload = client.create_multipart_upload(
+            **target, Metadata={DIGEST_FIELD: _hex_of(source.digest)}
+        )["UploadId"]
+
+        def send(number: int, data: bytes) -> dict[str, Any]:
+            answer = client.upload_part(**target, UploadId=upload, PartNumber=number, Body=data)
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        try:
+            with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+                sent = []
+                for number, data in enumerate(source.parts(), 1):
+                    if number > PARTS_AT_ONCE:  # no more in memory than are being sent
+                        sent[number - PARTS_AT_ONCE - 1].result()
+                    sent.append(pool.submit(send, number, data))
+                parts = [one.result() for one in sent]
+            # The bytes that were sent have the announced digest, or `parts` has raised.
+            client.complete_multipart_upload(
+                **target, UploadId=upload, MultipartUpload={"Parts": parts}
+            )
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error counts; parts are invisible
+                client.abort_multipart_upload(**target, UploadId=upload)
+            raise
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def open(self, key: str) -> BinaryIO:
+        """See `BlobStore.open`: a copy in a file that disappears when it is closed.
+
+        Its bytes have been compared with the digest that was stored with them.
+        """
+        self._check(key)
+        with self._errors(key):
+            file = self._stat(key)
+            draft = self._draft()
+            try:
+                self._backend().fetch(file, draft)
+                return cast(BinaryIO, draft.open("rb"))
+            finally:
+                draft.unlink(missing_ok=True)
+
+    def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.get_to`."""
+        self._check(key)
+        with self._errors(key):
+            file = self._stat(key)
+            try:
+                with replacing(path) as draft:
+                    found = self._backend().fetch(file, Path(draft))
+                    check_digest(digest, found, f"the blob {key!r} of {self.address.where}")
+            except OSError as error:
+                raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+        return Blob(key, file.size, found)
+
+    def exists(self, key: str) -> bool:
+        """See `BlobStore.exists`."""
+        self._check(key)
+        with self._errors(key):
+            return self._relied_on(key, self._head(key))
+
+    def size(self, key: str) -> int:
+        """See `BlobStore.size`."""
+        self._check(key)
+        with self._errors(key):
+            return int(self._stat(key).size)
+
+    def delete(self, key: str) -> bool:
+        """See `BlobStore.delete`."""
+        self._check(key)
+        with self._errors(key):
+            if self._head(key) is None:
+                return False
+            self._remove(BLOBS, key)
+        return True
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `BlobStore.list`."""
+        with self._errors(prefix):
+            found = [one["Key"] for one in self._objects(BLOBS + prefix)]
+        start = len(self._prefix) + len(BLOBS)
+        return iter(sorted(key[start:] for key in found))
+
+    # -- what may go -------------------------------------------------------------------------
+
+    def stored(self) -> Iterator[Stored]:
+        """See `BlobStore.stored`."""
+        with self._errors(""):
+            touched = {
+                one["Key"][len(self._prefix) + len(TOUCHED) :]: one["LastModified"]
+                for one in self._objects(TOUCHED)
+            }
+            now = self._now()
+            start = len(self._prefix) + len(BLOBS)
+            for one in self._objects(BLOBS):
+                key = one["Key"][start:]
+                used = max(one["LastModified"], touched.get(key, one["LastModified"]))
+                yield Stored(key, int(one["Size"]), (now - used).total_seconds() - self._touch_s)
+
+    def discard(self, keys: Iterable[str], *, unused_s: float) -> Removed:
+        """See `BlobStore.discard`; parts of uploads that died are removed, too."""
+        removed = Removed()
+        waiting = sorted(keys)
+        with self._errors("prune"):
+            for start in range(0, len(waiting), PRUNED_TOGETHER):
+                self._discard(waiting[start : start + PRUNED_TOGETHER], unused_s, removed)
+            self._drop_parts()
+        return removed
+
+    def put_back(self, key: str) -> None:
+        """See `BlobStore.put_back`: nothing is set aside here."""
+
+    def _discard(self, keys: Sequence[str], unused_s: float, removed: Removed) -> None:
+        """Announce keys, look at their times, remove; see the module for the order."""
+        name = token(8)
+        self._put(PRUNE, name, json.dumps({"keys": list(keys)}).encode())
+        ends_s = time.monotonic() + PRUNING_S
+
+        def one(key: str) -> tuple[int, bool] | None:
+            head = self._head(key)
+            if head is None:
+                return None
+            if self._unused_s(key, head) < unused_s + self._touch_s:
+                return 0, False
+            if time.monotonic() > ends_s:
+                return None  # whoever stores it now may wait no longer: the next prune removes it
+            self._remove(BLOBS, key)
+            self._remove(TOUCHED, key)
+            return int(head["ContentLength"]), True
+
+        try:
+            for result in self._at_once(one, keys):
+                if result is not None and result[1]:
+                    removed.files += 1
+                    removed.bytes += result[0]
+                elif result is not None:
+                    removed.spared += 1
+        finally:
+            # Left by a prune that is killed: `LIST_S` later it counts no more.
+            self._remove(PRUNE, name)
+
+    def _drop_parts(self) -> None:
+        client, now = self._client(), self._now()
+        found = client.list_multipart_uploads(
+            Bucket=self.address.bucket, Prefix=self._prefix + BLOBS
+        )
+        for one in found.get("Uploads", ()):
+            if (now - one["Initiated"]).total_seconds() > ABANDONED_S:
+                client.abort_multipart_upload(
+                    Bucket=self.address.bucket, Key=one["Key"], UploadId=one["UploadId"]
+                )
+
+    def _condemned(self) -> set[str]:
+        """Return the keys that prunes are removing now."""
+        keys: set[str] = set()
+        now: datetime | None = None
+        for listed in self._objects(PRUNE):
+            now = now or self._now()
+            if (now - listed["LastModified"]).total_seconds() > LIST_S:
+                continue
+            with contextlib.suppress(NotFoundError):
+                keys.update(json.loads(self._get(listed["Key"]))["keys"])
+        return keys
+
+    def _wait_for_prunes(self, key: str) -> None:
+        end_s = time.monotonic() + LIST_S + PRUNING_S
+        while key in self._condemned() and time.monotonic() < end_s:
+            time.sleep(POLL_S)
+
+    def _holds(self, key: str, size: int, digest: str) -> bool:
+        """Whether bytes of this digest are there, whole and not about to go."""
+        head = self._head(key)
+        if head is None or int(head["ContentLength"]) != size:
+            return False
+        kept = (head.get("Metadata") or {}).get(DIGEST_FIELD)
+        return kept == _hex_of(digest) and self._relied_on(key, head)
+
+    def _relied_on(self, key: str, head: Any) -> bool:
+        """Note that somebody relies on a blob from now on; False if it is not there or goes now."""
+        if head is None:
+            return False
+        if (_date_of(head) - head["LastModified"]).total_seconds() < self._touch_s:
+            return True
+        self._put(TOUCHED, key, b"")
+        return key not in self._condemned()
+
+    def _unused_s(self, key: str, head: Any) -> float:
+        used = head["LastModified"]
+        with contextlib.suppress(NotFoundError):
+            used = max(used, self._head_of(self._at(TOUCHED, key))["LastModified"])
+        return float((_date_of(head) - used).total_seconds())
+
+    # -- whose prefix it is ------------------------------------------------------------------
+
+    def owner(self) -> dict[str, Any] | None:
+        """Return the record of the workspace whose prefix this is; None: of none."""
+        with self._errors(RECORD):
+            try:
+                found = json.loads(self._get(self._prefix + RECORD))
+            except NotFoundError:
+                return None
+            except ValueError as error:
+                raise StoreError(
+                    f"{RECORD} in {self.address.where} is damaged: it is not of rayjobs. Name "
+                    f"another prefix"
+                ) from error
+        return dict(found)
+
+    def take(self, workspace: str, name: str) -> dict[str, Any]:
+        """Record whose prefix this is unless it is taken; return the record that is there then."""
+        found = self.owner()
+        if found is None:
+            values = json.dumps({"version": 1, "id": workspace, "name": name}).encode()
+            with self._errors(RECORD):
+                self._put("", RECORD, values, only_new=True)
+            found = self.owner()
+        return found or {}
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def _backend(self) -> S3Backend:
+        with self._guard:
+            if self._opened is None:
+                from rayjobs.datastore.backends.s3 import S3Backend
+
+                self._opened = S3Backend.from_record(
+                    self.address.record("workspace", BLOBS.rstrip("/"))
+                )
+            return self._opened
+
+    def _client(self) -> Any:
+        return self._backend().client()
+
+    def _at(self, kind: str, key: str) -> str:
+        return self._prefix + kind + key
+
+    def _check(self, key: str) -> None:
+        check_key(key)
+        if len(os.fsencode(self._at(TOUCHED, key))) > MOST_KEY_BYTES:
+            raise UsageError(f"{key!r} is not a key of a blob: it is too long for S3")
+
+    def _stat(self, key: str) -> Any:
+        found = self._backend().stat(key)
+        if found is None:
+            raise self._missing(key)
+        return found
+
+    def _missing(self, key: str) -> NotFoundError:
+        return NotFoundError(
+            f"there is no blob {key!r} in {self.address.where}; it was never stored, or it was "
+            f"pruned",
+            key=key,
+        )
+
+    def _head(self, key: str) -> Any:
+        try:
+            return self._head_of(self._at(BLOBS, key))
+        except NotFoundError:
+            return None
+
+    def _head_of(self, full: str) -> Any:
+        with self._absence(full):
+            return self._client().head_object(Bucket=self.address.bucket, Key=full)
+
+    def _get(self, full: str) -> bytes:
+        with self._absence(full):
+            answer = self._client().get_object(Bucket=self.address.bucket, Key=full)
+            with contextlib.closing(answer["Body"]) as body:
+                return bytes(body.read())
+
+    def _put(self, kind: str, key: str, data: bytes, *, only_new: bool = False) -> None:
+        from botocore.exceptions import ClientError
+
+        options = {"IfNoneMatch": "*"} if only_new else {}
+        try:
+            self._client().put_object(
+                Bucket=self.address.bucket, Key=self._at(kind, key), Body=data, **options
+            )
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if not only_new or code not in ("PreconditionFailed", "ConditionalRequestConflict"):
+                raise
+
+    def _remove(self, kind: str, key: str) -> None:
+        self._client().delete_object(Bucket=self.address.bucket, Key=self._at(kind, key))
+
+    def _objects(self, below: str) -> Iterator[Any]:
+        pages = self._client().get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=self.address.bucket, Prefix=self._prefix + below):
+            yield from page.get("Contents", ())
+
+    def _now(self) -> datetime:
+        """Return the time of the server."""
+        return _date_of(
+            self._client().list_objects_v2(
+                Bucket=self.address.bucket, Prefix=self._prefix + RECORD, MaxKeys=1
+            )
+        )
+
+    def _draft(self) -> Path:
+        make_folders(self._scratch)
+        drop_abandoned(self._scratch)
+        return self._scratch / f"{os.getpid()}-{token(8)}"
+
+    def _at_once(self, work: Callable[[Any], Result], items: Iterable[Any]) -> Iterator[Result]:
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            yield from pool.map(work, items)
+
+    @contextmanager
+    def _absence(self, full: str) -> Iterator[None]:
+        from botocore.exceptions import ClientError
+
+        from rayjobs.datastore.backends.s3_errors import status_of
+
+        try:
+            yield
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if status_of(error) == 404 and code != "NoSuchBucket":
+                raise self._missing(full) from error
+            raise
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        """Say the errors of storage and disk in the words of a blob store."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        from rayjobs.datastore.errors import DataNotFound, DatastoreError
+
+        try:
+            yield
+        except RayjobsError:
+            raise
+        except DataNotFound as error:
+            if "no bucket" in str(error):
+                raise StoreError(self._sentence(error)) from error
+            raise self._missing(key) from error
+        except DatastoreError as error:
+            raise self._failed(error) from error
+        except (BotoCoreError, ClientError) as error:
+            from rayjobs.datastore.backends.s3_errors import explain
+
+            where = self.address.where
+            raise self._failed(explain(error, what=f"use {key!r}", where=where)) from error
+        except OSError as error:
+            raise StoreError(f"{key} cannot be read or written: {error}") from error
+
+    def _failed(self, error: Exception) -> StoreError:
+        if any(word in str(error) for word in _FULL):
+            return StorageFullError(
+                f"no space is left in {self.address.where}: {error} What was there is unchanged"
+            )
+        return StoreError(self._sentence(error), path=self.address.where)
+
+    def _sentence(self, error: Exception) -> str:
+        return f"the workspace's files in {self.address.where} are not available: {error}"
+
+
+_FULL = ("QuotaExceeded", "StorageFull", "InsufficientStorage", "507")
+
+
+class _Source:
+    """Bytes that are stored under their digest: it is known first, and they must still have it."""
+
+    def __init__(
+        self, stream: BinaryIO, what: str, digest: str | None, size: int | None = None
+    ) -> None:
+        self._stream = stream
+        self._what = what
+        # A file that somebody appends to all the time has no end: its size now is one.
+        self.size = os.fstat(stream.fileno()).st_size if size is None else size
+        self._data: bytes | None = None
+        if self.size <= PART_BYTES:
+            self._data = stream.read(self.size)
+            self.size = len(self._data)
+            found = hashlib.sha256(self._data)
+        else:
+            found = hashlib.sha256()
+            for piece in self._pieces(CHUNK_BYTES):
+                found.update(piece)
+        self.digest = f"sha256:{found.hexdigest()}"
+        check_digest(digest, self.digest, what)
+
+    def data(self) -> bytes:
+        """Return all bytes of a small one."""
+        assert self._data is not None
+        return self._data
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the bytes of a large one again, in parts.
+
+        Raises:
+            StoreError: after the last one: they are not those that were read first.
+        """
+        found = hashlib.sha256()
+        for piece in self._pieces(max(PART_BYTES, -(-self.size // MOST_PARTS))):
+            found.update(piece)
+            yield piece
+        check_digest(self.digest, f"sha256:{found.hexdigest()}", self._what)
+
+    def _pieces(self, size: int) -> Iterator[bytes]:
+        self._stream.seek(0)
+        left = self.size
+        while left and (piece := self._stream.read(min(size, left))):
+            left -= len(piece)
+            yield piece
+
+
+def _hex_of(digest: str) -> str:
+    return digest.partition(":")[2]
+
+
+def _date_of(answer: Any) -> datetime:
+    """Return the server's time of an answer."""
+    text = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return datetime.now(UTC) if text is None else parsedate_to_datetime(text)

@@ -1,0 +1,28 @@
+"""Blobs in the run's S3 server, each test below a prefix of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayjobs.workspace.s3_blobs import S3Address, S3Blobs
+from tests.storage.server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
+
+
+@pytest.fixture
+def given_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export the server's keys, as a user does."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+
+
+def address_in(server: S3Server, *, endpoint: str | None = None) -> S3Address:
+    """Return an address below which there is nothing."""
+    return S3Address(BUCKET, f"w{next(server.prefixes)}/team", endpoint or server.endpoint)
+
+
+def blobs_in(server: S3Server, scratch: Path, *, touch_s: float = 0.0) -> S3Blobs:
+    """Return blobs below a new prefix."""
+    return S3Blobs(address_in(server), scratch, touch_s=touch_s)
