@@ -22,11 +22,13 @@ from rayjobs.core.errors import RayjobsError, StoreError, StoreVersionError
 from rayjobs.core.logs import set_up_logging
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.version import __version__
+from rayjobs.datastore import credentials
 from rayjobs.protocol.names import NAMESPACE
 from rayjobs.store.base import Store
+from rayjobs.target.secrets import TargetSecrets
 from rayjobs.target.starting import wake
 from rayjobs.tuning.driver import STORE_PAUSE_S, Driver
-from rayjobs.workspace.folder import open_workspace
+from rayjobs.workspace.folder import needs_secrets, open_workspace
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +103,8 @@ class SweepsActor:
 
     def _drive(self, path: str, sweep_id: str, ended: Future[str]) -> None:
         try:
+            if needs_secrets(path):  # of the server of its records, or of its files
+                credentials.give(TargetSecrets(self._target, home=self._home).values())
             with open_workspace(path, create=False) as workspace:
                 state = drive(workspace, sweep_id, wake_target=lambda: self._wake(path))
         except BaseException as error:  # the waiting caller must get it, whatever it is
@@ -111,7 +115,7 @@ class SweepsActor:
     def _wake(self, workspace: str) -> None:
         try:
             wake(self._target, home=self._home, workspace=workspace)
-        except (TimeoutError, OSError) as error:
+        except (TimeoutError, OSError, RayjobsError) as error:
             log.info("the target was not woken, its poll finds the jobs: %s", error)
 
     def _stay(self, seconds: float) -> None:

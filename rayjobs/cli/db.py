@@ -170,7 +170,7 @@ def move(settings: Settings, url: str | None, to_file: bool) -> None:
     from rayjobs.core.errors import UsageError
     from rayjobs.core.paths import home
     from rayjobs.store import moving
-    from rayjobs.store.postgres import with_schema
+    from rayjobs.store.postgres_address import with_schema
     from rayjobs.target.unfinished import check_not_served
     from rayjobs.workspace import folder
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.core.text import counted
@@ -14,6 +14,7 @@ from rayjobs.jobs.records import INTERACTIVE, Job, JobLine
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
 from rayjobs.submit import copies
+from rayjobs.target.elsewhere import find_quietly
 from rayjobs.target.keeping import is_kept
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.wake_client import ask, socket_of
@@ -160,6 +161,13 @@ class _Answer:
     def __init__(self, target: str, keys: list[str], workspace: Path) -> None:
         self.target = target
         self.is_late = False
+        self.status: dict[str, Any] | None = None
+        if (serving := find_quietly(workspace, target, home=home())) is not None:
+            from rayjobs.target.revive import of_elsewhere  # only where it is needed
+
+            self.is_late = serving.is_live  # its socket is on another machine
+            self.condition: Condition | None = of_elsewhere(serving)
+            return
         is_few = len(keys) <= ASKED_BY_NAME
         request = TargetRequest("status", keys=tuple(keys) if is_few else None)
         try:
@@ -224,7 +232,8 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
             return Outlook(str(JobState.QUEUED), f"{reason}: the {job.kind} continues then")
         return Outlook(NOT_RESPONDING, f"{reason}; the job may still run{way_out}")
     if answer.status is None:
-        return Outlook(own, job.reason)
+        there = answer.condition.reason if answer.condition is not None else ""
+        return Outlook(own, job.reason or (there if job.state is JobState.QUEUED else ""))
     if refused := (answer.status.get("refused") or {}).get(str(workspace)):
         state = own if job.state is JobState.QUEUED else NOT_RESPONDING
         return Outlook(state, f"target {answer.target!r} does not serve this workspace: {refused}")

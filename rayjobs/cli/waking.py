@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rayjobs.core.errors import RayjobsError
+from rayjobs.core.errors import RayjobsError, ServedElsewhereError
 from rayjobs.core.paths import home
 from rayjobs.target.revive import Condition, Standing, look_after
 from rayjobs.target.starting import wake
@@ -15,8 +15,11 @@ def wake_quietly(target: str, workspace: Path) -> Condition:
 
     Never waits long, never fails.
     """
+    answers: bool | None
     try:
         answers = wake(target, home=home(), workspace=workspace, registers=False)
+    except ServedElsewhereError:
+        answers = None  # the look says where, and what to do
     except TimeoutError:
         answers = True  # it lives and is busy; its poll finds out
     except (RayjobsError, OSError) as error:

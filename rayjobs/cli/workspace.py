@@ -1,4 +1,4 @@
-"""`rayjobs workspace`: create, show and check workspaces."""
+"""`rayjobs workspace`: create, join, show, check and take over workspaces."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from typing import Any
 
 import click
 
+from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import facts, print_json
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
-from rayjobs.core.text import counted
 
 EPILOG = """\b
 Examples:
-  rayjobs workspace create /shared/team --store postgresql://ada@db.example.org/rayjobs
+  rayjobs workspace create team --store postgresql://ada@db.example.org/rayjobs \\
+      --blobs s3://bucket/team
+  rayjobs workspace add team --store 'postgresql://ada@db.example.org/rayjobs?schema=…'
   rayjobs workspace show
   rayjobs workspace check
 
-A workspace is made by the first submit; `create` is for one whose records are kept
-in PostgreSQL. Its folder may be on a network file system, and other machines can read
-it; submit from the machine that runs the target. The password is read from PGPASSWORD
-or ~/.pgpass, and is never stored.
+A workspace is made by the first submit; `create` is for one that several machines use:
+its records are in PostgreSQL, its files in S3. Every machine has a small folder that names
+the two. Without --blobs the files are in the folder, which may be on a network file system.
+The password of the database is read from PGPASSWORD or ~/.pgpass, keys of S3 from the
+usual AWS places; none is stored in the workspace.
 """
 
 
 @click.group(cls=CommandList, epilog=EPILOG)
 def workspace() -> None:
-    """Create a workspace with its store in PostgreSQL; show and check workspaces."""
+    """Create and join workspaces that several machines use; show and check them."""
 
 
 @workspace.command(
     epilog="\b\nExample:\n"
-    "  rayjobs workspace create /shared/team --store postgresql://ada@db.example.org/rayjobs\n"
+    "  rayjobs workspace create team --store postgresql://ada@db.example.org/rayjobs \\\n"
+    "      --blobs s3://bucket/team\n"
 )
 @click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
 @click.option(
@@ -40,22 +44,78 @@ def workspace() -> None:
     required=True,
     help="postgresql://USER@HOST[:PORT]/DATABASE[?schema=NAME].",
 )
+@click.option("--blobs", metavar="URL", help="s3://BUCKET/PREFIX [FOLDER].")
+@click.option("--endpoint-url", metavar="URL", help="The S3 server [AWS].")
+@click.option("--region", metavar="NAME", help="The region of the bucket.")
+@click.option("--profile", metavar="NAME", help="A profile of the AWS files on every machine.")
 @json_option
 @common_options
 @click.pass_obj
-def create(settings: Settings, folder: Path, store: str) -> None:
-    """Create a workspace in FOLDER whose records are in PostgreSQL.
+def create(
+    settings: Settings,
+    folder: Path,
+    store: str,
+    blobs: str | None,
+    endpoint_url: str | None,
+    region: str | None,
+    profile: str | None,
+) -> None:
+    """Create a workspace in FOLDER with its records in PostgreSQL and its files in S3.
 
-    Snapshots, logs and stored files stay in FOLDER. Each workspace has its own schema.
+    If the addresses belong to a workspace already, FOLDER becomes this machine's folder of it.
+    Each workspace has a schema and a prefix of its own.
     """
-    from rayjobs.workspace.folder import create_in
+    from rayjobs.workspace import shared
+    from rayjobs.workspace.s3_address import S3Address
 
-    with create_in(folder, store) as opened:
-        values = _facts(opened)
+    if blobs is None and (endpoint_url or region or profile):
+        raise click.UsageError("--endpoint-url, --region and --profile belong to --blobs.")
+    address = None
+    if blobs is not None:
+        address = S3Address.parsed(
+            blobs, endpoint=endpoint_url or "", region=region or "", profile=profile or ""
+        )
+    _say(settings, shared.create(folder, store, blobs=address))
+
+
+@workspace.command(
+    epilog="\b\nExample:\n"
+    "  rayjobs workspace add team --store 'postgresql://ada@db.example.org/rayjobs?schema=…'\n"
+)
+@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.option(
+    "--store",
+    metavar="URL",
+    required=True,
+    help="As `rayjobs workspace show` prints it where the workspace is known.",
+)
+@click.option("--profile", metavar="NAME", help="A profile of this machine's AWS files.")
+@json_option
+@common_options
+@click.pass_obj
+def add(settings: Settings, folder: Path, store: str, profile: str | None) -> None:
+    """Make FOLDER this machine's folder of a workspace that exists.
+
+    Its store knows where its files are.
+    """
+    from rayjobs.workspace import shared
+
+    _say(settings, shared.join(folder, store, profile=profile or ""))
+
+
+def _say(settings: Settings, made: Any) -> None:
+    with made.workspace as opened:
+        values = {**_facts(opened), "joined": made.joined}
     if settings.as_json:
         print_json(values)
         return
-    click.echo(f"created the workspace {values['folder']}, with its store at {values['store']}")
+    what = "joined the workspace" if made.joined else "created the workspace"
+    click.echo(
+        f"{what} {values['name']} in {values['folder']}, with its store at {values['store']} and "
+        f"its files in {values['files']}"
+    )
+    if values["join"] and not made.joined:
+        click.echo(f"on other machines: {values['join']}", err=True)
     click.echo(f"use it: export RAYJOBS_WORKSPACE={values['folder']}", err=True)
 
 
@@ -64,50 +124,90 @@ def create(settings: Settings, folder: Path, store: str) -> None:
 @common_options
 @click.pass_obj
 def show(settings: Settings) -> None:
-    """Show which workspace is used here, and where its records are."""
+    """Show which workspace is used here, where it is kept, and which machines serve it."""
     with _opened(settings) as opened:
         values = _facts(opened)
         counts = opened.store.counts()
-    if settings.as_json:
-        print_json({**values, "jobs": {str(state): count for state, count in counts.items()}})
-        return
+        targets = [
+            serving
+            for name in sorted({"local", *(line.target for line in opened.store.job_lines())})
+            if (serving := opened.store.serving(name)) is not None
+        ]
     jobs = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none"
-    click.echo(facts([*values.items(), ("jobs", jobs)]))
+    if settings.as_json:
+        print_json(
+            {
+                **values,
+                "jobs": {str(state): count for state, count in counts.items()},
+                "targets": [
+                    {
+                        "name": one.target,
+                        "host": one.claimant.host,
+                        "live": one.is_live,
+                        "silent_s": one.silent_s,
+                        "version": one.claimant.version,
+                    }
+                    for one in targets
+                ],
+            }
+        )
+        return
+    served = [
+        (
+            "target",
+            f"{one.target} on {one.claimant.host}" + ("" if one.is_live else ", not running"),
+        )
+        for one in targets
+    ]
+    shown = [(name, value) for name, value in values.items() if value]
+    click.echo(facts([*shown, *served, ("jobs", jobs)]))
 
 
 @workspace.command(epilog="\b\nExample:\n  rayjobs workspace check\n")
 @json_option
 @common_options
 @click.pass_obj
-def check(settings: Settings) -> None:
-    """Check that records can be read and written, and that files can be stored."""
-    import time
+def check(settings: Settings) -> int:
+    """Check that the workspace's store and files can be used from here.
 
-    from rayjobs.core.ids import token
+    A record and a file are written, read and removed; rights, versions and clocks are looked at.
+    """
+    from rayjobs.housekeeping.workspace_check import look
 
     with _opened(settings) as opened:
-        started_s = time.perf_counter()
-        opened.store.catalogue.datastores()
-        read_s = time.perf_counter() - started_s
-        started_s = time.perf_counter()
-        opened.store.correct_submitted({})  # a write that changes nothing
-        write_s = time.perf_counter() - started_s
-        probe = opened.path / f".check-{token(4)}"
-        probe.write_bytes(b"rayjobs")
-        probe.unlink()
-        values = {
-            **_facts(opened),
-            "jobs": sum(opened.store.counts().values()),
-            "read_ms": round(read_s * 1e3, 1),
-            "write_ms": round(write_s * 1e3, 1),
-        }
+        values, report = _facts(opened), look(opened)
     if settings.as_json:
-        print_json(values)
+        print_json({**values, **report.to_json()})
+    else:
+        for line in report.lines:
+            click.echo(line)
+        for problem in report.problems:
+            click.echo(f"problem: {problem}", err=True)
+        if not report.problems:
+            click.echo(f"{values['folder']} can be used")
+    return Exit.UNREACHABLE if report.problems else Exit.DONE
+
+
+@workspace.command("take-over", epilog="\b\nExample:\n  rayjobs workspace take-over local\n")
+@click.argument("target", default="local")
+@json_option
+@common_options
+@click.pass_obj
+def take_over(settings: Settings, target: str) -> None:
+    """Serve the workspace's target TARGET [local] from this machine from now on.
+
+    Only while it does not run where it was served before.
+    """
+    from rayjobs.core.paths import home
+    from rayjobs.target import elsewhere
+
+    with _opened(settings) as opened:
+        before = opened.store.take_over(target, elsewhere.claimant(home()))
+    if settings.as_json:
+        print_json({"target": target, "before": None if before is None else before.claimant.host})
         return
-    click.echo(
-        f"{values['folder']} can be used: {counted(values['jobs'], 'job')}; a read took "
-        f"{values['read_ms']} ms and a write {values['write_ms']} ms at {values['store']}"
-    )
+    click.echo(f"target {target!r} of this workspace belongs to this machine now")
+    click.echo(f"start it: rayjobs target start {target}, or the next submit does", err=True)
 
 
 def _opened(settings: Settings) -> Any:
@@ -117,12 +217,16 @@ def _opened(settings: Settings) -> Any:
 
 
 def _facts(opened: Any) -> dict[str, Any]:
-    from rayjobs.workspace.folder import WorkspaceFiles, store_address
+    from rayjobs.workspace.folder import WorkspaceFiles, record_of
+    from rayjobs.workspace.shared import join_command
 
-    address = store_address(opened.path)
+    record = record_of(opened.path) or {}
+    files, blobs = WorkspaceFiles(opened.path), opened.blobs_address
     return {
         "folder": str(opened.path),
         "name": opened.name,
         "id": opened.id,
-        "store": address or str(WorkspaceFiles(opened.path).store),
+        "store": record.get("store") or str(files.store),
+        "files": str(files.blobs) if blobs is None else blobs.where,
+        "join": None if blobs is None else join_command(record),
     }

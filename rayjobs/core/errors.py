@@ -162,6 +162,10 @@ class TargetError(UnreachableError):
     """A compute target cannot be started or reached."""
 
 
+class ServedElsewhereError(TargetError):
+    """Another machine has the workspace's target, or had it last."""
+
+
 class TransitionError(RayjobsError):
     """The state table has no such step, or the job is no longer where the caller saw it."""
 

@@ -21,6 +21,7 @@ from rayjobs.core.logs import set_up_logging
 from rayjobs.core.paths import TargetPaths, short_socket
 from rayjobs.core.text import duration_text
 from rayjobs.core.version import __version__
+from rayjobs.datastore import credentials
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.board import Board
 from rayjobs.engine.dashboard_jobs import DashboardJobs
@@ -70,6 +71,7 @@ class TargetActor:
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._written: dict[str, Any] = {}
+        self._serves_others = False
         self._server = WorkspaceServer()
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -218,16 +220,33 @@ class TargetActor:
         return {"busy": bool(jobs or sweeps), "live": len(engine.attempts), "grace_s": grace_s}
 
     def _open_store(self, path: str) -> tuple[str, Store]:
-        from rayjobs.workspace.folder import open_workspace
+        from rayjobs.target import elsewhere
+        from rayjobs.workspace.folder import needs_secrets, open_workspace
 
+        if needs_secrets(path):  # of the server of its records, or of its files
+            credentials.give(TargetSecrets(self.target, home=self.home).values())
         opened = open_workspace(Path(path), create=False)
-        opened.store.claim_target(self.target, epoch=self.epoch)
-        return opened.name, opened.store
+        store = opened.store
+        try:
+            store.claim_target(
+                self.target, epoch=self.epoch, claimant=elsewhere.claimant(self.home)
+            )
+            self._serves_others |= store.serving(self.target) is not None
+            store.watch_wakes(self.target, epoch=self.epoch, wake=self._wake_from_thread)
+        except BaseException:
+            store.close()
+            raise
+        return opened.name, store
+
+    def _wake_from_thread(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake_engine)
 
     def _note(self, facts: Mapping[str, Any], gauges: Gauges) -> None:
         """Report the activity to the keeper, the capacity to clients and the figures to Ray."""
         gauges.levels({"waiting": facts["waiting"], "live": facts["live"]})
-        busy = bool(facts["waiting"] or facts["live"])
+        # Clients on other machines cannot start it: it stays for them.
+        busy = bool(facts["waiting"] or facts["live"] or self._serves_others)
         nodes = [vars(node) for node in facts["nodes"]]
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         shape = [(node["node_id"], node["cpus"], node["gpus"], node["memory"]) for node in nodes]

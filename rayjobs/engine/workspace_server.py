@@ -27,15 +27,17 @@ class WorkspaceServer:
         with self._lock:
             return self._workspaces.near(path)
 
-    def about(self, path: str) -> dict[str, str]:
-        """Return a workspace's id and name.
+    def about(self, path: str) -> dict[str, Any]:
+        """Return a workspace's id and name, and ``blobs``: the address of its files in S3, or None.
 
         Raises:
             StoreError: it cannot be opened.
             NotFoundError: it no longer exists.
         """
         workspace = self._of(path)
-        return {"id": workspace.id, "name": workspace.name}
+        address = workspace.blobs_address
+        blobs = None if address is None else address.to_json()
+        return {"id": workspace.id, "name": workspace.name, "blobs": blobs}
 
     def call(
         self, path: str, part: str, method: str, given: Sequence[Any], more: Mapping[str, Any]
@@ -110,4 +112,6 @@ class WorkspaceServer:
         if not name.isalnum():
             raise UsageError(f"{name!r} is not an upload")
         # Among the blobs' own unfinished files: abandoned uploads are removed with them.
-        return WorkspaceFiles(Path(path)).blobs / TEMPORARY / f"upload-{name}"
+        folder = WorkspaceFiles(Path(path)).blobs / TEMPORARY
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder / f"upload-{name}"

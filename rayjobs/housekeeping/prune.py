@@ -21,7 +21,7 @@ from rayjobs.core.text import verb
 from rayjobs.resume.resuming import PACKED
 from rayjobs.snapshots.pack import blob_key as snapshot_key
 from rayjobs.store.pruning import PrunableJob, PruneView
-from rayjobs.workspace.blobs import BlobStore, blob_key
+from rayjobs.workspace.blobs import BlobStore, PrunableBlobs, blob_key
 from rayjobs.workspace.folder import OpenWorkspace
 
 DEFAULT_AGE_S = 30 * 86_400.0
@@ -193,15 +193,15 @@ def apply(
     view = workspace.store.prune_view()
     units = [unit for unit in _units(view, workspace.blobs) if not set(unit.jobs) <= pruned]
     kept = _model_keys(view).union(*(unit.files for unit in units))
-    going = []
+    blobs, going = _blobs(workspace), []
     for key in sorted(made.sizes):
         base = _base(key)
         if base in kept:
             if base != key:  # set aside by a prune that was killed, and needed: put it back
-                workspace.blobs.put_back(key)
+                blobs.put_back(key)
         elif key in made.going:
             going.append(key)
-    removed = workspace.blobs.discard(going, unused_s=grace_s)
+    removed = blobs.discard(going, unused_s=grace_s)
     if made.rules.records:
         models = {run for run, _ in view.models}
         gone = [unit for unit in made.units if set(unit.jobs) <= pruned - models]
@@ -212,10 +212,16 @@ def apply(
 # -- what there is ------------------------------------------------------------------------------
 
 
+def _blobs(workspace: OpenWorkspace) -> PrunableBlobs:
+    if not isinstance(workspace.blobs, PrunableBlobs):
+        raise UsageError(f"the files of {workspace.path} are not reached from here: nothing goes")
+    return workspace.blobs
+
+
 def _scan(workspace: OpenWorkspace, made: Plan, grace_s: float) -> set[str]:
     """Note every stored file and its size; return those that were used within `grace_s`."""
     fresh = set()
-    for one in workspace.blobs.stored():
+    for one in _blobs(workspace).stored():
         made.sizes[one.key] = one.size
         if one.unused_s <= grace_s:
             fresh.add(one.key)

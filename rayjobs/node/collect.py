@@ -22,6 +22,8 @@ from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.results.collect import MetricFollower, Publisher, deliver, log_tails, missing_records
+from rayjobs.results.live_logs import Sender
+from rayjobs.results.live_logs import folder as live_folder
 from rayjobs.store.dropped import RESTORED_EVENT
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class Collecting:
         self._noted: dict[str, set[str]] = {}
         # By marker: the current path of an attempt's workspace, from the last call about it.
         self._places: dict[str, str] = {}
+        self._senders: dict[str, list[Sender]] = {}
         self._collections = Collections()
 
     async def watch(self, on: AttemptOnNode) -> None:
@@ -67,12 +70,16 @@ class Collecting:
         turns_per_files = max(1, round(FILES_EVERY_S / METRICS_EVERY_S))
         turn = 0
         syncing: asyncio.Future[None] | None = None
+        sending: asyncio.Future[None] | None = None
         while True:
             await asyncio.sleep(METRICS_EVERY_S)
             if self._places.get(on.marker) != on.workspace:
                 return
             turn += 1
             try:
+                if sending is None or sending.done():
+                    # Separately: metrics must not wait for the storage of files.
+                    sending = asyncio.ensure_future(on_own_thread(self._send_logs, on))
                 # On its own thread: one that hangs must not take a thread from the others.
                 await on_own_thread(self._bring_metrics, on)
                 if turn % turns_per_files == 0:
@@ -84,6 +91,40 @@ class Collecting:
                 log.info("%s: %s", on.job, error)
             except OSError as error:
                 log.warning("%s: %s", on.job, error)
+
+    def _send_logs(self, on: AttemptOnNode) -> None:
+        try:
+            for sender in self._senders_of(on):
+                sender.step()
+        except (RayjobsError, OSError) as error:
+            log.info("logs of %s are sent later: %s", on.job, error)
+
+    def _senders_of(self, on: AttemptOnNode) -> list[Sender]:
+        """Return what sends the logs to readers without this node's disk; nothing if none is."""
+        key = _key(on)
+        if key not in self._senders:
+            workspace = self._workspaces.of(on)
+            if workspace.blobs_address is None:
+                self._senders[key] = []
+            else:
+                self._senders[key] = [
+                    Sender(
+                        workspace.blobs,
+                        AttemptPaths(Path(on.root)).driver_log(rank),
+                        live_folder(on.job, on.attempt, rank),
+                        time.monotonic,
+                    )
+                    for rank in on.ranks
+                ]
+        return self._senders[key]
+
+    def _remove_sent(self, on: AttemptOnNode) -> None:
+        """Remove the pieces of logs that are stored whole; `rayjobs prune` removes what stays."""
+        try:
+            for sender in self._senders_of(on):
+                sender.remove()
+        except RayjobsError as error:
+            log.info("pieces of logs of %s stay for now: %s", on.job, error)
 
     def _sync_outputs(self, on: AttemptOnNode) -> None:
         try:
@@ -168,7 +209,14 @@ class Collecting:
                 self._workspaces.note(on, "left_out", sentence)
         watch("the end of the logs", 0)
         if not problems:
-            for one in (self._publishers, self._metrics, self._progress, self._noted):
+            self._remove_sent(on)
+            for one in (
+                self._publishers,
+                self._metrics,
+                self._progress,
+                self._noted,
+                self._senders,
+            ):
                 for key in [key for key in [*one] if key.startswith(f"{on.marker} ")]:
                     one.pop(key, None)
             self._places.pop(on.marker, None)

@@ -71,7 +71,8 @@ class Node:
         logs = TargetPaths.of(target, under=home).log
         logs.mkdir(parents=True, exist_ok=True)
         scratch = Scratch(self.paths.root)
-        workspaces = Workspaces(partial(open_remote, target), shares_disk=settings.shares_disk)
+        open_far = partial(open_remote, target, scratch=self.paths.root / "downloads")
+        workspaces = Workspaces(open_far, shares_disk=settings.shares_disk)
         raylet = None if target == LOCAL else watch.raylet_of_worker()
         self._warm = NodeWarm(self.paths.root, logs / "warm.log", raylet=raylet)
         self._hold = NodeHold(settings.hold)
@@ -124,6 +125,11 @@ class Node:
         if on.reads_secrets:
             is_far = self._workspaces.is_far(on)
             await asyncio.to_thread(self._secrets.bring, on, is_far=is_far)
+
+    async def _bring_again(self, on: AttemptOnNode) -> None:
+        if on.reads_secrets:
+            is_far = self._workspaces.is_far(on)
+            await asyncio.to_thread(self._secrets.bring_again, on, is_far=is_far)
 
     # -- launch ----------------------------------------------------------------------------------
     async def launch(self, request: LaunchRequest) -> Launched:
@@ -220,7 +226,8 @@ class Node:
     # -- follow ----------------------------------------------------------------------------------
     async def follow(self, on: AttemptOnNode) -> ExitRecord:
         """Wait for the end; store metrics and files meanwhile. Return the exit record."""
-        # Another agent may have fetched its data.
+        # Another agent may have fetched its data, and its secrets.
+        await self._bring_again(on)
         await asyncio.to_thread(self._data.take_over, Path(on.root))
         watching = asyncio.ensure_future(self._collecting.watch(on))
         serving = asyncio.ensure_future(self._serve_script(on))
@@ -282,16 +289,12 @@ class Node:
     async def collect(self, on: AttemptOnNode) -> Collected:
         """Store the last metrics and every file. Call it again while it returns problems."""
         # Outputs are stored with current values: hours may have passed, or this is another agent.
-        if on.reads_secrets:
-            is_far = self._workspaces.is_far(on)
-            await asyncio.to_thread(self._secrets.bring_again, on, is_far=is_far)
+        await self._bring_again(on)
         return await self._collecting.collect(on)
 
     async def store_late(self, on: AttemptOnNode) -> Collected:
         """Store outputs that could not be stored at the job's end. Call it again at will."""
-        if on.reads_secrets:
-            is_far = self._workspaces.is_far(on)
-            await asyncio.to_thread(self._secrets.bring_again, on, is_far=is_far)
+        await self._bring_again(on)
         return await self._collecting.store_late(on)
 
     def prune(self, keep_s: float = KEEP_S) -> list[Path]:

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.core.files import replacing
-from rayjobs.core.safe_delete import Removed
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.protocol.names import CHUNK_BYTES
 from rayjobs.store.base import Store
-from rayjobs.workspace.blobs import Blob, Stored, open_source
+from rayjobs.workspace.blobs import Blob, open_source
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.s3_address import S3Address
+from rayjobs.workspace.s3_blobs import S3Blobs
+
+log = logging.getLogger(__name__)
 
 # For one call. The target may be busy or may restart meanwhile.
 ANSWER_S = 120.0
 Ask = Callable[..., Any]
 
 
-def open_remote(target: str, path: str) -> OpenWorkspace:
+def open_remote(target: str, path: str, *, scratch: Path | None = None) -> OpenWorkspace:
     """Return a workspace whose store and blobs are reached through the target's actor.
+
+    Blobs in S3 are reached directly where this node can.
+
+    Args:
+        scratch: A folder of the node for downloads.
 
     Raises:
         StoreError: the target does not answer, or cannot open it.
@@ -33,13 +42,31 @@ def open_remote(target: str, path: str) -> OpenWorkspace:
     """
     ask = partial(ask_target, target)
     facts = ask("about", path)
+    blobs, address = None, None
+    if facts.get("blobs"):
+        address = S3Address.from_json(facts["blobs"])
+        blobs = _direct(address, facts["id"], scratch)
     return OpenWorkspace(
         path=Path(path),
         id=facts["id"],
         name=facts["name"],
         store=cast(Store, RemoteStore(ask, path)),
-        blobs=RemoteBlobs(ask, path),
+        blobs=blobs or RemoteBlobs(ask, path, address),
     )
+
+
+def _direct(address: S3Address, workspace: str, scratch: Path | None) -> S3Blobs | None:
+    """Return the workspace's files in S3 if this node reaches them; None: the target passes them.
+
+    A node without credentials, or without a way to the server, still runs jobs.
+    """
+    blobs = S3Blobs(address, scratch or Path(tempfile.gettempdir()) / f"rayjobs-{os.getuid()}")
+    try:
+        record = blobs.owner()
+    except StoreError as error:
+        log.info("files go through the target: %s", error)
+        return None
+    return blobs if record is not None and record.get("id") == workspace else None
 
 
 def ask_target(target: str, method: str, *given: Any) -> Any:
@@ -110,8 +137,13 @@ class RemoteStore(RemotePart):
 class RemoteBlobs:
     """A `BlobStore` over Ray: transfers files in pieces, and completes each or stores nothing."""
 
-    def __init__(self, ask: Ask, path: str) -> None:
-        """Stand for the blobs of the workspace at `path` on the target's machine."""
+    def __init__(self, ask: Ask, path: str, address: S3Address | None = None) -> None:
+        """Stand for the blobs of the workspace at `path` on the target's machine.
+
+        Args:
+            address: Where the target keeps them in S3; None: in its folder.
+        """
+        self.address = address
         self._ask = ask
         self._path = path
 
@@ -223,16 +255,3 @@ class RemoteBlobs:
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `BlobStore.list`."""
         return iter(self._call("list", prefix))
-
-    def stored(self) -> Iterator[Stored]:
-        """See `BlobStore.stored`."""
-        return iter(self._call("stored"))
-
-    def discard(self, keys: Iterable[str], *, unused_s: float) -> Removed:
-        """See `BlobStore.discard`."""
-        more = {"unused_s": unused_s}
-        return cast(Removed, self._ask("call", self._path, "blobs", "discard", (list(keys),), more))
-
-    def put_back(self, key: str) -> None:
-        """See `BlobStore.put_back`."""
-        self._call("put_back", key)

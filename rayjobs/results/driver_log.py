@@ -96,6 +96,15 @@ def chunks(path: Path, end: int | None = None) -> Iterator[bytes]:
             yield data if end is None else data[: max(0, end - before)]
 
 
+def read_from(path: Path, position: int) -> tuple[bytes, int]:
+    """Return bytes of a log from a position on (none at its end), and the position after them.
+
+    Raises as `open_log` does.
+    """
+    with open_log(path) as file:
+        return _next(file, path, position)
+
+
 def _next(file: BinaryIO, path: Path, position: int) -> tuple[bytes, int]:
     """Return the bytes at a position (none at the end) and the position after them."""
     file.seek(position)

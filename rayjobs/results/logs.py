@@ -11,10 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import NotFoundError
-from rayjobs.core.paths import BUILD_LOG, LOG_TIMES, MPI_LOG, AttemptPaths, driver_log_name
+from rayjobs.core.paths import (
+    BUILD_LOG,
+    EARLIER_LOGS,
+    LOG_TIMES,
+    MPI_LOG,
+    AttemptPaths,
+    driver_log_name,
+)
+from rayjobs.injob.identity import boot_id
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
-from rayjobs.results import driver_log, log_times, merged_logs
+from rayjobs.results import driver_log, live_logs, log_times, merged_logs
 from rayjobs.results.gone import why_gone
 from rayjobs.results.log_times import RankTimes
 
@@ -70,6 +78,7 @@ class Logs:
         """
         self._store = workspace.store
         self._blobs = workspace.blobs
+        self._has_pieces = workspace.blobs_address is not None
         self.job_id = job_id
         self._fresh_s = fresh_s
         self._looked_s = float("-inf")
@@ -80,6 +89,7 @@ class Logs:
         """Return the names of all logs there are, driver logs first."""
         found = {one.name for one in self._store.files(self.job_id) if is_log(one.name)}
         found |= {name for name, _ in self._live_files()}
+        found |= {self.driver_name(rank) for rank in self._sent_ranks()}
         return sorted(found, key=lambda name: (not name.startswith("azureml-logs/"), name))
 
     def read(self, name: str | None = None) -> bytes:
@@ -104,6 +114,10 @@ class Logs:
                     yield part
             return
         if live is None:
+            for rank in self._sent_ranks():
+                if wanted == self.driver_name(rank):
+                    yield self._sent(rank, job.attempt).read()
+                    return
             raise NotFoundError(self._no_log(name, job))
         try:
             yield from driver_log.chunks(live)
@@ -222,16 +236,25 @@ class Logs:
     ) -> Iterator[Part]:
         name = self.driver_name(rank)
         path: Path | None = None
+        sent = self._sent(rank, number) if self._has_pieces else None
+        pause_s, next_s = live_logs.POLL_S, 0.0
         while path is None:
             is_over = self._has_ended(number)
-            path = self._live_log(rank, number)
+            path = None if sent is not None and sent.given else self._live_log(rank, number)
             if path is not None and not path.exists():
                 path = None
             if path is None:
-                if is_over or stop():
-                    yield from self._stored_part(name, rank, number)
+                if (is_over and self._is_stored(number)) or stop():
+                    yield from self._stored_part(name, rank, number, sent.given if sent else 0)
                     return
-                yield Part(name, rank, number, b"")
+                data = b""
+                if sent is not None and time.monotonic() >= next_s:
+                    data = sent.read()
+                    pause_s = (
+                        live_logs.POLL_S if data else min(1.5 * pause_s, live_logs.LONGEST_POLL_S)
+                    )
+                    next_s = time.monotonic() + pause_s
+                yield Part(name, rank, number, data)
                 time.sleep(poll_s)
         given = False
         for data in driver_log.follow(
@@ -243,12 +266,20 @@ class Logs:
             # The folder may have been cleaned between the look and the opening.
             yield from self._stored_part(name, rank, number)
 
-    def _stored_part(self, name: str, rank: int, number: int) -> Iterator[Part]:
+    def _stored_part(self, name: str, rank: int, number: int, start: int = 0) -> Iterator[Part]:
+        """Yield what is stored of an attempt's log, from a byte on."""
+        earlier = f"{EARLIER_LOGS}{number}/{name.partition('/')[2]}"  # once there is a later one
         for one in self._store.files(self.job_id):
-            if one.name == name and one.attempt == number:
+            if one.name in (name, earlier) and one.attempt == number:
                 with self._blobs.open(one.blob) as file:
+                    file.seek(start)
                     while data := file.read(driver_log.CHUNK_BYTES):
                         yield Part(name, rank, number, data)
+
+    def _is_stored(self, number: int) -> bool:
+        """Whether all that an attempt printed is in the store, as far as it ever will be."""
+        job = self._now()
+        return job.attempt > number or job.state is not JobState.FINALIZING
 
     def _has_ended(self, number: int) -> bool:
         """Whether an attempt prints no more."""
@@ -256,6 +287,18 @@ class Logs:
         if job.state.is_final or job.attempt > number or job.state is JobState.FINALIZING:
             return True
         return job.state is JobState.QUEUED
+
+    # -- logs of attempts whose folders are elsewhere --------------------------------------------
+    def _sent(self, rank: int, number: int) -> live_logs.Reader:
+        return live_logs.Reader(self._blobs, live_logs.folder(self.job_id, number, rank))
+
+    def _sent_ranks(self) -> list[int]:
+        job = self._store.job(self.job_id)
+        if not self._has_pieces or job.state.is_final or not job.attempt:
+            return []
+        prefix = f"{live_logs.PREFIX}{self.job_id}/{job.attempt}/"
+        found = {key[len(prefix) :].partition("/")[0] for key in self._blobs.list(prefix)}
+        return sorted(int(one) for one in found if one.isdecimal())
 
     # -- where things are ----------------------------------------------------------------------
     def _live_log(self, rank: int, number: int) -> Path | None:
@@ -273,7 +316,9 @@ class Logs:
         per_node = self._store.job(self.job_id).spec.distribution.processes_per_node
         for host in chosen[-1].hosts:
             root = Path(host.root)
-            if host.root and root.is_dir():
+            # On another machine the same path is another folder.
+            is_here = host.boot_id in (None, boot_id())
+            if is_here and host.root and root.is_dir():
                 yield root, host.node * per_node, per_node
 
     def _live_files(self) -> Iterator[tuple[str, Path]]:

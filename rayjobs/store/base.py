@@ -30,7 +30,7 @@ A function should take the narrowest of these protocols that it uses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,6 +51,7 @@ from rayjobs.jobs.records import (
     ModelVersion,
     StoredFile,
 )
+from rayjobs.jobs.serving import Claimant, Serving, StoreFacts
 from rayjobs.jobs.states import JobState
 from rayjobs.store.environment_contract import EnvironmentStore
 from rayjobs.store.interactive_base import InteractiveStore
@@ -610,14 +611,37 @@ class PruneStore(Protocol):
 class TargetStore(Protocol):
     """Which target actor serves a store."""
 
-    def claim_target(self, target: str, *, epoch: str) -> int:
+    def claim_target(self, target: str, *, epoch: str, claimant: Claimant | None = None) -> int:
         """Record that the target actor `epoch` serves this store; return the claim's number.
 
         Numbers grow. What an actor reads after its claim is all that earlier actors have started.
+
+        Raises:
+            ServedElsewhereError: several machines use the store, and the target belongs to another
+                home than the `claimant`'s.
         """
 
     def target_epoch(self, target: str) -> tuple[int, str] | None:
         """Return the number and epoch of the last claim of a target."""
+
+    def serving(self, target: str) -> Serving | None:
+        """Return which home a target belongs to, where several machines use the store."""
+
+    def take_over(self, target: str, claimant: Claimant) -> Serving | None:
+        """Let a target belong to another home from now on; return the claim before.
+
+        Raises:
+            UsageError: an actor serves it now, or the store is of one machine.
+        """
+
+    def wake_target(self, target: str) -> None:
+        """Wake the actor that watches the store, on whatever machine; nothing in a file."""
+
+    def watch_wakes(self, target: str, *, epoch: str, wake: Callable[[], None]) -> None:
+        """Call `wake` from a thread for each `wake_target`, and give signs of life until `close`.
+
+        It is called after a lost connection, too. In a file nothing is watched.
+        """
 
 
 class Store(
@@ -644,6 +668,9 @@ class Store(
 
     def set_meta(self, key: str, value: str | None) -> None:
         """Set a value of the store's own; None removes it."""
+
+    def facts(self) -> StoreFacts:
+        """Return what is known of the store's server, or its library."""
 
     def meta_under(self, prefix: str) -> dict[str, str]:
         """Return all values of the store's own whose keys begin with `prefix`, by key."""

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -37,7 +37,12 @@ class Database:
 
     Safe from threads, and in both processes after a fork. Every transaction checks the schema's
     version, so a store that was upgraded under an open client refuses it.
+
+    Attributes:
+        is_shared: Whether several machines may use the store.
     """
+
+    is_shared = False
 
     def __init__(self, path: Path | None, *, busy_timeout_s: float) -> None:
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
@@ -98,6 +103,12 @@ class Database:
         """
         with self._held(), self._transaction("BEGIN IMMEDIATE", durable=durable) as connection:
             yield connection
+
+    def notify(self, payload: str) -> None:
+        """Do nothing: whoever uses a file is on this machine, and is reached by a socket."""
+
+    def watch(self, name: str, *, key: str, epoch: str, wake: Callable[[], None]) -> None:
+        """Do nothing; see `notify`."""
 
     def change(self) -> tuple[int, int]:
         """Return what is another value after every commit, of any connection and process.

@@ -15,21 +15,22 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from rayjobs.core.errors import StoreBusyError, StoreError, StoreVersionError, UsageError
 from rayjobs.core.text import duration_text
+from rayjobs.datastore import credentials
+from rayjobs.store.postgres_address import parsed
 from rayjobs.store.schema import VERSION
 
 if TYPE_CHECKING:
     import psycopg
 
-SCHEMES = ("postgresql", "postgres")
-DEFAULT_SCHEMA = "rayjobs"
+    from rayjobs.store.postgres_watch import Watch
+
 CONNECT_S = 5
 # A peer that takes in nothing for this long is gone; the kernel alone would wait for minutes.
 SILENT_MS = 20_000
@@ -40,6 +41,7 @@ MOVED = -1  # the version of a store whose rows were moved into a file
 VERSION_OF = "SELECT version FROM store_state"
 MANY = 200  # statements that are sent together
 MOST_IDLE = 8  # connections that are kept open
+CHANNEL = "rayjobs"  # of notifications, of all schemas of a database
 
 log = logging.getLogger(__name__)
 
@@ -249,12 +251,17 @@ class PostgresDatabase:
     Attributes:
         where: The address without a password, as people know it.
         path: Always None: there is no file.
+        is_shared: Whether several machines may use the store.
     """
 
     path: Path | None = None
+    is_shared = True
 
-    def __init__(self, url: str, *, busy_timeout_s: float) -> None:
+    def __init__(self, url: str, *, busy_timeout_s: float, create: bool = True) -> None:
         """Open the store; create it in a schema that has none, and upgrade an older one.
+
+        Args:
+            create: Off: refuse a schema without a store.
 
         Raises:
             UsageError: the URL is not valid, or holds a password.
@@ -264,11 +271,12 @@ class PostgresDatabase:
         self._url, self._schema, self.where = parsed(url)
         self.busy_timeout_s = busy_timeout_s
         self._closed = False
+        self._watch: Watch | None = None
         self._renew()
         with self._errors():
             connection = self._connect()
             try:
-                self._create(connection)
+                self._create(connection, may=create)
                 self._upgrade(connection)
             except BaseException:
                 connection.plain.close()
@@ -340,6 +348,31 @@ class PostgresDatabase:
             connection.plain.execute("COMMIT")
             return 0, int(row[0]) if row else 0
 
+    def notify(self, payload: str) -> None:
+        """Wake whoever watches this schema for `payload`, on any machine.
+
+        Raises:
+            StoreError: the server cannot be reached.
+        """
+        with self._errors(), self._begun("BEGIN") as connection:
+            connection.plain.execute(
+                "SELECT pg_notify(%s, %s)", (CHANNEL, f"{self._schema} {payload}")
+            )
+            connection.plain.execute("COMMIT")
+
+    def watch(self, name: str, *, key: str, epoch: str, wake: Callable[[], None]) -> None:
+        """Call `wake` for each notification of `name`, and note signs of life under `key`."""
+        from rayjobs.store.postgres_watch import Watch
+
+        self._check()
+        if self._watch is not None:
+            self._watch.stop()
+        payload = f"{self._schema} {name}"
+        self._watch = Watch(
+            self._connect, self.where, payload=payload, key=key, epoch=epoch, wake=wake
+        )
+        self._watch.start()
+
     @contextmanager
     def plain(self) -> Iterator[NoReturn]:
         """Refuse: copies of a PostgreSQL database are made by its own tools."""
@@ -353,6 +386,8 @@ class PostgresDatabase:
         """Close all connections that are not in use; the others are closed after their use."""
         self._closed = True
         if os.getpid() == self._pid:
+            if self._watch is not None:
+                self._watch.stop()
             self._close_idle()
 
     # -- one transaction -------------------------------------------------------------------------
@@ -492,15 +527,22 @@ class PostgresDatabase:
             keepalives_interval=5,
             keepalives_count=2,
             tcp_user_timeout=SILENT_MS,
+            password=credentials.given().get("PGPASSWORD"),  # otherwise libpq's own search
         )
         plain.adapters.register_loader("numeric", FloatLoader)  # of SUM and AVG
         return Connection(plain)
 
-    def _create(self, connection: Connection) -> None:
+    def _create(self, connection: Connection, *, may: bool) -> None:
         """Create the schema, unless it has a store; safe to call from many processes at once."""
         run = connection.plain.execute
         if run("SELECT to_regclass('store_state')").fetchone() != (None,):
             return
+        if not may:
+            raise StoreError(
+                f"there is no workspace's store at {self.where}; `rayjobs workspace show` prints "
+                f"the address where the workspace is known",
+                path=self.where,
+            )
         run("BEGIN")
         run(f"SELECT {self._lock()}".encode())
         if run("SELECT to_regclass('store_state')").fetchone() == (None,):
@@ -611,60 +653,3 @@ def _steps(found: int) -> list[Path]:
 
 # Connections that a fork has given to a child: their end there would end them in the parent.
 _OF_PARENTS: list[list[Connection]] = []
-
-
-def is_url(text: str) -> bool:
-    """Whether a text is the address of a store in PostgreSQL."""
-    return text.partition("://")[0] in SCHEMES
-
-
-def parsed(url: str) -> tuple[str, str, str]:
-    """Return the address for the driver, the schema's name, and the address for people.
-
-    Args:
-        url: ``postgresql://[USER@]HOST[:PORT]/DATABASE[?schema=NAME&…]``; other parameters are
-            those of libpq.
-
-    Raises:
-        UsageError: it is not such an address, or it has a password, which would be stored and
-            shown.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in SCHEMES or not parts.path.strip("/"):
-        raise UsageError(
-            f"the store's address {_bare(url)!r} is not valid; write "
-            f"postgresql://USER@HOST:PORT/DATABASE, and ?schema=NAME for a schema other than "
-            f"{DEFAULT_SCHEMA}"
-        )
-    query = dict(parse_qsl(parts.query))
-    if parts.password or "password" in query:
-        raise UsageError(
-            f"the store's address {_bare(url)!r} has a password, which would be stored and shown. "
-            f"Leave it out: it is read from PGPASSWORD, or from ~/.pgpass (PGPASSFILE)"
-        )
-    schema = query.pop("schema", DEFAULT_SCHEMA)
-    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
-        raise UsageError(
-            f"the schema {schema!r} is not valid: use lower case letters, digits and '_'"
-        )
-    address = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(query), ""))
-    shown = urlunsplit(("postgresql", parts.netloc, parts.path, "", ""))
-    return address, schema, shown if schema == DEFAULT_SCHEMA else f"{shown}?schema={schema}"
-
-
-def with_schema(url: str, schema: str) -> str:
-    """Return the address with `schema`, unless it names one.
-
-    Raises:
-        UsageError: see `parsed`.
-    """
-    parsed(url)
-    parts = urlsplit(url)
-    query = {"schema": schema, **dict(parse_qsl(parts.query))}
-    return urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(query), ""))
-
-
-def _bare(url: str) -> str:
-    return re.sub(
-        r"(://[^/:@]*):[^@]*@", r"\1:***@", re.sub(r"password=[^&]*", "password=***", url)
-    )

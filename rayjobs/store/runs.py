@@ -83,16 +83,9 @@ UPDATE files SET name = '{EARLIER_LOGS}' || attempt || substr(name, 13)
 WHERE job = ? AND name = ? AND attempt < ?
 """  # noqa: S608 - made of our own names
 
-CLAIM = """
-INSERT INTO targets (name, number, epoch, claimed_at) VALUES (:target, 1, :epoch, :now)
-ON CONFLICT (name) DO UPDATE SET number = targets.number + 1, epoch = excluded.epoch,
-    claimed_at = excluded.claimed_at
-RETURNING number
-"""
-
 
 class RunsPart(Part):
-    """Rows of events, metrics, files, targets and the store's own values."""
+    """Rows of events, metrics, files and the store's own values."""
 
     # -- history -----------------------------------------------------------------------------
 
@@ -234,20 +227,6 @@ class RunsPart(Part):
         return [file_of(row) for row in rows]
 
     # -- the store itself ----------------------------------------------------------------------
-
-    def claim_target(self, target: str, *, epoch: str) -> int:
-        """See `Store.claim_target`."""
-        values = {"target": target, "epoch": epoch, "now": self._now()}
-        with self._database.write(durable=True) as connection:
-            return int(connection.execute(CLAIM, values).fetchone()["number"])
-
-    def target_epoch(self, target: str) -> tuple[int, str] | None:
-        """See `Store.target_epoch`."""
-        with self._database.read() as connection:
-            row = connection.execute(
-                "SELECT number, epoch FROM targets WHERE name = :target", {"target": target}
-            ).fetchone()
-        return None if row is None else (row["number"], row["epoch"])
 
     def meta(self, key: str) -> str | None:
         """See `Store.meta`."""

@@ -23,6 +23,7 @@ from rayjobs.store.pruning import PruningPart
 from rayjobs.store.published import PublishedPart
 from rayjobs.store.queue import QueuePart
 from rayjobs.store.runs import RunsPart
+from rayjobs.store.serving import ServingPart
 from rayjobs.store.sweeps import SweepsPart
 from rayjobs.store.waiting import WaitingPart
 
@@ -42,6 +43,7 @@ class SqlStore(
     QueuePart,
     WaitingPart,
     RunsPart,
+    ServingPart,
     SweepsPart,
     PipelinesPart,
     PublishedPart,
@@ -58,6 +60,7 @@ class SqlStore(
         url_or_path: A path, ``sqlite:///path``, or ``:memory:`` for a store that ends with it.
         clock: Where times come from.
         busy_timeout_s: How long another process's lock is waited for.
+        create: Off: in PostgreSQL, a schema without a store is refused. Files are always created.
 
     Raises:
         StoreBusyError, StoreFullError, StoreVersionError: see `Store`.
@@ -71,9 +74,10 @@ class SqlStore(
         *,
         clock: Clock | None = None,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
+        create: bool = True,
     ) -> None:
         self._clock = clock or SystemClock()
-        self._database = _database(url_or_path, busy_timeout_s)
+        self._database = _database(url_or_path, busy_timeout_s, create=create)
         self._catalogue = StoreCatalogue(self._database, self._clock)
         if self._database.path is not None:
             warn_if_shared(self._database.path)
@@ -116,13 +120,17 @@ class SqlStore(
         self._database.close()
 
 
-def _database(url_or_path: str | Path, busy_timeout_s: float) -> Database:
+def _database(url_or_path: str | Path, busy_timeout_s: float, *, create: bool) -> Database:
     if isinstance(url_or_path, str) and "://" in url_or_path:
-        from rayjobs.store import postgres
+        from rayjobs.store import postgres_address
 
-        if postgres.is_url(url_or_path):
+        if postgres_address.is_url(url_or_path):
+            from rayjobs.store import postgres
+
             # It has the same methods; a common base would be one more file for two users.
-            opened = postgres.PostgresDatabase(url_or_path, busy_timeout_s=busy_timeout_s)
+            opened = postgres.PostgresDatabase(
+                url_or_path, busy_timeout_s=busy_timeout_s, create=create
+            )
             return cast(Database, opened)
     return Database(_path_of(url_or_path), busy_timeout_s=busy_timeout_s)
 

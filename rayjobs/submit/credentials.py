@@ -41,6 +41,7 @@ class Needs:
 def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
     """Return what a checked spec's datastores, secrets and packages read from variables."""
     needs = Needs()
+    needs.optional |= own_needs(workspace)
     for name, reference in spec.secrets.items():
         if reference.env is not None:
             needs.required.setdefault(reference.env, (f"secrets.{name}", f"the secret {name}"))
@@ -67,6 +68,15 @@ def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
         for record in _records(workspace, output.destination):
             _of_datastore(record, f"outputs.{name}.destination", needs)
     return needs
+
+
+def own_needs(workspace: OpenWorkspace) -> set[str]:
+    """Return the variables by which the workspace itself is reached, where there are any."""
+    from rayjobs.workspace.folder import store_address
+
+    address = workspace.blobs_address
+    found = {*AWS_KEYS} if address is not None and not address.profile else set()
+    return found | ({"PGPASSWORD"} if store_address(workspace.path) is not None else set())
 
 
 def _registry_password(spec: JobSpec) -> str | None:

@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.core.errors import NotFoundError, Problem, RayjobsError, UsageError
+from rayjobs.core.errors import (
+    NotFoundError,
+    Problem,
+    RayjobsError,
+    ServedElsewhereError,
+    UsageError,
+)
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.users import user_name
 from rayjobs.jobs.records import INTERACTIVE, Job
@@ -163,6 +169,8 @@ def submit(
             starting = wake_or_start(workspace, job.spec.target)
             if starting and (older := _older_jobs(job)):
                 notes = (*notes, older)
+        except ServedElsewhereError as error:
+            warnings.append(f"the job is queued, and waits: {error}")
         except (RayjobsError, OSError) as error:
             warnings.append(
                 f"the job is queued, but the target {job.spec.target!r} could not be started: "
@@ -180,9 +188,19 @@ def hand_on_credentials(workspace: OpenWorkspace, spec: JobSpec) -> list[str]:
         UsageError: the target's secrets file cannot be used.
     """
     from rayjobs.submit import credentials
+    from rayjobs.target import elsewhere
 
     needs = credentials.needs_of(workspace, spec)
-    return credentials.hand_on(needs, spec.target, home=default_home())
+    serving = elsewhere.find_quietly(workspace.path, spec.target, home=default_home())
+    if serving is None:
+        return credentials.hand_on(needs, spec.target, home=default_home())
+    if not needs.required:
+        return []
+    names = ", ".join(sorted(needs.required))
+    return [
+        f"the job reads {names}, which this shell does not hand on to {serving.claimant.host}: "
+        f"there, `rayjobs target secret set NAME --target {spec.target}` gives them to the target"
+    ]
 
 
 def resume(
@@ -393,6 +411,7 @@ def check(
     from rayjobs.submit import checks
     from rayjobs.submit.project import LOCAL
     from rayjobs.submit.substituting import substituted
+    from rayjobs.target import elsewhere
 
     if source is None and spec.source_directory is not None:
         source = Path(spec.source_directory).expanduser()
@@ -404,12 +423,14 @@ def check(
 
         spec, wrong = resuming.check(workspace, spec)
         problems += wrong
-    capacity = _capacity(spec.target, problems)
+    # What is here says nothing of a target on another machine.
+    serving = elsewhere.find_quietly(workspace.path, spec.target, home=default_home())
+    capacity = None if serving is not None else _capacity(spec.target, problems)
     is_here = capacity is not None and capacity.shares_machine
     spec, replaced, not_replaced = substituted(spec, source=source, is_here=is_here)
     problems += not_replaced
     wrong = checks.check(spec, source=source)
-    if spec.target == LOCAL:
+    if spec.target == LOCAL and serving is None:
         wrong += checks.interpreter_here(spec)
         wrong += checks.image_here(spec)
     if spec.distribution.backend in ("mpi", "horovod-gloo"):
@@ -423,13 +444,15 @@ def check(
 
         spec, missing, unsure = pins.pin(workspace, spec, planned=planned)
         problems += missing
-        if not any(one.path == "target" for one in problems):
+        if serving is None and not any(one.path == "target" for one in problems):
             needs = credentials.needs_of(workspace, spec)
             problems += credentials.missing(needs, spec.target, home=default_home())
     problems += wrong
     checks.refuse(spec, problems, capacity)
     spec = spec if capacity is None else pin_types(spec, capacity)
     notes = (*replaced, *(plan_shape(spec, capacity).notes if capacity is not None else ()))
+    if serving is not None and serving.is_live:
+        notes = (*notes, serving.sentence)
     if source is None and spec.command is not None:
         unsure += _named_but_not_packed(spec.command)
     return Checked(spec, source, (*checks.warnings(spec), *unsure), notes)
@@ -488,6 +511,7 @@ def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
 
     at = default_home()
     try:
+        # Raises for one that belongs to another machine and does not run there.
         if starting.wake(target, home=at, workspace=workspace.path):
             if starting.lost_its_keeper(TargetLocation(target, at)):
                 revive.in_background(target, home=at, workspace=workspace.path)

@@ -18,7 +18,8 @@ from typing import Any
 
 from rayjobs.core.errors import NotFoundError
 from rayjobs.injob.identity import Identity, is_alive, own_identity
-from rayjobs.target import keeping, local_head, reach, starting, stop_record, wake_client
+from rayjobs.jobs.serving import Serving
+from rayjobs.target import elsewhere, keeping, local_head, reach, starting, stop_record, wake_client
 from rayjobs.target.record import load_target
 from rayjobs.target.stopping import TargetLocation
 
@@ -34,6 +35,7 @@ class Standing(StrEnum):
     RUNNING = "running"
     STARTING = "starting"
     STOPPED = "stopped"  # a user asked for it
+    ELSEWHERE = "elsewhere"  # it belongs to another machine, and does not run there
     ABSENT = "absent"  # it was never started for these jobs
     FAILING = "failing"  # will be tried again later
     UNKNOWN = "unknown"  # there is no target of that name
@@ -75,6 +77,9 @@ def look_after(
         answers: Whether it has just answered, if known.
     """
     location = TargetLocation(name, home)
+    serving = elsewhere.find_quietly(workspace, name, home=home)
+    if serving is not None:
+        return of_elsewhere(serving)
     try:
         record = load_target(name, home=home)
     except NotFoundError as missing:
@@ -119,6 +124,12 @@ def look_after(
         return fails
     _begin(location, workspace)
     return starts if not failures else fails
+
+
+def of_elsewhere(serving: Serving) -> Condition:
+    """Return the condition of a target that belongs to another machine."""
+    standing = Standing.RUNNING if serving.is_live else Standing.ELSEWHERE
+    return Condition(standing, serving.sentence)
 
 
 def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool = False) -> None:

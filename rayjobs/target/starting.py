@@ -16,7 +16,7 @@ from rayjobs.core.files import locked
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.text import duration_text
 from rayjobs.core.version import __version__
-from rayjobs.target import keeping, local_head, stop_record, wake_client
+from rayjobs.target import elsewhere, keeping, local_head, stop_record, wake_client
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.node_settings import NodeSettings
 from rayjobs.target.record import load_target
@@ -85,9 +85,14 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
         looks at the store by itself.
 
     Raises:
+        ServedElsewhereError: the target belongs to another machine, and does not run there.
         TargetError: the home cannot be written (its disk is full).
+        StoreError: the workspace's store is in PostgreSQL, and cannot be reached.
     """
     location = TargetLocation(name, home)
+    if (serving := elsewhere.find(workspace, name, home=home)) is not None:
+        elsewhere.wake(workspace, serving)
+        return True
     if registers:
         with _files_written(location):
             register_workspace(location.paths, workspace)
@@ -133,8 +138,15 @@ def ensure_target(
         TargetError: the start failed (with its reason), was not done in `timeout_s`, a user has
             stopped the target (with `revives`, or since it was asked for), or the home cannot be
             written (its disk is full).
+        ServedElsewhereError: the target belongs to another machine, and does not run there.
+        StoreError: the workspace's store is in PostgreSQL, and cannot be reached.
     """
     location = TargetLocation(name, home)
+    if workspace is not None:
+        serving = elsewhere.find(workspace, name, home=home)
+        if serving is not None:
+            elsewhere.wake(workspace, serving)
+            return TargetStatus(name, serving.claimant.version, serving.epoch, served=True)
     with _files_written(location):
         start = _Start(
             location=location,

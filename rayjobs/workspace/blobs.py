@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, runtime_checkable
 
 from rayjobs.core.durable import make_folders, sync_files, sync_folder, sync_folders
 from rayjobs.core.errors import (
@@ -117,6 +117,11 @@ class BlobStore(Protocol):
     def list(self, prefix: str = "") -> Iterator[str]:
         """Return the keys that begin with `prefix`, sorted."""
         ...
+
+
+@runtime_checkable
+class PrunableBlobs(BlobStore, Protocol):
+    """A `BlobStore` whose unused blobs can be removed from here."""
 
     def stored(self) -> Iterator[Stored]:
         """Return all blobs with their sizes and ages, in no order, for a prune."""

@@ -22,6 +22,7 @@ from rayjobs.core.ids import token
 from rayjobs.injob import urlmap
 from rayjobs.workspace import registrations
 from rayjobs.workspace.azure import AzureSettings
+from rayjobs.workspace.s3_address import DATASTORES, S3Address
 
 if TYPE_CHECKING:
     from rayjobs.core.clock import Clock
@@ -49,7 +50,8 @@ class WorkspaceFiles:
 
         The path is where it was opened last: that is how a copy is recognised. ``formerly`` has all
         folders that its records may name. ``store`` is the
-        address of its records where they are in PostgreSQL.
+        address of its records where they are in PostgreSQL, ``blobs`` that of its files where they
+        are in S3.
         """
         return self.root / "workspace.json"
 
@@ -94,13 +96,24 @@ class OpenWorkspace:
 
         catalogue = self.store.catalogue
         known = {record.name for record in catalogue.datastores()}
+        address = self.blobs_address
         for name in BUILT_IN_DATASTORES:
-            if name not in known:
+            if name in known:
+                continue
+            if address is not None:
+                record = address.record(name, f"{DATASTORES}/{name}")
+            else:
                 folder = WorkspaceFiles(self.path).datastores / name
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                # Many may do so at once: keeping the same record twice changes nothing.
-                catalogue.add_datastore(DatastoreRecord(name, "local", {"root": str(folder)}))
+                record = DatastoreRecord(name, "local", {"root": str(folder)})
+            # Many may do so at once: keeping the same record twice changes nothing.
+            catalogue.add_datastore(record)
         return catalogue
+
+    @property
+    def blobs_address(self) -> S3Address | None:
+        """Where its files are in S3; None: they are in its folder."""
+        return getattr(self.blobs, "address", None)
 
     def urls(self) -> dict[str, str]:
         """Return which local path answers for an address of the web, by the address."""
@@ -323,7 +336,6 @@ def open_workspace(
         StoreError: the folder cannot be used.
     """
     from rayjobs.store.sql import BUSY_TIMEOUT_S, SqlStore
-    from rayjobs.workspace.blobs import FolderBlobs
     from rayjobs.workspace.orphans import end_orphans
 
     # One path for one folder, however it was named: it is the workspace's name to its targets, and
@@ -358,7 +370,7 @@ def open_workspace(
             id=str(record["id"]),
             name=str(record["name"]),
             store=store,
-            blobs=FolderBlobs(files.blobs),
+            blobs=_blobs(files, record),
             original=original,
         )
     except BaseException:
@@ -391,40 +403,46 @@ def keep_records_in(path: str | Path, address: str | None) -> None:
         _write(files, record if address is None else {**record, "store": address})
 
 
-def create_in(path: str | Path, store: str) -> OpenWorkspace:
-    """Create a workspace whose records are in PostgreSQL; its files stay in the folder `path`.
-
-    Args:
-        store: See `rayjobs.store.postgres.parsed`; without ``schema`` the workspace gets one of
-            its own.
+def blobs_address(path: str | Path) -> S3Address | None:
+    """Return where the files of the workspace in a folder are in S3; None: in the folder.
 
     Raises:
-        UsageError: the address is not valid, there is a workspace in the folder already, or the
-            schema is that of another workspace.
-        StoreError: the server cannot be reached, or refuses.
+        StoreError: the workspace's record cannot be read.
     """
-    from rayjobs.store.postgres import with_schema
-    from rayjobs.store.sql import SqlStore
+    record = _read(WorkspaceFiles(Path(path))) or {}
+    return S3Address.from_json(record["blobs"]) if record.get("blobs") else None
 
-    files = WorkspaceFiles(Path(os.path.realpath(Path(path).expanduser())))
-    found = _read(files)
-    if found is not None:
-        where = found.get("store") or files.store
-        raise UsageError(f"there is a workspace in {files.root} already, with its store at {where}")
-    new_id = token()
-    address = with_schema(store, f"workspace_{new_id}")
-    opened = SqlStore(address)  # before there is a record: what cannot be reached leaves nothing
+
+def open_blobs(path: str | Path) -> BlobStore | None:
+    """Return the files of the workspace in a folder without its store; None: there is none.
+
+    Raises:
+        StoreError: the workspace's record cannot be read.
+    """
+    files = WorkspaceFiles(Path(path))
+    record = _read(files)
+    if record is None and not files.root.is_dir():
+        return None  # a removed workspace must not get its folder again
+    return _blobs(files, record or {})
+
+
+def needs_secrets(path: str | Path) -> bool:
+    """Whether the workspace in a folder is reached with credentials: it is in PostgreSQL or S3."""
     try:
-        owner = opened.owner(new_id)
-    finally:
-        opened.close()
-    if owner != new_id:
-        raise UsageError(
-            f"the store {address} belongs to another workspace (id {owner}); name another schema, "
-            f"or leave ?schema= out"
-        )
-    _create(files, new_id=new_id, store=address)
-    return open_workspace(files.root, create=False)
+        record = _read(WorkspaceFiles(Path(path))) or {}
+    except StoreError:
+        return False
+    return bool(record.get("store") or record.get("blobs"))
+
+
+def _blobs(files: WorkspaceFiles, record: Mapping[str, Any]) -> BlobStore:
+    from rayjobs.workspace import blobs
+
+    if record.get("blobs"):
+        from rayjobs.workspace.s3_blobs import S3Blobs
+
+        return S3Blobs(S3Address.from_json(record["blobs"]), files.blobs / blobs.TEMPORARY)
+    return blobs.FolderBlobs(files.blobs)
 
 
 def _address(files: WorkspaceFiles, record: Mapping[str, Any]) -> str | None:
@@ -476,13 +494,10 @@ def _read(files: WorkspaceFiles) -> Mapping[str, Any] | None:
     return dict(record)
 
 
-def _create(
-    files: WorkspaceFiles, *, new_id: str | None = None, store: str | None = None
-) -> Mapping[str, Any]:
+def _create(files: WorkspaceFiles, more: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     root = files.root
-    name = (root.parent if root.name == paths.WORKSPACE_DIR else root).name or "workspace"
-    values = {"version": VERSION, "id": new_id or token(), "name": name, "path": str(root)}
-    values |= {} if store is None else {"store": store}
+    values = {"version": VERSION, "id": token(), "name": name_of(root), "path": str(root)}
+    values |= more or {}
     text = json.dumps({**values, "created_s": time.time()}) + "\n"
     temporary = root / f".workspace-{token(4)}"
     try:
@@ -509,3 +524,26 @@ def _create(
     if record is None:
         raise StoreError(f"{files.record} disappeared while the workspace was created")
     return record
+
+
+def name_of(root: Path) -> str:
+    """Return the name of a new workspace: that of the project's folder."""
+    return (root.parent if root.name == paths.WORKSPACE_DIR else root).name or "workspace"
+
+
+def record_of(path: str | Path) -> Mapping[str, Any] | None:
+    """Return the record of the workspace in a folder; None: there is none.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    return _read(WorkspaceFiles(Path(path)))
+
+
+def write_record(path: str | Path, values: Mapping[str, Any]) -> None:
+    """Make a folder that of a workspace with these values, unless it is one already.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    _create(WorkspaceFiles(Path(path)), values)

@@ -24,14 +24,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
-from urllib.parse import urlsplit
 
 from rayjobs.core.durable import make_folders
 from rayjobs.core.errors import (
@@ -55,17 +53,15 @@ from rayjobs.workspace.blobs import (
     drop_abandoned,
     open_source,
 )
+from rayjobs.workspace.s3_address import S3Address
 
 if TYPE_CHECKING:
     from rayjobs.datastore.backends.s3 import S3Backend
-    from rayjobs.datastore.catalogue import DatastoreRecord
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-SCHEME = "s3"
 BLOBS, TOUCHED, PRUNE, RECORD = "blobs/", "touched/", "prune/", "workspace.json"
-DATASTORES = "datastores"
 DIGEST_FIELD = "sha256"
 MOST_KEY_BYTES = 1024  # of S3, with the prefix
 PART_BYTES = 16 << 20  # larger files are sent in parts of this size
@@ -82,80 +78,6 @@ PRUNING_S = 60.0
 LIST_S = 300.0
 POLL_S = 0.5
 STORE_TRIES = 5
-
-
-@dataclass(frozen=True)
-class S3Address:
-    """Where a workspace keeps its blobs.
-
-    Attributes:
-        endpoint: The server's address; empty for AWS.
-    """
-
-    bucket: str
-    prefix: str = ""
-    endpoint: str = ""
-    region: str = ""
-    profile: str = ""
-
-    @classmethod
-    def parsed(
-        cls, url: str, *, endpoint: str = "", region: str = "", profile: str = ""
-    ) -> S3Address:
-        """Return the address that a user gave as ``s3://BUCKET[/PREFIX]``.
-
-        Raises:
-            UsageError: it is not valid.
-        """
-        parts = urlsplit(url)
-        prefix = parts.path.strip("/")
-        bad = parts.scheme != SCHEME or not parts.netloc or parts.query or "@" in parts.netloc
-        if bad or any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
-            raise UsageError(
-                f"the address of the files {url!r} is not valid; write s3://BUCKET/PREFIX, and "
-                f"--endpoint-url for a server other than AWS. Keys are read from the usual places: "
-                f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
-            )
-        server = urlsplit(endpoint)
-        if endpoint and (
-            server.scheme not in ("http", "https") or not server.hostname or "@" in server.netloc
-        ):
-            raise UsageError(
-                f"--endpoint-url {endpoint!r} is not valid; write http://HOST:PORT or https://HOST"
-            )
-        return cls(parts.netloc, prefix, endpoint.rstrip("/"), region, profile)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, str]) -> S3Address:
-        """Return the address in a workspace's record."""
-        return cls(**{name: str(values.get(name, "")) for name in cls.__dataclass_fields__})
-
-    def to_json(self) -> dict[str, str]:
-        """Return it for a workspace's record."""
-        return {name: value for name, value in vars(self).items() if value}
-
-    @property
-    def url(self) -> str:
-        """``s3://BUCKET/PREFIX``."""
-        return f"s3://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
-
-    @property
-    def where(self) -> str:
-        """The place as people know it."""
-        return f"{self.url} at {self.endpoint}" if self.endpoint else self.url
-
-    def is_same_place(self, other: S3Address) -> bool:
-        """Whether both are one place, whatever profile reaches it."""
-        mine = (self.bucket, self.prefix, self.endpoint)
-        return mine == (other.bucket, other.prefix, other.endpoint)
-
-    def record(self, name: str, below: str = "") -> DatastoreRecord:
-        """Return the record of a datastore in a folder below the workspace's prefix."""
-        from rayjobs.datastore.catalogue import DatastoreRecord
-
-        prefix = "/".join(part for part in (self.prefix, below) if part)
-        values = {**self.to_json(), "prefix": prefix}
-        return DatastoreRecord(name, "s3", {key: one for key, one in values.items() if one})
 
 
 class S3Blobs:
@@ -251,7 +173,7 @@ class S3Blobs:
 
         try:
             with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-                sent = []
+                sent: list[Future[dict[str, Any]]] = []
                 for number, data in enumerate(source.parts(), 1):
                     if number > PARTS_AT_ONCE:  # no more in memory than are being sent
                         sent[number - PARTS_AT_ONCE - 1].result()
@@ -449,15 +371,23 @@ class S3Blobs:
                 ) from error
         return dict(found)
 
-    def take(self, workspace: str, name: str) -> dict[str, Any]:
-        """Record whose prefix this is unless it is taken; return the record that is there then."""
+    def take(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Record whose prefix this is unless it is taken; return the record that is there then.
+
+        Args:
+            values: ``id``, ``name`` and ``schema`` of the workspace.
+        """
         found = self.owner()
         if found is None:
-            values = json.dumps({"version": 1, "id": workspace, "name": name}).encode()
             with self._errors(RECORD):
-                self._put("", RECORD, values, only_new=True)
+                self._put("", RECORD, json.dumps(dict(values)).encode(), only_new=True)
             found = self.owner()
         return found or {}
+
+    def clock_s(self) -> float:
+        """Return the server's time, in seconds since 1970."""
+        with self._errors(RECORD):
+            return self._now().timestamp()
 
     # -- requests ----------------------------------------------------------------------------
 

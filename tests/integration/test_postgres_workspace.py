@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.cli.main import run
-from rayjobs.workspace.folder import create_in
+from rayjobs.workspace.shared import create_in
 from tests.storage.postgres import Postgres
 from tests.support.local_target import LocalTarget
 

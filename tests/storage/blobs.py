@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.workspace.s3_blobs import S3Address, S3Blobs
+from rayjobs.workspace.s3_address import S3Address
+from rayjobs.workspace.s3_blobs import S3Blobs
 from tests.storage.server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 

@@ -15,11 +15,13 @@ import pytest
 
 from rayjobs.core.errors import StoreBusyError, StoreError, StoreVersionError, UsageError
 from rayjobs.store import postgres as in_postgres
-from rayjobs.store.postgres import parsed, translated, with_schema
+from rayjobs.store.postgres import translated
+from rayjobs.store.postgres_address import parsed, with_schema
 from rayjobs.store.schema import VERSION
 from rayjobs.store.sql import SqlStore
 from rayjobs.store.tables import postgres_schema
-from rayjobs.workspace.folder import create_in, open_workspace
+from rayjobs.workspace.folder import open_workspace
+from rayjobs.workspace.shared import create_in
 from tests.contract.store_contract import submit
 from tests.storage.postgres import Postgres
 

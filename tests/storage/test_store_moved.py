@@ -15,8 +15,8 @@ import pytest
 from rayjobs.core.errors import StoreBusyError, StoreError, StoreVersionError, UsageError
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.store import moving
-from rayjobs.store.postgres import parsed
-from rayjobs.workspace import folder
+from rayjobs.store.postgres_address import parsed
+from rayjobs.workspace import folder, shared
 from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles, keep_records_in, open_workspace
 from tests.contract.store_contract import submit
 from tests.storage.postgres import Postgres
@@ -160,7 +160,7 @@ def test_a_row_that_differs_stops_the_move(
 
 def test_records_of_others_stay(server: Postgres, root: Path, tmp_path: Path) -> None:
     url = server.schema()
-    with folder.create_in(tmp_path / "other", url) as other:
+    with shared.create_in(tmp_path / "other", url) as other:
         submit(other.store)
     with pytest.raises(UsageError, match="belongs to another workspace"):
         to_postgres(root, url)
@@ -173,7 +173,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from rayjobs.store import moving
-from rayjobs.workspace import folder
+from rayjobs.workspace import folder, shared
 root, url, there, at = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "there", sys.argv[4]
 
 def die(*_):

@@ -7,9 +7,8 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from rayjobs.core.errors import RayjobsError, UnreachableError
+from rayjobs.core.errors import RayjobsError, StoreError, UnreachableError
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.engine.attempt import record as attempt_record
 from rayjobs.engine.attempt.allocation import AttemptAllocation
@@ -17,6 +16,7 @@ from rayjobs.engine.attempt.end_request import EndRequest
 from rayjobs.engine.attempt.leases import Leases
 from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.engine.board import Served
 from rayjobs.injob import openfiles
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import CANCELED, Outcome
@@ -27,12 +27,11 @@ from rayjobs.jobs.states import JobState
 from rayjobs.models import requested
 from rayjobs.protocol.agent import AgentFaultError, AgentLostError, Cluster
 from rayjobs.protocol.calls import CLEAN, COLLECT, SETTLE, Settle
-from rayjobs.protocol.collected import Collected
+from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.protocol.settled import Found, Settled
 from rayjobs.resume.checkpoints import Lost, steps_lost
 from rayjobs.spec.model import Packages
-from rayjobs.workspace.blobs import FolderBlobs
-from rayjobs.workspace.folder import WorkspaceFiles
+from rayjobs.workspace.folder import open_blobs
 
 log = logging.getLogger(__name__)
 
@@ -172,11 +171,8 @@ class AttemptEnding:
         if not requests:
             return ()
         served = self._record.served
-        await self._record.wait_for_workspace()  # FolderBlobs would create its folder again
-        blobs = FolderBlobs(WorkspaceFiles(Path(served.path)).blobs)
-        return await self._record.write(
-            requested.prepare, served.store, blobs, self._record.job.id, requests
-        )
+        await self._record.wait_for_workspace()  # a removed one has no files to look at
+        return await self._record.write(_prepare_models, served, self._record.job.id, requests)
 
     async def free(self, *, proven: bool) -> None:
         """Free the allocation once; drain it unless all its processes are proven dead."""
@@ -380,13 +376,13 @@ class AttemptEnding:
     async def _steps_lost(self) -> Lost | None:
         """Return what the next attempt has to repeat; None: unknown."""
         served, job = self._record.served, self._record.job.id
-        folder = WorkspaceFiles(Path(served.path)).blobs
-        if not folder.is_dir():
-            return None  # FolderBlobs would recreate a removed workspace
+
+        def lost() -> Lost | None:
+            blobs = open_blobs(served.path)
+            return None if blobs is None else steps_lost(served.store, blobs, job)
+
         try:
-            return await asyncio.to_thread(
-                lambda: steps_lost(served.store, FolderBlobs(folder), job)
-            )
+            return await asyncio.to_thread(lost)
         except RayjobsError as error:
             log.info("what %s lost is not known: %s", job, error)
             return None
@@ -464,3 +460,12 @@ class AttemptEnding:
                 await self.clean()
         await self.free(proven=proven)
         return True
+
+
+def _prepare_models(
+    served: Served, job: str, requests: Sequence[RequestedModel]
+) -> Sequence[ModelDraft | ModelRefusal]:
+    blobs = open_blobs(served.path)
+    if blobs is None:
+        raise StoreError(f"the files of the workspace {served.path} are not there")
+    return requested.prepare(served.store, blobs, job, requests)

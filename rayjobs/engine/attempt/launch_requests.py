@@ -29,7 +29,7 @@ from rayjobs.protocol.nodes import Hello
 from rayjobs.spec.model import Packages
 from rayjobs.target.versions import installed, parse
 from rayjobs.workspace.azure import AzureSettings
-from rayjobs.workspace.folder import id_of
+from rayjobs.workspace.folder import id_of, needs_secrets
 
 
 def azure_identity(served: Served, target: str) -> AzureIdentity:
@@ -128,9 +128,8 @@ def launch_requests(
             max_duration_s=plan.max_duration_s,
             stall_timeout_s=plan.stall_timeout_s,
             lease_s=plan.lease_s,
-            reads_secrets=bool(
-                spec.inputs or spec.outputs or packages or spec.secrets or spec.container
-            ),
+            reads_secrets=needs_secrets(served.path)
+            or bool(spec.inputs or spec.outputs or packages or spec.secrets or spec.container),
             relay=plan.relay,
         )
         nodes.append(NodeOfAttempt(on, where.node_id))
