@@ -10,6 +10,7 @@ import click
 from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import facts, print_json
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
+from rayjobs.cli.target import TargetName
 
 EPILOG = """\b
 Examples:
@@ -189,7 +190,7 @@ def check(settings: Settings) -> int:
 
 
 @workspace.command("take-over", epilog="\b\nExample:\n  rayjobs workspace take-over local\n")
-@click.argument("target", default="local")
+@click.argument("target", default="local", metavar="[TARGET]", type=TargetName())
 @json_option
 @common_options
 @click.pass_obj

@@ -134,6 +134,10 @@ class StoreError(UnreachableError):
     """The store cannot be read or written."""
 
 
+class StoreUnreachableError(StoreError):
+    """The server of the records or of the files does not answer: only patience helps."""
+
+
 class StoreLostError(StoreError):
     """The store was deleted, or lacks records that it had."""
 

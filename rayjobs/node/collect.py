@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from rayjobs.core.errors import RayjobsError, StoreError
+from rayjobs.core.errors import RayjobsError, StoreError, StoreUnreachableError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.models import requested
@@ -175,14 +175,18 @@ class Collecting:
         record = record_of(str(root))
         left_out = missing_records(on, record, restored=self._restored(on))
         problems: list[str] = []
+        outage: str | None = None
         try:
             self._bring_metrics(on)
         except (StoreError, OSError) as error:
             problems.append(f"metrics: {error}.")
+            if isinstance(error, StoreUnreachableError):
+                outage = problems[-1]
         left_out += self._metrics[_key(on)].left_out.values()
         self._learn_protection(on)
         publisher = self._publisher(on)
         problems += publisher.finish()
+        outage = outage or publisher.outage or None
         left_out += publisher.left_out
         # Before outputs are stored, since that may change the same folder.
         left_out += self._compare_inputs(on)
@@ -230,7 +234,8 @@ class Collecting:
             problems=tuple(map(str, problems)),
             data=facts,
             models=tuple(requests),
-            outage=next((str(one) for one in problems if isinstance(one, OutageProblem)), None),
+            outage=outage
+            or next((str(one) for one in problems if isinstance(one, OutageProblem)), None),
         )
 
     def _restored(self, on: AttemptOnNode) -> str:

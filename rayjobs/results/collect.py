@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rayjobs.core.clock import Clock, SystemClock
-from rayjobs.core.errors import RayjobsError, UsageError
+from rayjobs.core.errors import RayjobsError, StoreUnreachableError, UsageError
 from rayjobs.core.paths import (
     BUILD_LOG,
     ENVIRONMENT_LOCK,
@@ -249,6 +249,7 @@ class Publisher:
         self.root = Path(on.root)
         self._watch = watch
         self.refused = False
+        self.outage = ""  # why the last `finish` stored not everything, where a server is away
         self.left_out: list[str] = []
         self._blobs = blobs
         self._publish = publish
@@ -308,6 +309,7 @@ class Publisher:
             return problems
 
     def _finish(self) -> list[str]:
+        self.outage = ""
         self._watch("the list of its files", 0)
         found = scan_files(self.on)
         self.left_out = found.left_out
@@ -366,7 +368,12 @@ class Publisher:
             try:
                 self._make_visible(stored)
             except RayjobsError as error:
+                self._note_outage(error)
                 problems.append(_sentence(error))
+
+    def _note_outage(self, error: Exception) -> None:
+        if isinstance(error, StoreUnreachableError):
+            self.outage = self.outage or _sentence(error)
 
     def _make_visible(self, files: list[StoredFile]) -> None:
         try:
@@ -401,6 +408,7 @@ class Publisher:
             try:
                 blobs = self._blobs.add_files([path for _, path, _ in part])
             except RayjobsError as error:
+                self._note_outage(error)
                 problems.append(_sentence(error))
                 return []
         else:
@@ -411,6 +419,7 @@ class Publisher:
         stored = []
         for (name, _, info), blob in zip(part, blobs, strict=True):
             if isinstance(blob, Exception):
+                self._note_outage(blob)
                 problems.append(f"{name}: {_sentence(blob)}")
                 continue
             self._seen[name] = _Seen(

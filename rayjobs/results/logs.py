@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayjobs.core.errors import NotFoundError
+from rayjobs.core.errors import NotFoundError, StoreUnreachableError
 from rayjobs.core.paths import (
     BUILD_LOG,
     EARLIER_LOGS,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LOG_FOLDERS = ("azureml-logs/", "logs/", "user_logs/")
 POLL_S = 0.05
+PATIENCE_S = 120.0  # for a storage of pieces that does not answer
 
 _ALIAS = re.compile(r"^user_logs/std_log(_\d+)?\.txt$")
 _DRIVER = re.compile(r"^azureml-logs/70_driver_log(?:_(\d+))?\.txt$")
@@ -78,6 +79,7 @@ class Logs:
         """
         self._store = workspace.store
         self._blobs = workspace.blobs
+        self._away_since_s: float | None = None
         self._has_pieces = workspace.blobs_address is not None
         self.job_id = job_id
         self._fresh_s = fresh_s
@@ -249,7 +251,7 @@ class Logs:
                     return
                 data = b""
                 if sent is not None and time.monotonic() >= next_s:
-                    data = sent.read()
+                    data = self._news(sent)
                     pause_s = (
                         live_logs.POLL_S if data else min(1.5 * pause_s, live_logs.LONGEST_POLL_S)
                     )
@@ -291,6 +293,19 @@ class Logs:
     # -- logs of attempts whose folders are elsewhere --------------------------------------------
     def _sent(self, rank: int, number: int) -> live_logs.Reader:
         return live_logs.Reader(self._blobs, live_logs.folder(self.job_id, number, rank))
+
+    def _news(self, sent: live_logs.Reader) -> bytes:
+        """Return what came; a storage that is away for a while is waited for."""
+        try:
+            data = sent.read()
+        except StoreUnreachableError:
+            now_s = time.monotonic()
+            self._away_since_s = self._away_since_s or now_s
+            if now_s - self._away_since_s > PATIENCE_S:
+                raise
+            return b""
+        self._away_since_s = None
+        return data
 
     def _sent_ranks(self) -> list[int]:
         job = self._store.job(self.job_id)

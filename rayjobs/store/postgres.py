@@ -20,7 +20,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rayjobs.core.errors import StoreBusyError, StoreError, StoreVersionError, UsageError
+from rayjobs.core.errors import (
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+    StoreVersionError,
+    UsageError,
+)
 from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
 from rayjobs.store.postgres_address import parsed
@@ -607,7 +613,7 @@ class PostgresDatabase:
                 path=self.where,
             ) from error
         if isinstance(error, psycopg.OperationalError):
-            raise StoreError(
+            raise StoreUnreachableError(
                 f"the store {self.where} cannot be reached: {said}. Check that the server runs, "
                 f"its address, and the user's password (PGPASSWORD or ~/.pgpass)",
                 path=self.where,

@@ -7,9 +7,10 @@ metadata; ``touched/KEY`` says when somebody last relied on a blob without stori
 All ages are by the server's clock (the Date of its answers): clients' clocks differ.
 
 Why a prune never removes what somebody has just stored or relied on: the one who stores writes
-first and then reads the lists of running prunes; the prune writes its list first and then looks at
-the times. Whichever comes second sees the other: the client waits and stores again, or the prune
-spares the blob.
+first, then reads the lists of running prunes, then looks whether the blob is there; the prune
+writes its list first, then looks at the times, and takes the list back when it has removed what is
+old. Whichever comes second sees the other: the client waits and stores again, or the prune spares
+the blob.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from rayjobs.core.errors import (
     RayjobsError,
     StorageFullError,
     StoreError,
+    StoreUnreachableError,
     UsageError,
 )
 from rayjobs.core.files import replacing
@@ -139,7 +141,7 @@ class S3Blobs:
                 self._put_at_once(source, key)
             else:
                 self._put_in_parts(source, key)
-            if key not in self._condemned():
+            if self._stays(key):
                 return Blob(key, source.size, source.digest)
             self._wait_for_prunes(key)
         raise StoreError(
@@ -347,7 +349,15 @@ class S3Blobs:
         if (_date_of(head) - head["LastModified"]).total_seconds() < self._touch_s:
             return True
         self._put(TOUCHED, key, b"")
-        return key not in self._condemned()
+        return self._stays(key)
+
+    def _stays(self, key: str) -> bool:
+        """Whether no prune removes a blob that was stored, or touched, just before.
+
+        In this order: a prune whose list is gone has removed what it removes, and one whose list
+        comes after this look sees the new time.
+        """
+        return key not in self._condemned() and self._head(key) is not None
 
     def _unused_s(self, key: str, head: Any) -> float:
         used = head["LastModified"]
@@ -450,8 +460,8 @@ class S3Blobs:
                 Bucket=self.address.bucket, Key=self._at(kind, key), Body=data, **options
             )
         except ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "")
-            if not only_new or code not in ("PreconditionFailed", "ConditionalRequestConflict"):
+            conflicts = ("PreconditionFailed", "ConditionalRequestConflict")
+            if not only_new or _code_of(error) not in conflicts:
                 raise
 
     def _remove(self, kind: str, key: str) -> None:
@@ -488,8 +498,7 @@ class S3Blobs:
         try:
             yield
         except ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "")
-            if status_of(error) == 404 and code != "NoSuchBucket":
+            if status_of(error) == 404 and _code_of(error) != "NoSuchBucket":
                 raise self._missing(full) from error
             raise
 
@@ -511,25 +520,33 @@ class S3Blobs:
         except DatastoreError as error:
             raise self._failed(error) from error
         except (BotoCoreError, ClientError) as error:
-            from rayjobs.datastore.backends.s3_errors import explain
+            from rayjobs.datastore.backends.s3_errors import explain, status_of
 
             where = self.address.where
+            if _code_of(error) in _FULL or status_of(error) == 507:
+                raise StorageFullError(
+                    f"no space is left for files in {where} ({_code_of(error)}); what was there is "
+                    f"unchanged. Free space there, or raise the quota, then repeat"
+                ) from error
             raise self._failed(explain(error, what=f"use {key!r}", where=where)) from error
         except OSError as error:
             raise StoreError(f"{key} cannot be read or written: {error}") from error
 
     def _failed(self, error: Exception) -> StoreError:
-        if any(word in str(error) for word in _FULL):
-            return StorageFullError(
-                f"no space is left in {self.address.where}: {error} What was there is unchanged"
-            )
-        return StoreError(self._sentence(error), path=self.address.where)
+        from rayjobs.datastore.errors import DatastoreUnavailable
+
+        kind = StoreUnreachableError if isinstance(error, DatastoreUnavailable) else StoreError
+        return kind(self._sentence(error), path=self.address.where)
 
     def _sentence(self, error: Exception) -> str:
         return f"the workspace's files in {self.address.where} are not available: {error}"
 
 
-_FULL = ("QuotaExceeded", "StorageFull", "InsufficientStorage", "507")
+_FULL = ("QuotaExceeded", "XMinioStorageFull", "StorageFull", "InsufficientStorage")
+
+
+def _code_of(error: Exception) -> str:
+    return str((getattr(error, "response", None) or {}).get("Error", {}).get("Code", ""))
 
 
 class _Source:

@@ -32,6 +32,7 @@ FREE = {
     *("--session-token-env", "--max-size", "--set", "--since", "--grep", "--credentials"),
     *("--image", "--shm-size", "--docker-arg", "--parameter", "--label", "--published"),
     *("--fetch", "--code", "--from", "--remove", "--store", "--weights", "--model"),
+    *("--blobs", "--endpoint-url"),
     *("--every", "--at", "--on", "--start", "--time-zone", "--path-parameter", "--epochs"),
     *("--batch-size", "--warmup-epochs", "--learning-rate", "--random-seed", "--patience"),
     "--print-frequency",

@@ -1,0 +1,256 @@
+"""Output of a rank for readers without the attempt's folder: every byte once, in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rayjobs.core.errors import StoreUnreachableError
+from rayjobs.jobs.hosts import HostRecord
+from rayjobs.jobs.records import Job
+from rayjobs.results import live_logs, logs
+from rayjobs.results.live_logs import Reader, Sender
+from rayjobs.results.logs import Logs
+from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
+from rayjobs.workspace.blobs import FolderBlobs
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from rayjobs.workspace.s3_address import S3Address
+from tests.unit.results.played import begin, end
+
+
+class SharedBlobs(FolderBlobs):
+    """A folder that stands for a bucket; away while `is_away`."""
+
+    address = S3Address("bucket")
+    is_away = False
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        if self.is_away:
+            raise StoreUnreachableError("the bucket is away")
+        return super().list(prefix)
+
+
+class Clock:
+    """Seconds that go where the test puts them."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> SharedBlobs:
+    return SharedBlobs(tmp_path / "bucket")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, blobs: SharedBlobs) -> Iterator[OpenWorkspace]:
+    with open_workspace(tmp_path / "ws") as opened:
+        yield replace(opened, blobs=blobs)
+
+
+@pytest.fixture
+def job(workspace: OpenWorkspace) -> Job:
+    job, _ = workspace.store.submit(
+        NewJob(spec=JobSpec(script="a.py"), experiment="e", snapshot=None, user="me")
+    )
+    return job
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "attempt" / "log" / "driver_0.log"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def sender(blobs: FolderBlobs, log: Path, clock: Clock | None = None) -> Sender:
+    return Sender(blobs, log, "live/j/1/0/", clock or Clock())
+
+
+def add(log: Path, data: bytes) -> None:
+    with log.open("ab") as file:
+        file.write(data)
+
+
+def test_pieces_make_the_log(blobs: SharedBlobs, log: Path) -> None:
+    clock, reader = Clock(), Reader(blobs, "live/j/1/0/")
+    sends = sender(blobs, log, clock)
+    sends.step()  # there is no log yet
+    assert reader.read() == b""
+    add(log, b"one\n")
+    sends.step()
+    add(log, b"two\n")
+    sends.step()
+    assert reader.read() == b"one\ntwo\n"
+    assert (reader.read(), reader.given) == (b"", 8)
+    sends.remove()
+    assert list(blobs.list("live/")) == []
+
+
+def test_a_busy_rank_is_stored_once_a_second(blobs: SharedBlobs, log: Path) -> None:
+    clock = Clock()
+    sends = sender(blobs, log, clock)
+    for number in range(20):
+        add(log, b"%d\n" % number)
+        sends.step()
+    assert len(list(blobs.list("live/"))) == live_logs.AT_ONCE
+    clock.now_s = 1.0
+    sends.step()
+    assert len(list(blobs.list("live/"))) == live_logs.AT_ONCE + 1
+    assert Reader(blobs, "live/j/1/0/").read() == log.read_bytes()
+
+
+def test_a_new_agent_goes_on_behind_the_last_piece(blobs: SharedBlobs, log: Path) -> None:
+    reader = Reader(blobs, "live/j/1/0/")
+    add(log, b"one\n")
+    sender(blobs, log).step()
+    assert reader.read() == b"one\n"
+    add(log, b"two\n")
+    again = sender(blobs, log)
+    again.step()
+    again.step()
+    assert reader.read() == b"two\n"
+    assert len(list(blobs.list("live/"))) == 2
+
+
+def test_a_piece_that_was_not_stored_is_sent_again(
+    blobs: SharedBlobs, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sends = sender(blobs, log)
+    add(log, b"one\n")
+    sends.step()
+    add(log, b"two\n")
+    with monkeypatch.context() as patched:
+
+        def away(*_: object) -> None:
+            raise StoreUnreachableError("away")
+
+        patched.setattr(blobs, "put_bytes", away)
+        with pytest.raises(StoreUnreachableError):
+            sends.step()
+    sends.step()
+    assert Reader(blobs, "live/j/1/0/").read() == b"one\ntwo\n"
+
+
+class Following:
+    """A follower on its own thread."""
+
+    def __init__(self, workspace: OpenWorkspace, job: Job) -> None:
+        self.data = b""
+        self.error: BaseException | None = None
+        self.news = threading.Condition()
+        self._thread = threading.Thread(target=self._run, args=(Logs(workspace, job.id),))
+        self._thread.start()
+
+    def _run(self, of_job: Logs) -> None:
+        try:
+            for part in of_job.follow(poll_s=0.01):
+                with self.news:
+                    self.data += part.data
+                    self.news.notify_all()
+        except BaseException as error:
+            self.error = error
+
+    def wait_for(self, data: bytes) -> None:
+        with self.news:
+            assert self.news.wait_for(lambda: self.data == data, timeout=30), self.data
+
+    def end(self) -> bytes:
+        self._thread.join(30)
+        assert not self._thread.is_alive() and self.error is None, self.error
+        return self.data
+
+
+def elsewhere(workspace: OpenWorkspace, job: Job, root: Path, number: int = 1) -> None:
+    """Let the attempt's folder be of another machine, at a path that exists here as well."""
+    host = HostRecord(root=str(root), pid=1, start_time=1, boot_id="of another machine")
+    workspace.store.set_hosts(job.id, attempt=number, hosts=[host])
+
+
+def test_a_follower_elsewhere_gets_every_byte_once(
+    workspace: OpenWorkspace, blobs: SharedBlobs, job: Job, tmp_path: Path
+) -> None:
+    root = tmp_path / "a1"
+    path = begin(workspace, job, root).driver_log(0)
+    elsewhere(workspace, job, root)
+    sends = Sender(blobs, path, live_logs.folder(job.id, 1, 0), Clock())
+    following = Following(workspace, job)
+    path.write_bytes(b"first\n")
+    sends.step()
+    following.wait_for(b"first\n")
+    of_job = Logs(workspace, job.id)
+    assert of_job.names() == ["azureml-logs/70_driver_log.txt"]
+    assert of_job.read() == b"first\n"
+    blobs.is_away = True  # for a while
+    add(path, b"second\n")
+    blobs.is_away = False
+    sends.step()
+    following.wait_for(b"first\nsecond\n")
+    add(path, b"last\n")  # the attempt ends before it is sent
+    end(workspace, job, root)
+    sends.remove()
+    assert following.end() == b"first\nsecond\nlast\n"
+    assert Logs(workspace, job.id).read() == b"first\nsecond\nlast\n"
+
+
+def test_a_follower_reads_the_end_of_an_attempt_after_the_next_has_begun(
+    workspace: OpenWorkspace, blobs: SharedBlobs, job: Job, tmp_path: Path
+) -> None:
+    path = begin(workspace, job, tmp_path / "a1").driver_log(0)
+    elsewhere(workspace, job, tmp_path / "a1")
+    sends = Sender(blobs, path, live_logs.folder(job.id, 1, 0), Clock())
+    of_job = Logs(workspace, job.id)
+    parts = of_job.follow(poll_s=0.0)
+    path.write_bytes(b"one\n")
+    sends.step()
+    found = b""
+    while found != b"one\n":
+        found += next(parts).data
+    add(path, b"two\n")
+    end_and_requeue(workspace, job, tmp_path / "a1")
+    sends.remove()
+    path = begin(workspace, job, tmp_path / "a2").driver_log(0)
+    elsewhere(workspace, job, tmp_path / "a2", 2)
+    path.write_bytes(b"three\n")
+    end(workspace, job, tmp_path / "a2")
+    assert found + b"".join(part.data for part in parts) == b"one\ntwo\nthree\n"
+
+
+def end_and_requeue(workspace: OpenWorkspace, job: Job, root: Path) -> None:
+    from rayjobs.injob.outcomes import Outcome
+    from rayjobs.jobs.states import JobState
+    from rayjobs.results.collect import Publisher
+    from tests.support.attempts import on_node
+
+    store = workspace.store
+    store.move(job.id, attempt=1, old=JobState.RUNNING, new=JobState.FINALIZING)
+    publisher = Publisher(
+        on_node(root, attempt=1),
+        blobs=workspace.blobs,
+        publish=lambda files: store.publish_files(job.id, attempt=1, files=files),
+    )
+    assert publisher.finish() == []
+    assert store.requeue(job.id, attempt=1, reason="again", outcome=Outcome.FAILED)
+
+
+def test_a_storage_that_stays_away_ends_the_following(
+    workspace: OpenWorkspace,
+    blobs: SharedBlobs,
+    job: Job,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin(workspace, job, tmp_path / "a1")
+    elsewhere(workspace, job, tmp_path / "a1")
+    monkeypatch.setattr(logs, "PATIENCE_S", 0.0)
+    blobs.is_away = True
+    with pytest.raises(StoreUnreachableError, match="away"):
+        for _ in Logs(workspace, job.id).follow(poll_s=0.0):
+            pass
