@@ -9,6 +9,7 @@ Source: ``azureml.core.compute`` of azureml-core 1.61.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 PRIORITIES = ("dedicated", "lowpriority")
 DEFAULT_SIZE = "STANDARD_NC6"  # of AmlCompute, where the program names none
 DEFAULT_MAX_NODES = 4
+MISSPELT = 0.8  # how alike two names are, at least, so that one is taken for the other
 
 
 class ComputeNotFoundError(NotFoundError, ComputeTargetException):
@@ -490,9 +492,11 @@ class ComputeTargets(dict[str, ComputeTarget]):
 
         Raises:
             KeyError: this process does not run an Azure ML program.
+            ComputeUsageError: the name is close to a known one.
         """
         if not program_rules.rules.unknown_is_local:
             raise KeyError(name)
+        refuse_misspelt(AzureSettings(self._workspace.store), name)
         notice(unknown_sentence(name))
         made = AmlCompute.__new__(AmlCompute)
         made.workspace, made.name = self._workspace, name
@@ -510,6 +514,25 @@ def bound_target(settings: AzureSettings, name: str) -> str | None:
     if _is_target(name):
         return name
     return settings.targets().get(name)
+
+
+def refuse_misspelt(settings: AzureSettings, name: str) -> None:
+    """Refuse an unknown compute name that is close to one that something answers for.
+
+    Such a name is a typing mistake more often than another cluster, and a job that runs silently on
+    another machine costs more than a refusal.
+
+    Raises:
+        ComputeUsageError: there is such a name.
+    """
+    known = {record.name for record in all_targets(home=default_home())}
+    known |= {*settings.computes(), *settings.targets()}
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=MISSPELT)
+    if near:
+        raise ComputeUsageError(
+            f"there is no compute target {name!r}. Did you mean {near[0]!r}? If {name!r} is "
+            f"another cluster, say what runs its jobs: `rayjobs azureml map {name}=local`"
+        )
 
 
 def unknown_sentence(name: str) -> str:

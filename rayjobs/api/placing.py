@@ -52,6 +52,7 @@ def place(
 
     Raises:
         CannotBePlacedError: it needs GPUs, the target has none, and CPUs are not allowed.
+        ComputeUsageError: in an Azure ML program, a name that is close to a known one.
     """
     from rayjobs.api.configs import target_name
 
@@ -65,6 +66,7 @@ def place(
         if record is None and not program_rules.rules.unknown_is_local:
             return _plain(settings, name)  # the submit says that there is no such target
         if record is None:
+            compute.refuse_misspelt(kept, name)
             notice(compute.unknown_sentence(name))
         target = LOCAL
     asked = settings.amlcompute

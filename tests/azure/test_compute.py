@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.api import notices, program_rules
-from rayjobs.api.compute import AmlCompute, ComputeTarget
+from rayjobs.api.compute import AmlCompute, ComputeTarget, ComputeUsageError
 from rayjobs.api.configs import PyTorchConfiguration, RunConfiguration, ScriptRunConfig
 from rayjobs.api.estimators import PyTorch
 from rayjobs.api.experiment import Experiment
@@ -247,3 +247,28 @@ def test_experiments_have_tags_and_an_archive(workspace: Workspace) -> None:
     assert list(workspace.experiments) == ["one"]
     Experiment.delete(workspace, one.id)
     assert workspace.experiments == {}
+
+
+def test_a_misspelt_name_is_refused_with_the_name_that_was_meant(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster(workspace, "gpu-cluster", "STANDARD_NC6")
+    AzureSettings(workspace.store).map_target("big-machine", "local")
+    become_azure_program()
+    for wrong, right in (
+        ("gpu-clutser", "gpu-cluster"),
+        ("gpu-cluster2", "gpu-cluster"),
+        ("big-machin", "big-machine"),
+        ("locl", "local"),
+    ):
+        config = ScriptRunConfig("src", "a.py", compute_target=wrong)
+        for use in (
+            lambda config=config: config.to_spec(workspace=workspace),
+            lambda wrong=wrong: workspace.compute_targets[wrong],
+        ):
+            with pytest.raises(ComputeUsageError, match=f"Did you mean '{right}'"):
+                use()
+    assert "is not known here" not in capsys.readouterr().err
+    AzureSettings(workspace.store).map_target("gpu-clutser", "local")  # the remedy that it names
+    config = ScriptRunConfig("src", "a.py", compute_target="gpu-clutser")
+    assert config.to_spec(workspace=workspace).target == "local"
