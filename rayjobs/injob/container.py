@@ -45,6 +45,18 @@ class ContainerError(OSError):
     """An image cannot be made a root here; the sentence says why."""
 
 
+class VolumeError(ContainerError):
+    """A volume that the job asked for cannot be shown in its container, by any attempt."""
+
+
+def volume_problem(bind: Bind, error: OSError) -> str:
+    """Return why a volume cannot be shown, without a full stop."""
+    return (
+        f"the node {os.uname().nodename} has no {bind.source}, the source of the volume "
+        f"{bind.target}: {error.strerror}"
+    )
+
+
 def make(plan: ContainerPlan, *, has_own_users: bool) -> str:
     """Mount a container in a new mount namespace of the calling process; return its root.
 
@@ -131,13 +143,20 @@ def _bind(root: str, bind: Bind) -> None:
     try:
         info = os.stat(bind.source)
     except OSError as error:
+        if bind.of_job:
+            raise VolumeError(error.errno, volume_problem(bind, error)) from error
         raise ContainerError(
             error.errno, f"{bind.source}, which the container is to see, {error.strerror}"
         ) from error
-    if stat.S_ISDIR(info.st_mode):
-        at = _folder(root, bind.target)
-    else:
-        at = _file(root, bind.target, replaces=bind.replaces)
+    try:
+        if stat.S_ISDIR(info.st_mode):
+            at = _folder(root, bind.target)
+        else:
+            at = _file(root, bind.target, replaces=bind.replaces)
+    except ContainerError as error:
+        if bind.of_job:
+            raise VolumeError(error.errno, error.strerror) from error
+        raise
     kernel.mount(bind.source, at, None, kernel.MS_BIND | kernel.MS_REC)
     if bind.read_only:
         kernel.mount(

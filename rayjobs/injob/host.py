@@ -168,11 +168,7 @@ class Host:
         try:
             self._show_inputs()
         except (OSError, ValueError, TypeError) as error:
-            self.ending.begin(
-                Outcome.HOST_ERROR,
-                f"the {'container' if self.plan.container else 'inputs'} cannot be set up for the "
-                f"ranks: {error}",
-            )
+            self._begin_not_shown(error)
             return None
         try:
             self._extras.start()
@@ -187,6 +183,16 @@ class Host:
         self._started_s = boot_clock_s()
         self.usage.start()
         return None
+
+    def _begin_not_shown(self, error: Exception) -> None:
+        what = "inputs" if self.plan.container is None else "container"
+        outcome, why = Outcome.HOST_ERROR, str(error)
+        if self.plan.container is not None:
+            from rayjobs.injob import container
+
+            if isinstance(error, container.VolumeError):
+                outcome, why = Outcome.NOT_STARTABLE, error.strerror
+        self.ending.begin(outcome, f"the {what} cannot be set up for the ranks: {why}")
 
     def _show_inputs(self) -> None:
         """Protect the inputs from the ranks, in a mount namespace that this process is now in."""

@@ -104,12 +104,14 @@ class Bind(Message):
         target: Its path in the container.
         read_only: The container cannot change it.
         replaces: It takes the place of what the image has there, even of a link.
+        of_job: The job asked for it: if it cannot be shown, that is the job's mistake.
     """
 
     source: str
     target: str
     read_only: bool = False
     replaces: bool = False
+    of_job: bool = False
 
 
 @dataclass(frozen=True)

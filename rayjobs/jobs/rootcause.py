@@ -169,7 +169,9 @@ def diagnose(
             failure_class_of(outcome), _memory_message(record, number), rank, said
         )
     if outcome is Outcome.NOT_STARTABLE:
-        whose = FailureClass.ENVIRONMENT if brings_programs else FailureClass.USER
+        # Without a rank it was a volume of the job's container, not a program.
+        is_program = brings_programs and rank is not None
+        whose = FailureClass.ENVIRONMENT if is_program else FailureClass.USER
         failure = _failure(whose, record.reason, rank, None)
         return outcome, replace(failure, is_permanent=True)
     if outcome is not Outcome.FAILED:

@@ -127,12 +127,14 @@ class NodeContainers:
         """Prepare an attempt's image; return None if it requests none.
 
         Raises:
-            PrepareError: see `Images.realise`; class ``environment``: this node cannot run images,
-                or the image lacks something that the job needs.
+            PrepareError: see `Images.realise`; class ``user``: this node has not what a volume
+                shows; class ``environment``: this node cannot run images, or the image lacks
+                something that the job needs.
         """
         asked = request.container
         if asked is None:
             return None
+        await asyncio.to_thread(_check_volumes, asked)
         able = await asyncio.to_thread(self.capability)
         if able.why:
             raise PrepareError(
@@ -409,7 +411,25 @@ class NodeContainers:
 
 def _volumes(asked: ContainerRequest) -> tuple[Bind, ...]:
     volumes = parse_arguments(asked.arguments).volumes
-    return tuple(Bind(one.source, one.target, one.read_only) for one in volumes)
+    return tuple(Bind(one.source, one.target, one.read_only, of_job=True) for one in volumes)
+
+
+def _check_volumes(asked: ContainerRequest) -> None:
+    """Check that the node has what the job's volumes show. Blocks.
+
+    Raises:
+        PrepareError: class ``user``: it lacks one. A retry would find the same.
+    """
+    for one in _volumes(asked):
+        try:
+            Path(one.source).stat()
+        except OSError as error:
+            raise PrepareError(
+                f"{injob_container.volume_problem(one, error)}. A volume shows a path of the node "
+                f"on which the job runs: create it on each node of the target, or correct the path",
+                failure_class="user",
+                is_permanent=True,
+            ) from error
 
 
 def _shm_bytes(asked: ContainerRequest) -> int:

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
+from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.identity import is_alive
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan
+from rayjobs.jobs.rootcause import diagnose
 from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.node.containers import Capability, NodeContainers
 from rayjobs.node.workspaces import Workspaces
@@ -98,7 +102,13 @@ def _no_workspace(path: str) -> OpenWorkspace:
     raise AssertionError(f"nothing needs the workspace {path}")
 
 
-def bring(folder: Path, plan: LaunchPlan, asked: ContainerRequest, able: Capability | None) -> str:
+def bring(
+    folder: Path,
+    plan: LaunchPlan,
+    asked: ContainerRequest,
+    able: Capability | None,
+    whose: str = "environment",
+) -> str:
     """Return why an image cannot be brought for a plan."""
     node = NodeContainers(
         folder / "images",
@@ -110,7 +120,7 @@ def bring(folder: Path, plan: LaunchPlan, asked: ContainerRequest, able: Capabil
         node._capability = able
     with pytest.raises(PrepareError) as caught:
         asyncio.run(node.bring(request_of(plan, folder, container=asked)))
-    assert caught.value.failure_class == "environment"
+    assert caught.value.failure_class == whose
     assert caught.value.is_permanent
     return str(caught.value)
 
@@ -159,6 +169,45 @@ def test_a_limit_above_the_nodes_own_is_said(short_path: Path, image: Path) -> N
     record = attempt.start_cold().wait()
     assert record["outcome"] == "not_startable"
     assert "--ulimit nofile=-1:-1 is above the node's own limit" in record["reason"]
+
+
+def test_a_volume_whose_source_the_node_lacks_is_refused_before_the_image_is_fetched(
+    short_path: Path,
+) -> None:
+    plan = LaunchPlan.from_json(Attempt.make(short_path, "pass").plan)
+    missing = short_path / "data"
+    asked = ContainerRequest(image="python:3.13", arguments=("-v", f"{missing}:/data:ro"))
+    said = bring(short_path, plan, asked, None, "user")
+    assert said.startswith(
+        f"the node {os.uname().nodename} has no {missing}, the source of the volume /data: No such"
+    )
+    assert "create it on each node of the target, or correct the path" in said
+
+
+@pytest.mark.parametrize("how", ["gone", "file", "ours"])
+def test_a_volume_that_cannot_be_shown_is_the_jobs_mistake_and_not_a_lost_host(
+    short_path: Path, image: Path, how: str
+) -> None:
+    """Its source was removed after the check of the node, or a file is in its place."""
+    folder = short_path / "data"
+    if how == "file":
+        folder.mkdir()
+    target = "/etc/passwd/data" if how == "file" else "/data"
+    volume = {"source": str(folder), "target": target, "of_job": how != "ours"}
+    attempt = in_image(Attempt.make(short_path, "pass"), image, more_binds=[volume])
+    record = ExitRecord.from_json(attempt.start_cold().wait())
+    outcome, failure = diagnose([record], {}, brings_programs=True)
+    assert failure is not None
+    if how == "ours":  # what only rayjobs puts there
+        assert (outcome, failure.failure_class) == (Outcome.HOST_ERROR, FailureClass.SYSTEM)
+        return
+    said = {
+        "gone": f"the node {os.uname().nodename} has no {folder}, the source of the volume /data",
+        "file": "the image has a file where the folder /etc/passwd/data belongs",
+    }[how]
+    assert f"the container cannot be set up for the ranks: {said}" in failure.message
+    assert (outcome, failure.failure_class) == (Outcome.NOT_STARTABLE, FailureClass.USER)
+    assert failure.is_permanent
 
 
 def test_the_program_that_asks_images_gives_the_exit_code_of_what_it_ran(
