@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
 from rayjobs.cli.asking import ask_target
@@ -12,12 +14,15 @@ from rayjobs.cli.params import job_argument
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import UsageError
 from rayjobs.core.terminal import plain_text
+from rayjobs.core.text import duration_text
 from rayjobs.data.made import OUTPUT_EVENT
 from rayjobs.jobs import unstored
 from rayjobs.target.requests import TargetRequest
 
 # The target answers earlier, and is asked again.
 ANSWER_S = 60.0
+# A line is printed after this time, even if no file has moved.
+QUIET_S = 30.0
 
 EPILOG = """\b
 Examples:
@@ -49,10 +54,12 @@ def store(settings: Settings, job: str) -> int:
             raise UsageError(f"there is nothing to store: {why_not}")
         ensure_target(found.target, home=home(), workspace=workspace.path, on_stage=settings.note)
         request = TargetRequest("store")
+        reporter = _Reporter(settings)
         while not (answer := ask_target(found, workspace.path, request, timeout_s=ANSWER_S))[
             "done"
         ]:
-            pass
+            # A target of an earlier version says nothing of it.
+            reporter.show(answer.get("progress", []))
         stored = [
             one.message
             for one in workspace.store.events(found.id)
@@ -67,3 +74,24 @@ def store(settings: Settings, job: str) -> int:
         for line in problems:
             settings.note(f"not stored: {plain_text(line)}")
     return Exit.FAILED if problems else Exit.DONE
+
+
+class _Reporter:
+    """Prints how far a store is: each line when it changes, at most every few seconds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._last: list[str] = []
+        self._begun_s = self._shown_s = time.monotonic()
+
+    def show(self, lines: list[str]) -> None:
+        """Print what the nodes say; without a word from them, that it still goes on."""
+        now = time.monotonic()
+        changed = [line for line in lines if line not in self._last]
+        if changed:
+            self._last = lines
+        elif now - self._shown_s >= QUIET_S:
+            changed = [f"still storing, for {duration_text(now - self._begun_s)}"]
+        for line in changed:
+            self._settings.note(plain_text(line))
+            self._shown_s = now

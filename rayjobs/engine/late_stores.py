@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,10 +14,12 @@ from rayjobs.engine.attempt_nodes import NodeOfAttempt, of_record
 from rayjobs.engine.attempts import AttemptsInProgress
 from rayjobs.engine.board import Served
 from rayjobs.jobs import unstored
-from rayjobs.protocol.calls import STORE_LATE
+from rayjobs.protocol.calls import STORE_LATE, STORE_PROGRESS
 
 # A client is answered within this time, and asks again: an upload may take hours.
-ANSWER_S = 10.0
+ANSWER_S = 2.0
+PROGRESS_S = 5.0  # for a node's line on how far it is
+log = logging.getLogger(__name__)
 
 
 class LateStores:
@@ -27,12 +30,14 @@ class LateStores:
         self._parts = parts
         self._attempts = attempts
         self._running: dict[str, asyncio.Task[list[str]]] = {}
+        self._nodes: dict[str, list[NodeOfAttempt]] = {}
 
     async def ask(self, served: Served, job: str) -> Mapping[str, Any]:
         """Store what a job left, or go on waiting for that; say whether it is over.
 
         Returns:
-            ``done``, and then ``problems``: a sentence for each thing that is not stored.
+            ``done``, and then ``problems``: a sentence for each thing that is not stored; before
+            that ``progress``: a line for each node that stores something.
 
         Raises:
             RayjobsError: there is nothing to store, or the job's records cannot be read.
@@ -42,9 +47,30 @@ class LateStores:
         if doing is None:
             doing = asyncio.ensure_future(self._store(served, job))
             self._running[key] = doing
-            doing.add_done_callback(lambda _: self._running.pop(key, None))
+            doing.add_done_callback(lambda _: self._forget(key))
         await asyncio.wait({doing}, timeout=ANSWER_S)
-        return {"done": True, "problems": doing.result()} if doing.done() else {"done": False}
+        if doing.done():
+            return {"done": True, "problems": doing.result()}
+        nodes = self._nodes.get(key, [])
+        lines = await asyncio.gather(*(self._progress_on(node) for node in nodes))
+        return {"done": False, "progress": [line for line in lines if line]}
+
+    def _forget(self, key: str) -> None:
+        self._running.pop(key, None)
+        self._nodes.pop(key, None)
+
+    async def _progress_on(self, node: NodeOfAttempt) -> str:
+        try:
+            node_id = await self._parts.leases.living_node(node, restarted=True)
+            if node_id is None:
+                return ""
+            agent = await self._parts.cluster.agent(node_id)
+            answer = await asyncio.wait_for(agent.call(STORE_PROGRESS, node.on), PROGRESS_S)
+        except (RayjobsError, TimeoutError) as error:
+            # The store itself says what is wrong.
+            log.debug("the progress on %s is not known: %s", node.name, error)
+            return ""
+        return answer.line
 
     async def _store(self, served: Served, job_id: str) -> list[str]:
         if served.key(job_id) in self._attempts:
@@ -59,6 +85,7 @@ class LateStores:
             of_record(served.path, self._parts.target, job, job.attempt, host)
             for host in attempts[-1].hosts
         ]
+        self._nodes[served.key(job_id)] = nodes
         found = await asyncio.gather(*(self._store_on(node) for node in nodes))
         problems = [sentence for node in found for sentence in node]
         if not problems:

@@ -191,7 +191,7 @@ class Host:
             from rayjobs.injob import container
 
             if isinstance(error, container.VolumeError):
-                outcome, why = Outcome.NOT_STARTABLE, error.strerror
+                outcome, why = Outcome.NOT_STARTABLE, error.strerror or why
         self.ending.begin(outcome, f"the {what} cannot be set up for the ranks: {why}")
 
     def _show_inputs(self) -> None:

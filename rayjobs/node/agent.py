@@ -91,6 +91,7 @@ class NodeAgent:
                 self._answering(calls.STACKS, self._stacks),
                 self._answering(calls.COLLECT, self._node.collect),
                 self._answering(calls.STORE_LATE, self._node.store_late),
+                self._answering(calls.STORE_PROGRESS, self._node.store_progress),
                 self._answering(calls.SETTLE, self._settle),
                 self._answering(calls.CLEAN, self._clean),
                 self._answering(calls.UNCLEANED, self._uncleaned),

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, StoreError, StoreUnreachableError
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.datastore.progress import Progress as TransferProgress
+from rayjobs.datastore.progress import line_of
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.models import requested
 from rayjobs.node.collections import Collections, Progress, on_own_thread
@@ -20,6 +22,7 @@ from rayjobs.node.hosts import record_of
 from rayjobs.node.outputs import OutageProblem
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.protocol.calls import StoreProgress
 from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.results.collect import MetricFollower, Publisher, deliver, log_tails, missing_records
 from rayjobs.results.live_logs import Sender
@@ -54,6 +57,8 @@ class Collecting:
         self._publishers: dict[str, Publisher] = {}
         self._metrics: dict[str, MetricFollower] = {}
         self._progress: dict[str, Progress] = {}
+        # By key: how far a later store is, as a line.
+        self._storing: dict[str, str] = {}
         self._noted: dict[str, set[str]] = {}
         # By marker: the current path of an attempt's workspace, from the last call about it.
         self._places: dict[str, str] = {}
@@ -148,6 +153,10 @@ class Collecting:
         work = partial(self._store_late, on)
         return await self._collections.collect(_key(on), work, self._progress_of(on))
 
+    def store_progress(self, on: AttemptOnNode) -> StoreProgress:
+        """Return how far `store_late` is."""
+        return StoreProgress(self._storing.get(_key(on), ""))
+
     def _store_late(self, on: AttemptOnNode) -> Collected:
         root = Path(on.root)
         record = record_of(str(root))
@@ -161,7 +170,16 @@ class Collecting:
         watch = self._progress_of(on).watch
         watch("the job's outputs", _bytes_below(AttemptPaths(root).written))
         note = partial(self._workspaces.record, on)
-        problems = self._data.store_outputs(root, self._workspaces.of(on), note=note)
+
+        def tell(progress: TransferProgress) -> None:
+            self._storing[_key(on)] = line_of(progress)
+
+        try:
+            problems = self._data.store_outputs(
+                root, self._workspaces.of(on), note=note, progress=tell
+            )
+        finally:
+            self._storing.pop(_key(on), None)
         self._progress.pop(_key(on), None)
         self._places.pop(on.marker, None)
         facts = self._data.facts(root)

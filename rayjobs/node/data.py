@@ -24,7 +24,7 @@ from rayjobs.core.text import duration_text, size_text
 from rayjobs.data import pins
 from rayjobs.datastore import credentials
 from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable, InvalidReference
-from rayjobs.datastore.progress import Progress, line_of
+from rayjobs.datastore.progress import Progress, ProgressCallback, line_of
 from rayjobs.datastore.protection import NONE as NO_PROTECTION
 from rayjobs.datastore.protection import Protection
 from rayjobs.injob import recordfiles
@@ -383,9 +383,16 @@ class NodeData:
             note(pins.CHANGED_EVENT if facts["count"] else "data", sentence, facts)
         self._changes.forget(root)
 
-    def store_outputs(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:
+    def store_outputs(
+        self,
+        root: Path,
+        workspace: OpenWorkspace,
+        *,
+        note: Note,
+        progress: ProgressCallback | None = None,
+    ) -> list[str]:
         """Store what the script wrote to its outputs; see `Outputs.store`. Repeatable."""
-        return self._outputs.store(root, workspace, note=note)
+        return self._outputs.store(root, workspace, note=note, progress=progress)
 
     def has_mounted_outputs(self, root: Path) -> bool:
         """Whether the attempt has outputs that `sync_outputs` stores."""

@@ -47,6 +47,7 @@ from rayjobs.node.sweeping import Sweeping, remove_dead_sockets
 from rayjobs.node.warm import NodeWarm
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode, Launched, LaunchRequest
+from rayjobs.protocol.calls import StoreProgress
 from rayjobs.protocol.collected import Collected
 from rayjobs.protocol.nodes import Prepared
 from rayjobs.target.local_head import LOCAL
@@ -296,6 +297,10 @@ class Node:
         """Store outputs that could not be stored at the job's end. Call it again at will."""
         await self._bring_again(on)
         return await self._collecting.store_late(on)
+
+    async def store_progress(self, on: AttemptOnNode) -> StoreProgress:
+        """Return how far `store_late` is; returns at once."""
+        return self._collecting.store_progress(on)
 
     def prune(self, keep_s: float = KEEP_S) -> list[Path]:
         """See `Ends.prune` and `NodeContainers.prune`."""

@@ -19,6 +19,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import counted
 from rayjobs.data import made
 from rayjobs.datastore.errors import DataExists, DatastoreError, DatastoreUnavailable
+from rayjobs.datastore.progress import Progress, ProgressCallback
 from rayjobs.injob.datafile import AttemptOutput, DataFile
 from rayjobs.node import data_record
 from rayjobs.node.data_record import DataRecord
@@ -212,7 +213,14 @@ class Outputs:
                 note("output_late", text, {"name": name})
         return problems
 
-    def store(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:
+    def store(
+        self,
+        root: Path,
+        workspace: OpenWorkspace,
+        *,
+        note: Note,
+        progress: ProgressCallback | None = None,
+    ) -> list[str]:
         """Store what the script wrote; return the problems that may be temporary. Repeatable.
 
         Problems of a storage that does not answer are `OutageProblem`s. An output that can never be
@@ -231,7 +239,7 @@ class Outputs:
                 if entry.output.get("mode") == "mount":
                     text, facts = self._finish_mounted(root, name, entry, output, workspace)
                 else:
-                    text, facts = self._store_one(name, entry, output, workspace)
+                    text, facts = self._store_one(name, entry, output, workspace, progress)
                 note(
                     made.OUTPUT_EVENT, f"output {name}: {text}", {"node": record.file.node, **facts}
                 )
@@ -273,11 +281,19 @@ class Outputs:
 
     @staticmethod
     def _store_one(
-        name: str, entry: AttemptOutput, output: DataOutput, workspace: OpenWorkspace
+        name: str,
+        entry: AttemptOutput,
+        output: DataOutput,
+        workspace: OpenWorkspace,
+        progress: ProgressCallback | None,
     ) -> tuple[str, dict[str, Any]]:
         from rayjobs.datastore.outputs import store
 
-        moved = store(output, _folder(entry))
+        def tell(done: Progress) -> None:
+            if progress is not None:
+                progress(replace(done, doing=f"output {name}"))
+
+        moved = store(output, _folder(entry), progress=tell)
         path = _stored_at(entry, output)
         found = made.manifest_of(output.record, path, moved.files)
         facts = made.pin(workspace.catalogue, name, output.record, path, found)

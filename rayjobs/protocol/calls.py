@@ -122,6 +122,13 @@ class UncleanedFolders(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class StoreProgress(Message):
+    """How far a later store is, as a line; empty: nothing is being stored."""
+
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Sweep(Message):
     """Remove folders that were named as uncleaned."""
 
@@ -162,6 +169,7 @@ STACKS = Call("stacks", AttemptOnNode, Stacks)
 COLLECT = Call("collect", AttemptOnNode, Collected)
 # After the job's end, what of its outputs could not be stored then.
 STORE_LATE = Call("store_late", AttemptOnNode, Collected)
+STORE_PROGRESS = Call("store_progress", AttemptOnNode, StoreProgress)
 # What an exit record could not prove is looked at again.
 SETTLE = Call("settle", Settle, Settled)
 CLEAN = Call("clean", AttemptOnNode, Cleaned)

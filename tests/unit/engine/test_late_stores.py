@@ -14,6 +14,7 @@ from rayjobs.jobs.data_facts import DataFacts
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.protocol.calls import StoreProgress
 from rayjobs.protocol.collected import Collected
 from tests.fakes.world import World, play
 
@@ -87,9 +88,17 @@ def test_a_long_upload_is_waited_for_by_asking_again(
             return Collected()
 
         here.agent.store_late = store_late  # type: ignore[attr-defined]
-        for _ in range(3):
-            assert await here.engine.late_stores.ask(served, job.id) == {"done": False}
+        lines = ["", "output made: 1/3 files, 5.0 MB of 9.0 MB"]
+
+        async def store_progress(_: AttemptOnNode) -> StoreProgress:
+            return StoreProgress(lines.pop(0))
+
+        here.agent.store_progress = store_progress  # type: ignore[attr-defined]
+        assert await here.engine.late_stores.ask(served, job.id) == {"done": False, "progress": []}
         await here.until(lambda: begun)
+        for progress in ([], ["output made: 1/3 files, 5.0 MB of 9.0 MB"]):
+            answer = await here.engine.late_stores.ask(served, job.id)
+            assert answer == {"done": False, "progress": progress}
         monkeypatch.setattr(late_stores, "ANSWER_S", 60.0)
         asking = asyncio.ensure_future(here.engine.late_stores.ask(served, job.id))
         await asyncio.sleep(0)
