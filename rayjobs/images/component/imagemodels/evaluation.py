@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,10 +113,11 @@ def write(evaluation: Evaluation, images: ImageDirectory, loader: Loader, folder
     except ImportError:
         print("matplotlib is not installed, so there are tables and no pictures", flush=True)
         return []
+    names = _drawable(images.classes)
     figures = {
-        "confusion_matrix": _confusion_picture(Figure, evaluation, images.classes),
-        "per_class": _class_picture(Figure, table),
-        "worst_images": _worst_picture(Figure, worst, evaluation, loader),
+        "confusion_matrix": _confusion_picture(Figure, evaluation, names),
+        "per_class": _class_picture(Figure, table, names),
+        "worst_images": _worst_picture(Figure, evaluation, loader, names),
     }
     written = []
     for name, figure in figures.items():
@@ -125,49 +127,104 @@ def write(evaluation: Evaluation, images: ImageDirectory, loader: Loader, folder
     return written
 
 
-def _confusion_picture(make: Any, evaluation: Evaluation, classes: Sequence[str]) -> Any:
+def _drawable(classes: Sequence[str]) -> list[str]:
+    """Return names that the font can draw: the number of a class where it lacks a letter."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties()))
+    return [
+        name if all(font.get_char_index(ord(letter)) for letter in name) else f"class {number}"
+        for number, name in enumerate(classes)
+    ]
+
+
+def _short(names: Sequence[str], most: int) -> list[str]:
+    """Return names of at most so many letters; where two would be equal, with their numbers."""
+    end = (most - 1) // 2
+    found = [
+        name if len(name) <= most else f"{name[: most - 1 - end]}…{name[-end:]}" for name in names
+    ]
+    counts = Counter(found)
+    for number, short in enumerate(found):
+        if counts[short] > 1:
+            told_apart = f"… {number}"
+            found[number] = short[: most - len(told_apart)] + told_apart
+    return found
+
+
+# A name such as $x$ is drawn as it is: matplotlib would read a formula, and fail at a wrong one.
+_LITERAL = {"parse_math": False}
+
+
+def _confusion_picture(make: Any, evaluation: Evaluation, names: Sequence[str]) -> Any:
     figure = make(figsize=(8, 7), layout="constrained")
     axes = figure.subplots()
     confusion = evaluation.confusion
     shares_ = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
-    figure.colorbar(axes.imshow(shares_, vmin=0, vmax=1, cmap="Blues"), label="share of the class")
+    figure.colorbar(
+        axes.imshow(shares_, vmin=0, vmax=1, cmap="Blues"), label="share of the true class"
+    )
     axes.set(xlabel="predicted", ylabel="true", title="Confusion matrix")
-    if len(classes) <= SHOWN_CLASSES:
-        names = [name[:20] for name in classes]
-        axes.set_xticks(range(len(names)), names, rotation=90)
-        axes.set_yticks(range(len(names)), names)
-        for row in range(len(names)):
-            for column in range(len(names)):
-                if count := int(confusion[row, column]):
-                    shade = "white" if shares_[row, column] > 0.5 else "black"
-                    axes.text(column, row, count, ha="center", va="center", color=shade, size=7)
+    if len(names) > SHOWN_CLASSES:
+        axes.set(xlabel="predicted (number of the class)", ylabel="true (number of the class)")
+        return figure
+    short = _short(names, 20)
+    slope = 90 if len(names) > 8 or max(map(len, short)) > 8 else 0
+    axes.set_xticks(range(len(names)), short, rotation=slope, **_LITERAL)
+    axes.set_yticks(range(len(names)), short, **_LITERAL)
+    size = min(12.0, 150 / max(1, len(names)))  # points that fit into a cell
+    for row, column in zip(*confusion.nonzero(), strict=True):
+        count = str(confusion[row, column])
+        shade = "white" if shares_[row, column] > 0.5 else "black"
+        fitting = size * min(1.0, 4 / len(count))
+        axes.text(column, row, count, ha="center", va="center", color=shade, size=fitting)
     return figure
 
 
-def _class_picture(make: Any, table: Sequence[dict[str, Any]]) -> Any:
-    shown = sorted(table, key=lambda row: row["f1"])[:SHOWN_CLASSES]
-    figure = make(figsize=(8, 1.5 + 0.3 * len(shown)), layout="constrained")
+def _class_picture(make: Any, table: Sequence[dict[str, Any]], names: Sequence[str]) -> Any:
+    worst = sorted(range(len(table)), key=lambda number: table[number]["f1"])[:SHOWN_CLASSES]
+    figure = make(figsize=(8, 0.9 + 0.28 * len(worst)), layout="constrained")
     axes = figure.subplots()
     axes.axis("off")
-    axes.set_title("Classes, the worst first")
+    of_all = f" (the worst {len(worst)} of {len(table)})" if len(worst) < len(table) else ""
+    figure.suptitle(f"Classes, the worst first{of_all}")
     columns = ("class", "images", "precision", "recall", "f1")
+    short = _short(names, 34)
     cells = [
-        [row["class"][:30], row["images"], *(f"{row[name]:.3f}" for name in columns[2:])]
-        for row in shown
+        [
+            short[number],
+            f"{table[number]['images']:,}",
+            *(f"{table[number][name]:.3f}" for name in columns[2:]),
+        ]
+        for number in worst
     ]
-    axes.table(cells, colLabels=columns, loc="upper center")
+    drawn = axes.table(
+        cells,
+        colLabels=(*columns[:-1], "F1"),
+        colWidths=(0.44, *[0.14] * 4),
+        bbox=(0, 0, 1, 1),
+        edges="horizontal",
+    )
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(10)
+    for (row, column), cell in drawn.get_celld().items():
+        cell.set_text_props(
+            ha="right" if column else "left", weight="normal" if row else "bold", **_LITERAL
+        )
     return figure
 
 
-def _worst_picture(
-    make: Any, worst: Sequence[dict[str, Any]], evaluation: Evaluation, loader: Loader
-) -> Any:
-    figure = make(figsize=(9, 10), layout="constrained")
+def _worst_picture(make: Any, evaluation: Evaluation, loader: Loader, names: Sequence[str]) -> Any:
+    worst, images, short = evaluation.worst, loader.images, _short(names, 20)
+    rows = max(1, -(-len(worst) // 4))
+    figure = make(figsize=(9, 0.5 + 2.6 * rows), layout="constrained")
     figure.suptitle("Images with the largest loss")
-    for axes in (grid := figure.subplots(4, 4).ravel()):
+    for axes in (grid := figure.subplots(rows, 4).ravel()):
         axes.axis("off")
-    for axes, row, (number, _, loss) in zip(grid, worst, evaluation.worst, strict=False):
-        image = decode(loader.images.read(number), loader.images.path(number))
+    for axes, (number, found, loss) in zip(grid, worst, strict=False):
+        image = decode(images.read(number), images.path(number))
         axes.imshow(validation_pixels(image, loader.how))
-        axes.set_title(f"{row['label'][:14]} → {row['predicted'][:14]}\nloss {loss:.2f}", size=8)
+        true, predicted = short[images.labels[number]], short[found]
+        text = f"true: {true}\npredicted: {predicted}\nloss {loss:.2f}"
+        axes.set_title(text, size=9, loc="left", **_LITERAL)
     return figure
