@@ -155,9 +155,9 @@ def _convert_here(
             seed=random_seed,
         )
     except ImageModelError as error:
-        raise UsageError(str(error)) from error
-    for why in done.unreadable.values():
-        settings.note(f"left out: {why}")
+        raise UsageError(f"{type(error).__name__}: {error}") from error
+    for image, why in done.unreadable.items():
+        settings.note(f"left out: {image} {why}")
     if settings.as_json:
         print_json({"folder": str(root), **done.to_json()})
         return Exit.DONE

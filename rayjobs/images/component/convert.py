@@ -27,7 +27,7 @@ def main() -> None:
         report="outputs/convert.json",
     )
     for name, why in done.unreadable.items():
-        print(f"left out {name}: {why}")
+        print(f"left out: {name} {why}")
     print(
         f"{done.training} images for training, {done.validation} for validation, "
         f"{len(done.classes)} classes; {len(done.unreadable)} unreadable, {done.ignored} others"

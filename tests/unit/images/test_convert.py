@@ -101,5 +101,7 @@ def test_the_command_splits_and_lists_what_it_left_out(photos: Path, tmp_path: P
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     assert (facts["training"], facts["validation"], facts["classes"][0]) == (27, 9, "blue")
-    assert "broken.jpg" in done.stderr
+    assert "left out: all/red/broken.jpg cannot be decoded (" in done.stderr
+    assert "left out: all/red/empty.png is empty\n" in done.stderr
+    assert "0x" not in done.stderr  # the address of a buffer, which PIL's text has
     assert open_labeled(str(tmp_path / "d" / "validation")).classes == ("blue", "green", "red")

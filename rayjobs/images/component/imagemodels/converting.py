@@ -84,7 +84,7 @@ def convert(
         try:
             decode(data, name)
         except UnreadableImageError as error:  # fault 185: an image that no decoder takes
-            return name, "", b"", str(error)
+            return name, "", b"", error.reason
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
         return name, parts[-2] if len(parts) > 1 else "", data, ""
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from .errors import UnreadableImageError
 
@@ -70,10 +70,13 @@ def decode(data: bytes, name: str) -> Image.Image:
             image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
         return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        what = "is empty" if not data else f"cannot be decoded ({error})"
-        raise UnreadableImageError(
-            f"{name} {what}; remove it, or let `rayjobs images convert` leave it out"
-        ) from error
+        if not data:
+            reason = "is empty"
+        elif isinstance(error, UnidentifiedImageError):  # its text is the address of a buffer
+            reason = "cannot be decoded (its format is unknown)"
+        else:
+            reason = f"cannot be decoded ({error})"
+        raise UnreadableImageError(name, reason) from error
 
 
 def training_pixels(

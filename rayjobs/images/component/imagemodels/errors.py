@@ -20,7 +20,17 @@ class InvalidDatasetError(ImageModelError):
 
 
 class UnreadableImageError(InvalidDatasetError):
-    """One image cannot be decoded."""
+    """One image cannot be decoded.
+
+    Attributes:
+        reason: What is wrong with it, after its name.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"{name} {reason}; remove it, or let `rayjobs images convert` leave it out"
+        )
+        self.reason = reason
 
 
 class ParameterOutOfRangeError(ImageModelError):
