@@ -48,14 +48,23 @@ def source_of(workspace: OpenWorkspace, text: str, say: Callable[[str], None]) -
 def registered_model(workspace: OpenWorkspace, text: str) -> ModelVersion | None:
     """Return the registered model that a text names, NAME[:VERSION]; None: it is a place of files.
 
+    A folder without a model does not hide the registered model of its name: the images of a
+    model are often in such a folder.
+
     Raises:
         NotFoundError: there is no such model.
     """
-    if Path(text).expanduser().exists() or text.startswith(KINDS) or "/" in text:
+    path = Path(text).expanduser()
+    if text.startswith(KINDS) or "/" in text or (path / "model.json").exists():
         return None
     from rayjobs.models import registry
 
-    return registry.find(workspace.store, text)
+    try:
+        return registry.find(workspace.store, text)
+    except NotFoundError:
+        if path.exists():
+            return None
+        raise
 
 
 def source_of_model(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.core.errors import NotFoundError
+from rayjobs.images.sources import registered_model
 from rayjobs.models import registry
 from tests.unit.cli.conftest import Queue, Terminal, queue, terminal
 from tests.unit.cli.fake_target import target
@@ -13,6 +15,23 @@ from tests.unit.cli.fake_target import target
 __all__ = ["queue", "terminal"]
 
 ANSWER = {"ok": True, "served": True}
+
+
+def test_a_folder_of_images_does_not_hide_the_model_of_its_name(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("shapes/circle/a.png", "model/model.json", "others/a.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"x")
+    registry.register_path(queue.workspace, name="shapes", path=tmp_path / "model")
+    found = registered_model(queue.workspace, "shapes")
+    assert found is not None
+    assert found.name == "shapes"
+    assert registered_model(queue.workspace, "model") is None  # a folder that is a model
+    assert registered_model(queue.workspace, "others") is None  # no model of this name
+    with pytest.raises(NotFoundError):
+        registered_model(queue.workspace, "missing")
 
 
 @pytest.mark.long
