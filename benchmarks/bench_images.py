@@ -50,7 +50,7 @@ def measure(*, rounds: int, quick: bool) -> list[Figure]:
         return [
             *_loops(rounds, quick, images),
             *_loaders(rounds, images, folder),
-            _curves(images, quick),
+            *_curves(images, quick, folder),
         ]
 
 
@@ -253,19 +253,60 @@ def _check_pixels(images: ImageDirectory, batches: Sequence[Sequence[int]]) -> N
 # -- two processes -------------------------------------------------------------------------------
 
 
-def _curves(images: ImageDirectory, quick: bool) -> Figure:
-    """Return by how much the losses of two processes differ from those of one, at most."""
+NUDGE = 1e-7
+"""Part by which first weights are changed: about the rounding of float32."""
+
+
+def _curves(images: ImageDirectory, quick: bool, folder: Path) -> list[Figure]:
+    """Return by how much the losses of two processes differ from those of one, at most.
+
+    In float64, where only a defect can tell them apart. In float32 the rounding of one sum moves
+    an input of a ReLU over zero, and with it the curve: one process with other rounding shows by
+    how much, with no second process.
+    """
     epochs = 1 if quick else 3
-    alone = _curve(images.root, processes=1, epochs=epochs)
-    together = _curve(images.root, processes=2, epochs=epochs)
-    worst = max(abs(one - other) for one, other in zip(alone, together, strict=True))
-    return Figure(
-        "losses of 2 DDP processes, less those of one process with the same global batch",
-        "at most", worst, most=1e-4,
-    )  # fmt: skip
+    root = _third(images, folder / "third")
+
+    def curve(processes: int, kind: str, nudge: float = 0.0) -> list[float]:
+        return _curve(root, processes=processes, epochs=epochs, kind=kind, nudge=nudge)
+
+    def apart(one: list[float], other: list[float]) -> float:
+        return max(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True))
+
+    exact, alone = curve(1, "float64"), curve(1, "float32")
+    name = "losses of 2 DDP processes, less those of one process with the same global batch"
+    return [
+        Figure(f"{name}, in float64", "at most", apart(exact, curve(2, "float64")), most=1e-4),
+        Figure(
+            "the same, in float32", "at most",
+            apart(alone, curve(2, "float32")), apart(alone, curve(1, "float32", NUDGE)),
+            f"one process whose first weights are {NUDGE:g} of their value larger",
+        ),
+    ]  # fmt: skip
 
 
-def _curve(root: str, *, processes: int, epochs: int) -> list[float]:
+def _third(images: ImageDirectory, folder: Path) -> str:
+    """Return a folder of links to every third image."""
+    for number, file in enumerate(images.files):
+        if number % 3 == 0:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).symlink_to(Path(images.root).resolve() / file)
+    return str(folder)
+
+
+class _InDouble(nn.Module):
+    """A network that computes in float64."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner.double()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(images.double())
+        return result
+
+
+def _curve(root: str, *, processes: int, epochs: int, kind: str, nudge: float) -> list[float]:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -274,7 +315,7 @@ def _curve(root: str, *, processes: int, epochs: int) -> list[float]:
     shared |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.bench_images", root, str(epochs)],
+            [sys.executable, "-m", "benchmarks.bench_images", root, str(epochs), kind, str(nudge)],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
@@ -288,13 +329,17 @@ def _curve(root: str, *, processes: int, epochs: int) -> list[float]:
     return curve
 
 
-def _rank(root: str, epochs: int) -> None:
+def _rank(root: str, epochs: int, kind: str, nudge: float) -> None:
     """Train in one of the processes; the first one prints the losses of each epoch."""
     torch.set_num_threads(1)
     ranks = Ranks("gloo" if os.environ["WORLD_SIZE"] != "1" else None)
     set_up_determinism(1)
+    module = networks.build("resnet18", CLASSES)
+    with torch.no_grad():
+        for weights in module.parameters():
+            weights.mul_(1 + nudge)
     work = Training(
-        networks.build("resnet18", CLASSES),
+        module if kind == "float32" else _InDouble(module),
         images := open_labeled(root),
         images,
         how=Preprocessing(image_size=64),
@@ -311,4 +356,4 @@ def _rank(root: str, epochs: int) -> None:
 
 
 if __name__ == "__main__":
-    _rank(sys.argv[1], int(sys.argv[2]))
+    _rank(sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))

@@ -49,6 +49,19 @@ def tiny(classes: int = 3) -> nn.Module:
     )
 
 
+class InDouble(nn.Module):
+    """A network that computes in float64, with the first weights of the one that it is made of."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner.double()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the inner network's outputs."""
+        result: torch.Tensor = self.inner(images.double())
+        return result
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `train` (12 of each color) and `val` (5)."""
@@ -77,11 +90,11 @@ def training(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
-    def make(root: Path = data, **changes: object) -> Training:
+    def make(root: Path = data, *, module: nn.Module | None = None, **changes: object) -> Training:
         values = {"epochs": 2, "batch_size": 8, "learning_rate": 0.1, "threads": 2, **changes}
         set_up_determinism(1)
         return Training(
-            tiny(),
+            module or tiny(),
             open_labeled(str(root / "train")),
             open_labeled(str(root / "val")),
             how=HOW,

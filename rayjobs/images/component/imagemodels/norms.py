@@ -62,7 +62,7 @@ def synchronized(module: nn.Module) -> nn.Module:
             new = SynchronizedBatchNorm2d(
                 child.num_features, eps=child.eps, momentum=child.momentum
             )
-            new.load_state_dict(child.state_dict())
+            new.to(child.weight.dtype).load_state_dict(child.state_dict())
             setattr(module, name, new)
         else:
             synchronized(child)
