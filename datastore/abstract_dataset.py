@@ -217,7 +217,8 @@ class AbstractDataset(ABC):
     ) -> Self:
         """Register the files as they were listed, under `name`; return the registered dataset.
 
-        Local files are read once for their digests, which `progress` follows. If the newest
+        Local files are read once for their digests, which `progress` follows; those that the newest
+        version lists with the same size and mark are not read again. If the newest
         version of the name is of these very files, it is returned: with `create_new_version` too,
         and then `tags` are added to it.
 
@@ -230,6 +231,10 @@ class AbstractDataset(ABC):
         catalogue = catalogue_of(workspace)
         with addresses_of(workspace):
             listed = self.manifest
+        newest = next(iter(catalogue.dataset_versions(name)[-1:]), None)
+        # Of other sources a file may have the same name, size and time by chance.
+        if newest is not None and newest.definition == self.definition():
+            listed = listed.with_digests_of(Manifest.from_bytes(catalogue.manifest(newest.manifest)))
         manifest = with_digests(listed, self._record, progress)
         draft = DatasetRecord(
             id=str(uuid.uuid4()),
@@ -240,7 +245,6 @@ class AbstractDataset(ABC):
             description=description or "",
             tags=dict(tags or {}),
         )
-        newest = next(iter(catalogue.dataset_versions(name)[-1:]), None)
         is_same = newest is not None and (newest.manifest, newest.definition) == (
             draft.manifest,
             draft.definition,

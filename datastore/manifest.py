@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayjobs.datastore.digests import digest_of
 from rayjobs.datastore.errors import DatasetNotFound, InvalidReference
@@ -48,6 +48,18 @@ class Manifest:
         ordered = tuple(sorted(files, key=lambda entry: entry.path))
         _check_paths(ordered)
         return cls(ordered, single_file)
+
+    def with_digests_of(self, other: Manifest) -> Manifest:
+        """Return this with the digests that `other` has of the very same files, by their marks."""
+        known = {entry.path: entry for entry in other if entry.digest}
+
+        def with_digest(entry: FileEntry) -> FileEntry:
+            before = known.get(entry.path)
+            if entry.digest or before is None or replace(before, digest="") != entry:
+                return entry
+            return before
+
+        return replace(self, files=tuple(map(with_digest, self.files)))
 
     @property
     def total_bytes(self) -> int:

@@ -73,7 +73,7 @@ ARGUMENTS: Mapping[str, str] = {
     "model ls name": "models",
     "model register name": "models",
     "sweep best sweep_id": "sweeps",
-    "sweep cancel sweep_id": "unfinished sweeps",
+    "sweep cancel sweep_ids": "unfinished sweeps",
     "sweep plot sweep_id": "sweeps",
     "sweep show sweep_id": "sweeps",
     "pipeline cancel run": "unfinished pipelines",

@@ -42,18 +42,23 @@ class View:
     """Which part of the logs is shown, and how.
 
     Attributes:
-        rank: One process; None for all.
+        ranks: Some processes, in order; None for all.
         since: From this time on, in seconds of the wall clock.
         grep: Only lines that it finds something in.
     """
 
     follow: bool
     tail: int | None = None
-    rank: int | None = None
+    ranks: tuple[int, ...] | None = None
     since: float | None = None
     grep: re.Pattern[str] | None = None
     timestamps: bool = False
     raw: bool = False
+
+    @property
+    def is_of_several(self) -> bool:
+        """Whether it may show several processes of a job."""
+        return self.ranks is None or len(self.ranks) > 1
 
     @property
     def is_by_line(self) -> bool:
@@ -159,7 +164,7 @@ class _Shown:
             yield from self._of_members(step, label, known)
             return
         world_size = step.spec.distribution.world_size
-        has_rank = self.view.rank is None or self.view.rank < world_size
+        has_rank = self.view.ranks is None or self.view.ranks[0] < world_size
         if step.attempt and step.id not in known and has_rank:
             self._steps[step.id] = name
             yield self._add(step.id, label, world_size)
@@ -176,12 +181,13 @@ class _Shown:
             yield self._add(member.id, f"{label}[{name}]" if label else name, world_size)
 
     def _add(self, job_id: str, label: str, world_size: int) -> Source:
-        rank = self.view.rank
+        wanted = range(world_size) if self.view.ranks is None else self.view.ranks
+        ranks = [rank for rank in wanted if rank < world_size]
         source = Source(
             Logs(self._workspace, job_id, fresh_s=FRESH_S if self.view.follow else 0.0),
             label,
-            range(world_size) if rank is None else [rank],
-            names_ranks=world_size > 1 and rank is None,
+            ranks,
+            names_ranks=world_size > 1 and self.view.is_of_several,
         )
         self._sources[job_id] = source
         return source

@@ -31,7 +31,7 @@ Examples:
   rayjobs logs -f 1f3c             follow until the job ends
   rayjobs logs -f sweep-7 9c2e     follow several jobs
   rayjobs logs -n 50 1f3c          the last 50 lines
-  rayjobs logs --rank 3 1f3c       one process of several
+  rayjobs logs --rank 3 1f3c       one process of several; --rank 0,4-7: five of them
   rayjobs logs --since 10m -t 1f3c
   rayjobs logs --grep 'loss|lr' 1f3c
   rayjobs logs --failed 1f3c       the lines about the failure
@@ -49,7 +49,7 @@ Examples:
 @click.option("--since", type=Since(), metavar="TIME", help="Lines since then: 10m, 14:30.")
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option("-t", "--timestamps", is_flag=True, help="Print when each line was printed.")
-@click.option("--rank", metavar="N|all", help="One process; all merges them [all].")
+@click.option("--rank", metavar="N,N-N|all", help="Some processes, merged [all].")
 @click.option("--failed", is_flag=True, help="Only the lines about the failure.")
 @click.option("--list", "list_names", is_flag=True, help="List available logs.")
 @click.option("--raw", is_flag=True, help="Print raw bytes; may garble the terminal.")
@@ -85,7 +85,7 @@ def logs(
     if sum((follow, failed, list_names)) > 1:
         raise click.UsageError("give one of --follow, --failed and --list.")
     jobs, file = _jobs_and_file(names)
-    view = loglines.View(follow, tail, _rank(rank), since, _pattern(grep), timestamps, raw)
+    view = loglines.View(follow, tail, _ranks(rank), since, _pattern(grep), timestamps, raw)
     if file is not None and (rank is not None or follow or since is not None or timestamps):
         raise click.UsageError(
             "FILE does not go together with --rank, --follow, --since and --timestamps."
@@ -100,11 +100,11 @@ def logs(
         if list_names or file is not None:
             return _print_file(settings, workspace, found[0], file, view)
         for job in found:
-            _check_rank(job, view.rank)
+            _check_ranks(job, view.ranks)
         only = found[0] if len(found) == 1 and found[0].kind == "job" else None
         if only is not None and not view.is_by_line:
             world_size = only.spec.distribution.world_size
-            if (view.rank is not None or world_size == 1) and not settings.as_json:
+            if (world_size == 1 or not view.is_of_several) and not settings.as_json:
                 return _print_bytes(settings, workspace, only, view)
         return loglines.show_lines(settings, workspace, found, view)
 
@@ -127,13 +127,22 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         raise click.UsageError(f"--grep {text!r} is not a regular expression: {error}.") from None
 
 
-def _rank(text: str | None) -> int | None:
-    """Return the rank, None for all."""
+def _ranks(text: str | None) -> tuple[int, ...] | None:
+    """Return the ranks in order, None for all."""
     if text is None or text == "all":
         return None
-    if not text.isdigit():
-        raise click.UsageError(f"--rank {text!r}: give a number from 0, or `all`.")
-    return int(text)
+    found: set[int] = set()
+    for part in text.split(","):
+        read = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
+        if read is None:
+            raise click.UsageError(
+                f"--rank {text!r}: give numbers from 0 (`2`, `0,3`, `0-7`), or `all`."
+            )
+        first, last = int(read[1]), int(read[2] or read[1])
+        if last < first:
+            raise click.UsageError(f"--rank {text!r}: {part.strip()} ends before it begins.")
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
 
 
 def _original(settings: Settings, workspace: OpenWorkspace, job: Job) -> Job:
@@ -147,16 +156,15 @@ def _original(settings: Settings, workspace: OpenWorkspace, job: Job) -> Job:
     return workspace.store.job(step.original)
 
 
-def _check_rank(job: Job, rank: int | None) -> None:
+def _check_ranks(job: Job, ranks: tuple[int, ...] | None) -> None:
     world_size = job.spec.distribution.world_size
     # The steps of a pipeline may have any number of processes.
-    if rank is not None and rank >= world_size and job.kind != "pipeline":
+    if ranks is not None and ranks[-1] >= world_size and job.kind != "pipeline":
         from rayjobs.core.errors import NotFoundError
 
         last = world_size - 1
-        raise NotFoundError(
-            f"job {job.id} has no rank {rank}; its ranks are 0{f' to {last}' if last else ' only'}"
-        )
+        its = f"0 to {last}" if last else "0 only"
+        raise NotFoundError(f"job {job.id} has no rank {ranks[-1]}; its ranks are {its}")
 
 
 def _print_bytes(settings: Settings, workspace: OpenWorkspace, job: Job, view: View) -> int:
@@ -165,7 +173,7 @@ def _print_bytes(settings: Settings, workspace: OpenWorkspace, job: Job, view: V
     from rayjobs.results.logs import Logs
 
     screen = Screen(settings, raw=view.raw)
-    rank = view.rank or 0
+    rank = 0 if view.ranks is None else view.ranks[0]
     if view.follow:
         from rayjobs.cli.following import Shown, detached_text, follow_logs, where_it_is
         from rayjobs.cli.summary import closing_line

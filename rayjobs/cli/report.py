@@ -11,7 +11,7 @@ from rayjobs.cli.output import print_json, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.core.errors import RayjobsError
-from rayjobs.core.text import counted, duration_text
+from rayjobs.core.text import counted, duration_text, verb
 from rayjobs.policy.report import (
     AT_ONCE_S,
     Estimated,
@@ -100,8 +100,14 @@ def _sections(made: QueueReport) -> list[str]:
 
 
 def _left_out(counts: Estimated) -> str:
-    """Return a note on the number of jobs that the figures of estimates leave out."""
-    lines = []
+    """Return which jobs the figures are of: all of them, and those without an estimate."""
+    jobs = counts.placed + counts.still + counts.ended
+    parts = [f"{counts.placed} started ({counts.placed_with} with an estimate)"]
+    if counts.still:
+        parts.append(f"{counts.still} still {verb(counts.still, 'waits', 'wait')}")
+    if counts.ended:
+        parts.append(f"{counts.ended} ended before {verb(counts.ended, 'it', 'they')} started")
+    lines = [f"{counted(jobs, 'job')}: {', '.join(parts)}."]
     at_once = duration_text(AT_ONCE_S)
     if counts.waited:
         lines.append(

@@ -417,26 +417,40 @@ def plot(settings: Settings, sweep_id: str, output: str, suffix: str) -> None:
         click.echo(path)
 
 
-@sweep.command(epilog="\b\nExample:\n  rayjobs sweep cancel 1f3c\n")
-@SWEEP
+@sweep.command(
+    epilog="\b\nExamples:\n  rayjobs sweep cancel 1f3c\n  rayjobs sweep cancel 1f3c 88aa\n"
+)
+@click.argument("sweep_ids", nargs=-1, required=True, metavar="SWEEP...", type=JobId())
 @json_option
 @common_options
 @click.pass_obj
-def cancel(settings: Settings, sweep_id: str) -> None:
-    """Ask a sweep to end: its trials are canceled, and no new ones begin."""
+def cancel(settings: Settings, sweep_ids: tuple[str, ...]) -> None:
+    """Ask sweeps to end: their trials are canceled, and no new ones begin.
+
+    If a name is wrong, nothing is canceled. With --json, several sweeps are a list.
+    """
     from rayjobs.cli.waking import wake_quietly
 
+    rows: list[dict[str, str]] = []
+    reasons: list[str] = []
     with settings.open() as workspace:
-        found = find_sweep(settings, workspace.store, sweep_id, strict=True)
-        before = workspace.store.job(found)
-        state = workspace.store.request_cancel(found, by=getpass.getuser())
-        condition = None if state.is_final else wake_quietly(before.target, workspace.path)
+        store = workspace.store
+        found = [find_sweep(settings, store, text, strict=True) for text in sweep_ids]
+        for one in dict.fromkeys(found):
+            before = store.job(one)
+            state = store.request_cancel(one, by=getpass.getuser())
+            rows.append({"id": one, "state": state, "was": before.state})
+            condition = None if state.is_final else wake_quietly(before.target, workspace.path)
+            if condition is not None and condition.reason:
+                reasons.append(f"{condition.reason}; the sweep ends once it runs")
+            if settings.as_json:
+                continue
+            if before.state.is_final:
+                click.echo(f"{one} has already ended ({before.state})")
+            else:
+                click.echo(f"{one}: cancel requested (still {state})")
     if settings.as_json:
-        print_json({"id": found, "state": state, "was": before.state})
+        print_json(rows if len(sweep_ids) > 1 else rows[0])
         return
-    if before.state.is_final:
-        click.echo(f"{found} has already ended ({before.state})")
-        return
-    click.echo(f"{found}: cancel requested (still {state})")
-    if condition is not None and condition.reason:
-        settings.note(f"{condition.reason}; the sweep ends once it runs")
+    for reason in dict.fromkeys(reasons):
+        settings.note(reason)

@@ -43,8 +43,16 @@ class Estimated:
         waited: Jobs that had to wait for their first allocation, for more than `AT_ONCE_S`.
         waited_without: Those of them without an estimate.
         waiting, waiting_without: The same for jobs that still wait.
+        placed: All jobs that got an allocation, at once too.
+        placed_with: Those of them with an estimate.
+        still: All jobs that wait.
+        ended: Jobs that ended without an allocation.
     """
 
+    placed: int
+    placed_with: int
+    still: int
+    ended: int
     waited: int
     waited_without: int
     waiting: int
@@ -151,17 +159,28 @@ def queue_report(
 def _estimated(rows: Sequence[QueueRow], now: datetime) -> Estimated:
     waited: list[QueueRow] = []
     waiting: list[QueueRow] = []
+    placed = [row for row in rows if row.placed_at is not None]
+    ended = sum(row.placed_at is None and row.state.is_final for row in rows)
     for row in rows:
         if row.placed_at is None and row.state.is_final:
             continue
         if ((row.placed_at or now) - row.submitted_at).total_seconds() > AT_ONCE_S:
             (waiting if row.placed_at is None else waited).append(row)
     return Estimated(
+        placed=len(placed),
+        placed_with=sum(_has_estimate(row) for row in placed),
+        still=len(rows) - len(placed) - ended,
+        ended=ended,
         waited=len(waited),
         waited_without=sum(row.predicted_first is None for row in waited),
         waiting=len(waiting),
         waiting_without=sum(row.predicted_first is None for row in waiting),
     )
+
+
+def _has_estimate(row: QueueRow) -> bool:
+    one = row.predicted_first
+    return one is not None and one.made_at is not None
 
 
 def _first(row: QueueRow) -> Prediction | None:

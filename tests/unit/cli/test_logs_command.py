@@ -82,6 +82,12 @@ def test_logs_of_each_rank_are_told_apart(queue: Queue, terminal: Terminal) -> N
     assert (first["ranks"], first["line"], first["attempt"]) == ([0], "from 0", 1)
     last = terminal.type("logs", job.id, "--rank", "all", "-n", "1").out
     assert last == "[rank 1] from 1\n"
+    for some in ("0,1", "0-1", "1,0", "1, 0-1"):
+        assert terminal.type("logs", job.id, "--rank", some).out == both
+    assert terminal.type("logs", job.id, "--rank", "1,1").out == "from 1\n"
+    assert terminal.type("logs", job.id, "--rank", "0-2").code == 3
+    for wrong in ("1-0", "0,", "-1", "0-", "a-b"):
+        assert terminal.type("logs", job.id, "--rank", wrong).code == 2
     assert terminal.type("logs", job.id, "--rank", "2").code == 3
     assert terminal.type("logs", job.id, "--rank", "first").code == 2
 

@@ -246,6 +246,12 @@ def test_report_holds_estimates_against_starts(terminal: Terminal) -> None:
 def test_report_counts_the_jobs_that_had_no_estimate(
     queue: Queue, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    data = json.loads(terminal.type("report", "queue", "--json").out)
+    counts = data["estimated"]
+    first = terminal.type("report", "queue").out.splitlines()[0]
+    assert first.startswith(f"{data['jobs']} jobs: {data['waits']['placed']} started ")
+    assert sum(counts[one] for one in ("placed", "still", "ended")) == data["jobs"]
+    assert counts["placed_with"] == sum(one["count"] for one in data["first_by_target"])
     monkeypatch.setattr(report, "AT_ONCE_S", 1e9)
     assert "without an estimate" not in terminal.type("report", "queue").out
     monkeypatch.setattr(report, "AT_ONCE_S", -1.0)  # as if all had waited long

@@ -70,7 +70,16 @@ def test_jobs_that_waited_without_an_estimate_are_counted() -> None:
         row("h", waited_s=None, submitted_at=after(995)),
     ]
     made = queue_report(rows, [], now=after(1000))
-    assert made.estimated == Estimated(waited=2, waited_without=1, waiting=3, waiting_without=2)
+    assert made.estimated == Estimated(
+        placed=3,
+        placed_with=1,
+        still=4,
+        ended=1,
+        waited=2,
+        waited_without=1,
+        waiting=3,
+        waiting_without=2,
+    )
     assert made.to_dict()["estimated"]["waited_without"] == 1
 
 

@@ -249,7 +249,10 @@ def test_cancel_asks_once_and_tells_of_a_finished_one(world: World, call: Call) 
     assert (code, out) == (0, f"{sweep}: cancel requested (still Running)\n")
     assert "does not run" in err
     assert world.finish(world.driver(sweep)) is JobState.CANCELED
-    code, out, _ = call("cancel", sweep)
+    code, out, err = call("cancel", sweep, "none-such")
+    assert (code, out) != (0, "")
+    assert "none-such" in err
+    code, out, _ = call("cancel", sweep, sweep)
     assert (code, out) == (0, f"{sweep} has already ended (Canceled)\n")
 
 
