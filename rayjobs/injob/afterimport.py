@@ -1,4 +1,4 @@
-"""Changes a module of somebody else's as soon as a program imports it; imports none itself."""
+"""Patches a third-party module as soon as a program imports it; never imports one itself."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _changes: Dict[str, Change] = {}
 def after_import(name: str, change: Change) -> None:
     """Call `change` with a module: now if it is there, else when it is imported.
 
-    A second change of one module replaces the first; `change` itself sees to it that a module
-    that was changed already is left alone.
+    A second change of one module replaces the first. `change` must leave an already changed module
+    alone.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -26,7 +26,7 @@ def after_import(name: str, change: Change) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Lets the other finders find a module, and changes it when it is loaded."""
+    """Finds a module through the other finders, and changes it when it is loaded."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         change = _changes.get(name)
@@ -43,7 +43,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 class _Changing(importlib.abc.Loader):
-    """Loads a module as its own loader does, and changes it then."""
+    """Loads a module with its own loader, then changes it."""
 
     def __init__(self, loader: Any, change: Change) -> None:
         self._loader = loader

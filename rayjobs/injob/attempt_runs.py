@@ -1,6 +1,6 @@
-"""Runs of a workspace as a job's script sees them: its own, and the children that it starts.
+"""Runs as a job's script sees them: its own run, and the child runs that it starts.
 
-All of it goes through the node's agent (`channel`), with the standard library alone.
+Every call goes through the node's agent (`channel`) and needs only the standard library.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AttemptRun(LoggingRun):
 
     @property
     def display_name(self) -> str:
-        """What people call it."""
+        """The run's display name."""
         return self.name
 
     @display_name.setter
@@ -62,7 +62,7 @@ class AttemptRun(LoggingRun):
 
     @property
     def description(self) -> str:
-        """What people say about the run."""
+        """The run's description."""
         return str(self._facts()["description"])
 
     @description.setter
@@ -79,7 +79,7 @@ class AttemptRun(LoggingRun):
         return ChildRun(self._channel(), facts["id"], self.experiment, facts["type"])
 
     def get_details(self) -> Dict[str, Any]:
-        """Return all that is known about the run, under Azure ML's keys."""
+        """Return all details of the run, under Azure ML's keys."""
         found: Dict[str, Any] = self._facts()["details"]
         return found
 
@@ -120,8 +120,10 @@ class AttemptRun(LoggingRun):
         return self._handle_here("get_environment").get_environment()
 
     def clean(self) -> List[str]:
-        """Refuse: the files of a run that runs are in use."""
-        raise RunNotSupportedError("a run that runs has its files in use; they go with its end")
+        """Refuse: the files of a running job are in use."""
+        raise RunNotSupportedError(
+            "the files of a running job are in use; they are removed when it ends"
+        )
 
     def wait_for_completion(
         self,
@@ -133,7 +135,7 @@ class AttemptRun(LoggingRun):
 
         Raises:
             RunNotSupportedError: a script cannot wait for the end of its own run.
-            RuntimeError: it Failed, and `raise_on_error` is on.
+            RuntimeError: it failed, and `raise_on_error` is on.
         """
         if self.id == self._channel().run:
             raise RunNotSupportedError("a script cannot wait for its own end; leave it by exiting")
@@ -160,14 +162,15 @@ class AttemptRun(LoggingRun):
         return [self._run_of(facts) for facts in self._ask(asked)]
 
     def child_run(self, name: Any = None, run_id: Any = None, outputs: Any = None) -> "ChildRun":
-        """Start a run below this one, which this script logs into.
+        """Start a child run that this script logs to.
 
-        It ends by `complete`, `fail` or its ``with`` block, and with this attempt at the latest.
+        `complete`, `fail` or its ``with`` block ends it; the end of this attempt does at the
+        latest.
 
         Args:
             name: Its name; None makes one.
             run_id: Its id; None makes one.
-            outputs: Folder whose files are stored when it is completed; None takes none.
+            outputs: Folder whose files are stored when it is completed; None: store none.
 
         Raises:
             ChannelError: the id is taken, or the attempt has ended.
@@ -182,7 +185,7 @@ class AttemptRun(LoggingRun):
         tag_key: Optional[str] = None,
         tag_values: Optional[Iterable[Any]] = None,
     ) -> "List[ChildRun]":
-        """Start several runs below this one: `count`, or one for each of `tag_values`.
+        """Start several child runs: `count`, or one for each of `tag_values`.
 
         Raises:
             ValueError: neither or both were given, or more than 100.
@@ -195,7 +198,7 @@ class AttemptRun(LoggingRun):
     def _start_child(
         self, name: Any = None, run_id: Any = None, tags: Optional[Mapping[str, str]] = None
     ) -> "ChildRun":
-        # Chosen here, so that a call whose answer was lost starts the same run again.
+        # Chosen here, so that repeating a call whose answer was lost starts no second run.
         made = "%s_%d_%s" % (self.id.rsplit("_", 2)[0], time.time(), uuid.uuid4().hex[:8])
         asked = runcalls.Start(
             str(run_id or made), self.id, "" if name is None else str(name), dict(tags or {})
@@ -204,7 +207,7 @@ class AttemptRun(LoggingRun):
         return ChildRun(self._channel(), facts["id"], self.experiment, facts["type"])
 
     def submit_child(self, config: Any, tags: Any = None, **kwargs: Any) -> Any:
-        """Submit a job below this run; needs rayjobs in the job's Python.
+        """Submit a child job; needs rayjobs in the job's Python.
 
         Raises:
             RunNotSupportedError: the job's Python cannot import rayjobs.
@@ -230,10 +233,11 @@ class AttemptRun(LoggingRun):
     ) -> Dict[str, Any]:
         """Return what was logged: a scalar if logged once, else a list; columns for rows.
 
-        With `recursive`, by run id, also of the children (of type `run_type`).
+        With `recursive`, return a mapping by run id that includes the children (of type
+        `run_type`).
 
         Raises:
-            RunNotSupportedError: `populate` was asked for: images are files here.
+            RunNotSupportedError: `populate` is set, but images are files here.
         """
         if populate:
             raise RunNotSupportedError("an image is a file here; use download_file(name)")
@@ -270,9 +274,9 @@ class AttemptRun(LoggingRun):
         """Write the run's files whose names begin with `prefix` below a folder.
 
         Raises:
-            FileNotFoundError: no file begins so.
+            FileNotFoundError: no file name begins with `prefix`.
             ValueError: there are not as many `output_paths` as files.
-            TimeoutError: the time has passed; files fetched so far are whole.
+            TimeoutError: the time is over; the files fetched so far are complete.
         """
         wanted = prefix or ""
         names = [name for name in self.get_file_names() if name.startswith(wanted)]
@@ -322,8 +326,8 @@ class AttemptRun(LoggingRun):
         """Write the run's code as a zip file; return its path.
 
         Args:
-            snapshot_id: Another snapshot; None takes the run's.
-            path: The zip file, or an existing folder for it; None takes the working directory.
+            snapshot_id: Another snapshot; None: the run's own.
+            path: The zip file, or an existing folder for it; None: the working directory.
         """
         digest = snapshot_id or self.get_snapshot_id()
         target = os.fspath(path or os.getcwd())
@@ -344,12 +348,12 @@ class AttemptRun(LoggingRun):
 
 
 class ChildRun(AttemptRun):
-    """A run below a job's own run: what its script logs there is stored at once."""
+    """A child of the job's own run; what its script logs there is stored at once."""
 
     outputs: Optional[str] = None  # whose files are stored when it is completed
 
     def __init__(self, channel: Channel, run_id: str, experiment: Any, kind: str) -> None:
-        """Take hold of the run `run_id`."""
+        """Make a handle for the run `run_id`."""
         self.id = run_id
         self.type = kind
         self.experiment = experiment
@@ -471,7 +475,7 @@ class ChildRun(AttemptRun):
 
     def _model_path(self, path: Any) -> str:
         raise RunNotSupportedError(
-            "a model is registered by the job's own run (Run.get_context()), or outside of the job"
+            "a model is registered by the job's own run (Run.get_context()), or outside the job"
         )
 
     def _ask_for_model(self, record: modelrequests.ModelRecord) -> None:
@@ -510,7 +514,8 @@ class ChildRun(AttemptRun):
         state = self._ask(runcalls.End(self.id, outcome, message, lines))
         if str(state).lower() != outcome:
             warnings.warn(
-                "run %s has already ended as %s, and stays so" % (self.id, state), stacklevel=3
+                "run %s has already ended as %s; its state does not change" % (self.id, state),
+                stacklevel=3,
             )
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""The experiment and the workspace of a job, as its script sees them without rayjobs."""
+"""A job's experiment and workspace for scripts whose environment lacks rayjobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RunExperiment:
     """The experiment as a script sees it: its name and its workspace."""
 
     def __init__(self, name: str, workspace: Any) -> None:
-        """Name an experiment; `workspace` is one, or makes one when it is asked for."""
+        """Name an experiment; `workspace` is a workspace or a function that returns one."""
         self.name = name
         self._workspace = workspace
 
@@ -48,8 +48,8 @@ class RunWorkspace:
     def _call(self, asked: Any) -> Any:
         if self._channel is None:
             raise RunNotSupportedError(
-                "this process has no token of a job's attempt, and reaches no workspace; "
-                "outside of a job open one: Workspace.from_config()"
+                "this process has no token of a job's attempt, so it cannot reach a workspace; "
+                "outside a job, open one with Workspace.from_config()"
             )
         return self._channel.call(asked)
 

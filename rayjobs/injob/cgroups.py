@@ -17,7 +17,7 @@ class Mount:
 
 
 def mounts() -> list[Mount]:
-    """The cgroup hierarchies this process can see, with its own place in each."""
+    """The cgroup hierarchies this process can see, with its own path in each."""
     own_paths = _own_paths()
     found = []
     try:
@@ -61,7 +61,7 @@ def _within(mount_point: str, mount_root: str, path: str) -> str:
     relative = os.path.relpath(path, mount_root)
     folder = os.path.normpath(os.path.join(mount_point, relative))
     inside = folder == mount_point or folder.startswith(mount_point + "/")
-    # A container may see a path of the machine outside it; its own root is then the mount point.
+    # A container may see the host's path; its own root is then the mount point.
     return folder if inside and os.path.isdir(folder) else mount_point
 
 
@@ -97,7 +97,7 @@ def read(folder: str, file: str) -> str | None:
 
 
 def value(folder: str, file: str, key: str) -> int | None:
-    """One number of a control file made of `key number` lines."""
+    """The number of one key in a control file of `key number` lines."""
     for line in (read(folder, file) or "").splitlines():
         name, _, number = line.partition(" ")
         if name == key and number.strip().isdigit():
@@ -124,7 +124,7 @@ def remove(folder: str, *, patience_s: float = 2.0) -> bool:
             try:
                 os.rmdir(path)
             except OSError:
-                continue  # still busy, or gone already: the next round sees which
+                continue  # still busy or already gone; the next round tells
         if not os.path.isdir(folder):
             return True
         if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
-"""The way from a job's script to its workspace: calls to the node's agent over a Unix socket.
+"""Connects a job's script to its workspace: calls to the node's agent over a Unix socket.
 
-The agent may be replaced while the job runs. A call waits for the next one. Calls are repeated
-after a broken connection: ids and keys are chosen on this side. A call that would have another
-effect when it is repeated is not, once it was sent. When the attempt ends, so does the channel.
+The agent may be replaced while the job runs; a call waits for the next agent. After a broken
+connection calls are repeated, which is safe because this side chooses ids and keys. A call that is
+not idempotent is never repeated once it was sent. The channel ends with the attempt.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ChannelError(RuntimeError):
     """A call was refused or not answered; the text says which.
 
     Attributes:
-        kind: The class of the error on the other side, such as ``NotFoundError``; empty where
-            nobody answered.
+        kind: The class of the error on the other side, such as ``NotFoundError``; empty if there
+            was no answer.
     """
 
     def __init__(self, message: str, kind: str = "") -> None:
@@ -39,7 +39,7 @@ class ChannelError(RuntimeError):
 
 
 class Channel:
-    """The channel of one attempt on this node. Safe from threads, and after a fork."""
+    """The channel of one attempt on this node. Thread-safe and fork-safe."""
 
     def __init__(
         self, root: str, run: str, attempt: int, token: str, patience_s: float = PATIENCE_S
@@ -61,7 +61,7 @@ class Channel:
         """Return the channel of the job that a process with these variables belongs to.
 
         Raises:
-            ChannelError: it has no token: it was started before rayjobs gave one.
+            ChannelError: it has no token: an earlier version of rayjobs started it.
         """
         token = environment.get(runcalls.TOKEN_VARIABLE)
         run = environment.get("RAYJOBS_RUN_ID")
@@ -69,14 +69,14 @@ class Channel:
         root = environment.get("RAYJOBS_ATTEMPT_DIR") or os.path.dirname(metrics)
         if not token or not run:
             raise ChannelError(
-                "this process has no token of its attempt (%s is not set), so that it cannot reach "
+                "this process has no token of its attempt (%s is not set), so it cannot reach "
                 "its workspace; keep the variables of the job when you start processes"
                 % runcalls.TOKEN_VARIABLE
             )
         return cls(root, run, int(environment.get("RAYJOBS_ATTEMPT") or 1), token)
 
     def call(self, asked: Message, *, once: bool = False) -> Any:
-        """Return what the agent answers to a message of `runcalls`.
+        """Send a message of `runcalls` and return the agent's answer.
 
         Args:
             once: Do not repeat the call after it was sent, even if its answer is lost.
@@ -104,7 +104,7 @@ class Channel:
                     if once and self._was_sent:
                         raise ChannelError(
                             "the connection to the agent of this node broke after the call was "
-                            "sent (%s): it may have been carried out, so that it is not repeated; "
+                            "sent (%s): it may have been carried out, so it is not repeated; "
                             "check the workspace before you call again" % error
                         ) from error
                     if time.monotonic() >= deadline:
@@ -126,7 +126,7 @@ class Channel:
             self._stream = self._connect()
             self._file = self._stream.makefile("rb")
             self._pid = os.getpid()
-        self._stream.sendall(line)  # what is sent in part has no end of line, and is ignored
+        self._stream.sendall(line)  # a partly sent request has no newline; the agent ignores it
         self._was_sent = True
         answer = self._file.readline(runcalls.MAX_LINE_BYTES)
         if not answer.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written under another name, hashed, renamed.
+"""Atomic checkpoints: written under a temporary name, hashed, then renamed.
 
 from rayjobs import checkpoint
 
@@ -28,7 +28,7 @@ Source = Union[bytes, str, "os.PathLike[str]", Callable[[str], Any]]
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written; those before it are untouched."""
+    """A checkpoint could not be written; earlier ones are untouched."""
 
 
 class Checkpoint:
@@ -37,7 +37,7 @@ class Checkpoint:
     Attributes:
         step: The step it was saved at.
         path: Its folder.
-        metadata: What was given to `save`.
+        metadata: The metadata passed to `save`.
     """
 
     def __init__(self, path: str, manifest: Mapping[str, Any]) -> None:
@@ -93,13 +93,13 @@ def save(
         files: Name → bytes, the path of a file to copy, or a function that is given
             a path to write to (``lambda path: torch.save(state, path)``).
         keep: How many of the newest checkpoints stay; None keeps all.
-        metadata: JSON data to find again in `Checkpoint.metadata`.
-        directory: Where; None takes `default_dir`.
+        metadata: JSON data, which `Checkpoint.metadata` returns.
+        directory: Where to write; None: `default_dir`.
 
     Raises:
         ValueError: a wrong step, name or `keep`; nothing was written.
-        CheckpointError: the disk is full, or a file could not be written; what was there
-            before is untouched.
+        CheckpointError: the disk is full, or a file could not be written; earlier checkpoints are
+            untouched.
     """
     number = int(step)
     if number != step or number < 0:
@@ -144,7 +144,7 @@ def latest(directory: Optional[str] = None) -> Optional[Checkpoint]:
 
     Looks into `directory`; without one into this attempt's own, then into what it resumes
     from (a folder of checkpoints, a run's outputs, or one checkpoint). Every file's hash is
-    checked; a torn checkpoint is passed over.
+    checked; torn checkpoints are skipped.
     """
     if directory is not None:
         return _latest_in(directory)
@@ -180,9 +180,9 @@ def _latest_in(folder: str) -> Optional[Checkpoint]:
 
 
 def _latest_part(folder: str) -> Optional[Checkpoint]:
-    """Return a whole checkpoint that a kill left without its name, where there is no other.
+    """Return a whole checkpoint that a kill left under a temporary name, if there is no other.
 
-    A script that saves the same step again and again has, between two renames, only these.
+    A script that saves the same step repeatedly has only these between two renames.
     """
     found: List[Checkpoint] = []
     for root in (folder, os.path.join(folder, "checkpoints")):
@@ -288,13 +288,14 @@ def _replace_folder(part: str, target: str) -> None:
 
 
 def _drop_old(folder: str, keep: int) -> None:
-    # Torn ones do not count: else they could push out the last that is whole.
+    # Torn ones do not count, or they could push out the last whole one.
     names = sorted(_step_names(folder), key=_step_of, reverse=True)
     whole = [name for name in names if os.path.isfile(os.path.join(folder, name, MANIFEST))]
     for name in whole[keep:]:
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
     for name in os.listdir(folder):
-        # A part whose writer died. Another rank's may be in progress: only old ones go.
+        # A part whose writer died. Only old parts are removed: another rank may still write a new
+        # one.
         path = os.path.join(folder, name)
         if name.startswith(_PART) and os.stat(path).st_mtime < os.stat(folder).st_mtime - 3600:
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Whether a plan must start its ranks in fresh interpreters, and why."""
+"""Decides whether a plan must start its ranks in fresh interpreters, and why."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Collection, Mapping
 from rayjobs.injob import rank
 from rayjobs.injob.plan import LaunchPlan
 
-# Read once, at the start of the process: a value that differs from the one the warm interpreter
-# started with cannot take effect after a fork. OMP_NUM_THREADS and its like are set by call.
+# Read only at the start of the process: after a fork, a value that differs from the warm
+# interpreter's has no effect. OMP_NUM_THREADS and the like are set by calls.
 _AT_START = (
     "LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES", "LC_ALL", "LC_CTYPE", "LANG",
     "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_",
 )  # fmt: skip
 _SET_BY_CALL = frozenset({"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
-# The last two are done by call in a fork: rank.begin.
+# `rank.begin` applies the last two by calls in a fork.
 _HARMLESS = frozenset(
     {"OPENBLAS_THREAD_TIMEOUT", "LANGUAGE", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
 )
@@ -36,7 +36,7 @@ _AT_IMPORT = {
     "ARROW_": "pyarrow",
     "TF_": "tensorflow",
 }
-# Names of those families that torch reads at their first use.
+# Variables of these families that torch reads on first use.
 _READ_LATE = ("TORCH_HOME", "TORCH_NCCL_", "TORCH_EXTENSIONS_DIR", "TORCH_CUDA_ARCH_LIST")
 
 
@@ -51,8 +51,8 @@ def cold_reason(
 
     Args:
         preloaded: top-level names of the modules that the warm interpreter has imported.
-        started_with: the environment the warm interpreter started with; a variable that has the
-            same value there is no reason.
+        started_with: the environment the warm interpreter started with; a variable with the same
+            value there does not count.
         python: the warm interpreter's own executable; None means that of the plan.
     """
     if plan.cold:
@@ -68,7 +68,7 @@ def cold_reason(
     for one in plan.ranks:
         env = plan.rank_env(one, {})
         if set(env.get("PYTHONPATH", "").split(os.pathsep)) <= ours:
-            del env["PYTHONPATH"]  # ours alone: a fork puts it onto its path by itself
+            del env["PYTHONPATH"]  # only our own entry, which a fork adds to its path itself
         reason = _variable_reason(env, known, preloaded)
         if reason:
             return reason

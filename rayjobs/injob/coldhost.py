@@ -1,8 +1,7 @@
-"""Starting an attempt host, warm (forked) or cold, up to the moment it has taken over.
+"""Starts an attempt host, warm (forked) or cold, and waits until it has taken over.
 
-As a program, `python coldhost.py PLAN [--cold-reason TEXT]`, it is the cold host: it detaches
-itself, reads one JSON line of secrets from its standard input, and prints one line with its
-identity.
+Run as `python coldhost.py PLAN [--cold-reason TEXT]`, it is the cold host: it detaches itself,
+reads one JSON line of secrets from standard input, and prints its identity as one line.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import traceback
 from typing import Mapping
 
 if __name__ == "__main__":
-    # Run by its path, so that the working directory is not on the module path; neither must be
-    # this folder, whose module names are general words.
+    # Run by path, to keep the working directory off the module path. This folder must be off it
+    # too: its module names are common words.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from rayjobs.injob import detach, kernel
@@ -34,7 +33,7 @@ def take_over(
     warm: WarmState | None,
     reason: str | None = None,
 ) -> Program | None:
-    """Be the host of `plan` in this detached process; returns a program in a warm rank only."""
+    """Act as the host of `plan` in this detached process; return the program in a warm rank."""
     try:
         detach.point_output(os.path.join(plan.root, "host.log"))
         kernel.write_marker(plan.marker)
@@ -61,7 +60,7 @@ def start(path: str, reason: str | None) -> int:
         os.write(1, encode(StartAnswer.refused(str(error))))
         return 1
     if len(os.environ.get(MARKER_VARIABLE, "")) < len(plan.marker):
-        # Padding only: with the marker itself, this process would count among the attempt's.
+        # Only padding: with the real marker, this process would count as one of the attempt's.
         os.environ[MARKER_VARIABLE] = "-" * len(plan.marker)
         os.execv(sys.executable, [sys.executable, *sys.argv])
     line = sys.stdin.readline()
@@ -77,7 +76,7 @@ def start(path: str, reason: str | None) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Start the cold host of a plan; 0 when it has taken the attempt over."""
+    """Start the cold host of a plan; return 0 once it has taken over the attempt."""
     reason = arguments[2] if arguments[1:2] == ["--cold-reason"] else None
     return start(arguments[0], reason)
 

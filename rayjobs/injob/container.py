@@ -1,11 +1,11 @@
-"""The container of an attempt on one node: an unpacked image with what its processes need in it.
+"""An attempt's container on one node: an unpacked image plus the mounts that its processes need.
 
-The host makes it in a mount namespace of its own, before it forks: all ranks of the node see the
-same files, the same /dev/shm and the same System V memory. A rank then only takes it for its root.
-The kernel takes all of it away with the last process, however that ends.
+The host makes it in its own mount namespace before it forks, so all ranks of the node share files,
+/dev/shm and System V memory. A rank only makes it its root. The kernel removes everything with the
+last process, however that ends.
 
-As a program it tries this on the machine (`python container.py FOLDER` prints one JSON line, see
-`probe`), or runs one command in an image (`python container.py --run FILE`, see `run`).
+As a program it probes this machine (`python container.py FOLDER` prints one JSON line, see `probe`)
+or runs one command in an image (`python container.py --run FILE`, see `run`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DEV_LINKS = (
 
 
 class ContainerError(OSError):
-    """An image cannot be made a root here; the sentence says why."""
+    """An image cannot become the root here; the message says why."""
 
 
 class VolumeError(ContainerError):
@@ -165,7 +165,7 @@ def _bind(root: str, bind: Bind) -> None:
 
 
 def _flags_of(point: str) -> int:
-    """Return the flags of a mount that a change of it has to keep: a user may not drop them."""
+    """Return the mount flags that a remount must keep: an unprivileged user may not drop them."""
     known = (
         (os.ST_NOSUID, kernel.MS_NOSUID),
         (os.ST_NODEV, kernel.MS_NODEV),
@@ -179,7 +179,7 @@ def _flags_of(point: str) -> int:
 
 
 def _hide(root: str, plan: ContainerPlan) -> None:
-    """Cover the container's own scratch, which would show in the attempt's folder."""
+    """Hide the container's own scratch, which would be visible in the attempt's folder."""
     at = inside(root, plan.scratch)
     if os.path.isdir(at):
         flags = kernel.MS_PLAIN | kernel.MS_RDONLY
@@ -194,13 +194,13 @@ def _link(root: str, path: str, target: str) -> None:
 
 
 def inside(root: str, path: str) -> str:
-    """Return the place that a path means for a process whose root is `root`.
+    """Return the real path of `path` for a process whose root is `root`.
 
-    Links are followed as the kernel would there: an absolute one begins at `root`, and ``..``
-    never leaves it. What does not exist is taken as it is written.
+    Links are resolved as the kernel would there: absolute ones start at `root`, and ``..`` never
+    leaves it. Missing parts are kept as written.
 
     Raises:
-        ContainerError: links that lead round in a circle.
+        ContainerError: the links form a loop.
     """
     todo = [part for part in path.split("/") if part and part != "."]
     done: "list[str]" = []
@@ -266,7 +266,7 @@ def _why_no_place(path: str, error: OSError) -> str:
 
 
 def set_limits(plan: ContainerPlan) -> None:
-    """Set the limits that a job asked for on the calling process.
+    """Set the job's resource limits on the calling process.
 
     Raises:
         ContainerError: its user may not raise one so far.
@@ -291,7 +291,7 @@ def set_limits(plan: ContainerPlan) -> None:
 def run(container: ContainerPlan, arguments: Sequence[str], env: Mapping[str, str]) -> int:
     """Run one command in a container and return its exit code, 128 and the signal if it was killed.
 
-    The calling process can start no thread and no other child after it.
+    Afterwards the calling process cannot start threads or other children.
 
     Raises:
         OSError: the machine does not allow it.
@@ -315,7 +315,7 @@ def run(container: ContainerPlan, arguments: Sequence[str], env: Mapping[str, st
 
 @dataclass(frozen=True)
 class ContainerProbe(Message):
-    """Whether an attempt can run in an image on this machine.
+    """Tells whether an attempt can run in an image on this machine.
 
     Attributes:
         why: Why it cannot; empty if it can.
@@ -329,29 +329,29 @@ class ContainerProbe(Message):
 
 
 def probe(folder: str) -> ContainerProbe:
-    """Try a container below `folder`; this process cannot start a thread or child after it."""
+    """Try a container below `folder`; afterwards this process cannot start threads or children."""
     why_no_overlay = _tried(folder, is_private=False)
     why = _tried(folder, is_private=True) if why_no_overlay else ""
     return ContainerProbe(not why, not why_no_overlay, why, why_no_overlay)
 
 
 def _tried(folder: str, *, is_private: bool) -> str:
-    """Return why a container cannot be had; empty if it can."""
+    """Return why a container cannot be made; empty if it can."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        said = ""
+        why = ""
         try:
-            said = _try(folder, is_private=is_private)
+            why = _try(folder, is_private=is_private)
         except BaseException as error:
-            said = getattr(error, "strerror", None) or str(error) or "it failed"
-        os.write(writer, said.encode(errors="replace")[:4000])
+            why = getattr(error, "strerror", None) or str(error) or "it failed"
+        os.write(writer, why.encode(errors="replace")[:4000])
         os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
-    said = os.read(reader, 4096).decode(errors="replace")
+    why = os.read(reader, 4096).decode(errors="replace")
     os.close(reader)
-    return said
+    return why
 
 
 def _try(folder: str, *, is_private: bool) -> str:
@@ -366,22 +366,22 @@ def _try(folder: str, *, is_private: bool) -> str:
         root = make(plan, has_own_users=namespace.own_users)
         child = os.fork()
         if child == 0:
-            said = b"the processes do not see the image as their root"
+            why = b"the processes do not see the image as their root"
             try:
                 namespace.enter(root)
                 if os.path.exists("/mine") and os.readlink("/proc/self") == str(os.getpid()):
-                    said = b""
+                    why = b""
             except BaseException as error:
-                said = (getattr(error, "strerror", None) or str(error)).encode(errors="replace")
-            os.write(writer, said)
+                why = (getattr(error, "strerror", None) or str(error)).encode(errors="replace")
+            os.write(writer, why)
             os._exit(0)
         os.close(writer)
         os.waitpid(child, 0)
-        said = os.read(reader, 4096)
+        why = os.read(reader, 4096)
         namespace.close()
         os.waitpid(namespace.init.pid, 0)
         kernel.unmount(root)
-        return said.decode(errors="replace")
+        return why.decode(errors="replace")
 
 
 def main(arguments: Sequence[str]) -> int:

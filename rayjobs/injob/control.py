@@ -13,12 +13,12 @@ from rayjobs.injob.hostmessages import refusal
 from rayjobs.injob.messages import Message
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
-# What a request with values of the wrong kind, size or depth makes of the code that reads it.
+# Errors that code raises when a request has values of the wrong kind, size or depth.
 BAD_REQUEST = (ValueError, TypeError, KeyError, OverflowError, RecursionError, MemoryError)
 
 
 def listen(path: str) -> socket.socket:
-    """A listening socket at `path`, mode 0600; whatever was there before is replaced.
+    """A listening socket at `path`, mode 0600; replaces whatever was there.
 
     Raises:
         OSError: the path is too long, or its folder cannot be written.
@@ -55,7 +55,7 @@ def parse_request(line: bytes) -> Dict[str, object]:
 
 
 class Connection:
-    """One client: what it sent and what is still to be sent to it."""
+    """One client: the bytes received from it, and those still to send."""
 
     def __init__(self, stream: socket.socket) -> None:
         self.stream = stream
@@ -70,7 +70,7 @@ class Connection:
 
 
 class ControlServer:
-    """Serves any number of clients inside an event loop; never blocks, never raises for one."""
+    """Serves any number of clients in an event loop; never blocks or raises because of one."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ControlServer:
         selector: selectors.BaseSelector,
         answer: Callable[[Dict[str, object]], Optional[Message]],
     ) -> None:
-        """Serve `listener`; `answer` returning None means: answer once the attempt has ended."""
+        """Serve `listener`; None from `answer` defers the answer to the attempt's end."""
         self._listener = listener
         self._selector = selector
         self._answer = answer
@@ -144,7 +144,7 @@ class ControlServer:
         connection.stream.close()
 
     def answer_waiters(self, record: Message) -> int:
-        """Send `record` to every client that waits for it; how many there were."""
+        """Send `record` to every waiting client; return their number."""
         line, count = encode(record), 0
         for connection in list(self._connections.values()):
             if connection.is_waiting:
@@ -161,11 +161,11 @@ class ControlServer:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether an answer has not left yet."""
+        """Whether an answer is still unsent."""
         return any(connection.to_send for connection in self._connections.values())
 
     def abandon(self) -> None:
-        """Close all of it in a forked process, without touching what the parent still uses."""
+        """Close everything in a forked process, without affecting the parent."""
         # Unregistering would change the epoll set, which both processes share.
         for connection in self._connections.values():
             connection.stream.close()

@@ -1,4 +1,4 @@
-"""What ``data.json`` says: an attempt's inputs and outputs, and what a node holds for them."""
+"""The content of ``data.json``: an attempt's inputs, outputs and its node's holds on them."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class DataFile(Message):
     Attributes:
         inputs: By name.
         outputs: By name.
-        held: The `Materialised` of each input, as JSON, to be released by any agent.
+        held: The `Materialised` of each input, as JSON, so that any agent can release it.
         stored: Names of the outputs that are stored.
-        refused: By name, why an output is never stored, as a sentence.
+        refused: By output name: a sentence that says why it is never stored.
     """
 
     job: str = ""

@@ -1,4 +1,4 @@
-"""Starting a process that outlives its caller: own session, no parent that matters."""
+"""Starts a process that outlives its caller, in its own session."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def fork_detached(*, twice: bool = True) -> int | None:
     """Fork a process in its own session, whose parent is init (or the nearest subreaper).
 
     Args:
-        twice: False leaves out the process in between, which costs as much as the one that is
-            wanted: for callers that ignore SIGCHLD and so leave no zombies. The new process is
-            then theirs until they end, which it does not notice.
+        twice: False skips the intermediate process, which doubles the cost. Only for callers that
+            ignore SIGCHLD and so leave no zombies. The new process then stays their child, and does
+            not notice their end.
 
     Returns:
         In the caller, the end of a pipe on which the new process says how it came up
@@ -48,7 +48,7 @@ _report_to: int | None = None
 
 
 def report(answer: StartAnswer | None = None) -> None:
-    """Report once, to the process that forked this one, its identity or `answer`."""
+    """Report this process's identity, or `answer`, once to the process that forked it."""
     global _report_to
     if _report_to is None:
         return
@@ -66,7 +66,7 @@ def report_descriptors() -> frozenset[int]:
 
 
 def read_report(descriptor: int) -> bytes:
-    """The one line that the detached process sent; empty when it died before."""
+    """The line that the detached process sent; empty if it died before."""
     chunks = []
     while True:
         chunk = os.read(descriptor, 65536)
@@ -88,7 +88,7 @@ def note(text: str) -> None:
 
 
 def point_output(log: str) -> None:
-    """Read nothing, and append stdout and stderr to the file `log`."""
+    """Set stdin to /dev/null, and append stdout and stderr to the file `log`."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):

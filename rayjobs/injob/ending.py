@@ -1,4 +1,4 @@
-"""How an attempt is ended: ask, wait, kill, prove; and what its exit record says."""
+"""Ends an attempt (ask, wait, kill, prove) and composes its exit record."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _FULL_BYTES = 256 * 1024
 
 
 class Ending:
-    """The end of an attempt. Its first cause decides the outcome; later ones only hurry it.
+    """The end of an attempt. The first cause decides the outcome; later causes only hurry it.
 
-    SIGTERM goes to the ranks alone at first: their helpers (data loader workers) must not die
-    under a script that saves its state. Those that outlive the ranks are asked next, then all
-    that is left is killed.
+    SIGTERM first goes only to the ranks: their helpers (data loader workers) must not die while a
+    script saves its state. Processes that outlive the ranks get SIGTERM next; then the rest is
+    killed.
     """
 
     def __init__(
@@ -50,10 +50,11 @@ class Ending:
         """End what is in `tree`.
 
         Args:
-            ranks: Those forked so far; the list grows.
-            is_leaving: Whether, now that all ranks have ended, what served them still has time to
-                end by itself.
-            keep_outcome: Called once the ranks have ended and what they left is about to be ended.
+            ranks: The ranks forked so far; the list grows.
+            is_leaving: Tells, once all ranks have ended, whether their helpers may still end by
+                themselves.
+            keep_outcome: Called when the ranks have ended, before their remaining processes are
+                killed.
         """
         self._plan = plan
         self._ranks = ranks
@@ -66,7 +67,7 @@ class Ending:
         self.end_reason: Optional[EndReason] = None
         self.first_failed: int | None = None
         self.is_over = False
-        self.is_consequence = False  # of what happened on another node
+        self.is_consequence = False  # of an event on another node
         self._kill_at = 0.0
         self._alone_until: float | None = None
         self._leftovers_until: float | None = None
@@ -87,7 +88,7 @@ class Ending:
         grace_s: float | None = None,
         end_reason: Optional[EndReason] = None,
     ) -> None:
-        """Begin the end, or, when it has begun, only shorten its grace. Idempotent."""
+        """Begin the end; if it has begun already, only shorten its grace period. Idempotent."""
         grace = self._plan.grace_s if grace_s is None else max(grace_s, 0.0)
         kill_at = time.monotonic() + grace
         if self.has_begun:
@@ -97,13 +98,13 @@ class Ending:
         self.outcome, self.reason, self._kill_at = outcome, reason, kill_at
         self.end_reason = end_reason
         if grace <= 0:
-            return  # killed at once: a SIGTERM just before would be heard by some, by chance
+            return  # killed at once: only some processes would handle a SIGTERM sent just before
         for rank in self._ranks:
             if not rank.has_ended:
                 self._ask_rank(rank)
 
     def begin_with_failure(self, failed: list[Rank]) -> None:
-        """Begin the end because ranks have failed; the one that ended first is named."""
+        """Begin the end because ranks have failed; the reason names the one that ended first."""
         first = min(failed, key=_order_of_failure)
         self.first_failed = first.plan.rank
         if first.never_starts:
@@ -123,7 +124,7 @@ class Ending:
         self.begin(Outcome.FAILED, self._failure_text(first))
 
     def begin_over_memory(self) -> None:
-        """Begin the end because our own watch has killed a process of the tree."""
+        """Begin the end because the host's memory watch has killed a process of the tree."""
         victim = self._memory.killed_by_watch
         rank = self._rank_of(victim) if victim is not None else None
         if rank is not None:
@@ -139,8 +140,8 @@ class Ending:
         return ranks[0] if len(ranks) == 1 else None
 
     def _was_over_memory(self, rank: Rank) -> bool:
-        # SIGKILL alone proves nothing: only a kill that our own limit has counted does. A rank
-        # that failed because a helper of its was killed that way is out of memory too.
+        # SIGKILL alone proves nothing; only a kill that the attempt's own limit has counted does. A
+        # rank that failed because such a kill hit one of its helpers is out of memory too.
         return self._memory.was_exceeded() and (
             rank.signal == signal.SIGKILL or len(self._ranks) == 1
         )
@@ -169,7 +170,7 @@ class Ending:
     def _ask_rank(self, rank: Rank) -> None:
         send_signal(rank.identity, signal.SIGTERM)
         if self._plan.kind == "command":
-            # The shell does not pass a signal on to its children; a terminal sends it to all.
+            # A shell does not forward signals to its children; a terminal signals all of them.
             children = [
                 stat
                 for stat in self._tree.members()
@@ -178,7 +179,7 @@ class Ending:
             self._tree.signal(children, signal.SIGTERM)
 
     def advance(self) -> None:
-        """Do what is due now; `is_over` once nothing is left, or it cannot be ended."""
+        """Do what is due now; sets `is_over` once nothing is left or the rest cannot be ended."""
         now = time.monotonic()
         if any(not rank.has_ended for rank in self._ranks) and now < self._kill_at:
             return
@@ -239,7 +240,7 @@ class Ending:
         usage: UsageRecord | None,
         stacks: Tuple[RankStack, ...],
     ) -> ExitRecord:
-        """Return what the exit record would say now; nothing is changed."""
+        """Return the exit record as of now; changes nothing."""
         plan = self._plan
         return ExitRecord(
             job=plan.job,
@@ -270,7 +271,7 @@ class Ending:
 
 
 def _order_of_failure(rank: Rank) -> tuple[float, bool, int]:
-    # Of those found dead together, one ended by a signal more likely pulled the others down.
+    # Of ranks found dead together, one that a signal ended more likely took the others down.
     return (rank.ended_at or 0.0, rank.signal is None, rank.plan.rank)
 
 

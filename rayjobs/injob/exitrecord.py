@@ -1,4 +1,4 @@
-"""The exit record, the one truth about how an attempt ended on a node: its fields and its file."""
+"""The exit record, the only authority on how an attempt ended on a node: fields and file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndReason, Outcome, reason_of_sentence
 
 NAME = "exit.json"
-# How the attempt ended, known before it is proven that nothing of it is left.
+# How the attempt ended, known before all of its processes are proven dead.
 OUTCOME = "outcome.json"
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 64 * 1024
@@ -25,15 +25,15 @@ class RankExit(Message):
     """How one rank ended.
 
     Attributes:
-        pid: Of its process; None where an earlier version did not record it.
+        pid: Of its process; None if an earlier version did not record it.
         start_time: Of its process, in clock ticks since boot.
-        exit_code: None when it died of a signal, or has not ended.
+        exit_code: None if a signal ended it, or it has not ended.
         signal: Number of the signal that ended it.
-        started_at: Seconds of the wall clock; None: it was never let go.
+        started_at: Seconds of the wall clock; None: it was never released.
         ended_at: Seconds of the wall clock.
         out_of_memory: The attempt's own memory limit ended it.
         log_bytes: Size of its log.
-        log_dropped: Bytes that the log's cap has cut out.
+        log_dropped: Bytes that the log's cap removed.
     """
 
     rank: int
@@ -64,8 +64,8 @@ class Leftovers(Message):
 
     Attributes:
         killed: Processes that were ended after the ranks.
-        proven_dead: Nothing of the attempt runs any more, for sure.
-        remaining: What could not be ended.
+        proven_dead: It is certain that no process of the attempt is left.
+        remaining: Processes that could not be ended.
     """
 
     killed: int = 0
@@ -75,7 +75,7 @@ class Leftovers(Message):
 
 @dataclass(frozen=True)
 class MemoryUse(Message):
-    """The attempt's memory limit on the node, what kept it, and the most that was used."""
+    """The attempt's memory limit on the node, what enforced it, and the peak use."""
 
     limit_bytes: Optional[int] = None
     how: str = "none"
@@ -84,7 +84,7 @@ class MemoryUse(Message):
 
 @dataclass(frozen=True)
 class PidsLimit(Message):
-    """The attempt's limit of processes and threads on the node, and what kept it."""
+    """The attempt's limit of processes and threads on the node, and what enforced it."""
 
     limit: Optional[int] = None
     how: str = "none"
@@ -105,15 +105,15 @@ class GpuUse(Message):
 
 @dataclass(frozen=True)
 class UsageRecord(Message):
-    """What an attempt used on a node over time, in columns of one length, oldest sample first.
+    """An attempt's resource use on a node, in columns of equal length, oldest sample first.
 
     Attributes:
         began_at: Seconds of the wall clock.
         every_s: Seconds between two samples at the end; it doubles as the run gets longer.
-        peak_bytes: The most memory at once; None: nothing was measured.
+        peak_bytes: Peak memory; None: not measured.
         memory_how: ``cgroup``, or ``proportional``: shared pages are divided among their users.
         cpu_s: CPU time of all processes, in seconds.
-        cost_s: CPU time that the sampling took.
+        cost_s: CPU time that sampling took.
         t: Seconds since `began_at`.
         cpu: Busy cores.
         memory: In bytes.
@@ -135,7 +135,7 @@ class UsageRecord(Message):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all columns have one length, as those that a host wrote have."""
+        """Whether all columns have the same length, as in every record that a host wrote."""
         sizes = {len(self.t), len(self.cpu), len(self.memory)}
         for gpu in self.gpus.values():
             sizes |= {len(gpu.use), len(gpu.memory)}
@@ -144,14 +144,14 @@ class UsageRecord(Message):
 
 @dataclass(frozen=True)
 class RankStack(Message):
-    """Where a rank is, or was when its attempt had stalled (`stacks.Dump`).
+    """Where a rank is, or was when its attempt stalled (`stacks.Dump`).
 
     Attributes:
-        state: Of its process, one letter of Linux.
-        how: The way in which that was found.
-        where: Its innermost frame that is not of a library; empty where none is known.
-        waits: It is inside a library that waits for other ranks.
-        text: The whole dump, where it was asked for; records hold none.
+        state: State of its process, as Linux's single letter.
+        how: How that was found.
+        where: Its innermost frame outside libraries; empty if unknown.
+        waits: It is inside a library call that waits for other ranks.
+        text: The whole dump if requested; records do not contain it.
     """
 
     rank: int
@@ -163,7 +163,7 @@ class RankStack(Message):
 
 
 class OneNode(Protocol):
-    """What every message about an attempt on one node says."""
+    """The fields that all messages about an attempt on one node share."""
 
     @property
     def job(self) -> str:
@@ -187,14 +187,14 @@ class ExitRecord(Message):
     """How an attempt ended on one node. One constructor for each kind of record.
 
     Attributes:
-        started_at: Seconds of the wall clock; None where no host lived to tell.
-        duration_s: Since its ranks were let go.
+        started_at: Seconds of the wall clock; None if no host survived to report it.
+        duration_s: Since its ranks were released.
         reason: A sentence for people.
-        end_reason: Why its end was asked for; None where it was not.
-        is_consequence: Of what happened on another node.
-        first_failed_rank: The rank that the end began with; None: it began with no rank.
-        tree: What held its processes; ``lost``: not known.
-        pids: None where no host lived to tell.
+        end_reason: Why its end was requested; None: it was not.
+        is_consequence: Of an event on another node.
+        first_failed_rank: The rank that caused the end; None: no rank did.
+        tree: What contained its processes; ``lost``: unknown.
+        pids: None if no host survived to report it.
         cold: Why its ranks did not come from a warm interpreter; None when they did.
         usage: Samples of CPU, memory and GPUs; None: there are none.
         stacks: Where its ranks were, if it had stalled.
@@ -226,7 +226,7 @@ class ExitRecord(Message):
 
     @classmethod
     def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Name the end's reason, which version 0.1.0 recorded as a sentence alone."""
+        """Set the end's reason, which version 0.1.0 recorded only as a sentence."""
         if values.get("outcome") != Outcome.CANCELED or "end_reason" in values:
             return values
         return {**values, "end_reason": reason_of_sentence(str(values.get("reason") or ""))}
@@ -240,7 +240,7 @@ class ExitRecord(Message):
         leftovers: Leftovers,
         usage: Optional[UsageRecord],
     ) -> ExitRecord:
-        """Return the record that a host would have written, had it not been killed."""
+        """Return the record that a killed host would have written."""
         return cls(
             on.job,
             on.attempt,
@@ -257,28 +257,28 @@ class ExitRecord(Message):
     def of_stopped_host(
         cls, on: OneNode, *, outcome: Outcome, reason: str, end_reason: Optional[EndReason] = None
     ) -> ExitRecord:
-        """Return what is known of an attempt that its node ends in place of a stopped host."""
+        """Return the record of an attempt that its node ends in place of a stopped host."""
         return cls(on.job, on.attempt, on.node, on.marker, outcome, reason, end_reason)
 
     @classmethod
     def of_lost_node(cls, on: OneNode, *, name: str) -> ExitRecord:
-        """Return the record that stands for a host that went with its node `name`."""
+        """Return the record for a host that was lost with its node `name`."""
         reason = f"{name} was lost, and its host ended by its own clock"
         return cls(on.job, on.attempt, on.node, on.marker, Outcome.NODE_LOST, reason)
 
 
 def make_reserve(root: str) -> None:
-    """Occupy some room that the exit record can take when the disk is full."""
+    """Reserve disk space for the exit record, in case the disk fills up."""
     try:
         with open(os.path.join(root, _RESERVE), "wb") as file:
-            # Not zeros: a file system that compresses would keep no room for those.
+            # Not zeros: a compressing file system would reserve no space for them.
             file.write(os.urandom(_RESERVE_BYTES))
     except OSError:
-        return  # already full: writing the record is then tried without it
+        return  # already full: the record is then written without a reserve
 
 
 def write_file(path: str, values: Mapping[str, Any]) -> None:
-    """Write a JSON file so that it is there whole and for good, or not at all.
+    """Write a JSON file atomically and durably.
 
     Raises:
         OSError: the disk is full or broken; an older file of that name is untouched.
@@ -287,10 +287,10 @@ def write_file(path: str, values: Mapping[str, Any]) -> None:
 
 
 def write(root: str, record: ExitRecord) -> None:
-    """Write the exit record, on a full disk into the room that was reserved for it.
+    """Write the exit record; on a full disk, into the reserved space.
 
     Raises:
-        OSError: even that was not possible.
+        OSError: even the reserved space did not suffice.
     """
     path = os.path.join(root, NAME)
     values = record.to_json()
@@ -305,27 +305,27 @@ def write(root: str, record: ExitRecord) -> None:
 
 
 def write_outcome(root: str, record: ExitRecord) -> None:
-    """Keep how the attempt ended, should its host not live to write the exit record.
+    """Save how the attempt ended, in case its host dies before it writes the exit record.
 
-    What is there already stays: the first to know was right. A disk that refuses keeps nothing.
+    An existing file stays: the first report is the right one. A full disk is ignored.
     """
     path = os.path.join(root, OUTCOME)
     try:
         if not os.path.lexists(path):
             write_file(path, record.to_json())
     except OSError:
-        return  # the exit record has room of its own; this is for the case that none comes
+        return  # the exit record has its own reserve; this file only covers its absence
 
 
 def has_outcome(root: str, marker: str) -> bool:
-    """Whether `write_outcome` kept the end of the attempt `marker`."""
+    """Whether `write_outcome` saved the end of the attempt `marker`."""
     return bool(_outcome_values(root, marker))
 
 
 def with_outcome(root: str, lost: ExitRecord) -> Optional[ExitRecord]:
-    """Return the record `lost` of a killed host with what `write_outcome` kept of the attempt.
+    """Return the record `lost` of a killed host, completed by what `write_outcome` saved.
 
-    None where nothing was kept. An earlier version kept no more than outcome and reason.
+    None if nothing was saved. An earlier version saved only outcome and reason.
     """
     values = _outcome_values(root, lost.marker)
     if not values:
@@ -350,15 +350,15 @@ def _outcome_values(root: str, marker: str) -> Mapping[str, Any]:
 
 
 def release_reserve(root: str) -> None:
-    """Give the reserved room back."""
+    """Free the reserved space."""
     _remove(os.path.join(root, _RESERVE))
 
 
 def read(root: str) -> Optional[ExitRecord]:
-    """The exit record below an attempt's directory, or None while there is none.
+    """Return the exit record in an attempt's folder, or None while there is none.
 
     Raises:
-        ValueError: the file exists but is not a record; rayjobs never writes it in part.
+        ValueError: the file exists but is not a record; rayjobs never writes a partial one.
         OSError: a link, FIFO, folder or device is in its place, or it cannot be read.
     """
     try:

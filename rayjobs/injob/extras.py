@@ -1,4 +1,4 @@
-"""What an attempt host does besides forking and watching ranks, where a launcher asks for it."""
+"""Extra work of an attempt host, which some launchers ask for in addition to forking ranks."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from rayjobs.injob.ranks import Program
 
 
 class HostExtras:
-    """Nothing more: the host forks all ranks of its plan at once, and watches for their ends."""
+    """No extra work: the host forks all ranks of its plan at once, and watches for their ends."""
 
-    # Whether it forks the ranks one by one, in `turn`, and knows when the last one has ended.
+    # Whether `turn` forks the ranks one by one, and decides when the last one has ended.
     starts_ranks = False
 
     def start(self) -> None:
-        """Do what comes before the ranks.
+        """Prepare before any rank starts.
 
         Raises:
             OSError: it cannot be done; the attempt then ends.
         """
 
     def go_first(self, ranks: list[int]) -> list[int]:
-        """Return which of the node's ranks, all forked now, run at once; it lets the others go."""
+        """Return which of the node's forked ranks run at once; `turn` releases the others."""
         return ranks
 
     @property
     def pause_s(self) -> float | None:
-        """After how many seconds it wants its turn again at the latest; None: it can wait."""
+        """Maximum seconds until its next `turn`; None: no limit."""
         return None
 
     def turn(self) -> Program | None:
@@ -32,13 +32,13 @@ class HostExtras:
         return None
 
     def child_ended(self, pid: int, status: int, at: float) -> None:
-        """Take in the end of a child that is not a rank; `at` in seconds of the wall clock."""
+        """Handle the end of a child that is not a rank; `at` in seconds of the wall clock."""
 
     def look_for_an_end(self) -> None:
-        """Begin the attempt's end if something besides the ranks asks for it."""
+        """Begin the attempt's end if something other than a rank requires it."""
 
     def is_leaving(self) -> bool:
-        """Whether, now that all ranks have ended, something still has time to end by itself."""
+        """Tell, once all ranks have ended, whether a helper may still end by itself."""
         return False
 
     def abandon(self) -> None:

@@ -17,7 +17,8 @@ def write_atomic(
 
     Args:
         data: The whole content; text is written as UTF-8.
-        durable: Return only when content and name are on the disk, as after a power cut.
+        durable: Return only when content and name are on the disk, so that a power cut does not
+            lose it.
         mode: Permissions of the file, less the process's umask.
 
     Raises:
@@ -47,10 +48,10 @@ def write_atomic(
 
 @contextlib.contextmanager
 def replacing(path: PathLike) -> Iterator[str]:
-    """Give the path of a draft, which replaces the file `path` at the end of the block.
+    """Yield the path of a draft that replaces the file `path` at the end of the block.
 
-    The draft is in the same folder, and its name has the same ending. A block that raises leaves
-    the old file, and no draft.
+    The draft is in the same folder and has the same suffix. If the block raises, the old file stays
+    and the draft is removed.
     """
     folder, name = os.path.split(os.fspath(path))
     draft = os.path.join(folder, f".{os.urandom(6).hex()}.{name[-200:]}")
@@ -70,8 +71,8 @@ def locked(path: PathLike, *, shared: bool = False, remove: bool = False) -> Ite
     The kernel releases the lock when its holder dies. Missing folders are made.
 
     Args:
-        shared: Let other shared holders in.
-        remove: Remove the file at the end, so that thousands of locks leave no files.
+        shared: Allow other shared holders.
+        remove: Remove the file at the end, so that thousands of locks do not leave files behind.
     """
     name = os.fspath(path)
     os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
@@ -84,7 +85,7 @@ def locked(path: PathLike, *, shared: bool = False, remove: bool = False) -> Ite
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the last holder removed the file: this lock protects nothing
+        os.close(descriptor)  # the last holder removed the file, so this lock protects nothing
     try:
         yield
     finally:
@@ -96,7 +97,7 @@ def locked(path: PathLike, *, shared: bool = False, remove: bool = False) -> Ite
 
 @contextlib.contextmanager
 def locked_if_free(path: PathLike) -> Iterator[bool]:
-    """Hold a lock file for the block, without waiting; gives False when it is held elsewhere."""
+    """Hold a lock file for the block, without waiting; yields False if another holder has it."""
     descriptor = _open_lock(os.fspath(path))
     try:
         yield try_lock(descriptor)
@@ -114,7 +115,7 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def is_locked(path: PathLike) -> bool:
-    """Whether a process holds a lock file exclusively; a file that is missing is not locked."""
+    """Whether a process holds a lock file exclusively; a missing file is not locked."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

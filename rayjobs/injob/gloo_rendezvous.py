@@ -1,10 +1,10 @@
 """The meeting point of Horovod's Gloo ranks: a small key-value server over HTTP.
 
-As a program it serves the listening socket that it was given as its standard input. Horovod's
-launcher has such a server in itself; here the first node's attempt host starts one for the job.
+As a program it serves the listening socket that is its standard input. Horovod's launcher contains
+such a server; here the first node's attempt host starts one for the job.
 
 Source: the protocol of `horovod.runner.http.http_server` 0.28 (GET, PUT and DELETE of
-``/scope/key``; 404 for what is not there yet).
+``/scope/key``; 404 for keys that do not exist yet).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request of a rank."""
 
     def do_GET(self) -> None:
-        """Give a value, or say that there is none yet."""
+        """Send a value, or 404 if there is none yet."""
         with _lock:
             value = _values.get(self.path)
         self._answer(404 if value is None else 200, value or b"")
@@ -36,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, b"")
 
     def do_DELETE(self) -> None:
-        """Take in that a rank needs a scope no more; nothing is removed, others may."""
+        """Accept that a rank is done with a scope, but keep it: other ranks may need it."""
         self._answer(200, b"")
 
     def _answer(self, code: int, body: bytes) -> None:
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing: a rank that waits asks many times a second."""
+        """Log nothing: a waiting rank asks many times a second."""
 
 
 def serve(listener: socket.socket) -> None:

@@ -20,7 +20,7 @@ _NAME = "the meeting point of Horovod's ranks"
 
 
 class GlooHelper(HostExtras):
-    """What a host does besides forking the ranks of Horovod's Gloo controller."""
+    """A host's extra work for the ranks of Horovod's Gloo controller."""
 
     def __init__(self, starter: Starter, settings: ExtrasPlan) -> None:
         self._starter = starter
@@ -37,11 +37,11 @@ class GlooHelper(HostExtras):
         if not port:
             return
         plan = self._starter.plan
-        # A helper enters the container as ranks do, where the node's own Python is not.
+        # A helper enters the container as ranks do; the node's own Python does not exist there.
         python = plan.python if plan.container else sys.executable
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # The host holds the port with the same option, so no other process could take it.
+            # The host reserves the port with the same option, so no other process can take it.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("", port))
             listener.listen(1024)
@@ -58,12 +58,12 @@ class GlooHelper(HostExtras):
             listener.close()
 
     def child_ended(self, pid: int, status: int, at: float) -> None:
-        """Take in the end of a child that is not a rank."""
+        """Handle the end of a child that is not a rank."""
         if self._server is not None and self._server.identity.pid == pid:
             self._server.status, self._server.ended_at = status, at
 
     def look_for_an_end(self) -> None:
-        """Begin the attempt's end when the server has died: who has not met never will."""
+        """Begin the attempt's end if the server has died: ranks that have not met never will."""
         if self._server is not None and self._server.has_ended:
             self._starter.ending.begin(Outcome.HOST_ERROR, f"{_NAME} {self._server.end_in_words()}")
 

@@ -1,4 +1,4 @@
-"""Programs that an attempt host runs besides its ranks: mpirun, orted, a meeting point."""
+"""Helper programs of an attempt host: mpirun, orted, a rendezvous server."""
 
 from __future__ import annotations
 
@@ -58,14 +58,15 @@ def start(
 
     Args:
         arguments: The program, looked up in the PATH of `env`, and its arguments.
-        starter: Takes it among the attempt's processes.
-        give: a descriptor that the program gets as its standard input; else it reads nothing.
+        starter: Adds it to the attempt's processes.
+        give: a descriptor that the program gets as its standard input; without one, it reads
+            nothing.
 
     Raises:
-        OSError: no process can be made. A program that is not there ends with code 127.
+        OSError: no process can be made. A missing program ends with code 127.
     """
     parent = os.getpid()
-    # No signal may reach the child while it still has the caller's handlers.
+    # Signals stay blocked while the child still has the caller's handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -76,14 +77,14 @@ def start(
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         identity = identity_of(pid)
         if identity is None:
-            raise OSError(f"the new process of {name} cannot be seen in /proc")
+            raise OSError(f"the new process of {name} does not appear in /proc")
         starter.hold(pid)
         return Helper(name, identity)
     try:
         startup.restore_signals(as_python=False)
         kernel.die_with_parent(signal.SIGKILL)
         starter.tree.enter()
-        if os.getppid() not in (parent, 0):  # 0: the host is outside of the PID namespace
+        if os.getppid() not in (parent, 0):  # 0: the host is outside the PID namespace
             os._exit(1)
         os.setsid()
         given = None if give is None else os.dup(give)

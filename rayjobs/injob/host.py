@@ -125,7 +125,7 @@ class Host:
         )
 
     def _hold_port(self) -> str | None:
-        """Hold the ranks' meeting point until this process ends; return why that failed."""
+        """Reserve the ranks' rendezvous port until this process ends; return why that failed."""
         if self.plan.master_port is None:
             return None
         try:
@@ -140,11 +140,11 @@ class Host:
     # ---- running ------------------------------------------------------------------------------
 
     def run(self) -> Program | None:
-        """Carry the attempt out.
+        """Carry out the attempt.
 
         Returns:
-            In the host None, when the exit record is written and all waiters have been answered;
-            in a forked rank the program it has to run.
+            In the host: None, once the exit record is written and all waiters are answered. In a
+            forked rank: the program to run.
         """
         try:
             program = self._start_ranks()
@@ -162,7 +162,7 @@ class Host:
         if self._port_error is not None:
             self.ending.begin(Outcome.HOST_ERROR, self._port_error)
             return None
-        self.watch.check_lease()  # the node may have been frozen since it was asked to start this
+        self.watch.check_lease()  # the node may have been frozen since the request to start this
         if self.ending.has_begun:
             return None
         try:
@@ -195,7 +195,7 @@ class Host:
         self.ending.begin(outcome, f"the {what} cannot be set up for the ranks: {why}")
 
     def _show_inputs(self) -> None:
-        """Protect the inputs from the ranks, in a mount namespace that this process is now in."""
+        """Move this process into a mount namespace that protects the inputs from the ranks."""
         namespace = self.tree.namespace
         has_own_users = namespace is not None and namespace.own_users
         views = self.plan.views or Views()
@@ -229,7 +229,7 @@ class Host:
         return None if limit is None else limit - (boot_clock_s() - self._started_s)
 
     def duration_s(self) -> float:
-        """Seconds since the ranks were let go."""
+        """Seconds since the ranks were released."""
         return boot_clock_s() - self._started_s
 
     def _turn(self) -> Program | None:
@@ -259,15 +259,15 @@ class Host:
         return program
 
     def _keep_outcome(self) -> None:
-        """Keep how the attempt ended while what it left behind is being ended.
+        """Save how the attempt ended before its remaining processes are ended.
 
-        This process may be killed meanwhile: then the ranks' own end must not be forgotten.
+        If this process is killed meanwhile, the ranks' own end must not be lost.
         """
         if all(rank.has_ended for rank in self.ranks):
             exitrecord.write_outcome(self.plan.root, self._as_record())
 
     def _as_record(self) -> ExitRecord:
-        """Return what the exit record would say now."""
+        """Return the exit record as of now."""
         return self.ending.as_record(
             started_at=self._started_at,
             duration_s=self.duration_s(),
@@ -278,7 +278,7 @@ class Host:
         )
 
     def _close(self) -> ExitRecord:
-        """Cut the logs to their limit, end the measuring, and return the exit record."""
+        """Cut the logs to their limit, stop sampling, and return the exit record."""
         for rank in self.ranks:
             rank.log.enforce(at_end=True)
         self.usage.stop()
@@ -299,12 +299,12 @@ class Host:
             key.data(events)
 
     def _serve_what_waits(self) -> None:
-        """Answer requests that are there already, before a rank's end counts as a failure.
+        """Answer pending requests before a rank's end counts as a failure.
 
-        A host that was stopped finds the request to cancel and the rank that its node has ended
-        meanwhile at the same time: the request came first.
+        A host that was stopped sees the cancel request and the rank that its node has ended at the
+        same time; the request came first.
         """
-        for _ in range(_ROUNDS):  # accept, read and answer are rounds of their own
+        for _ in range(_ROUNDS):  # accept, read and answer are separate rounds
             waiting = self._selector.select(0)
             if not waiting or self.ending.has_begun:
                 return
@@ -312,7 +312,7 @@ class Host:
                 key.data(events)
 
     def _reap(self) -> bool:
-        """Take in the ends of children, adopted ones too; False when there are no children."""
+        """Reap ended children, adopted ones too; False if there are no children."""
         now = time.time()
         while True:
             try:
@@ -331,8 +331,8 @@ class Host:
     def _look_for_an_end(self) -> None:
         failed = [rank for rank in self.ranks if rank.has_failed]
         left = self.deadline_in_s()
-        if self._signals.told is not None:
-            name = self._signals.told
+        if self._signals.end_signal is not None:
+            name = self._signals.end_signal
             self.ending.begin(Outcome.HOST_ERROR, f"the attempt host received {name}")
         elif failed:
             self.ending.begin_with_failure(failed)
@@ -388,7 +388,7 @@ class Host:
     # ---- the end ------------------------------------------------------------------------------
 
     def _give_up(self, why: str) -> None:
-        """End everything after an error of our own, and record it."""
+        """End everything after an internal error, and record it."""
         deadline = time.monotonic() + 10.0
         while self.tree.kill() and time.monotonic() < deadline:
             self._reap()
@@ -399,12 +399,12 @@ class Host:
         self._finish(self._close())
 
     def _finish(self, record: ExitRecord) -> None:
-        """Record first, report second; while the disk refuses, waiters get it from memory."""
+        """Write the exit record, then report it; on a full disk, waiters get it from memory."""
         self._note_times(at_end=True)
         self.tree.close()
         patience = time.monotonic() + _REAP_S
         while self._reap() and time.monotonic() < patience:
-            time.sleep(0.005)  # the last zombies: the init of a container may leave them for ever
+            time.sleep(0.005)  # the last zombies, which a container's init may never reap
         keep_until = time.monotonic() + _KEEP_RECORD_S
         while True:
             try:
@@ -432,11 +432,11 @@ class Host:
 
 
 def _extras_of(plan: LaunchPlan, starter: Starter) -> HostExtras:
-    """Return what a plan asks for besides its ranks.
+    """Return the extra work that a plan asks for.
 
     Raises:
         OSError: a socket or a folder cannot be made.
-        ValueError: it is of a kind that this version does not know.
+        ValueError: this version does not know its kind.
     """
     settings = plan.extras
     if settings is None:

@@ -1,4 +1,4 @@
-"""What attempt hosts and warm interpreters say: ``host.json``, requests to them, answers."""
+"""Messages of attempt hosts and warm interpreters: ``host.json``, requests and answers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class HostFile(Message):
     """The process that is the host of an attempt on one node, and how it contains the ranks.
 
     Attributes:
-        pid: Of the host; the machine's, also in a PID namespace.
+        pid: The host's pid on the machine, also inside a PID namespace.
         start_time: When the process started, in clock ticks since the boot.
         boot_id: Of the machine.
         socket: Where it listens.
         marker: Marks every process of the attempt on this node.
         started_at: In seconds since 1970.
         cold: Why it was not forked by a warm interpreter; None: it was.
-        tree: How the attempt's processes are held together.
-        tree_refused: Why each better way was refused.
+        tree: How the attempt's processes are contained.
+        tree_refused: Why each better method was unavailable.
         cgroup: Folder of the attempt's cgroup v2; None without one.
         memory: How the memory limit is enforced.
         pids: How the limit of processes is enforced.
@@ -77,8 +77,8 @@ class HostRequest(Message):
         op: "status", "wait" (for the exit record), "cancel", "lease", "stacks" or "stalled".
         reason: Why the attempt is canceled or counts as stalled, as a sentence.
         end_reason: Value of the `EndReason` of a cancel.
-        grace_s: Seconds from SIGTERM to SIGKILL of a cancel; None: those of the plan.
-        stamp: That of the last answer, to renew the lease; None only asks.
+        grace_s: Seconds from SIGTERM to SIGKILL of a cancel; None: the plan's.
+        stamp: The stamp of the last answer, to renew the lease; None only queries.
     """
 
     op: str
@@ -90,10 +90,10 @@ class HostRequest(Message):
 
 @dataclass(frozen=True)
 class Answer(Message):
-    """What all answers have in common; an answer by itself is a plain yes or a refusal.
+    """Base of all answers; by itself it means success or a refusal.
 
     Attributes:
-        error: Why the request was refused, as a sentence; empty: it was not.
+        error: Why the request was refused, as a sentence; empty: it was accepted.
     """
 
     ok: bool = True
@@ -118,11 +118,11 @@ class HostState(Answer):
 
 @dataclass(frozen=True)
 class RankStatus(Message):
-    """A rank, as its host sees it.
+    """A rank as its host sees it.
 
     Attributes:
         start_time: When its process started, in clock ticks since the boot.
-        exit_code: None while it runs, and where a signal ended it.
+        exit_code: None while it runs, or if a signal ended it.
         signal: The signal that ended it.
     """
 
@@ -142,7 +142,7 @@ class HostStatus(Answer):
         state: "starting", "running", "ending" or "ended".
         log_bytes: Size of each rank's log.
         deadline_in_s: Seconds until the time limit; None: there is none.
-        outcome: Of an attempt that is being ended, or has ended.
+        outcome: The outcome, once the attempt is ending or has ended.
     """
 
     state: str = ""
@@ -157,7 +157,7 @@ class LeaseAnswer(Answer):
     """A host's answer to "lease".
 
     Attributes:
-        stamp: To be sent with the next renewal.
+        stamp: The stamp to send with the next renewal.
         silent_s: Seconds since a rank printed or logged anything; None: not measured.
     """
 
@@ -174,7 +174,7 @@ class StacksAnswer(Answer):
 
 @dataclass(frozen=True)
 class WarmStatus(Answer):
-    """A warm interpreter's answer to "ping": its process, and what it has imported.
+    """A warm interpreter's answer to "ping": its process and its imports.
 
     Attributes:
         preloaded: Modules that it has imported.
@@ -199,12 +199,12 @@ class WarmStatus(Answer):
 
 @dataclass(frozen=True)
 class StartAnswer(Answer):
-    """How the start of a host or a warm interpreter went: its process, or why there is none.
+    """The result of starting a host or a warm interpreter: its process, or why there is none.
 
     Attributes:
-        pid: Of the process that was started, with `start_time` and `boot_id`; None: none was.
+        pid: Pid of the started process, with `start_time` and `boot_id`; None: none was started.
         cold: Why a warm interpreter may not fork this attempt; None: it may.
-        held: Another warm interpreter has the socket.
+        held: Another warm interpreter owns the socket.
     """
 
     pid: Optional[int] = None
@@ -218,7 +218,7 @@ class StartAnswer(Answer):
         """The process that was started.
 
         Raises:
-            ValueError: none was.
+            ValueError: no process was started.
         """
         if self.pid is None:
             raise ValueError("the answer names no process")
@@ -242,10 +242,10 @@ class WarmRequest(Message):
     Attributes:
         op: "ping", "fork" or "stop".
         plan: Path of the launch plan of a fork.
-        secrets: Variables of a fork that stand in no file.
+        secrets: Variables of a fork that are never written to a file.
         is_user: A ping comes from an agent that uses the interpreter.
-        raylet: Ray's process on that agent's node: the interpreter ends soon after the last such
-            process has. None: it stays until it is idle or stopped.
+        raylet: Ray's process on that agent's node. The interpreter ends soon after the last such
+            process. None: it stays until it is idle or stopped.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""The signals that an attempt host gets, as events of its loop: ends of children, orders to end."""
+"""Turns an attempt host's signals into events of its loop: children that ended, requests to end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Optional
 
 
 class HostSignals:
-    """Catches a host's signals; each one wakes its loop, which then looks at what has changed."""
+    """Catches a host's signals; each one wakes its loop, which then checks what has changed."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
-        """Catch them from now on; `selector` is what the host's loop waits with.
+        """Catch them from now on; `selector` is the one that the host's loop waits on.
 
         Raises:
             OSError: there are no descriptors left for the pipe.
@@ -22,7 +22,7 @@ class HostSignals:
         for descriptor in (self._reader, writer):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        # With no handler of Python's the system would not write to the pipe either.
+        # Python writes to the wake-up pipe only for signals that have a Python handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told_to_end)
@@ -30,8 +30,8 @@ class HostSignals:
         selector.register(self._reader, selectors.EVENT_READ, self._drain)
 
     @property
-    def told(self) -> Optional[str]:
-        """The name of the signal that asked the host to end; None before one did."""
+    def end_signal(self) -> Optional[str]:
+        """The name of the signal that asked the host to end; None: none has."""
         return None if self._told is None else signal.Signals(self._told).name
 
     def _drain(self, _: int) -> None:

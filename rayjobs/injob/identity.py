@@ -1,4 +1,4 @@
-"""Who a process is: pid, start time and boot id, so that a reused pid is never taken for it."""
+"""Identifies a process by pid, start time and boot id, so that a reused pid never matches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayjobs.injob.messages import Message
 
 @dataclass(frozen=True)
 class ProcessStat:
-    """The fields of `/proc/PID/stat` that are of use here; `start_time` is in clock ticks."""
+    """The fields of `/proc/PID/stat` used here; `start_time` is in clock ticks."""
 
     pid: int
     comm: str
@@ -25,13 +25,13 @@ class ProcessStat:
 
     @property
     def is_dead(self) -> bool:
-        """Whether nothing of it runs; a zombie leader whose threads live on is not dead."""
+        """Whether no part of it runs; a zombie leader with living threads is not dead."""
         return self.state in "ZX" and self.threads <= 1
 
 
 @dataclass(frozen=True)
 class Identity(Message):
-    """One process for all time: no two processes of a machine share all three values."""
+    """A unique process: no two processes of a machine ever share all three values."""
 
     pid: int
     start_time: int
@@ -54,10 +54,10 @@ def _read(path: str) -> bytes:
 
 
 def stat_of(pid: int) -> ProcessStat | None:
-    """What the kernel says about `pid`, or None when there is no such process.
+    """Return the kernel's record of `pid`, or None if there is no such process.
 
     Raises:
-        OSError: no more files can be opened, which says nothing about the process.
+        OSError: the file limit is reached, so the process may or may not exist.
     """
     try:
         text = openfiles.patiently(lambda: _read(f"/proc/{pid}/stat")).decode("utf-8", "replace")
@@ -65,7 +65,7 @@ def stat_of(pid: int) -> ProcessStat | None:
         if error.errno in openfiles.ERRORS:
             raise
         return None
-    # The name may hold spaces and brackets, hence the search from the right.
+    # The name may contain spaces and brackets, so search from the right.
     opening, closing = text.find("("), text.rfind(")")
     fields = text[closing + 2 :].split()
     if opening < 0 or len(fields) < 20:
@@ -96,7 +96,7 @@ def own_identity() -> Identity:
 
 
 def is_alive(identity: Identity) -> bool:
-    """Whether exactly this process still runs. A zombie is dead; a reused pid is another one."""
+    """Whether exactly this process still runs; zombies and reused pids do not count."""
     stat = stat_of(identity.pid)
     return (
         stat is not None
@@ -135,7 +135,7 @@ def send_signal(identity: Identity, number: int) -> bool:
         os.kill(identity.pid, number)
         return True
     try:
-        # Checked after opening: from here on the descriptor cannot come to mean another process.
+        # Checked after opening: from here on the descriptor cannot refer to another process.
         if not is_alive(identity):
             return False
         send(descriptor, number)

@@ -1,4 +1,4 @@
-"""The job's inputs and outputs as its script sees them: paths, and datasets themselves."""
+"""The job's inputs and outputs as its script sees them: paths, or dataset objects."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rayjobs.injob.datafile import AttemptInput, DataFile
 
 
 class InputDatasets(Mapping[str, Any]):
-    """Inputs by name: the path of one that was mounted or downloaded, else the dataset itself.
+    """Inputs by name: a path if it was mounted or downloaded, else the dataset object.
 
-    A dataset is opened when it is asked for: that takes the package `datastore`, and for tables
-    pyarrow, in the job's environment.
+    A dataset is opened on access, which needs the package `datastore`, and for tables pyarrow, in
+    the job's environment.
 
     Source: Azure ML v1, `Run.input_datasets`.
     """
 
     def __init__(self, entries: Mapping[str, AttemptInput]) -> None:
-        """Know the inputs by what their node wrote down."""
+        """Take the inputs from the node's record."""
         self._entries = entries
         self._opened: Dict[str, Any] = {}
 
@@ -53,11 +53,11 @@ class InputDatasets(Mapping[str, Any]):
 
 def _open(name: str, definition: str) -> Any:
     try:
-        # By name: nothing in a job may need more than the standard library.
+        # Imported on use: by default a job's code needs only the standard library.
         inputs = importlib.import_module("rayjobs.datastore.inputs")
     except ImportError as exc:
         raise ImportError(
-            "input %r is a dataset itself (direct mode), which needs Python 3.11 or later and "
+            "input %r is a dataset object (direct mode), which needs Python 3.11 or later and "
             "what `datastore` imports: %s. Use mount or download mode, which need nothing"
             % (name, exc)
         ) from exc
@@ -66,7 +66,7 @@ def _open(name: str, definition: str) -> Any:
 
 
 def read_record(root: str) -> Optional[DataFile]:
-    """Return what the node wrote down of inputs and outputs; None where it has none."""
+    """Return the node's record of inputs and outputs; None if there is none."""
     try:
         with open(os.path.join(root, datafile.NAME), encoding="utf-8") as file:
             return DataFile.from_json(json.load(file))

@@ -1,7 +1,7 @@
-"""Which network interface ranks talk over: the one that has their node's address.
+"""Chooses the network interface for ranks: the one with their node's address.
 
-Left alone, gloo takes the one that the host's name leads to, which may be the loopback (Debian
-writes 127.0.1.1 into /etc/hosts) or another network; nccl takes the first that it finds.
+By default gloo takes the interface that the host name resolves to, which may be the loopback
+(Debian writes 127.0.1.1 into /etc/hosts) or another network; nccl takes the first one it finds.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _FIRST_ENTRIES = 64
 
 
 def variables(address: str | None) -> Dict[str, str]:
-    """The variables that name the interface with an address of this node; none without one."""
+    """Return the variables that name the interface with this node's address; empty without one."""
     name = None if address is None else interface_of(address)
     return {} if name is None else {key: form.format(name) for key, form in VARIABLES.items()}
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the network interface that has an address; None when none has it."""
+    """The name of the network interface that has an address; None if no interface has it."""
     if address.startswith("127."):
-        return "lo"  # it answers to all of them, and is listed with one
+        return "lo"  # the loopback answers to all of 127/8, but lists one address
     if ":" in address:
         return _interface_of_ipv6(address)
     try:
         return next((name for name, one in _ipv4_addresses() if one == address), None)
     except OSError:
-        return None  # a sandbox that lists none
+        return None  # a sandbox that hides them
 
 
 def _ipv4_addresses() -> Iterator[Tuple[str, str]]:
-    """Interfaces with their addresses, of which one may have several."""
+    """Yield (interface, address) pairs; an interface may have several addresses."""
     entries = _FIRST_ENTRIES
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         while True:

@@ -1,4 +1,4 @@
-"""The few Linux calls that Python does not offer: prctl, namespaces, holes, environment block."""
+"""Linux calls that Python lacks: prctl, namespaces, punching holes, the environment block."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def set_name(name: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Give this process, or with CLONE_NEWPID its later children, namespaces of their own.
+    """Move this process (with CLONE_NEWPID its later children) into new namespaces.
 
     Raises:
         OSError: the kernel does not allow it.
@@ -83,7 +83,7 @@ def unshare(flags: int) -> None:
 def mount(
     source: str | None, point: str, kind: str | None, flags: int, options: str | None = None
 ) -> None:
-    """Mount, or change a mount, or how mounts below `point` spread.
+    """Mount, change a mount, or change the propagation of mounts below `point`.
 
     Args:
         options: Passed to the file system itself.
@@ -98,7 +98,7 @@ def mount(
 
 
 def unmount(point: str) -> None:
-    """Take a mount and all below it away, at the latest when nothing uses it any more.
+    """Unmount `point` and everything below it, at the latest when it is no longer in use.
 
     Raises:
         OSError: it is not a mount, or the kernel does not allow it.
@@ -118,7 +118,7 @@ def pivot_into(root: str) -> None:
     if number is None:
         raise OSError(38, f"pivot_root on {os.uname().machine} is not known")
     os.chdir(root)
-    # The old root is put onto the new one, and taken away from there: no folder is needed for it.
+    # The old root is stacked on the new one and unmounted there, so it needs no folder.
     if _libc.syscall(ctypes.c_long(number), b".", b".") != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"pivot_root {root}: {os.strerror(error)}")
@@ -127,9 +127,9 @@ def pivot_into(root: str) -> None:
 
 
 def drop_for_good(capabilities: Tuple[int, ...]) -> None:
-    """Give up capabilities of this process and of all programs that it starts, as root too.
+    """Drop capabilities of this process and of all programs that it starts, even as root.
 
-    Does nothing for those that it does not have.
+    Ignores those that it does not have.
 
     Raises:
         OSError: the kernel refused.
@@ -143,7 +143,7 @@ def drop_for_good(capabilities: Tuple[int, ...]) -> None:
     if not data[1] & mask:
         return
     for one in capabilities:
-        # A program that root starts gets back what is in the bounding set.
+        # A program that root starts regains the capabilities of the bounding set.
         if _libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(one), 0, 0, 0) == 1:
             _prctl(_PR_CAPBSET_DROP, one, f"dropping capability {one}")
     for at in range(3):
@@ -154,7 +154,7 @@ def drop_for_good(capabilities: Tuple[int, ...]) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this process.
+    """Drop every capability of this process.
 
     Raises:
         OSError: the kernel refused.
@@ -166,7 +166,7 @@ def drop_capabilities() -> None:
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> None:
-    """Give the blocks of a byte range back to the file system; the file's size stays.
+    """Return the blocks of a byte range to the file system; the file's size stays.
 
     Raises:
         OSError: the file system cannot (EOPNOTSUPP), or the call failed.
@@ -181,7 +181,7 @@ def punch_hole(descriptor: int, offset: int, length: int) -> None:
 
 
 def huge_page_places() -> Iterator[int]:
-    """Addresses in this process's own memory where a huge page could stand; none if unwanted."""
+    """Return addresses in this process's memory that could become huge pages; empty if disabled."""
     try:
         with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as file:
             if "[never]" in file.read():
@@ -200,7 +200,7 @@ def huge_page_places() -> Iterator[int]:
 
 
 def make_huge_page(address: int) -> bool:
-    """Turn the small pages at `address` into a huge one; False where the kernel does not."""
+    """Turn the small pages at `address` into a huge page; False if the kernel refuses."""
     advise = _libc.madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return bool(advise(address, _HUGE_BYTES, _MADV_COLLAPSE) == 0)

@@ -1,7 +1,7 @@
-"""The right of an attempt host to go on, which its target renews and which ends by its own clock.
+"""An attempt host's lease: its target renews it, and it expires by the host's own clock.
 
-A host that cannot be reached must end its ranks before its job is started elsewhere. So the
-target waits for the whole lease, and the host ends its tree when two thirds of it are over.
+An unreachable host must end its ranks before its job starts elsewhere. So the target waits for the
+whole lease, and the host ends its tree after two thirds of the lease.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import time
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.injob.text import duration_text
 
-# Of the lease, after which a host that heard nothing ends its tree; the rest is for that end.
+# Share of the lease after which a host without renewal ends its tree; the rest is for that end.
 HOST_SHARE = 2.0 / 3.0
-# From SIGTERM to SIGKILL then: no agent can store a checkpoint. A node that was frozen
-# beyond the whole lease has no such time: its job may run elsewhere by now.
+# From SIGTERM to SIGKILL then: no agent can store a checkpoint. A node that was frozen longer than
+# the whole lease gets no grace: its job may already run elsewhere.
 LOST_GRACE_S = 2.0
 
 
 def boot_clock_s() -> float:
-    """Seconds on a clock that cannot be set and that counts suspend."""
+    """Seconds on a clock that cannot be set and that includes time in suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Lease:
-    """How long the host may go on; without a lease, for ever.
+    """How long the host may go on; without a lease, without limit.
 
-    Each renewal carries the stamp that the host gave with its last answer, and the lease counts
-    from that stamp, not from the moment the renewal arrived: one that was held up on its way, by
-    a frozen agent or a slow network, prolongs nothing that its sender has given up.
+    Each renewal carries the stamp of the host's last answer, and the lease counts from that stamp,
+    not from the renewal's arrival. A renewal delayed by a frozen agent or a slow network therefore
+    cannot extend a lease that its sender has given up.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Lease:
         """Grant a first lease.
 
         Args:
-            lease_s: Seconds that the target waits before it takes the host for ended; None: no
-                lease, the target proves an end in other ways.
+            lease_s: Seconds after which the target assumes that the host has ended; None: no lease,
+                the target proves an end in other ways.
             raylet: Ray's process on this node: once it has ended, the lease is not renewed.
-            since_s: From when on it counts, on `boot_clock_s`; None: from now on.
+            since_s: Its start, on `boot_clock_s`; None: now.
         """
         now_s = boot_clock_s()
         self.lease_s = lease_s
@@ -58,7 +58,7 @@ class Lease:
     def renew(self, stamp_s: float | None) -> float:
         """Prolong the lease to count from `stamp_s`; return the stamp for the next renewal.
 
-        A stamp that is older than the newest one known, or not yet given, changes nothing.
+        A stamp that is older than the newest known one, or that was never issued, changes nothing.
         """
         now_s = boot_clock_s()
         if stamp_s is not None and self._since_s < stamp_s <= now_s:
@@ -67,7 +67,7 @@ class Lease:
 
     @property
     def since_s(self) -> float:
-        """From when on it counts by now, on `boot_clock_s`."""
+        """Its current start, on `boot_clock_s`."""
         return self._since_s
 
     @property
@@ -78,10 +78,10 @@ class Lease:
         return self._since_s + self.lease_s * HOST_SHARE - boot_clock_s()
 
     def end_grace_s(self, grace_s: float) -> float:
-        """Return the seconds that ranks have to end by themselves once the host may not go on.
+        """Return the grace period of the ranks once the lease is over, in seconds.
 
         Args:
-            grace_s: What their job allows them at most.
+            grace_s: Their job's own grace period, an upper bound.
         """
         left_s = self.left_s
         if left_s is None or self.lease_s is None:
@@ -90,7 +90,7 @@ class Lease:
         return max(0.0, min(grace_s, LOST_GRACE_S, whole_left_s - LOST_GRACE_S))
 
     def why_over(self) -> str | None:
-        """Return why the host is to end its tree now; None while it may go on."""
+        """Return why the host must end its tree now; None while it may go on."""
         left_s = self.left_s
         if left_s is None or self.lease_s is None:
             return None

@@ -1,11 +1,11 @@
-"""Runs a script in a fork of the warm interpreter, and ends it without taking torch apart.
+"""Runs a script in a fork of the warm interpreter, and exits without tearing torch down.
 
 The interpreter's own end would free every object of every preloaded package, which copies
-hundreds of megabytes of shared pages and takes a second or more. What a script can see of an end
-happens here all the same, in CPython's order: non-daemon threads are joined, `atexit` runs, the
-standard streams are flushed, the objects of the script's own modules are freed (so files are
-written and `__del__` is called), and C's streams are flushed. What does not run are the exit
-functions of C and C++ libraries: those of torch alone take longer than a short job.
+hundreds of megabytes of shared pages and takes a second or more. Everything that a script can
+observe of an exit still happens here, in CPython's order: non-daemon threads are joined, `atexit`
+runs, the standard streams are flushed, the objects of the script's own modules are freed (so files
+are written and `__del__` is called), and C's streams are flushed. Only the exit functions of C and
+C++ libraries do not run: torch's alone take longer than a short job.
 
 Source: `Py_RunMain`, `Py_FinalizeEx` and `finalize_modules` of CPython 3.8 to 3.13.
 """
@@ -27,12 +27,12 @@ _FLUSH_FAILED = 120
 
 
 def newest_module() -> str:
-    """Return the name of the module that was imported last: what comes later is the script's."""
+    """Return the name of the last imported module; later ones are the script's."""
     return next(reversed(sys.modules))
 
 
 def forget_finalizers() -> None:
-    """Let no finalizer of a preloaded package run at a rank's end: they take the packages apart."""
+    """Disable the finalizers of preloaded packages, which would tear the packages down."""
     weakref = sys.modules.get("weakref")
     if weakref is not None:
         for finalizer in [*weakref.finalize._registry]:
@@ -45,7 +45,7 @@ def run_and_leave(script: str, arguments: tuple[str, ...], last_of_ours: str) ->
     Call it from the outermost frame. It does not return.
 
     Args:
-        last_of_ours: What `newest_module` said when the rank was forked.
+        last_of_ours: The result of `newest_module` when the rank was forked.
     """
     code, failure = 0, None
     try:
@@ -57,11 +57,11 @@ def run_and_leave(script: str, arguments: tuple[str, ...], last_of_ours: str) ->
     interrupted = isinstance(failure, KeyboardInterrupt)
     mpi = sys.modules.get("mpi4py.MPI") if failure is None and code == 0 else None
     if failure is not None:
-        _show(failure)  # here, where no exception is being handled, as in the interpreter
+        _show(failure)  # outside any exception handler, as in the interpreter
         failure = None
     try:
         _tidy(last_of_ours)
-    except BaseException as error:  # an error of ours must not turn a good end into a bad one
+    except BaseException as error:  # our own errors must not turn a success into a failure
         _complain(f"rayjobs: at the end of the rank: {error!r}\n")
     if mpi is not None:
         _finalize(mpi)
@@ -145,7 +145,7 @@ def _tidy(last_of_ours: str) -> None:
     atexit._run_exitfuncs()
     _flush(0)
     if threading is not None:
-        # CPython stops daemon threads here; ours go on for an instant, over names that are gone.
+        # CPython stops daemon threads here; ours run on for an instant, with names already cleared.
         threading.__dict__["excepthook"] = _say_nothing
     sys.last_type = sys.last_value = sys.last_traceback = None
     sys.path = sys.argv = None  # type: ignore[assignment]
@@ -157,7 +157,7 @@ def _tidy(last_of_ours: str) -> None:
 
 
 def _say_nothing(_facts: Any) -> None:
-    """Let a daemon thread end without a word."""
+    """Let a daemon thread end silently."""
 
 
 def _newer_than(last_of_ours: str) -> list[Any]:
@@ -170,12 +170,12 @@ def _newer_than(last_of_ours: str) -> list[Any]:
 
 
 def _is_python(module: Any) -> bool:
-    # Extension modules keep state in C: they are left alone.
+    # Extension modules keep state in C, so they are skipped.
     return str(getattr(module, "__file__", None) or "").endswith(".py")
 
 
 def _clear(module: Any) -> None:
-    """Set a module's names to None, those that begin with one underscore first."""
+    """Set a module's names to None, those with a single leading underscore first."""
     names = module.__dict__
     for name in [*names]:
         if name[:1] == "_" and name[1:2] != "_":
@@ -186,20 +186,20 @@ def _clear(module: Any) -> None:
 
 
 def _finalize(mpi: Any) -> None:
-    """Do what mpi4py has left to the interpreter's exit functions, of which none is called here.
+    """Call MPI_Finalize for mpi4py, whose exit function does not run here.
 
-    mpirun takes a rank that ends without MPI_Finalize for a failed one. Not done after an error:
-    the other ranks would be waited for, who wait for this one.
+    mpirun treats a rank that ends without MPI_Finalize as failed. Skipped after an error: it would
+    wait for the other ranks, which wait for this one.
     """
     settings = getattr(sys.modules.get("mpi4py"), "rc", None)
     if getattr(settings, "finalize", None) is False:
-        return  # the script wants to do it, or not, by itself
+        return  # the script decides about finalizing itself
     if mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
 
 
 def _flush(code: int) -> int:
-    """Flush the standard streams; a stdout that cannot be flushed is a failure, as in CPython."""
+    """Flush the standard streams; failing to flush stdout is an error, as in CPython."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not getattr(stream, "closed", False):

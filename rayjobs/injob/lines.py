@@ -1,4 +1,4 @@
-"""Requests of one JSON line each over a Unix socket, answered whenever the answer is known."""
+"""One-line JSON requests over a Unix socket, each answered when its answer is known."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Asker:
 
 
 class LineServer:
-    """Serves clients that ask once and wait, inside an event loop."""
+    """Serves clients that send one request and wait, in an event loop."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class LineServer:
 
         Args:
             asked: called with each request; raises MessageError for one that it refuses.
-            gone: called when a client leaves before it was answered.
+            gone: called when a client leaves before its answer.
 
         Raises:
             OSError: the socket cannot be made.
@@ -74,7 +74,7 @@ class LineServer:
                 self._gone(asker)
             return
         if asker.was_asked:
-            return  # one request each
+            return  # one request per client
         asker.received += data
         if len(asker.received) > MAX_LINE_BYTES:
             self.answer(asker, refusal("the request is too long"))
@@ -86,7 +86,7 @@ class LineServer:
                 self.answer(asker, refusal(f"cannot read the request: {error}"))
 
     def answer(self, asker: Asker, answer: Answer) -> None:
-        """Answer a request; does nothing for a client that has gone meanwhile."""
+        """Answer a request; does nothing if the client has left."""
         if asker.was_answered or asker.is_gone:
             return
         asker.was_answered = True
@@ -105,7 +105,7 @@ class LineServer:
             asker.stream.close()
 
     def abandon(self) -> None:
-        """Close all of it in a forked process, without touching what the parent still uses."""
+        """Close everything in a forked process, without affecting the parent."""
         for asker in self._askers:
             asker.stream.close()
         self._listener.close()

@@ -1,4 +1,4 @@
-"""Keeps a rank's log below a size on disk: its start and its end stay, the middle is given back."""
+"""Caps the disk use of a rank's log: start and end stay, the middle is freed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LogCap:
 
     @property
     def size(self) -> int:
-        """The bytes written so far, those given back included."""
+        """The bytes written so far, including freed ones."""
         try:
             info = os.lstat(self.path)
             return info.st_size if stat.S_ISREG(info.st_mode) else 0
@@ -34,14 +34,14 @@ class LogCap:
 
     @property
     def dropped(self) -> int:
-        """The bytes given back."""
+        """The bytes freed."""
         return 0 if self.hole is None else self.hole[1] - self.hole[0]
 
     def enforce(self, *, at_end: bool = False) -> None:
-        """Give back the middle when the log has grown beyond its cap.
+        """Free the middle once the log has grown beyond its cap.
 
-        While the rank runs this waits for another quarter of the cap to come together, so that a
-        fast writer does not cause a call for every block.
+        While the rank runs, this waits until another quarter of the cap is written, so that a fast
+        writer does not cause a call per block.
         """
         if self.cap_bytes is None or not self.is_possible:
             return
@@ -55,11 +55,11 @@ class LogCap:
         done = start if self.hole is None else self.hole[1]
         if end <= done:
             return
-        # Noted first: a reader must never take the zeros of a hole for something printed.
+        # Noted first: a reader must never mistake the zeros of a hole for output.
         before, self.hole = self.hole, (start, end)
         self._write_note()
         try:
-            # The script may have put a link or a FIFO there: neither is opened for long.
+            # The script may have put a link or a FIFO there; neither stays open.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 kernel.punch_hole(descriptor, done, end - done)
@@ -81,5 +81,5 @@ class LogCap:
         try:
             write_atomic(name + ".holes.json", json.dumps(self.as_note()), mode=0o600)
         except OSError:
-            # A full disk: the hole about to be made gives room, and the next call notes it again.
+            # The disk is full: the coming hole frees space, and the next call notes it again.
             return

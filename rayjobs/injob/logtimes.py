@@ -1,7 +1,7 @@
-"""Notes when a node's logs grew, so that each of their lines has a time without touching a byte.
+"""Records when a node's logs grew, which gives each line a time without changing the log.
 
-Each line of the file is ``SECONDS RANK SIZE``: at this time (of the wall clock) the log of this
-rank had this many bytes. What lies between two sizes was printed between the two times.
+Each line of the file is ``SECONDS RANK SIZE``: at this wall-clock time the rank's log had this many
+bytes. Bytes between two sizes were printed between the two times.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import Dict, Mapping, Tuple
 
-# How far apart two notes of one rank are at least; of a long attempt in proportion to its age, so
-# that the file stays small: 7 MB after a month in which every rank printed all the time.
+# Minimum time between two notes of a rank. It grows with the attempt's age, so that the file stays
+# small: 7 MB after a month in which every rank printed all the time.
 GAP_S = 0.4
 SHARE_OF_AGE = 1 / 50_000
 
@@ -27,13 +27,13 @@ class LogTimes:
     def look(self, sizes: Mapping[int, int], now: float, *, at_end: bool = False) -> None:
         """Note which logs have grown; `sizes` in bytes by rank, `now` of the wall clock.
 
-        A disk that is full loses notes, never the attempt.
+        A full disk loses notes, but never ends the attempt.
         """
         gap_s = max(GAP_S, (now - self._started_at) * SHARE_OF_AGE)
         lines = []
         for rank, size in sizes.items():
             before_at, before = self._last.get(rank, (self._started_at - gap_s, 0))
-            # A clock that was set back must not keep notes away.
+            # A clock that was set back must not suppress notes.
             is_due = at_end or not before_at <= now < before_at + gap_s
             if size > before and is_due:
                 self._last[rank] = (now, size)

@@ -1,6 +1,6 @@
-"""What may be logged: names, numbers, lists, rows and tables, checked and made plain JSON data.
+"""Checks loggable values (names, numbers, lists, rows, tables) and makes them plain JSON data.
 
-NaN and the infinities are no JSON: they are written as the texts "NaN", "Infinity" and
+NaN and the infinities do not exist in JSON: they are written as the texts "NaN", "Infinity" and
 "-Infinity", and read back as numbers (`number_of`).
 """
 
@@ -63,8 +63,8 @@ def step_of(step: Any) -> Optional[int]:
 def scalar_of(value: Any, what: str) -> Any:
     """Return `value` as a JSON scalar: number, bool or text (NaN and infinities as text).
 
-    Scalars of numpy and torch count as the numbers they hold. None is allowed nowhere but in
-    rows and tables (see `cell_of`).
+    Scalars of numpy and torch count as the numbers they hold. None is allowed only in rows and
+    tables (see `cell_of`).
 
     Raises:
         TypeError: it is not a scalar; says what to call instead.
@@ -110,7 +110,7 @@ def _foreign(value: Any, what: str) -> Any:
     item = getattr(value, "item", None)
     try:
         plain = item() if callable(item) else float(value)
-    except Exception as exc:  # whatever a foreign type raises means: not one number
+    except Exception as exc:  # any error of a foreign type means that it is not one number
         raise TypeError(
             "%s is a %s that does not hold one number (%s); log a number, or use log_list"
             % (what, type(value).__name__, exc)
@@ -138,7 +138,7 @@ def _shown(value: Any) -> str:
 
 
 def number_of(value: Any) -> Any:
-    """Return the number that a written value stands for; all else is returned as it is."""
+    """Return the number that a written value stands for, or the value itself."""
     if isinstance(value, str):
         return _NOT_FINITE.get(value, value)
     if isinstance(value, list):
@@ -149,7 +149,7 @@ def number_of(value: Any) -> Any:
 
 
 def cell_of(value: Any, what: str) -> Any:
-    """Return a scalar of a row or table; None means: nothing here."""
+    """Return a scalar of a row or table; None means an empty cell."""
     return None if value is None else scalar_of(value, what)
 
 
@@ -202,7 +202,7 @@ def table_of(columns: Any, what: str) -> Dict[str, Any]:
 
 
 def json_of(value: Any, what: str, depth: int = 0) -> Any:
-    """Return nested data (of a confusion matrix and the like) as plain JSON data."""
+    """Return nested data (such as a confusion matrix) as plain JSON data."""
     if depth > 20:
         raise ValueError("%s is nested more than 20 deep" % what)
     if isinstance(value, Mapping):

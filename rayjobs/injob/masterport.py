@@ -1,4 +1,4 @@
-"""The port at which the ranks of one job meet, held so that no other job is given it."""
+"""Reserves the rendezvous port of a job's ranks, so that no other job gets it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Tuple
 def hold(port: int = 0) -> Tuple[int, int]:
     """Bind a TCP port of this machine without listening; 0 takes a free one.
 
-    While it is held, no process that asks for any port gets it, and rank 0 can still
-    listen on it, since both ask to share the address (SO_REUSEADDR).
+    While it is reserved, no process that asks for any free port gets it. Rank 0 can still listen on
+    it, since both share the address (SO_REUSEADDR).
 
     Returns:
-        The descriptor that holds it (closing that lets it go), and the port.
+        The descriptor that reserves it (closing it frees the port), and the port.
 
     Raises:
-        OSError: Another process listens on it, or has it exclusively.
+        OSError: Another process listens on it, or has bound it exclusively.
     """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -26,5 +26,5 @@ def hold(port: int = 0) -> Tuple[int, int]:
     except OSError:
         held.close()
         raise
-    # A bare descriptor: an object would be closed in a forked rank when it is collected there.
+    # A bare descriptor: garbage collection in a forked rank would close a socket object.
     return held.detach(), number

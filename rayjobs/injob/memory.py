@@ -1,4 +1,4 @@
-"""Limits of a whole process tree: its memory and its number of processes."""
+"""Limits a process tree's memory and number of processes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What all messages between our processes, and the records they leave, have in common: their JSON.
+"""The JSON form of all messages between our processes, and of the records that they write.
 
-One rule holds for all of them. An entry that a class does not know comes from a later version, and
-is dropped. One that is missing comes from an earlier version, and takes the field's default; where
-a field has none, the message is refused. `Message.upgraded` is the one place where an earlier
-shape is turned into today's. A message whose ``version`` is higher than the class reads is refused.
+The rules for versions: an unknown entry comes from a later version and is dropped. A missing entry
+comes from an earlier version and takes the field's default; without a default the message is
+refused. Only `Message.upgraded` converts earlier shapes to the current one. A message whose
+``version`` is higher than the class reads is refused.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _REQUIRED = dataclasses.MISSING
 
 
 class MessageError(ValueError):
-    """A message or record that is not of the shape it must have; its text says what is wrong."""
+    """A malformed message or record; the text says what is wrong."""
 
 
 class Message:
-    """Base of the frozen dataclasses whose JSON crosses from one process of ours to another.
+    """Base of the frozen dataclasses that our processes exchange as JSON.
 
     Field types are str, int, float, bool, bytes, enums of text, other messages, Optional,
-    ``Tuple[X, ...]``, ``Tuple[X, Y]`` and ``Mapping[str or int, X]``; `object` takes JSON of any
-    kind as it stands.
+    ``Tuple[X, ...]``, ``Tuple[X, Y]`` and ``Mapping[str or int, X]``; `object` takes any JSON value
+    unchanged.
     """
 
     __slots__ = ()
@@ -42,7 +42,7 @@ class Message:
 
     @classmethod
     def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values`, as an earlier version wrote them, in today's shape."""
+        """Convert `values` of an earlier version to the current shape."""
         return values
 
     @classmethod
@@ -50,7 +50,8 @@ class Message:
         """Return the message that `to_json` of this or another version wrote.
 
         Raises:
-            MessageError: it is no such message, or one of a later version; says which entry.
+            MessageError: it is not such a message, or comes from a later version; the text names
+                the entry.
         """
         if not isinstance(values, Mapping):
             raise MessageError(f"{_title(cls)} is one JSON object, not {values!r:.60}")
@@ -91,7 +92,7 @@ _KNOWN: "Dict[type, Dict[str, tuple[_Reader, object]]]" = {}
 
 
 def _fields_of(cls: type) -> "Dict[str, tuple[_Reader, object]]":
-    """Return how each field of a class is read, and its default."""
+    """Return the reader and the default of each field of a class."""
     known = _KNOWN.get(cls)
     if known is not None:
         return known

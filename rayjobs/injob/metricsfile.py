@@ -1,8 +1,8 @@
-"""The file that a rank logs into: one JSON line a record, appended by one write, read in batches.
+"""The file that a rank logs to: one JSON line per record, appended by one write, read in batches.
 
 A line: ``{"k": kind, "name": text, "value": data, "step": int or null, "t": epoch seconds}``;
 kinds are metric, list, row, table, image, chart (these are metrics), tag, property, upload, fail
-and dropped. Nothing is buffered: what `append` has returned from outlives a kill -9 of the rank.
+and dropped. Nothing is buffered: once `append` returns, the record survives a kill -9 of the rank.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ METRIC_KINDS = ("metric", "list", "row", "table", "image", "chart")
 READ_BYTES = 1 << 20
 MAX_LINE = 4 << 20  # a longer line is damage, not a record
 MOST_RANK_FILES = 10_000  # of one attempt on one node
-MOST_BYTES = 1 << 30  # of one file: what a script appends beyond that is not read
+MOST_BYTES = 1 << 30  # of one file: bytes that a script appends beyond that are not read
 
 
 class Appender:
-    """Appends lines to one file. Safe from threads and after a fork; never raises for the disk."""
+    """Appends lines to one file. Thread-safe and fork-safe; never raises because of the disk."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -36,10 +36,10 @@ class Appender:
         self._warned = False
 
     def append(self, line: bytes) -> bool:
-        """Append `line` (with its newline) by one write; False when it could not be kept.
+        """Append `line` (with its newline) by one write; return False if it could not be written.
 
-        The first loss is reported on stderr; losses are counted in `dropped` and noted in the
-        file once there is room again.
+        The first loss is reported on stderr; losses are counted in `dropped` and noted in the file
+        once there is space again.
         """
         try:
             if self._torn:
@@ -59,15 +59,15 @@ class Appender:
         return True
 
     def touch(self) -> None:
-        """Let the file look as if it was just written to; never raises for the disk."""
+        """Touch the file; never raises because of the disk."""
         try:
             os.utime(self._open())
         except OSError as exc:
             self.warn(exc)
 
     def _open(self) -> int:
-        # A script may close every descriptor it knows of, and the number may then be another
-        # file's: so the number is believed only as long as it leads to our file.
+        # A script may close all descriptors, and another file may then get the number. So check
+        # that the number still leads to our file.
         if self._fd >= 0:
             try:
                 info = os.fstat(self._fd)
@@ -79,14 +79,14 @@ class Appender:
         try:
             descriptor = os.open(self.path, flags, 0o600)
         except FileNotFoundError:
-            os.mkdir(os.path.dirname(self.path), 0o700)  # a clean-up went too far
+            os.mkdir(os.path.dirname(self.path), 0o700)  # a clean-up removed the folder
             descriptor = os.open(self.path, flags, 0o600)
         info = os.fstat(descriptor)
         self._fd, self._identity = descriptor, (info.st_dev, info.st_ino)
         return descriptor
 
     def warn(self, exc: OSError) -> None:
-        """Tell the first loss on stderr."""
+        """Report the first loss on stderr."""
         if self._warned:
             return
         self._warned = True
@@ -106,11 +106,11 @@ def _dropped_line(count: int) -> bytes:
 
 
 def read_batch(path: str, offset: int = 0, limit: int = 10000) -> Tuple[List[Dict[str, Any]], int]:
-    """Return up to `limit` records from byte `offset` on, and the offset to go on from.
+    """Return up to `limit` records from byte `offset` on, and the next offset.
 
     Each record gets ``"n"``, the byte position of its line: unique and growing within the
     file, so that a batch may be sent twice. A last line without its newline is left for the
-    next call; a damaged line is passed over. A missing file has no records. Reads at most
+    next call; a damaged line is skipped. A missing file has no records. Reads at most
     about 1 MiB a call: call again until the offset stays. Nothing beyond `MOST_BYTES` is read.
 
     Raises:
@@ -134,7 +134,7 @@ def read_batch(path: str, offset: int = 0, limit: int = 10000) -> Tuple[List[Dic
     except FileNotFoundError:
         return records, offset
     if b"\n" not in data and len(data) >= MAX_LINE:
-        return records, offset + len(data)  # no record is as long: damage, passed over
+        return records, offset + len(data)  # too long for a record: damaged, skipped
     start = 0
     while len(records) < limit:
         end = data.find(b"\n", start)
@@ -161,7 +161,7 @@ def _parse(line: bytes) -> Optional[Dict[str, Any]]:
 
 
 def read_all(path: str, most_bytes: int = MOST_BYTES) -> List[Dict[str, Any]]:
-    """Return the whole records of a file, of a longer one those in its first `most_bytes`.
+    """Return the complete records in the first `most_bytes` of a file.
 
     Raises:
         UnusableFileError: a link, FIFO, folder or device is in its place.
@@ -184,7 +184,7 @@ def stored_value(record: Dict[str, Any]) -> Any:
 
 
 def combine(values: Iterable[Tuple[str, Any]]) -> Dict[str, Any]:
-    """Return what ``get_metrics`` gives for stored values in the order they were logged.
+    """Return the result of ``get_metrics`` for stored values in the order they were logged.
 
     A name logged once is a scalar, logged several times a list; lists are joined; rows and
     tables become ``{column: values}``; an image is its file's name.

@@ -1,8 +1,8 @@
 """An HTTP server for MLflow's tracking clients: in a job's attempt, or in a driver's process.
 
 As a program, ``python mlflow_server.py``, it serves the listening socket that is its standard
-input, for the attempt that its environment names. It keeps each change in the attempt's folder
-before it answers: killed and started again, it goes on with the same runs.
+input, for the attempt that its environment names. It saves each change in the attempt's folder
+before it answers, so a restarted server continues the same runs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ from rayjobs.injob.submitted import SubmittedRun
 from rayjobs.injob.uploads import clean_name
 
 TOKEN = "MLFLOW_TRACKING_TOKEN"
-"""The variable from which clients take the token that they show. MLflow prints addresses, so the
-token is not in the address."""
+"""The variable with the clients' token, which is not in the address: MLflow prints addresses."""
 JOURNAL = "mlflow.jsonl"
-# Its records are those of a rank of its own, after those of all ranks.
+# Its records have their own rank number, after all real ranks.
 RANK = 900_000
 EXPERIMENT_ID = "1"
 PARAM = "mlflow.param."
-"""Begins the properties that are a run's parameters."""
+"""Prefix of the properties that are a run's parameters."""
 MOST_BYTES = 64 * 1024 * 1024  # of one request
 PAGE = "This is the endpoint of a run for MLflow's clients; `rayjobs show` shows the run.\n"
 MOST_CONNECTIONS = 512  # at a time: ranks and their workers keep theirs open
@@ -56,11 +55,11 @@ MLFLOW_VERSION = "2.0.0"
 
 
 class TrackingServer:
-    """Serves `Tracking` to clients of this machine that show the token.
+    """Serves `Tracking` to clients of this machine that present the token.
 
     Args:
-        token: What clients show as ``Authorization: Bearer TOKEN``.
-        listener: A listening socket; None makes one of this machine alone.
+        token: Clients send it as ``Authorization: Bearer TOKEN``.
+        listener: A listening socket; None makes one for this machine only.
 
     Attributes:
         uri: Its address, for ``MLFLOW_TRACKING_URI``.
@@ -82,11 +81,11 @@ class TrackingServer:
         self._http.serve_forever(poll_interval=1.0)
 
     def start(self) -> None:
-        """Serve on a thread of its own until the process ends."""
+        """Serve on a separate thread until the process ends."""
         threading.Thread(target=self.serve, name="mlflow-tracking", daemon=True).start()
 
     def close(self) -> None:
-        """Stop, once it serves on another thread."""
+        """Stop a server that serves on another thread."""
         self._http.shutdown()
         self._http.server_close()
 
@@ -100,7 +99,7 @@ class _Http(ThreadingHTTPServer):
         super().__init__(*args, **kwargs)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection on a thread of its own; clients try again when there are too many."""
+        """Serve each connection on its own thread; clients retry if there are too many."""
         if not self._places.acquire(blocking=False):
             try:
                 request.setblocking(False)
@@ -116,20 +115,20 @@ class _Http(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection, and free its place."""
+        """Serve a connection, then free its slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def server_bind(self) -> None:
-        # Without the look-up of the machine's name, which may ask a network.
+        # Skip the host name look-up, which may use the network.
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that go away."""
+        """Log nothing about clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -189,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
         shown = self.headers.get("Authorization") or ""
         if not hmac.compare_digest(shown.encode("utf-8"), ("Bearer " + self.token).encode()):
             self.close_connection = True  # a body may follow
-            message = "the client does not show the token of this run (%s)" % TOKEN
+            message = "the client did not send this run's token (%s)" % TOKEN
             raise TrackingError(403, "PERMISSION_DENIED", message)
         self.connection.settimeout(IDLE_S)
 
@@ -201,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
             stream = _Stream(self.rfile, None if length is None else int(length))
             self.tracking.sink.write_artifact(run_id, clean_name(name), stream)
         except BaseException:
-            self.close_connection = True  # the rest of the body is of no use
+            self.close_connection = True  # the rest of the body is useless
             raise
         return {}
 
@@ -221,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/":
             self.close_connection = self.close_connection or length != 0
             return PAGE
-        self._check_token()  # before a byte of the body is kept
+        self._check_token()  # before storing any of the body
         if not 0 <= length <= MOST_BYTES:
             self.close_connection = True
             raise TrackingError(413, "BAD_REQUEST", "the request has %d bytes" % length)
@@ -243,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Stream:
-    """The body of a request, as a file: as many bytes as were announced, whole or in chunks."""
+    """A request body as a file: the announced number of bytes, whole or in chunks."""
 
     def __init__(self, source: Any, length: Optional[int]) -> None:
         self._source = source
@@ -270,7 +269,7 @@ class _Stream:
 
 
 class AttemptSink(Sink):
-    """Keeps what clients log in a job as the job's own metrics, tags, properties and files.
+    """Stores what clients log in a job as the job's own metrics, tags, properties and files.
 
     Runs that a script begins itself (nested runs, or one after another) are part of the job's run:
     their metrics are called ``RUN/METRIC``.
@@ -291,7 +290,7 @@ class AttemptSink(Sink):
         return RunState(self.run_id, EXPERIMENT_ID, self.run_id, "file://" + self._files)
 
     def experiment_id(self, name: str, *, create: bool) -> Optional[str]:
-        """Every name means the job's experiment: what is logged belongs to the job."""
+        """Every name leads to the job's experiment: all logged data belongs to the job."""
         return EXPERIMENT_ID
 
     def experiment(self, experiment_id: str) -> Json:
@@ -319,7 +318,7 @@ class AttemptSink(Sink):
         return run_id, name, "file://%s/%s" % (self._files, _file_name(name))
 
     def find_run(self, run_id: str) -> Optional[RunState]:
-        """A job knows its own runs only."""
+        """A job knows only its own runs."""
         return None
 
     def run_ids(self, experiment_id: str) -> List[str]:
@@ -340,20 +339,20 @@ class AttemptSink(Sink):
         self._check()
 
     def tag(self, run: RunState, key: str, value: Optional[str]) -> None:
-        """Set a tag of the job; what MLflow notes of runs inside it stays with MLflow."""
+        """Set a tag of the job; MLflow's own tags of nested runs are not stored."""
         if run.run_id == self.run_id or not key.startswith("mlflow."):
             self._run._put("tag", self._named(run, key), value)
             self._check()
 
     def end_run(self, run: RunState, status: str) -> None:
-        """The job ends with its script; what MLflow calls a failure is noted."""
+        """Record a failed MLflow run; the job itself ends with its script."""
         if status == "FAILED":
             self._run._put("fail", "error", "MLflow's run %s failed" % run.name)
 
     def _check(self) -> None:
         if self._run._file.dropped:
             self._run._file.dropped = 0
-            raise TrackingError(500, "INTERNAL_ERROR", "the node's disk is full; nothing was kept")
+            raise TrackingError(500, "INTERNAL_ERROR", "the node's disk is full; nothing was saved")
 
 
 def _file_name(name: str) -> str:
@@ -361,7 +360,7 @@ def _file_name(name: str) -> str:
 
 
 def tracking_of(environment: Mapping[str, str]) -> Tracking:
-    """Return the runs of an attempt, with what an earlier process has kept of them."""
+    """Return the runs of an attempt, including those that an earlier process saved."""
     sink = AttemptSink(environment)
     path = os.path.join(environment["RAYJOBS_ATTEMPT_DIR"], JOURNAL)
     file = Appender(path)
@@ -403,9 +402,9 @@ def _ends_in_half_line(path: str) -> bool:
 
 
 def _change_of(line: str) -> Optional[Json]:
-    """Return the change in a line; None for one that a full disk or a killed process has damaged.
+    """Return the change in a line; None if a full disk or a kill has damaged the line.
 
-    A change is answered after its line is whole: no client was promised that a damaged one is kept.
+    The server answers only after a line is complete, so no client relies on a damaged one.
     """
     try:
         found = json.loads(line) if line.endswith("\n") else None

@@ -1,8 +1,8 @@
 """A job's MLflow endpoint: a port that the attempt host holds, and a server that it starts on use.
 
-The host listens and sets ``MLFLOW_TRACKING_URI`` for the ranks. Only when a client connects is a
-process started, which serves the connections; if it dies, the next connection starts another one.
-So a job that does not use MLflow pays for a socket.
+The host listens and sets ``MLFLOW_TRACKING_URI`` for the ranks. The first connection starts a
+process that serves all connections; if it dies, the next connection starts another. So a job
+without MLflow pays only for a socket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MlflowPort:
     """
 
     def __init__(self, plan: LaunchPlan) -> None:
-        """Listen, unless the job names a server of its own, or no port can be had."""
+        """Listen, unless the job names its own server or no port is free."""
         self.plan = plan
         self._listener: socket.socket | None = None
         self._server: helpers.Helper | None = None
@@ -82,7 +82,7 @@ class MlflowPort:
         environment = dict(plan.env)
         environment["RAYJOBS_MARKER"] = plan.marker
         environment["RAYJOBS_NODE"] = str(plan.node)
-        environment[mlflow_server.TOKEN] = self._token  # whatever the job has set
+        environment[mlflow_server.TOKEN] = self._token  # even if the job sets them
         try:
             self._listener.setblocking(True)
             self._server = helpers.start(
@@ -99,7 +99,7 @@ class MlflowPort:
             self._selector.register(self._listener, selectors.EVENT_READ, self._start)
 
     def child_ended(self, pid: int, status: int, at: float) -> None:
-        """Take in the end of a child; that of the server lets the next connection start another."""
+        """Handle the end of a child; after the server's end the next connection starts another."""
         if self._server is None or self._server.identity.pid != pid or self._server.has_ended:
             return
         self._server.status, self._server.ended_at = status, at
@@ -108,7 +108,7 @@ class MlflowPort:
             self._selector.register(self._listener, selectors.EVENT_READ, self._start)
 
     def end(self) -> None:
-        """End the server, once the ranks have ended: all that it has answered is kept."""
+        """End the server once the ranks have ended; every answered change is saved."""
         listener, self._listener = self._listener, None
         if listener is not None and self._selector is not None:
             if listener in self._selector.get_map():  # no server has it

@@ -1,8 +1,8 @@
-"""What MLflow's tracking clients ask of a server, answered for runs of ours.
+"""Answers MLflow's tracking requests with rayjobs' runs.
 
 A call is a method, a path below ``/api/2.0/mlflow/`` and a JSON body; the answer is JSON. Every
-experiment name is answered by the experiments that there are, so that ``mlflow.set_experiment``
-inside a job leads to the job's run.
+experiment name leads to an existing experiment, so that ``mlflow.set_experiment`` inside a job
+leads to the job's run.
 
 Source: MLflow's REST API, https://mlflow.org/docs/latest/rest-api.html.
 """
@@ -28,7 +28,7 @@ MOST_RUNS = 1000
 
 
 class TrackingError(Exception):
-    """An answer that is an error: its HTTP status, MLflow's code of it, and a sentence."""
+    """An error answer: HTTP status, MLflow's error code, and a sentence."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -47,10 +47,10 @@ def _wrong(message: str) -> TrackingError:
 
 
 class Sink:
-    """Where runs are kept. Every method returns when it is durable."""
+    """Stores runs. Every method returns only once its change is durable."""
 
     def experiment_id(self, name: str, *, create: bool) -> Optional[str]:
-        """Return the id of an experiment; None: there is none, and `create` is off."""
+        """Return the id of an experiment; None if it does not exist and `create` is off."""
         raise NotImplementedError
 
     def experiment(self, experiment_id: str) -> Json:
@@ -76,11 +76,11 @@ class Sink:
         raise NotImplementedError
 
     def metric(self, run: "RunState", key: str, value: float, step: int) -> None:
-        """Keep one value."""
+        """Store one value."""
         raise NotImplementedError
 
     def param(self, run: "RunState", key: str, value: str) -> None:
-        """Keep a parameter, which is written once."""
+        """Store a parameter, which can be written only once."""
         raise NotImplementedError
 
     def tag(self, run: "RunState", key: str, value: Optional[str]) -> None:
@@ -100,7 +100,7 @@ class Sink:
         raise NotImplementedError
 
     def write_artifact(self, run_id: str, name: str, content: Any) -> None:
-        """Keep a file, read from a stream."""
+        """Store a file, read from a stream."""
         raise NotImplementedError
 
 
@@ -153,13 +153,13 @@ class RunState:
 
 
 class Tracking:
-    """All runs of one server. Safe from threads."""
+    """All runs of one server. Thread-safe."""
 
     def __init__(self, sink: Sink, journal: Optional[Callable[[Json], None]] = None) -> None:
-        """Keep runs in `sink`.
+        """Store runs in `sink`.
 
         Args:
-            journal: Keeps each change before it is answered; `replay` makes them again.
+            journal: Saves each change before the answer; `replay` repeats them.
         """
         self._sink = sink
         self._journal = journal
@@ -170,7 +170,7 @@ class Tracking:
         self._own = ""
 
     def add_run(self, run: RunState) -> None:
-        """Know a run from now on; it also has the models that clients log without a run."""
+        """Adopt a run; it also gets the models that clients log without a run."""
         with self._lock:
             self._runs[run.run_id] = run
             self._own = run.run_id
@@ -181,7 +181,7 @@ class Tracking:
         return self._sink
 
     def artifacts(self, path: str) -> Json:
-        """Return what lies directly in a folder ``RUN/FOLDER`` of a run's files."""
+        """List the direct entries of a folder ``RUN/FOLDER`` of a run's files."""
         run_id, _, folder = path.strip("/").partition("/")
         top = folder + "/" if folder else ""
         found: Dict[str, Json] = {}
@@ -194,7 +194,7 @@ class Tracking:
         return {"files": [found[name] for name in sorted(found)]}
 
     def replay(self, changes: List[Json]) -> None:
-        """Make changes of an earlier process again; they are in the sink already."""
+        """Repeat the changes of an earlier process; the sink already has them."""
         with self._lock:
             self._is_replaying = True
             try:
@@ -258,7 +258,7 @@ class Tracking:
         return {"experiments": [_experiment(one) for one in self._sink.experiments()]}
 
     def _experiments_set_experiment_tag(self, body: Json) -> Json:
-        return {}  # experiments have no tags here; autologging sets some
+        return {}  # experiments have no tags here, but autologging sets some
 
     # -- runs ----------------------------------------------------------------------------------
     def _runs_create(self, body: Json) -> Json:
@@ -472,7 +472,7 @@ def _experiment(given: Json) -> Json:
 
 
 def _filter(text: str) -> Callable[[RunState], bool]:
-    """Return what tells whether a run is asked for by a search.
+    """Return a predicate for a search filter.
 
     Raises:
         TrackingError: the text is not a list of comparisons joined by ``and``.

@@ -1,4 +1,4 @@
-"""What a script asks to have registered as a model: checked at once, done when its run completes.
+"""A script's requests to register models: checked at once, carried out when its run completes.
 
 Each request is one JSON line, a `ModelRecord`, appended to a file of the attempt.
 """
@@ -25,13 +25,13 @@ NAMED_AT_MOST = 10
 
 @dataclass(frozen=True)
 class ModelRecord(Message):
-    """A request for a model, as a rank writes it down.
+    """A rank's request for a model, as written to its file.
 
     Attributes:
-        path: Stored name of the run's file or folder that the model is made of.
+        path: Stored name of the run's file or folder that becomes the model.
         framework: Such as ``PyTorch``; empty: not named.
         t: When it was written, in seconds since 1970.
-        k: What kind of line it is.
+        k: The kind of line.
     """
 
     name: str
@@ -48,14 +48,14 @@ class ModelRecord(Message):
 class ModelRequest:
     """A model that is registered when, and only when, its run completes.
 
-    Its version is not known before that: `version` and `id` are None, and so they stay.
+    Its version is unknown until then: `version` and `id` of this object stay None.
 
     Attributes:
-        path: The run's file or folder that it will be made of.
+        path: The run's file or folder that becomes the model.
     """
 
     def __init__(self, run_id: str, record: ModelRecord) -> None:
-        """Show what was asked for in the run `run_id`."""
+        """Represent a request of the run `run_id`."""
         self.name = record.name
         self.version: Optional[int] = None
         self.id: Optional[str] = None
@@ -76,7 +76,7 @@ class ModelRequest:
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Say of what only a registered model has why it is not here."""
+        """Explain why an attribute of registered models is missing."""
         raise AttributeError(
             "the model %r has no %r yet: it is registered when the run completes. Then use "
             "Model(workspace, %r), or `rayjobs model show`"
@@ -94,7 +94,7 @@ def record_of(
     framework: Any = None,
     framework_version: Any = None,
 ) -> ModelRecord:
-    """Return a request as it is written.
+    """Return a request in its written form.
 
     Raises:
         TypeError: an argument is of the wrong kind.
@@ -151,14 +151,14 @@ def _text(value: Any, what: str) -> Optional[str]:
 
 
 def find(path: Any, outputs: str, uploaded: Iterable[str]) -> str:
-    """Return the name under which the run will have a file or folder that is there now.
+    """Return the name under which the run will store an existing file or folder.
 
-    ``./`` before it is taken away, ``outputs/`` may be left out, and an absolute path must lie
+    A leading ``./`` is removed, ``outputs/`` may be left out, and an absolute path must lie
     below `outputs`.
 
     Args:
         outputs: The attempt's folder of outputs.
-        uploaded: Names of what was uploaded so far.
+        uploaded: Names of the files uploaded so far.
 
     Raises:
         TypeError: `path` is not a path.
@@ -198,7 +198,7 @@ def _below(path: str, outputs: str) -> str:
 
 
 def _check(name: str, full: str, outputs: str) -> None:
-    """Refuse what would not be stored with the run, or is not whole."""
+    """Refuse a path that the run would not store, or that is incomplete."""
     inside = os.path.realpath(os.path.dirname(outputs))
     real = os.path.realpath(full)
     if real != inside and not real.startswith(inside + os.sep):
@@ -237,7 +237,7 @@ def append(path: str, record: ModelRecord) -> None:
     Raises:
         OSError: it could not be written: unlike a lost metric, a lost model is an error.
     """
-    # The newline before it ends what a full disk may have left of another one.
+    # The leading newline ends a partial line that a full disk may have left.
     line = b"\n" + json.dumps(record.to_json(), separators=(",", ":")).encode("ascii") + b"\n"
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -28,23 +28,23 @@ from rayjobs.injob.ranks import Program, Rank
 from rayjobs.injob.starter import Starter
 
 LOG_NAME = "mpi.log"
-REMOTE = "remote"  # the program that mpirun takes for ssh, in the folder it runs in
+REMOTE = "remote"  # the program that mpirun runs as ssh, in its working directory
 _REMOTE_TEXT = 'exec "${}" -S -E "${}" remote "$@"\n'.format(
     mpistub.PYTHON_VARIABLE, mpistub.STUB_VARIABLE
 )
-# What is lost to MPI may end by itself, with an exit code that says more.
+# A rank that MPI has lost may end by itself, with a more telling exit code.
 _PULL_S = 1.0
 _LEAVE_S = 3.0
 _LAST_LINES = 4
 _CLONE_NEWUTS = 0x04000000
 _LONGEST_NAME = 50
 _LAST_BYTES = 4096
-# Unless the job says otherwise. Without the first two Open MPI looks for networks that are seldom
-# there, which costs time and warnings.
+# Defaults that the job can override. Without the first two, Open MPI looks for rare networks, which
+# costs time and causes warnings.
 _SETTINGS = {
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl": "^openib",
-    # Ranks may be more than cores: one that waits must not keep another from what it waits for.
+    # There may be more ranks than cores: a waiting rank must not block the one that it waits for.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 _INTERFACES = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
@@ -88,7 +88,7 @@ class MpiStarter(HostExtras):
         """Start mpirun, on node 0 alone.
 
         Raises:
-            OSError: no process can be made, or none with a host name of its own.
+            OSError: no process can be made, or it cannot get its own host name.
         """
         if self._settings.shares_machine:
             self._rename_host()
@@ -98,10 +98,10 @@ class MpiStarter(HostExtras):
             self._launch("mpirun", list(command))
 
     def _rename_host(self) -> None:
-        """Give this process and its children a host name of their own.
+        """Give this process and its children their own host name.
 
-        Ranks of two nodes that have one host name take each other for neighbours, and crash: seen
-        with Open MPI 4.1 and two ranks on each of two nodes.
+        Ranks of two nodes with the same host name assume shared memory, and crash: seen with Open
+        MPI 4.1 and two ranks on each of two nodes.
         """
         name = f"{socket.gethostname()[:_LONGEST_NAME]}-n{self._starter.plan.node}"
         try:
@@ -128,31 +128,31 @@ class MpiStarter(HostExtras):
         env = self._starter.plan.rank_env(_NO_RANK, {})
         for variable, value in {**self._of_this_node(), **_SETTINGS}.items():
             env.setdefault(variable, value)
-        # The others learn it from their own host: names and folders differ between nodes.
+        # Other nodes get these from their own host: names and folders differ between nodes.
         env["OMPI_MCA_plm_rsh_pass_environ_mca_params"] = "0"
         if os.getuid() == 0:
             env["OMPI_ALLOW_RUN_AS_ROOT"] = env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
         env[mpistub.SOCKET_VARIABLE] = self._socket
         plan = self._starter.plan
-        # In a container mpirun and orted are the image's, and so is what runs their stubs.
+        # In a container mpirun, orted and the stubs' interpreter come from the image.
         env[mpistub.PYTHON_VARIABLE] = plan.python if plan.container else sys.executable
         env[mpistub.STUB_VARIABLE] = os.path.abspath(mpistub.__file__)
         return env
 
     def _of_this_node(self) -> dict[str, str]:
-        """The settings that differ between nodes, as far as the job has none of its own."""
+        """The settings that differ between nodes, except those that the job sets itself."""
         plan = self._starter.plan
         # In /dev/shm its files would outlive ranks that are killed, and jobs whose mpirun has the
         # same pid, each in a PID namespace of its own, would take each other's.
         found = {"OMPI_MCA_btl_vader_backing_directory": plan.rank_env(_NO_RANK, {})["TMPDIR"]}
         name = None if plan.address is None else interface_of(plan.address)
         if name is not None:
-            # By its name: Open MPI 4.1 takes every address for one of ADDRESS/32.
+            # By name: Open MPI 4.1 treats every address as ADDRESS/32.
             found.update(dict.fromkeys(_INTERFACES, name))
         return {variable: value for variable, value in found.items() if variable not in plan.env}
 
     def turn(self) -> Program | None:
-        """Fork the ranks that were asked for; in such a rank, return its program."""
+        """Fork the requested ranks; in such a rank, return its program."""
         while self._waiting:
             asker, item = self._waiting.pop(0)
             if self._starter.ending.has_begun:
@@ -164,8 +164,8 @@ class MpiStarter(HostExtras):
                 return program
             self._starter.let_go([item.rank])
         for rank in self._starter.ranks:
-            # While an attempt is being ended its ranks have a grace, of which mpirun would take
-            # away the rest: it ends all as soon as it hears of one failure.
+            # While an attempt is ending, its ranks have a grace period. mpirun would cut it short:
+            # it ends all ranks at the first failure.
             if rank.has_ended and (not self._starter.ending.has_begun or self._all_have_ended()):
                 self._tell(rank)
         return None
@@ -200,7 +200,7 @@ class MpiStarter(HostExtras):
             if str(item.rank) == number and all(
                 rank.plan.rank != item.rank for rank in self._starter.ranks
             ):
-                reported = {**env, **self._of_this_node()}  # mpirun passes on those of its own
+                reported = {**env, **self._of_this_node()}  # mpirun passes on its own variables
                 self._waiting.append(
                     (asker, RankPlan(item.rank, item.local_rank, {**item.env, **reported}))
                 )
@@ -235,7 +235,7 @@ class MpiStarter(HostExtras):
 
     def _daemon(self, command: str) -> Answer:
         if self._launcher is not None:
-            return Answer()  # relayed twice: after the relay was replaced
+            return Answer()  # relayed twice, because the relay was replaced
         if self._starter.ending.has_begun:
             return refusal(f"node {self._starter.plan.node} is being ended")
         try:
@@ -245,7 +245,7 @@ class MpiStarter(HostExtras):
         return Answer()
 
     def _stub_gone(self, asker: Asker) -> None:
-        """MPI has ended a stub: it has given the rank up, whose end is awaited for a moment."""
+        """Handle the end of a stub by MPI: MPI gave up the rank, so wait a moment for its end."""
         self._waiting = [one for one in self._waiting if one[0] is not asker]
         if asker in self._stubs.values() and self._lost_at is None:
             self._lost_at = time.monotonic()
@@ -253,7 +253,7 @@ class MpiStarter(HostExtras):
     # ---- ends ---------------------------------------------------------------------------------
 
     def child_ended(self, pid: int, status: int, at: float) -> None:
-        """Take in the end of a child that is not a rank."""
+        """Handle the end of a child that is not a rank."""
         launcher = self._launcher
         if launcher is not None and launcher.identity.pid == pid and not launcher.has_ended:
             launcher.status, launcher.ended_at = status, at
@@ -264,7 +264,7 @@ class MpiStarter(HostExtras):
         return len(ranks) == len(self._starter.plan.ranks) and all(rank.has_ended for rank in ranks)
 
     def look_for_an_end(self) -> None:
-        """Begin the attempt's end where MPI has come to its own; failed ranks come before."""
+        """Begin the attempt's end if MPI has ended; failed ranks take precedence."""
         launcher = self._launcher
         if launcher is not None and launcher.signal is not None:
             self._starter.ending.begin(
@@ -278,16 +278,16 @@ class MpiStarter(HostExtras):
             who = "MPI"
             if launcher is not None and launcher.has_ended:
                 who = f"{launcher.name} {launcher.end_in_words()} and"
-            said = self._last_said()
-            # What MPI ends for a reason on another node must not be taken for the cause.
+            last = self._last_output()
+            # An end that MPI caused because of another node must not count as the cause.
             self._starter.ending.is_consequence = True
             self._starter.ending.begin(
                 Outcome.HOST_ERROR,
                 f"{who} gave up the ranks of node {self._starter.plan.node}"
-                f"{': ' + said if said else ''}",
+                f"{': ' + last if last else ''}",
             )
 
-    def _last_said(self) -> str:
+    def _last_output(self) -> str:
         try:
             with open(self._log, "rb") as file:
                 file.seek(max(0, os.path.getsize(self._log) - _LAST_BYTES))
@@ -299,10 +299,10 @@ class MpiStarter(HostExtras):
         return " / ".join(words[-_LAST_LINES:])
 
     def is_leaving(self) -> bool:
-        """End mpirun or orted once the ranks have ended; true until it is gone.
+        """End mpirun or orted once the ranks have ended; true while it still runs.
 
-        Asked to, mpirun takes a second to end what has ended already. All that it or orted leaves
-        behind is in the attempt's own folder.
+        mpirun takes a second to end ranks that have already ended. All files that it or orted
+        leaves are in the attempt's own folder.
         """
         if self._leave_until is None:
             self._leave_until = time.monotonic() + _LEAVE_S

@@ -1,7 +1,7 @@
-"""What mpirun, orted and the agents ask a host on its MPI socket, and its answers.
+"""Requests of mpirun, orted and the agents on a host's MPI socket, and its answers.
 
-The stubs (`mpistub`) write and read the same JSON by themselves: they start once per rank, in the
-image's own Python, and import nothing of ours.
+The stubs (`mpistub`) read and write this JSON without these classes: they start once per rank, in
+the image's own Python, and do not import rayjobs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class MpiRequest(Message):
         op: "rank" (a stub: fork this rank), "remote" (a stub: start a command on another node),
             "relay" (an agent: which commands do other nodes need?), "relayed" (an agent: they
             were started) or "daemon" (an agent, on another node: start this command).
-        env: Variables by which MPI tells a rank who it is.
+        env: Variables that give a rank its identity in MPI.
         node: Name of the node of a "remote".
         command: Command line of a "remote" or "daemon".
-        errors: Why nodes could not start theirs, by the number of the node.
+        errors: By node number: why the node could not start its command.
     """
 
     op: str
@@ -52,8 +52,8 @@ class Relayed(Answer):
     """The answer to "relay", once mpirun has asked for all other nodes.
 
     Attributes:
-        commands: The command line for each node, by its number.
-        over: They were started already.
+        commands: By node number: the command line.
+        over: The commands were already started.
     """
 
     commands: Mapping[int, str] = field(default_factory=dict)

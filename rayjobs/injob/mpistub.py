@@ -1,4 +1,4 @@
-"""What mpirun and orted start in place of ranks and of ssh: asks the attempt host to do it.
+"""The program that mpirun and orted start instead of ranks and ssh: it asks the attempt host.
 
 `python -S -E mpistub.py rank` stands for one rank: the host forks it, and this process ends as it
 ended. `python -S -E mpistub.py remote NODE COMMAND…` stands for ``ssh NODE COMMAND…``.
@@ -15,8 +15,8 @@ import sys
 SOCKET_VARIABLE = "RAYJOBS_MPI_SOCKET"
 PYTHON_VARIABLE = "RAYJOBS_MPI_PYTHON"
 STUB_VARIABLE = "RAYJOBS_MPI_STUB"
-# What mpirun and orted tell a rank: who it is, and where its PMIx server listens.
-TOLD_BY_MPI = ("OMPI_", "PMIX_", "PMI_", "ORTE_", "OPAL_")
+# Variables of mpirun and orted for a rank: its identity, and its PMIx server's address.
+MPI_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "ORTE_", "OPAL_")
 _REFUSED = 1
 
 TYPE_CHECKING = False
@@ -28,8 +28,8 @@ def ask(path: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Send one request to the host and wait for its answer, however long that takes.
 
     Raises:
-        OSError: the host is not there, or went before it had answered.
-        ValueError: it answered something else than a JSON object.
+        OSError: the host does not run, or ended before it answered.
+        ValueError: the answer is not a JSON object.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         stream.connect(path)
@@ -47,9 +47,9 @@ def ask(path: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def be_rank(path: str) -> int:
-    """Stand for one rank; end as it ends, by the same signal if need be."""
-    told = {name: value for name, value in os.environ.items() if name.startswith(TOLD_BY_MPI)}
-    answer = ask(path, {"op": "rank", "env": told})
+    """Stand in for one rank; end as it ends, by the same signal if necessary."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith(MPI_PREFIXES)}
+    answer = ask(path, {"op": "rank", "env": variables})
     if answer.get("error"):
         print(f"rayjobs: {answer['error']}", file=sys.stderr)
         return _REFUSED
@@ -59,7 +59,7 @@ def be_rank(path: str) -> int:
 
 
 def end_by(number: int) -> None:
-    """End this process by a signal, without a core file of its own."""
+    """End this process by a signal, without a core file."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,6 +1,6 @@
-"""A PID namespace of an attempt: its processes see only themselves, and end with its init.
+"""An attempt's PID namespace: its processes see only each other, and end with its init.
 
-As a program, `python namespace.py`, it tries all of it on this machine and prints one JSON line:
+As a program, `python namespace.py`, it probes this machine and prints one JSON line:
 `{"works": true}` or `{"works": false, "why": "..."}`.
 """
 
@@ -22,7 +22,7 @@ from rayjobs.injob.identity import Identity, identity_of, send_signal
 from rayjobs.injob.messages import Message
 from rayjobs.injob.processes import MARKER_VARIABLE
 
-# It reads its standard input to the end; small, started in a millisecond, and everywhere.
+# Reads its standard input to the end; small, starts in a millisecond, installed everywhere.
 _INITS = ("/bin/cat", "/usr/bin/cat")
 _HARMLESS_BELOW_PROC = ("/proc/sys/fs/binfmt_misc",)
 
@@ -32,7 +32,7 @@ class NamespaceRefused(OSError):
 
 
 class Namespace:
-    """The PID namespace that later children of the calling process are born into.
+    """The PID namespace of the calling process's later children.
 
     Its init is a program that reads a pipe whose other end is the caller's alone: when the caller
     ends, however that happens, init does too, and the kernel then ends every process of the
@@ -42,31 +42,31 @@ class Namespace:
     """
 
     def __init__(self, init: Identity, lifeline: int, *, own_users: bool) -> None:
-        """Know the namespace that `make` has made."""
+        """Represent the namespace that `make` has made."""
         self.init = init
         self._lifeline = lifeline
         self._own_users = own_users
 
     @property
     def own_users(self) -> bool:
-        """Whether it took a user namespace, in which its maker has all rights."""
+        """Whether it needed a user namespace, in which its maker has all rights."""
         return self._own_users
 
     @staticmethod
     def make(marker: str) -> Namespace:
-        """Make a namespace for the attempt `marker`, held by the calling process.
+        """Make a namespace for the attempt `marker`, owned by the calling process.
 
         Its init carries the marker, so that a scan finds it.
 
         Raises:
             NamespaceRefused: the machine does not allow it; nothing was changed.
-            OSError: it was made, but its init cannot be started: no child can be made any more.
+            OSError: it was made, but its init cannot be started: this process cannot fork any more.
         """
         _check_proc()
         own_users = unshare(kernel.CLONE_NEWPID, "PID namespaces")
         reader, writer = os.pipe()
         before = signal.getsignal(signal.SIGCHLD)
-        # Ignored over the exec too, whereby the kernel itself takes in the orphans that init gets.
+        # Stays ignored after the exec, so the kernel itself reaps the orphans that init gets.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         try:
             pid = os.posix_spawn(
@@ -107,8 +107,7 @@ class Namespace:
         if root is not None:
             kernel.pivot_into(root)
         if self._own_users:
-            # Being the first of a user namespace gives rights over one's own files that a user
-            # does not have outside.
+            # The creator of a user namespace gets rights over its own files that it lacks outside.
             kernel.drop_capabilities()
 
     def kill(self) -> None:
@@ -116,7 +115,7 @@ class Namespace:
         send_signal(self.init, signal.SIGKILL)
 
     def close(self) -> None:
-        """End init, and with it whatever is left. The caller still has to wait for it."""
+        """End init, and with it all remaining processes. The caller still has to reap init."""
         self.kill()
         self._let_go()
 
@@ -127,8 +126,8 @@ class Namespace:
 
 
 def _check_proc() -> None:
-    # A container hides parts of /proc, such as devices that are not its own, below mounts. A
-    # fresh one would show them again.
+    # A container hides parts of /proc, such as foreign devices, below mounts. A new /proc would
+    # uncover them.
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             points = [line.split()[4] for line in file]
@@ -146,7 +145,7 @@ def _check_proc() -> None:
 
 
 def unshare(kind: int, name: str) -> bool:
-    """Make a namespace of a kind; return whether that took a user namespace too.
+    """Make a namespace of a kind; return whether it needed a user namespace too.
 
     Raises:
         NamespaceRefused: the machine does not allow it; nothing was changed.
@@ -189,10 +188,10 @@ def _init_program() -> str:
 
 
 def _try() -> None:
-    """Make a namespace and a process in it that looks around.
+    """Make a namespace and check it from a process inside.
 
     Raises:
-        OSError: some step was refused, or did not do what it should.
+        OSError: a step was refused or had no effect.
     """
     _init_program()
     namespace = Namespace.make("probe")
@@ -208,23 +207,23 @@ def _try() -> None:
         os._exit(0)
     os.close(writer)
     _, status = os.waitpid(child, 0)
-    said = os.read(reader, 4096)
+    problem = os.read(reader, 4096)
     namespace.close()
     os.waitpid(namespace.init.pid, 0)
-    if said or status:
-        raise OSError(said.decode() or f"the process in it ended with status {status}")
+    if problem or status:
+        raise OSError(problem.decode() or f"the process in it ended with status {status}")
 
 
 @dataclass(frozen=True)
 class NamespaceProbe(Message):
-    """Whether an attempt can have a PID namespace on this machine, and why not."""
+    """Return whether an attempt can have a PID namespace on this machine, and why not."""
 
     works: bool
     why: str = ""
 
 
 def probe() -> NamespaceProbe:
-    """Try it in this process, which can start no thread and no other child after it."""
+    """Try it in this process, which afterwards cannot start threads or other children."""
     try:
         _try()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The run of a script that is started by hand: it prints what it logs, and keeps it in memory."""
+"""The run of a script outside any job: it prints what it logs, and keeps it in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayjobs.injob.uploads import UploadArea, clean_name
 
 
 class OfflineRun(LoggingRun):
-    """A run without a job: the whole API on this process's memory."""
+    """A run without a job: the whole API, in this process's memory."""
 
     def __init__(self, parent: Optional["OfflineRun"] = None, name: Optional[str] = None) -> None:
         """Make a run called ``OfflineRun_<uuid>``."""
@@ -104,7 +104,7 @@ class OfflineRun(LoggingRun):
 
     # -- life --------------------------------------------------------------------------------
     def child_run(self, name: Any = None, run_id: Any = None, outputs: Any = None) -> "OfflineRun":
-        """Return a new offline run below this one."""
+        """Return a new offline child run."""
         child = OfflineRun(self, name)
         self.children.append(child)
         return child
@@ -115,7 +115,7 @@ class OfflineRun(LoggingRun):
         tag_key: Optional[str] = None,
         tag_values: Optional[Iterable[Any]] = None,
     ) -> List["OfflineRun"]:
-        """Return several new offline runs below this one, see `JobRun.create_children`."""
+        """Return several new offline child runs, see `JobRun.create_children`."""
         made = []
         for key, value in children_tags(count, tag_key, tag_values):
             child = self.child_run()

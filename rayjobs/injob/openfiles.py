@@ -1,4 +1,4 @@
-"""How many files a process may hold open: raised for rayjobs' own, given back to the user's."""
+"""The limit of open files: raised for rayjobs' processes, restored for the user's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Callable, Optional, TypeVar
 
 Result = TypeVar("Result")
 
-# What the soft limit was before, for the processes of jobs.
+# The original soft limit, for the processes of jobs.
 SOFT_VARIABLE = "RAYJOBS_SOFT_FILES"
-# Some programs walk through every descriptor that they may have.
+# Some programs iterate over every possible descriptor.
 MOST = 1 << 20
 ERRORS = (errno.EMFILE, errno.ENFILE)
 PATIENCE_S = 10.0
@@ -20,7 +20,7 @@ PAUSE_S = 0.1
 
 
 def raise_limit() -> None:
-    """Raise this process's soft limit to the hard one, and note what it was in the environment."""
+    """Raise this process's soft limit to the hard one; store the old one in the environment."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.environ.setdefault(SOFT_VARIABLE, str(soft))
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
@@ -29,13 +29,13 @@ def raise_limit() -> None:
 
 
 def original() -> Optional[int]:
-    """Return the soft limit before it was raised; None where it was not."""
+    """Return the soft limit before it was raised; None if it was not."""
     text = os.environ.get(SOFT_VARIABLE, "")
     return int(text) if text.lstrip("-").isdigit() else None
 
 
 def give_back(soft: Optional[int]) -> None:
-    """Give this process the soft limit that its user had; None leaves it as it is."""
+    """Restore the user's soft limit for this process; None changes nothing."""
     if soft is None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -45,17 +45,17 @@ def give_back(soft: Optional[int]) -> None:
 
 
 def is_exhausted(error: object) -> bool:
-    """Whether an error, or the text of one, says that no more files can be opened."""
+    """Whether an error, or its text, means that the limit of open files is reached."""
     if isinstance(error, OSError) and error.errno in ERRORS:
         return True
     return any(os.strerror(number) in str(error) for number in ERRORS)
 
 
 def patiently(read: Callable[[], Result], patience_s: float = PATIENCE_S) -> Result:
-    """Return what a function returns; where no more files can be opened, try again for a while.
+    """Call a function; while the limit of open files is reached, retry for some time.
 
     Raises:
-        OSError: whatever it raises otherwise, or still raises then.
+        OSError: the function's own error, or the limit still holds.
     """
     deadline = time.monotonic() + patience_s
     while True:

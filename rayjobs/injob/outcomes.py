@@ -1,4 +1,4 @@
-"""How an attempt ended, and why its end was asked for: the words that records and messages use."""
+"""Outcomes of attempts and reasons for ending them, as records and messages use them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rayjobs.injob.messages import Message
 
 
 class Outcome(str, Enum):
-    """How an attempt ended. `rayjobs.jobs.outcomes` says what follows from it.
+    """How an attempt ended. `rayjobs.jobs.outcomes` defines the consequences.
 
-    As a StrEnum, which Python 3.8 does not have.
+    Like StrEnum, which Python 3.8 lacks.
     """
 
     __str__ = str.__str__
@@ -37,14 +37,14 @@ class Outcome(str, Enum):
     NOT_GROWN = "not_grown"  # the nodes that it waited for did not start
     NOT_PREPARED = "not_prepared"
     AGENT_LOST = "agent_lost"
-    OUT_OF_FILES = "out_of_files"  # a process of ours could open no more files
+    OUT_OF_FILES = "out_of_files"  # one of our processes reached its limit of open files
     NOT_STORED = "not_stored"  # the script ended well, and its files could not be stored
     DEPENDENCY = "dependency"  # a job that it waited for failed
     SYSTEM = "system"  # a fault of ours
 
 
 class EndReason(str, Enum):
-    """Why the end of an attempt is asked of its hosts."""
+    """Why an attempt's hosts are asked to end it."""
 
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]
@@ -55,7 +55,7 @@ class EndReason(str, Enum):
     NODE_ENDED = "node_ended"  # another node of the attempt has ended, or was lost
 
 
-# What people read in records; an earlier version recorded nothing else.
+# The sentences in records; an earlier version recorded only these.
 _SENTENCES = {
     EndReason.CANCELED: "canceled",
     EndReason.PREEMPTED: "preempted: {}",
@@ -66,11 +66,11 @@ _SENTENCES = {
 
 @dataclass(frozen=True)
 class EndCause(Message):
-    """Why the end of an attempt is requested, with the sentence for people.
+    """Why the end of an attempt is requested, with a sentence for users.
 
     Attributes:
-        detail: Who needs the place, or what became of the other node; empty where the reason
-            says it all.
+        detail: Who needs the resources, or what happened to the other node; empty if the reason
+            suffices.
     """
 
     reason: EndReason
@@ -78,7 +78,7 @@ class EndCause(Message):
 
     @property
     def sentence(self) -> str:
-        """What the records say for people."""
+        """The sentence in the records."""
         return _SENTENCES[self.reason].format(self.detail)
 
 
@@ -86,7 +86,7 @@ CANCELED = EndCause(EndReason.CANCELED)
 
 
 def reason_of_sentence(sentence: str) -> EndReason:
-    """Return the reason behind the sentence of a record of an earlier version."""
+    """Return the reason for the sentence in an earlier version's record."""
     if sentence == _SENTENCES[EndReason.PLACE_LOST]:
         return EndReason.PLACE_LOST
     if sentence.startswith(_SENTENCES[EndReason.PREEMPTED].format("")):
@@ -95,7 +95,7 @@ def reason_of_sentence(sentence: str) -> EndReason:
 
 
 def end_reason(value: Optional[object], sentence: str) -> EndReason:
-    """Return the reason that a request or a record names; an earlier version has a sentence."""
+    """Return the reason in a request or record; an earlier version has only a sentence."""
     try:
         return EndReason(value)
     except ValueError:

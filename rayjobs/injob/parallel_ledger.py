@@ -1,7 +1,7 @@
-"""Which mini-batches of a parallel run are done, and the rows that they gave, each once.
+"""Tracks the mini-batches of a parallel run, and keeps the rows of each exactly once.
 
-Rank 0 keeps the ledger. What is done is in a journal, from which a checkpoint is made now and then,
-so that the next attempt of the job goes on where this one ended.
+Rank 0 keeps the ledger. A journal records finished mini-batches; from time to time it is saved as a
+checkpoint, so that the job's next attempt continues from there.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Ledger:
 
     Args:
         batches: All of them, in order; each has `items`, the number of its items.
-        settings: What was asked for.
+        settings: The run's settings.
         folder: Where the journal is written.
-        say: Called with what happened and its level.
-        clock: Seconds that never go back.
+        say: Called with a message and its level.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Ledger:
 
     @property
     def identity(self) -> str:
-        """What names the mini-batches: another list is another ledger."""
+        """Identifies the list of mini-batches: another list needs another ledger."""
         text = json.dumps(list(self._batches), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -81,13 +81,13 @@ class Ledger:
         """Whether each mini-batch is done or given up."""
         return len(self._places) + len(self._failed) == len(self._batches)
 
-    # -- for those who work ------------------------------------------------------------------------
+    # -- for the workers ---------------------------------------------------------------------------
     def take(self, holder: Any) -> Order:
         """Return what to do next.
 
         Returns:
             ``{"batch": …}``, ``{"end": true}``, ``{"stop": reason}``, or ``{"wait": true}`` after
-            `WAIT_S` seconds in which others held all that is left.
+            `WAIT_S` seconds in which others worked on all remaining mini-batches.
         """
         with self._changed:
             if not self._queue and not self._is_over:
@@ -104,7 +104,7 @@ class Ledger:
             return {"batch": {"number": number, **self._batches[number]}}
 
     def done(self, number: int, rows: Sequence[str], count: int) -> None:
-        """Note the result of a mini-batch; a second one of the same is not counted."""
+        """Record the result of a mini-batch; a second result is ignored."""
         with self._changed:
             self._held.pop(number, None)
             if self._is_settled(number):
@@ -120,7 +120,7 @@ class Ledger:
             self._save_now_and_then()
 
     def failed(self, number: int, reason: str) -> None:
-        """Note that a try failed: the mini-batch is tried again, or given up."""
+        """Record a failed try: the mini-batch is tried again, or given up."""
         with self._changed:
             self._held.pop(number, None)
             if self._is_settled(number) or number in self._queue:
@@ -135,20 +135,20 @@ class Ledger:
             self._changed.notify_all()
 
     def lost(self, holder: Any) -> None:
-        """Take back the mini-batches of a worker whose process is gone."""
+        """Take back the mini-batches of a worker whose process has ended."""
         with self._changed:
             for number in [number for number, one in self._held.items() if one is holder]:
-                self.failed(number, "its process is gone")
+                self.failed(number, "its process has ended")
 
     def stop(self, reason: str) -> None:
-        """Give out no further mini-batch."""
+        """Hand out no more mini-batches."""
         with self._changed:
             self.stop_reason = self.stop_reason or reason
             self._changed.notify_all()
 
     # -- at the end --------------------------------------------------------------------------------
     def write_rows(self, path: str) -> None:
-        """Write the rows of all mini-batches in their order, a line each; whole or not at all."""
+        """Write the rows of all mini-batches in order, one line each, atomically."""
         part = path + ".part"
         with open(part, "w", encoding="utf-8", newline="\n") as out:
             for number in range(len(self._batches)):
@@ -223,7 +223,7 @@ class Ledger:
 
     # -- attempts ----------------------------------------------------------------------------------
     def _save_now_and_then(self) -> None:
-        """Save a checkpoint; files that a script stores by itself end with their attempt."""
+        """Save a checkpoint, since the journal is lost with its attempt."""
         if not self._settings.appends or self._clock() - self._saved_at_s < CHECKPOINT_EVERY_S:
             return
         self._saved_at_s = self._clock()
@@ -240,11 +240,11 @@ class Ledger:
         if found is None or JOURNAL not in found.names:
             return
         if found.metadata.get("mini_batches") != self.identity:
-            self._say("WARNING", "the inputs have changed since the checkpoint: all is done again")
+            self._say("WARNING", "the inputs have changed since the checkpoint: all starts again")
             return
         with open(found.file(JOURNAL), "rb") as file:
             for line in file:
                 entry = json.loads(line)
-                if not entry.get("failed"):  # what failed gets its tries again
+                if not entry.get("failed"):  # failed mini-batches get all their tries again
                     self._write(entry)
         self._say("INFO", f"{len(self._places)} mini-batches were done by an earlier attempt")

@@ -1,8 +1,8 @@
 """A rank of a parallel run: takes mini-batches and has its worker process run the entry script.
 
-Rank 0 hands the mini-batches out (`parallel_ledger`) at the port where the ranks meet, one line of
-JSON for each question and answer. A worker that dies or takes too long is replaced, and its
-mini-batch is tried again by whoever is free.
+Rank 0 hands out the mini-batches (`parallel_ledger`) on the rendezvous port, with one JSON line per
+request and answer. A worker that dies or takes too long is replaced, and any free rank tries its
+mini-batch again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(script: str, arguments: Sequence[str]) -> int:
             with Caller() as caller:
                 _work(caller, settings, worker, say)
     except StoppedError as error:
-        # Rank 0 says it, and its end is the job's.
+        # Rank 0 reports it, and its end is the job's.
         print("ERROR parallel run: %s" % error, file=sys.stderr, flush=True)
         return 1 if rank == 0 else 0
     finally:
@@ -63,7 +63,7 @@ def main(script: str, arguments: Sequence[str]) -> int:
 
 
 def _lead(settings: Settings, worker: Worker, say: Any) -> None:
-    """Hand out the mini-batches, work on them too, and write the rows."""
+    """Hand out mini-batches, process some too, and write the rows."""
     batches = batches_of(settings, worker)
     folder = os.environ.get("TMPDIR") or "."
     ledger = Ledger(batches, settings, folder, say)
@@ -88,7 +88,7 @@ def _lead(settings: Settings, worker: Worker, say: Any) -> None:
 
 
 def _work(source: Any, settings: Settings, worker: Worker, say: Any) -> None:
-    """Do mini-batches until there are none left.
+    """Process mini-batches until none are left.
 
     Raises:
         StoppedError: too many failed, or the entry script cannot be started.
@@ -126,11 +126,11 @@ def _work(source: Any, settings: Settings, worker: Worker, say: Any) -> None:
             source.done(number, answer["rows"], int(answer["count"]))
 
 
-# -- what there is to do ---------------------------------------------------------------------------
+# -- the mini-batches ------------------------------------------------------------------------------
 
 
 def input_path(name: str) -> str:
-    """Return where an input of the job is on this node."""
+    """Return the path of one of the job's inputs on this node."""
     return os.environ["AZUREML_DATAREFERENCE_%s" % name]
 
 
@@ -158,7 +158,7 @@ def batches_of(settings: Settings, worker: Worker) -> List[Dict[str, Any]]:
 
 
 def table_batches(name: str, settings: Settings, worker: Worker) -> List[Dict[str, Any]]:
-    """Return the mini-batches of a table, each about as large as was asked for.
+    """Return the mini-batches of a table, each of about the requested size.
 
     Raises:
         StoppedError: it cannot be read.
@@ -178,7 +178,7 @@ def table_batches(name: str, settings: Settings, worker: Worker) -> List[Dict[st
 
 
 def files_below(path: str) -> List[str]:
-    """Return the files below a folder, relative to it and sorted; of a file "" alone."""
+    """Return the files below a folder, relative and sorted; for a file, only ""."""
     if not os.path.isdir(path):
         return [""]
     found = [
@@ -193,7 +193,7 @@ def files_below(path: str) -> List[str]:
 
 
 class Worker:
-    """The process that runs the entry script for this rank; another one after its death."""
+    """The process that runs the entry script for this rank; replaced after its death."""
 
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
         here = os.path.dirname(os.path.abspath(__file__))
@@ -208,7 +208,7 @@ class Worker:
         """Start the process and wait until `init()` has returned.
 
         Raises:
-            StoppedError: `init()` failed, or the process died before its end again and again.
+            StoppedError: `init()` failed, or the process repeatedly died in it.
         """
         for _ in range(STARTS):
             self.end(signal.SIGKILL)
@@ -220,12 +220,12 @@ class Worker:
             theirs.close()
             self._connection, self._pending = ours, b""
             try:
-                said = self._answer(None)
+                answer = self._answer(None)
             except WorkerError as error:
                 reason = str(error)
                 continue
-            if "error" in said:
-                raise StoppedError("the entry script does not start: %s" % said["error"])
+            if "error" in answer:
+                raise StoppedError("the entry script does not start: %s" % answer["error"])
             return
         raise StoppedError("the entry script does not start: %s" % reason)
 
@@ -243,7 +243,7 @@ class Worker:
         return self._answer(limit_s)
 
     def end(self, number: Optional[int] = None) -> None:
-        """Let the process call `shutdown()` and end; with a signal, end it at once."""
+        """Let the process call `shutdown()` and end; with a signal, kill it at once."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -282,7 +282,7 @@ class Worker:
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Rank 0's: answers the other ranks."""
+    """Rank 0's server for the other ranks."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -295,13 +295,13 @@ class Server(socketserver.ThreadingTCPServer):
         super().__init__(address, _Connection)
 
     def gone(self) -> None:
-        """Note that a rank has hung up."""
+        """Record that a rank has disconnected."""
         with self._changed:
             self._left -= 1
             self._changed.notify_all()
 
     def wait_for_ends(self) -> None:
-        """Wait until every other rank knows that there is no more to do."""
+        """Wait until every other rank knows that the work is done."""
         with self._changed:
             while self._left > 0:
                 self._changed.wait()
@@ -318,10 +318,10 @@ class _Connection(socketserver.StreamRequestHandler):
             for line in self.rfile:
                 asked = json.loads(line)
                 call = asked.pop("call")
-                said = _CALLS[call](ledger, asked, self)
-                self.wfile.write(json.dumps(said or {}).encode() + b"\n")
+                answer = _CALLS[call](ledger, asked, self)
+                self.wfile.write(json.dumps(answer or {}).encode() + b"\n")
         except OSError:
-            pass  # the same as an end of the connection
+            pass  # the same as a closed connection
         finally:
             ledger.lost(self)
             self.server.gone()
@@ -336,7 +336,7 @@ _CALLS: Dict[str, Any] = {
 
 
 class _Own:
-    """The ledger, as rank 0 itself takes from it."""
+    """The ledger as rank 0 itself uses it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.done, self.failed, self.stop = ledger.done, ledger.failed, ledger.stop
@@ -347,10 +347,10 @@ class _Own:
 
 
 class Caller:
-    """The ledger, as a rank other than 0 reaches it."""
+    """The ledger as the other ranks reach it."""
 
     def __enter__(self) -> Caller:
-        """Reach rank 0.
+        """Connect to rank 0.
 
         Raises:
             OSError: it cannot be reached.
@@ -378,7 +378,7 @@ class Caller:
         self._socket.sendall(json.dumps({"call": call, **asked}).encode() + b"\n")
         line = self._lines.readline()
         if not line:
-            raise StoppedError("rank 0 is gone")
+            raise StoppedError("rank 0 has ended")
         return dict(json.loads(line))
 
     def take(self) -> Order:

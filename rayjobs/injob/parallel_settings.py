@@ -1,4 +1,4 @@
-"""What a parallel run was asked for, as its ranks find it in their environment."""
+"""The settings of a parallel run, which its ranks read from their environment."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class Settings:
 
     @property
     def table_bytes(self) -> int:
-        """About how many bytes of a table one mini-batch has."""
+        """Approximate bytes of a table per mini-batch."""
         size = self.mini_batch_size
         return DEFAULT_BYTES if size is None else bytes_of(size)
 
 
 def bytes_of(size: Union[int, str]) -> int:
-    """Return the bytes that a text such as 1024, 10KB, 10MB or 1GB says.
+    """Return the bytes of a text such as 1024, 10KB, 10MB or 1GB.
 
     Raises:
-        ValueError: it says none.
+        ValueError: it is not a size.
     """
     text = str(size).strip().upper()
     for unit, factor in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10), ("B", 1)):

@@ -1,7 +1,7 @@
 """Runs the entry script of a parallel run: `init()` once, `run(mini_batch)` for each mini-batch.
 
 As a program, `python parallel_worker.py INJOB_PATH SCRIPT ARGUMENT...`: a child of a rank, which
-starts another one when this one dies. They talk in lines of JSON over the socket `RAYJOBS_WORKER`.
+replaces it when it dies. They exchange JSON lines over the socket `RAYJOBS_WORKER`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ SOCKET_VARIABLE = "RAYJOBS_WORKER"
 
 
 def elements(result: Any) -> Tuple[List[str], int]:
-    """Return the rows of what `run` returned, and how many there are.
+    """Return the rows and the number of elements of a result of `run`.
 
-    A data frame's rows are its values with a space between them, as Azure ML writes them.
+    A data frame's rows are its values separated by spaces, as in Azure ML.
 
     Raises:
         TypeError: it is not a list, array, series or data frame.
@@ -58,7 +58,7 @@ class Entry:
             self.module.init()
 
     def table(self, name: str) -> Any:
-        """Return an input that is a table as a data frame."""
+        """Return a table input as a data frame."""
         if name not in self._tables:
             from rayjobs.injob.run import Run
 
@@ -67,7 +67,7 @@ class Entry:
         return self._tables[name]
 
     def answer(self, asked: Dict[str, Any]) -> Dict[str, Any]:
-        """Do what the rank asks for."""
+        """Carry out the rank's request."""
         if "measure" in asked:
             frame = self.table(asked["measure"])
             size = int(frame.memory_usage(index=False, deep=True).sum())
@@ -95,7 +95,7 @@ def _failed() -> Dict[str, Any]:
 
 
 def main(script: str, arguments: List[str]) -> int:
-    """Answer the rank until it hangs up; return the exit code."""
+    """Answer the rank until it disconnects; return the exit code."""
     import json
     import socket
 
@@ -116,11 +116,11 @@ def main(script: str, arguments: List[str]) -> int:
         send({"ready": True})
         for line in lines:
             try:
-                said = entry.answer(json.loads(line))
+                answer = entry.answer(json.loads(line))
             except Exception:
-                said = _failed()
+                answer = _failed()
             sys.stdout.flush()
-            send(said)
+            send(answer)
         entry.shutdown()
     return 0
 

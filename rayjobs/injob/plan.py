@@ -1,4 +1,4 @@
-"""The plan of one attempt on one node, as it stands in plan.json."""
+"""The launch plan of one attempt on one node, as stored in plan.json."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rayjobs.injob.views import Views
 
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 SUPPORTED_VERSION = 1
-# What a host does besides forking ranks.
+# Extra work of a host.
 MPI = "mpi"
 HOROVOD_GLOO = "horovod-gloo"
 HEAD_START = "head-start"
 
 
 class PlanError(ValueError):
-    """A plan that cannot be carried out, with what is wrong in it."""
+    """The plan cannot be carried out; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RankPlan(Message):
     Attributes:
         rank: Its number in the whole attempt.
         local_rank: Its number on this node.
-        env: Variables of this rank alone.
+        env: Variables of this rank only.
     """
 
     rank: int
@@ -43,12 +43,12 @@ class RankPlan(Message):
 
 @dataclass(frozen=True)
 class Peer(Message):
-    """Another node of an attempt whose ranks MPI starts, as the first node's agent reaches it.
+    """Another node of an MPI attempt, as the first node's agent reaches it.
 
     Attributes:
         node: Its number in the attempt.
         node_id: Ray's id of it.
-        socket: Where its host takes requests for orted.
+        socket: Socket of its host for orted requests.
     """
 
     node: int
@@ -61,7 +61,7 @@ class Relay(Message):
     """What mpirun on the first node needs of the agents.
 
     Attributes:
-        socket: Where the first node's host says which nodes mpirun wants.
+        socket: Socket of the first node's host, which tells the nodes that mpirun wants.
     """
 
     socket: str
@@ -70,18 +70,18 @@ class Relay(Message):
 
 @dataclass(frozen=True)
 class ExtrasPlan(Message):
-    """What a host does besides forking ranks, for one backend; each kind reads its own fields.
+    """Extra work of a host for one backend; each kind reads its own fields.
 
     Attributes:
         kind: ``mpi``, ``horovod-gloo`` or ``head-start``.
-        port: Where the first node's ranks meet; None on the other nodes.
-        most_s: Seconds that the other ranks wait for rank 0 at most.
-        on_cpu: Horovod exchanges on the CPU.
+        port: The rendezvous port on the first node; None on other nodes.
+        most_s: Maximum seconds that the other ranks wait for rank 0.
+        on_cpu: Horovod communicates on the CPU.
         socket: Where the host answers the stubs of MPI.
         nodes: Names of the job's nodes, as mpirun uses them.
         shares_machine: An earlier node of the attempt is on the same machine.
-        command: Words of mpirun's command line, on the first node alone.
-        peers: The other nodes, on the first node alone.
+        command: mpirun's command line, only on the first node.
+        peers: The other nodes, only on the first node.
     """
 
     kind: str
@@ -103,8 +103,8 @@ class Bind(Message):
         source: Its path on the node.
         target: Its path in the container.
         read_only: The container cannot change it.
-        replaces: It takes the place of what the image has there, even of a link.
-        of_job: The job asked for it: if it cannot be shown, that is the job's mistake.
+        replaces: It replaces what the image has there, even a link.
+        of_job: The job asked for it: if it cannot be mounted, the job is at fault.
     """
 
     source: str
@@ -116,7 +116,7 @@ class Bind(Message):
 
 @dataclass(frozen=True)
 class MemoryFolder(Message):
-    """A file system in memory that a container sees; without `size_bytes` half of the memory."""
+    """A memory file system of a container; without `size_bytes`, up to half of the memory."""
 
     target: str
     size_bytes: Optional[int] = None
@@ -124,7 +124,7 @@ class MemoryFolder(Message):
 
 @dataclass(frozen=True)
 class Link(Message):
-    """A symbolic link that a container has: `target` is its text."""
+    """A symbolic link in a container; `target` is its text."""
 
     path: str
     target: str
@@ -132,7 +132,7 @@ class Link(Message):
 
 @dataclass(frozen=True)
 class Limit(Message):
-    """A limit of each process, as `setrlimit` takes it; -1 is unlimited."""
+    """A resource limit of each process, as for `setrlimit`; -1 is unlimited."""
 
     name: str
     soft: int
@@ -145,10 +145,10 @@ class ContainerPlan(Message):
 
     Attributes:
         image: The unpacked root file system.
-        scratch: A folder of the attempt, for what the processes write and for mount points.
+        scratch: A folder of the attempt for written files and mount points.
         is_private: No other attempt uses `image`, so it is written to directly.
         shm_bytes: Size of /dev/shm; None: the node's own, and its System V memory.
-        binds: In this order, a later one above an earlier one.
+        binds: Mounted in this order, later ones on top.
         devices: Device files of the node.
         links: Made after all mounts.
         limits: Of each rank.
@@ -167,7 +167,7 @@ class ContainerPlan(Message):
 
 @dataclass(frozen=True)
 class LaunchPlan(Message):
-    """What an attempt host has to do; plan.json in the attempt's folder.
+    """The instructions of an attempt host; plan.json in the attempt's folder.
 
     Attributes:
         node: Number of the node in the attempt.
@@ -184,20 +184,20 @@ class LaunchPlan(Message):
         max_duration_s: The attempt's time limit, in seconds.
         memory_bytes: Limit of all ranks of the node together.
         pids_max: Limit of processes and threads of all of them.
-        log_cap_bytes: Of each rank's log; its middle is cut out beyond that.
+        log_cap_bytes: Cap of each rank's log; beyond it the middle is removed.
         threads: Of each rank's numeric libraries.
         injob_path: The folder from which ranks import `rayjobs`.
-        master_port: Where the ranks meet, held by the first node's host.
-        address: Where other nodes reach this one, if ranks meet.
+        master_port: The rendezvous port, reserved by the first node's host.
+        address: Address of this node for the others, if ranks communicate.
         lease_s: Seconds without a renewal after which the host ends its ranks; None: no lease.
-        lease_since_s: From when on it counts, on the node's boot clock; None: the host's start.
+        lease_since_s: Start of the lease, on the node's boot clock; None: the host's start.
         raylet: Ray's process on the node, with a lease: the host ends its ranks after it.
-        stall_timeout_s: Seconds without a word from any rank that end the attempt.
-        extras: What the host runs besides the ranks; None: nothing.
+        stall_timeout_s: Seconds without any sign of life from a rank after which the attempt ends.
+        extras: The host's extra work; None: none.
         umask: Of the ranks and of what they start.
-        soft_files: The ranks' soft limit of open files; None: as their host has it.
-        hold: What may hold the attempt's processes, see `tree.LEVELS`.
-        views: How its inputs are shown; None: as they are.
+        soft_files: The ranks' soft limit of open files; None: their host's.
+        hold: How the attempt's processes may be contained, see `tree.LEVELS`.
+        views: How the inputs are mounted; None: directly.
         container: The image that the ranks, mpirun and orted run in; None: the node's own files.
     """
 
@@ -238,7 +238,7 @@ class LaunchPlan(Message):
 
     @classmethod
     def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Leave out what an earlier version wrote as None, and number ranks that it did not."""
+        """Drop the None values of an earlier version, and number its unnumbered ranks."""
         known = {name: one for name, one in values.items() if one is not None}
         ranks = known.get("ranks")
         if isinstance(ranks, (list, tuple)) and all(isinstance(one, Mapping) for one in ranks):
@@ -247,7 +247,7 @@ class LaunchPlan(Message):
 
     @property
     def relay(self) -> Optional[Relay]:
-        """What mpirun needs of the agents, on the first of several nodes; None: nothing."""
+        """What mpirun needs from the agents, on the first of several nodes; None: nothing."""
         found = self.extras
         return Relay(found.socket, found.peers) if found and found.peers else None
 
@@ -271,13 +271,13 @@ class LaunchPlan(Message):
         return os.path.join(self.root, "log", f"driver_{rank}.log")
 
     def stacks_of(self, rank: int) -> str:
-        """The file to which a rank writes its stacks when it is asked to."""
+        """The file to which a rank writes its stacks on request."""
         return os.path.join(self.root, f"stacks-{rank}.txt")
 
     def rank_env(self, rank: RankPlan, secrets: Mapping[str, str]) -> dict[str, str]:
         """The complete environment of a rank."""
         env = {**self.env, **rank.env, **secrets}
-        env[MARKER_VARIABLE] = self.marker  # so that a program the rank starts is found too
+        env[MARKER_VARIABLE] = self.marker  # so that programs that the rank starts are found too
         env["PWD"] = self.work
         env.setdefault("TMPDIR", os.path.join(self.root, "tmp"))
         for name, value in interfaces.variables(self.address).items():

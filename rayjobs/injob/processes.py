@@ -1,4 +1,4 @@
-"""Finding processes: all of them, the descendants of one, those that carry a marker."""
+"""Finds processes: all, the descendants of one, or those that carry a marker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def all_pids() -> list[int]:
 
 
 def all_processes() -> Iterator[ProcessStat]:
-    """Every process that `/proc` shows; those that end meanwhile are left out."""
+    """Every process that `/proc` shows; skips those that end meanwhile."""
     for pid in all_pids():
         stat = stat_of(pid)
         if stat is not None:
@@ -26,7 +26,7 @@ def all_processes() -> Iterator[ProcessStat]:
 def descendants(root: int) -> list[ProcessStat]:
     """Living descendants of `root`, without `root` itself and without zombies.
 
-    Complete as long as `root` is a child subreaper: then no descendant can leave its tree.
+    Complete if `root` is a child subreaper: then no descendant can leave its tree.
     """
     children: dict[int, list[ProcessStat]] = {}
     for stat in all_processes():
@@ -44,9 +44,9 @@ def descendants(root: int) -> list[ProcessStat]:
 
 
 def children(pid: int) -> list[ProcessStat] | None:
-    """Living children of a process; None where this kernel does not list them.
+    """Living children of a process; None if this kernel does not list them.
 
-    An empty list is true at its moment; a longer one may lack some while others end (proc(5)).
+    An empty list is accurate; a longer one may miss some while others end (proc(5)).
     """
     found = []
     try:
@@ -74,7 +74,7 @@ def marked(marker: str, *, without: Iterable[int] = ()) -> list[ProcessStat]:
     left_out = set(without)
     found = []
     for pid in all_pids():
-        # Most processes have no such variable, and are looked at no further.
+        # Most processes lack the variable and need no further look.
         if pid in left_out or not has_marker(pid, marker):
             continue
         # The stat is read before and after: a pid reused in between must not be reported.

@@ -1,7 +1,7 @@
 """Runs a user's script in this interpreter exactly as `python script.py` would.
 
 As a program, `python rank.py INJOB_PATH SCRIPT ARGUMENT...`, it is the whole bootstrap of a cold
-rank. It imports next to nothing, since whatever it imports the script would find imported.
+rank. It imports as little as possible, since the script would find its imports already loaded.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Sequence
 
-# A real-time signal (SIGRTMAX - 5) that no library is known to use: SIGUSR1 and 2 are the script's.
+# A real-time signal (SIGRTMAX - 5) that no known library uses; SIGUSR1 and 2 are the script's.
 DUMP_SIGNAL = 59
 STACKS_VARIABLE = "RAYJOBS_STACKS_FILE"
 
-# Below the folder from which ranks import `rayjobs`: what answers `import azureml`. It stands on
-# PYTHONPATH, so that it comes before installed packages, in commands and child processes as well.
+# The folder that answers `import azureml`, below the one from which ranks import `rayjobs`. It is
+# on PYTHONPATH, hence before installed packages, also in commands and child processes.
 ON_PATH = os.path.join("rayjobs", "injob", "onpath")
-# The same for the map of addresses (`urlmap`), on the path of jobs of workspaces that have one.
+# The same for the address map (`urlmap`), only in jobs of workspaces that have one.
 MAPPED_ON_PATH = os.path.join("rayjobs", "injob", "onpath_mapped")
 
 _STDERR = 2
@@ -46,14 +46,14 @@ def arm(path: str) -> None:
 def show_crashes() -> None:
     """Let this process print its Python stacks to stderr when native code crashes it.
 
-    The same as ``python -X faulthandler script.py``. The crash itself stays as it is: the handler
+    The same as ``python -X faulthandler script.py``. The crash itself does not change: the handler
     passes the signal on. A script that enables or disables `faulthandler` overrides this.
     """
     _faulthandler().enable(file=_STDERR, all_threads=True)
 
 
 def _faulthandler() -> Any:
-    """Return the module without leaving it among those that the script finds imported."""
+    """Import the module without leaving it in the script's `sys.modules`."""
     was_imported = "faulthandler" in sys.modules
     import faulthandler
 
@@ -65,8 +65,8 @@ def _faulthandler() -> Any:
 def show_command(words: Sequence[str]) -> None:
     """Let `ps`, `top` and `/proc/PID/cmdline` show `words` as this process's command line.
 
-    Where the kernel does not take another place for it (CONFIG_CHECKPOINT_RESTORE), it is written
-    over the old one: joined by spaces, and cut to the room that there is.
+    If the kernel cannot move the command line (CONFIG_CHECKPOINT_RESTORE), the words overwrite the
+    old one, joined by spaces and cut to its length.
     """
     try:
         import ctypes
@@ -91,7 +91,7 @@ def show_command(words: Sequence[str]) -> None:
 
 
 def _set_places(ctypes: Any, place: Any) -> bool:
-    """Tell the kernel where what it shows of this process is; False when it does not listen."""
+    """Tell the kernel where this process's command line is; False if it refuses."""
     library = ctypes.CDLL(None)
     library.sbrk.restype = ctypes.c_void_p
     library.sbrk.argtypes = [ctypes.c_ssize_t]
@@ -99,7 +99,7 @@ def _set_places(ctypes: Any, place: Any) -> bool:
     change.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
     address, size = ctypes.addressof(place), ctypes.sizeof(place)
     while True:
-        # It sets the end of the heap as well, which must be the true one.
+        # The call also sets the end of the heap, which must be the true one.
         before = library.sbrk(0)
         place[5] = before
         if change(_PR_SET_MM, _PR_SET_MM_MAP, address, size, 0) != 0:
@@ -114,7 +114,7 @@ def _full_name(script: str) -> str:
 
 def make_main_module() -> Any:
     """Put a fresh `__main__` in place of the current one, and return it."""
-    # Without a reference the old module would be torn down under the code that runs in it.
+    # Without a reference, the old module would be torn down while its code runs.
     _KEPT.append(sys.modules["__main__"])
     module = type(sys)("__main__")
     module.__dict__["__builtins__"] = sys.modules["builtins"]
@@ -127,7 +127,7 @@ def make_main_module() -> Any:
 def arrange_path(script: str, base_path: Sequence[str], injob_path: str) -> None:
     """Set `sys.path`: the script's own folder, then the interpreter's own, then ours.
 
-    A fork has not read PYTHONPATH at its start: the entry of ours there is put where it belongs.
+    A fork has not read PYTHONPATH at its start, so our entry there is inserted here.
     """
     path = list(base_path)
     first = os.path.join(injob_path, ON_PATH)
@@ -144,15 +144,15 @@ def begin(script: str, arguments: Sequence[str]) -> str:
     """Set `sys.argv` and return the script's name as the interpreter has it in `__file__`.
 
     Raises:
-        SystemExit: it cannot be opened, which has been said as the interpreter says it.
+        SystemExit: it cannot be opened; the interpreter's own message has been printed.
     """
-    # Before 3.9 the interpreter took the name as it was given.
+    # Before 3.9 the interpreter kept the name as given.
     full_name = script if sys.version_info < (3, 9) else _full_name(script)
     sys.argv = [script, *arguments]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv = [sys.executable, script, *arguments]
-    # A log is read while it is written, and its script may be ended at any moment: each line
-    # goes out when it is whole, as on a terminal.
+    # Readers follow the log, and the script may be killed at any moment: so flush each complete
+    # line, as on a terminal.
     out: Any = sys.stdout
     if out is not None:
         out.reconfigure(line_buffering=True)
@@ -186,7 +186,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
         SystemExit: the script failed; the traceback has been printed already.
     """
     full_name = begin(script, arguments)
-    if os.environ.get("RAYJOBS_PARALLEL_RUN"):  # such a rank is never a fork
+    if os.environ.get("RAYJOBS_PARALLEL_RUN"):  # only cold ranks get here
         from rayjobs.injob import parallel_run
 
         raise SystemExit(parallel_run.main(full_name, arguments))
@@ -202,14 +202,14 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
 
 
 def _was_interrupted() -> bool:
-    # CPython has noted an unhandled KeyboardInterrupt by itself: when we return normally it ends
-    # the process by SIGINT, which SystemExit would prevent.
+    # CPython has recorded the unhandled KeyboardInterrupt: after a normal return it ends the
+    # process by SIGINT, which SystemExit would prevent.
     last = getattr(sys, "last_type", None)
     return isinstance(last, type) and issubclass(last, KeyboardInterrupt)
 
 
 def _run_by_interpreter(full_name: str, ctypes: Any) -> bool:
-    """Let CPython run the file by its own function: true in tracebacks, exits and `__main__`."""
+    """Run the file with CPython's own function: tracebacks, exits and `__main__` are right."""
     c_file_open = ctypes.CDLL(None).fopen
     c_file_open.restype = ctypes.c_void_p
     c_file_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
@@ -245,7 +245,7 @@ def _run_by_exec(full_name: str, module: Any) -> bool:
 
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
-        del sys.path[0]  # the folder of this file, whose modules the script must not see
+        del sys.path[0]  # this file's folder, whose modules the script must not see
     stacks_file = os.environ.pop(STACKS_VARIABLE, None)
     if stacks_file is not None:
         arm(stacks_file)

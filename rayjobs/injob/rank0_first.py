@@ -1,8 +1,8 @@
-"""Rank 0 goes first, so that no other rank connects before it listens.
+"""Starts rank 0 first, so that no other rank connects before it listens.
 
-A client of torch's store that is refused tries again only after half a second or more
-(`TCPStore`, ExponentialBackoffWithJitter), which ranks that are forked at the same moment, with
-torch imported, meet every other time.
+A refused client of torch's store retries only after half a second or more (`TCPStore`,
+ExponentialBackoffWithJitter). Ranks that are forked at the same moment, with torch imported, are
+refused every other time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ LOOK_S = 0.002
 
 
 class HeadStart(HostExtras):
-    """Lets rank 0 run first, and the others when it listens, or after a moment."""
+    """Releases rank 0 first, and the others once it listens or after a moment."""
 
     def __init__(self, starter: Starter, settings: ExtrasPlan) -> None:
-        """Take from the plan how long the others wait at most, and for which port of this node."""
+        """Read the longest wait of the other ranks, and the port of this node, from the plan."""
         self._starter = starter
         self._port: int | None = settings.port
         self._until_s: float | None = time.monotonic() + settings.most_s
@@ -47,10 +47,10 @@ class HeadStart(HostExtras):
 
 
 def somebody_listens(port: int) -> bool:
-    """Whether a process of this machine listens on a TCP port, as far as can be found out at once.
+    """Whether a process of this machine seems to listen on a TCP port, without waiting.
 
-    Two may bind a port that both share (SO_REUSEADDR), but none may bind one that is listened
-    on: asked that way, no connection is made that its server would have to serve.
+    Processes may share a bound port (SO_REUSEADDR), but a port with a listener cannot be bound.
+    Binding tests this without a connection that the server would have to serve.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

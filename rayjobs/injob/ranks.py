@@ -1,4 +1,4 @@
-"""One rank as its host sees it, and the forked process on its way to the user's program."""
+"""One rank as its host sees it, and the forked process until it runs the user's program."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rayjobs.injob.plan import LaunchPlan, RankPlan, expand
 from rayjobs.injob.tree import Tree
 from rayjobs.injob.waitstatus import WaitStatus
 
-# Before what the setup pipe says of a program that another attempt cannot start either.
+# Prefix, on the setup pipe, for programs that no other attempt can start either.
 _NEVER = b"\0"
-# Errors of `execve` that the program's file itself causes: they do not pass.
+# Errors of `execve` that the program's file itself causes: they are permanent.
 _NEVER_STARTS = frozenset(
     (
         errno.ENOENT,
@@ -35,7 +35,7 @@ _NEVER_STARTS = frozenset(
 
 
 class NeverStartsError(Exception):
-    """A rank's program cannot be started, and another attempt cannot start it either."""
+    """A rank's program cannot be started, by this or any other attempt."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Rank(WaitStatus):
     plan: RankPlan
     identity: Identity
     log: LogCap
-    setup: int  # reads why the process could not be set up; end of file means that it was
+    setup: int  # yields why the process could not be set up; end of file means success
     go: int  # one byte written here lets the process run
     started_at: float = 0.0
     ended_at: float | None = None
@@ -56,11 +56,11 @@ class Rank(WaitStatus):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended in any way but with exit code 0."""
+        """Whether it ended other than with exit code 0."""
         return self.has_ended and self.exit_code != 0
 
     def read_setup(self) -> bool:
-        """Read what the process says about its setup; True when it will say no more."""
+        """Read the process's report about its setup; True when the report is complete."""
         try:
             data = os.read(self.setup, 4096)
         except BlockingIOError:
@@ -70,16 +70,16 @@ class Rank(WaitStatus):
 
     @property
     def never_starts(self) -> bool:
-        """Whether its program cannot be started by another attempt either."""
+        """Whether no other attempt can start its program either."""
         return self.setup_error.startswith(_NEVER)
 
     @property
     def setup_problem(self) -> str:
-        """Why it could not be set up, for people; empty when it was, or does not say it yet."""
+        """Why it could not be set up, as text; empty on success, or while it has not reported."""
         return self.setup_error.lstrip(_NEVER).decode("utf-8", "replace")
 
     def ended(self, status: int, max_rss_bytes: int, *, at: float) -> None:
-        """Note its end; `at` in seconds of the wall clock."""
+        """Record its end; `at` in seconds of the wall clock."""
         self.status = status
         self.ended_at = at
         self.max_rss_bytes = max_rss_bytes
@@ -114,7 +114,7 @@ class Rank(WaitStatus):
 
 @dataclass(frozen=True)
 class Program:
-    """What a forked rank still has to do, once the frames of its host are off the stack."""
+    """The remaining work of a forked rank, once its host's frames are off the stack."""
 
     script: str
     arguments: tuple[str, ...]
@@ -127,7 +127,7 @@ class Program:
 
 @dataclass(frozen=True)
 class WarmState:
-    """What a fork of the warm interpreter must know of it."""
+    """What a fork needs from the warm interpreter."""
 
     base_path: tuple[str, ...]
     descriptors: frozenset[int]  # those that imported packages hold open
@@ -142,16 +142,16 @@ def fork_rank(
     abandon: Callable[[], None],
     tree: Tree,
 ) -> Rank | Program:
-    """Fork one rank, which then waits to be let go.
+    """Fork one rank, which then waits to be released.
 
     Args:
         abandon: called in the rank: closes the host's sockets as objects. Closing only their
             descriptors would let a later garbage collection close the script's own files.
-        tree: What is to hold it.
+        tree: The tree that contains it.
 
     Returns:
-        In the host the rank; in the rank, after it was let go, the program it has to run. Cold
-        ranks and commands never return: they become another program.
+        In the host: the rank. In the rank, after its release: the program to run. Cold ranks and
+        commands never return: they exec another program.
 
     Raises:
         OSError: no process can be made.
@@ -159,7 +159,7 @@ def fork_rank(
     setup_read, setup_write = os.pipe()
     go_read, go_write = os.pipe()
     host = os.getpid()
-    # No signal may reach the rank while it still has its host's handlers.
+    # Signals stay blocked while the rank still has its host's handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -174,7 +174,7 @@ def fork_rank(
         os.close(go_read)
         identity = identity_of(pid)
         if identity is None:
-            raise OSError("the forked rank cannot be seen in /proc")
+            raise OSError("the forked rank does not appear in /proc")
         return Rank(item, identity, LogCap(plan.log_of(item.rank), plan.log_cap_bytes),
                     setup_read, go_write)  # fmt: skip
     try:
@@ -184,9 +184,9 @@ def fork_rank(
         os.close(go_write)
         os.close(setup_read)
         tree.enter()
-        # A host that died is not a parent any more; one outside of the namespace is shown as 0.
+        # A dead host is not the parent any more; a host outside the namespace appears as 0.
         if os.getppid() not in (host, 0) or not os.read(go_read, 1):
-            os._exit(1)  # the host died before it let this rank go
+            os._exit(1)  # the host died before it released this rank
         return _set_up(plan, item, secrets, warm, setup_write)
     except NeverStartsError as error:
         os.write(setup_write, _NEVER + str(error).encode()[:4000])
@@ -209,7 +209,7 @@ def _set_up(
     detach.point_output(plan.log_of(item.rank))
     os.chdir(plan.work)
     openfiles.give_back(plan.soft_files)
-    os.umask(plan.umask)  # the host's own is for files that are the user's alone
+    os.umask(plan.umask)  # the host's own umask makes files private to the user
     if plan.container is not None:
         from rayjobs.injob import container
 
@@ -223,7 +223,7 @@ def _set_up(
         _replace(["/bin/sh", "-c", plan.command, "sh", *plan.argv], env, setup)
     # A rank of a parallel run only starts the process that runs the script.
     if warm is None or plan.container is not None or parallel_settings.VARIABLE in env:
-        # Its path is spelled out: `-m` would put the working directory on the module path.
+        # Run by path: `-m` would put the working directory on the module path.
         bootstrap = os.path.abspath(rank.__file__)
         script = plan.argv[0]
         if armed is not None:
@@ -246,18 +246,18 @@ def _replace(arguments: list[str], env: Mapping[str, str], setup: int) -> None:
     try:
         os.execve(arguments[0], arguments, dict(env))
     except OSError as error:
-        said = f"{arguments[0]} cannot be started: {error.strerror}"
+        problem = f"{arguments[0]} cannot be started: {error.strerror}"
         if error.errno in _NEVER_STARTS:
-            raise NeverStartsError(said + _why_never(arguments[0], error.errno)) from None
-        raise OSError(error.errno, said) from None
+            raise NeverStartsError(problem + _why_never(arguments[0], error.errno)) from None
+        raise OSError(error.errno, problem) from None
 
 
 def _why_never(program: str, number: int) -> str:
-    """Return what people have to know of a program that is not started, besides the error."""
+    """Return an explanation of why a program cannot be started, in addition to the error."""
     if number == errno.ENOENT and os.path.exists(program):
         return " (the file exists; the loader or interpreter that it names does not)"
     if number == errno.ENOEXEC:
         return " (it is for another kind of processor, or not a program)"
     if number == errno.E2BIG:
-        return " (its arguments and variables are longer than the kernel takes)"
+        return " (its arguments and variables are longer than the kernel allows)"
     return ""

@@ -1,8 +1,8 @@
-"""Opens files of an attempt that its own script may have replaced: never blocks, follows no link.
+"""Opens attempt files that a script may have replaced; never blocks or follows links.
 
-A script owns its attempt's folder, and may leave a FIFO, a link to a device or a sparse file of
-64 GiB where a record is expected. A reader of such a file (attempt host, node agent, command
-line) opens it here.
+A script owns its attempt's folder, and may leave a FIFO, a link to a device or a sparse file of 64
+GiB where a record is expected. All readers (attempt host, node agent, command line) open such files
+here.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _KINDS = (
 
 
 class UnusableFileError(OSError):
-    """Something else stands where a regular file is expected, or the file is too large."""
+    """There is no regular file where one is expected, or it is too large."""
 
     def __init__(self, name: str, why: str) -> None:
-        """Say of `name`, the path below the attempt's folder, `why` it is not read."""
+        """Say `why` the file `name` (its path below the attempt's folder) is not read."""
         super().__init__(errno.EINVAL, why)
         self.name = name
 
@@ -55,7 +55,7 @@ def open_file(root: str, name: str) -> BinaryIO:
             below = _open_part(part, at, "/".join(shown), os.O_RDONLY | os.O_DIRECTORY)
             os.close(at)
             at = below
-        # O_NONBLOCK: to open a FIFO that has no writer waits for one otherwise.
+        # O_NONBLOCK: opening a FIFO without a writer would block otherwise.
         descriptor = _open_part(last, at, name, os.O_RDONLY | os.O_NONBLOCK)
     finally:
         os.close(at)
@@ -72,7 +72,7 @@ def _open_part(part: str, at: int | None, shown: str, flags: int) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        # ELOOP of a link, ENOTDIR of a link or file in place of a folder, ENXIO of a socket.
+        # ELOOP: a link; ENOTDIR: a link or file instead of a folder; ENXIO: a socket.
         try:
             mode = os.lstat(part, dir_fd=at).st_mode
         except OSError:
@@ -100,7 +100,7 @@ def read_file(root: str, name: str, most_bytes: int = MOST_RECORD_BYTES) -> byte
     with open_file(root, name) as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
             raise UnusableFileError(name, "has more than %d bytes" % most_bytes)
-        # The file may grow meanwhile; what is returned stays within the limit.
+        # The file may grow meanwhile; the result stays within the limit.
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise UnusableFileError(name, "has more than %d bytes" % most_bytes)
@@ -143,7 +143,7 @@ def problem_of(root: str, name: str) -> str:
 
 
 def create_file(path: str) -> BinaryIO:
-    """Open a new file at `path` for writing; whatever was there, a FIFO or link too, is removed.
+    """Open a new file at `path` for writing; first remove whatever is there, even a FIFO or link.
 
     Raises:
         OSError: the folder cannot be written, or a folder is at `path`.

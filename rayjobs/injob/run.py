@@ -1,4 +1,4 @@
-"""The run as a script sees it: ``Run.get_context()`` and everything that can be logged.
+"""The run as a script sees it: ``Run.get_context()`` and all logging calls.
 
 Signatures follow Azure ML SDK v1 (``azureml.core.Run``).
 """
@@ -19,14 +19,14 @@ _contexts: Dict[Tuple[Any, ...], "LoggingRun"] = {}
 
 
 class RunNotSupportedError(RuntimeError, RunEnvironmentException):
-    """The call makes no sense here, or does not exist yet; the message says what to do."""
+    """The call makes no sense here or is not supported; the message says what to do."""
 
 
 class Run:
-    """A run: what a script logs into, or (outside of jobs) a handle on a submitted job.
+    """A run: a script logs to it; outside jobs it is a handle to a submitted job.
 
-    Inside a job ``Run.get_context()`` needs nothing but the standard library. What it logs
-    appears in ``rayjobs metrics ID`` while the job runs.
+    Inside a job ``Run.get_context()`` needs only the standard library. Logged values appear in
+    ``rayjobs metrics ID`` while the job runs.
     """
 
     # Set by rayjobs.api.run_context: makes the handle for ``Run(experiment, run_id)``.
@@ -35,7 +35,7 @@ class Run:
     id: str
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Run":
-        """Make ``Run(experiment, run_id)`` a handle on that job."""
+        """Make ``Run(experiment, run_id)`` a handle to that job."""
         if cls is Run:
             if Run._handle is None or not (args or kwargs):
                 raise TypeError(
@@ -50,8 +50,8 @@ class Run:
     def get_context(cls, allow_offline: bool = True, **kwargs: Any) -> "LoggingRun":
         """Return the run of the job that this process belongs to.
 
-        Outside of jobs: a run that prints what it logs and keeps it in memory, one per
-        process; with ``allow_offline=False`` an error.
+        Outside jobs: one run per process that prints what it logs and keeps it in memory; with
+        ``allow_offline=False`` an error.
 
         Raises:
             RunNotSupportedError: this process is not part of a job, and `allow_offline` is False.
@@ -103,7 +103,7 @@ class Run:
 
     @staticmethod
     def add_type_provider(runtype: str, run_factory: Callable[..., Any]) -> None:
-        """Let a factory make the handles of all runs of a type; not inside a job."""
+        """Register a factory for the handles of all runs of a type; not inside a job."""
         _handle_class().add_type_provider(runtype, run_factory)
 
     @classmethod
@@ -116,7 +116,7 @@ AnyRun = TypeVar("AnyRun", bound="LoggingRun")
 
 
 class LoggingRun(Run):
-    """What a run can log; where it goes is left to `_put` and `_upload`."""
+    """The logging calls of a run; subclasses store the values in `_put` and `_upload`."""
 
     type = "azureml.scriptrun"
 
@@ -130,17 +130,17 @@ class LoggingRun(Run):
         raise NotImplementedError
 
     def heartbeat(self) -> None:
-        """Show that the script is alive while it logs nothing, for ``--stall-timeout``.
+        """Signal that the script is alive, for ``--stall-timeout``, while it logs nothing.
 
-        One rank's sign is enough for the whole job. Outside of a job it does nothing.
+        A heartbeat of one rank is enough for the whole job. Outside a job it does nothing.
         """
 
     # -- metrics ---------------------------------------------------------------------------
     def log(self, name: str, value: Any, description: str = "", step: Optional[int] = None) -> None:
         """Log one number (or text) under `name`; call it again for the next value.
 
-        `value` may be a scalar of numpy or torch; NaN and infinities are kept. Losing the
-        disk never raises: the first loss is reported on stderr.
+        `value` may be a scalar of numpy or torch; NaN and infinities are kept. A full or lost disk
+        never raises; the first loss is reported on stderr.
 
         Raises:
             TypeError: `value` is a list, range, generator, mapping, bytes or None.
@@ -205,7 +205,7 @@ class LoggingRun(Run):
         self._put("chart", logvalues.name_of(name), logvalues.json_of(value, "the value"))
 
     def flush(self, timeout_seconds: float = 300) -> None:
-        """Do nothing: every call has written its record when it returns."""
+        """Do nothing: every call writes its record before it returns."""
 
     def get_metrics(
         self,
@@ -290,7 +290,7 @@ class LoggingRun(Run):
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        """Leave the end of a submitted run to its exit code; an error goes on upwards."""
+        """Leave the end of a submitted run to its exit code; errors propagate."""
 
     def start(self) -> None:
         """Do nothing: the run has started."""
@@ -299,14 +299,14 @@ class LoggingRun(Run):
         """Do nothing to a submitted run: it is complete when its script exits with 0."""
 
     def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
-        """Let the job be Failed when its script has ended, also with exit code 0."""
+        """Mark the job as Failed once its script ends, even with exit code 0."""
         text = str(error_details if error_details is not None else error_code or "")
         self._put("fail", "error", text[: logvalues.MAX_TEXT])
 
     def cancel(self) -> None:
-        """Warn: a script ends itself."""
+        """Warn that a script must end itself."""
         warnings.warn(
-            "a run cannot cancel itself, and goes on; leave the script by sys.exit(), or use "
+            "a run cannot cancel itself; it continues. Leave the script by sys.exit(), or use "
             "`rayjobs cancel`",
             stacklevel=2,
         )
@@ -327,19 +327,18 @@ class LoggingRun(Run):
         resource_configuration: Any = None,
         **kwargs: Any,
     ) -> modelrequests.ModelRequest:
-        """Ask for a file or folder to become the next version of a model when the run completes.
+        """Request that a file or folder becomes a model's next version when the run completes.
 
-        The bytes that it has at the run's end count. A run that does not complete registers
-        nothing; asked again with the same name and path the model stays one, and the later
-        texts count. What else Azure ML keeps (datasets, samples, resources) is accepted; the
-        lineage has the data.
+        The file's content at the run's end counts. A run that does not complete registers nothing.
+        A second request with the same name and path replaces the first one's texts. Azure ML's
+        other arguments (datasets, samples, resources) are accepted; the lineage records the data.
 
         Args:
             model_path: A file or folder below ``outputs/``, or one that was uploaded; None takes
                 the model's name.
 
         Returns:
-            What was asked for; its version is None, and known once the run has completed.
+            The request; its version is None until the run has completed.
 
         Raises:
             FileNotFoundError: there is no such file or folder yet.

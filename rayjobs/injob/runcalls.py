@@ -1,8 +1,8 @@
-"""What a job's script asks of its node's agent about runs and its workspace, and the answer.
+"""Calls of a job's script to its node's agent about runs and the workspace, and the answers.
 
 One JSON object per line each way, on the socket `run.sock` in the attempt's folder. A call carries
-the attempt's token. Bytes do not cross the socket: they are files in the attempt's folder
-`exchange`, which both sides see, and a message names them.
+the attempt's token. File contents do not cross the socket: a message names files in the attempt's
+folder `exchange`, which both sides see.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_LINE_BYTES = 64 << 20  # of a call or an answer
 
 @dataclass(frozen=True)
 class RunCall(Message):
-    """A call: the token of the attempt, which call it is, and its message."""
+    """A call: the attempt's token, the name of the call, and its message."""
 
     token: str
     name: str
@@ -34,7 +34,7 @@ class RunAnswer(Message):
     """The answer to a call.
 
     Attributes:
-        value: What was asked for; None after an error.
+        value: The result; None after an error.
         error: One sentence, or None.
         kind: The error's class, such as ``NotFoundError``.
     """
@@ -47,7 +47,7 @@ class RunAnswer(Message):
 
 @dataclass(frozen=True)
 class Details(Message):
-    """Ask for all that is known about a run."""
+    """Ask for all details of a run."""
 
     NAME: ClassVar[str] = "details"
     run: str
@@ -90,7 +90,7 @@ class End(Message):
 
 @dataclass(frozen=True)
 class Point(Message):
-    """Something that was logged: a line of a metric file, with its place in the curve."""
+    """A logged value: a line of a metric file, with its position in the curve."""
 
     kind: str
     name: str
@@ -102,7 +102,7 @@ class Point(Message):
 
 @dataclass(frozen=True)
 class Log(Message):
-    """Log into a child run; points that are known are ignored."""
+    """Log to a child run; known points are ignored."""
 
     NAME: ClassVar[str] = "log"
     run: str
@@ -111,7 +111,7 @@ class Log(Message):
 
 @dataclass(frozen=True)
 class Change(Message):
-    """Change what people may change of a run; None leaves it, a tag of None is removed."""
+    """Change a run's editable fields; None leaves a field, a tag of None is removed."""
 
     NAME: ClassVar[str] = "change"
     run: str
@@ -123,7 +123,7 @@ class Change(Message):
 
 @dataclass(frozen=True)
 class Metrics(Message):
-    """Ask for what a run has logged: pairs of name and stored value."""
+    """Ask for a run's logged values: pairs of name and stored value."""
 
     NAME: ClassVar[str] = "metrics"
     run: str
@@ -228,7 +228,7 @@ class FetchBlob(Message):
 
 @dataclass(frozen=True)
 class HasBlob(Message):
-    """Ask for the size of a blob in bytes; None: it is not there."""
+    """Ask for the size of a blob in bytes; None: there is none."""
 
     NAME: ClassVar[str] = "has_blob"
     key: str

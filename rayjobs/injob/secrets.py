@@ -1,4 +1,4 @@
-"""Secrets of a job by name: variables that its target gave it by reference."""
+"""Secrets of a job by name: variables that its target provides by reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 
 def secret_of(name: str) -> str:
-    """Return the secret `name`: the variable of this name, or of its usual spelling.
+    """Return the secret `name`: the variable of this name or of its usual spelling.
 
     A variable has no dashes and is usually in capitals: ``db-password`` is also looked for as
     ``DB_PASSWORD``.
@@ -19,6 +19,6 @@ def secret_of(name: str) -> str:
         if spelling in os.environ:
             return os.environ[spelling]
     raise KeyError(
-        "there is no secret %r: no variable of this name is set. Hand it to the job by reference: "
+        "there is no secret %r: no variable of this name is set. Pass it to the job by reference: "
         "`rayjobs submit --secret NAME=…`" % name
     )

@@ -1,7 +1,7 @@
-"""Where ranks are: a dump of every rank's stacks, taken from outside, and which one is the odd.
+"""Dumps the stacks of ranks from outside, and finds the rank that differs from the others.
 
-The ways, the first that works: py-spy (which Ray brings along; a stopped process can be read
-too), the dump that the rank itself writes on a signal (`rank.arm`), and what /proc says.
+It uses the first method that works: py-spy (part of Ray; it can also read a stopped process), the
+rank's own dump on a signal (`rank.arm`), or /proc.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _ARMED_S = 1.0
 _MOST_BYTES = 16 * 1024**2
 _FRAME = re.compile(r"^ {2,}(?:File \"(?P<file>.+)\", line (?P<n>\d+),? in (?P<f>\S+)"
                     r"|(?P<f2>\S+) \((?P<file2>.+):(?P<n2>\d+)\))\s*$")  # fmt: skip
-# In frames of these a rank waits for the others: it is not the one that they wait for.
+# In these libraries a rank waits for the others, so they do not wait for it.
 _WAITS = ("torch/distributed", "horovod", "mpi4py", "/gloo", "nccl")
 
 
 class Dump:
-    """What was found of one rank.
+    """The stacks of one rank.
 
     Attributes:
         how: "py-spy", "signal" or "proc".
-        text: All that was found, for a file.
+        text: The whole dump, for a file.
         frames: Of the main thread, innermost first: (function, file, line).
     """
 
     def __init__(self, rank: int, state: str, how: str, text: str) -> None:
-        """Take in what a way of dumping has said."""
+        """Take the output of one method."""
         self.rank = rank
         self.state = state
         self.how = how
@@ -49,7 +49,7 @@ class Dump:
 
     @property
     def where(self) -> str:
-        """The innermost frame that is not of a library, for people; empty where none is known."""
+        """The innermost frame outside libraries, as text; empty if unknown."""
         if not self.frames:
             return ""
         own = [
@@ -77,8 +77,8 @@ class Dump:
 def main_frames(text: str) -> Tuple[Tuple[str, str, int], ...]:
     """Return the main thread's frames of a dump, innermost first.
 
-    py-spy names each thread and gives the main one as ``MainThread``, or without a name where it
-    cannot read it; `faulthandler` gives the thread that got the signal, the main one, last.
+    py-spy names each thread; the main one is ``MainThread``, or nameless if its name is unreadable.
+    `faulthandler` prints the thread that got the signal, the main one, last.
     """
     blocks: List[Tuple[str, List[Tuple[str, str, int]]]] = []
     for line in text.splitlines():
@@ -101,10 +101,10 @@ def main_frames(text: str) -> Tuple[Tuple[str, str, int], ...]:
 
 
 def dump(rank: int, identity: Identity, armed_file: Optional[str]) -> Optional[Dump]:
-    """Return where a rank is; None when it has ended. Takes some ten milliseconds.
+    """Return where a rank is; None if it has ended. Takes tens of milliseconds.
 
     Args:
-        armed_file: What the rank gave to `rank.arm`, if it did.
+        armed_file: The file that the rank passed to `rank.arm`, if any.
     """
     stat = stat_of(identity.pid)
     if stat is None or stat.start_time != identity.start_time or stat.is_dead:
@@ -140,7 +140,7 @@ def _by_py_spy(pid: int) -> Optional[str]:
 
 
 def _by_signal(identity: Identity, path: str) -> Optional[str]:
-    """Ask the rank itself, if it still has its handler and the file that it writes to."""
+    """Ask the rank itself, if its handler and its output file are still in place."""
     if not _is_armed(identity.pid, path):
         return None
     try:
@@ -162,7 +162,7 @@ def _by_signal(identity: Identity, path: str) -> Optional[str]:
 
 
 def _is_armed(pid: int, path: str) -> bool:
-    """Whether the signal is caught, and the file still open: a script may close what it finds."""
+    """Whether the signal is handled and the file still open: a script may close any descriptor."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             caught = next(line for line in file if line.startswith("SigCgt:")).split()[1]
@@ -182,7 +182,7 @@ def _same(one: str, other: str) -> bool:
 
 
 def _by_proc(pid: int) -> str:
-    lines = ["No Python stack could be read (py-spy is not there, or may not read processes)."]
+    lines = ["No Python stack could be read (py-spy is missing, or may not read processes)."]
     try:
         tasks = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     except OSError:
@@ -206,10 +206,10 @@ def _read(path: str) -> str:
 
 
 def odd_ones(ranks: Sequence[RankStack]) -> Tuple[List[int], str]:
-    """Return the ranks that the others most likely wait for, and why, in words.
+    """Return the ranks that the others most likely wait for, and a text that says why.
 
-    Stopped ranks, else those that do not wait for others while others do, else those that are
-    elsewhere than most. Empty where nothing tells them apart.
+    These are stopped ranks; else ranks that do not wait while others do; else ranks at another
+    place than most. Empty if no rank differs.
 
     Args:
         ranks: Entries of `Dump.as_record`, of all nodes.

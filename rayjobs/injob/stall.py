@@ -1,4 +1,4 @@
-"""Sees that an attempt has stalled: nothing is heard of any rank, or a rank is stopped."""
+"""Detects a stalled attempt: no rank shows a sign of life, or a rank is stopped."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LOOK_S = 0.5
 
 
 class Watched:
-    """One rank: its process, and the files in which it is heard."""
+    """One rank: its process, and the files that show its activity."""
 
     def __init__(self, rank: int, identity: Identity, files: Tuple[str, ...]) -> None:
-        """Listen to a rank from now on."""
+        """Watch a rank from now on."""
         self.rank = rank
         self.identity = identity
         self._files = files
@@ -37,7 +37,7 @@ class Watched:
         return changed
 
     def look_whether_stopped(self, now_s: float) -> None:
-        """Note since when it is stopped. Traced by a debugger is not stopped."""
+        """Record since when it is stopped. A process under a debugger does not count."""
         stat = stat_of(self.identity.pid)
         is_stopped = (
             stat is not None
@@ -53,8 +53,8 @@ class Watched:
 class StallWatch:
     """The clock of an attempt's silence on one node.
 
-    A rank of a group may be quiet all the time while another one logs: so silence is the node's,
-    and with several nodes the target compares theirs (`silent_s`).
+    One rank may stay quiet while another one logs. So silence is measured per node, and with
+    several nodes the target compares them (`silent_s`).
     """
 
     def __init__(self, timeout_s: float, *, is_alone: bool) -> None:
@@ -66,13 +66,13 @@ class StallWatch:
         self._looked_s = 0.0
 
     def add(self, rank: int, identity: Identity, *files: str) -> None:
-        """Listen to one more rank; one that is known already is left as it is."""
+        """Watch one more rank; a known rank is left unchanged."""
         known = self._ranks.get(rank)
         if known is None or known.identity != identity:
             self._ranks[rank] = Watched(rank, identity, files)
 
     def look(self) -> None:
-        """Take in what has changed; not more often than it needs."""
+        """Check for changes, at most as often as necessary."""
         now_s = boot_clock_s()
         if now_s - self._looked_s < _LOOK_S:
             return
@@ -84,11 +84,11 @@ class StallWatch:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since any rank of the node was heard."""
+        """Seconds since any rank of the node showed a sign of life."""
         return boot_clock_s() - self._heard_s
 
     def why_stalled(self) -> Optional[str]:
-        """Return why the attempt has stalled, as far as this node knows; None while it goes on."""
+        """Return why the attempt has stalled, as far as this node knows; None if it has not."""
         now_s = boot_clock_s()
         for one in self._ranks.values():
             since_s = one.stopped_since_s
@@ -101,5 +101,5 @@ class StallWatch:
 
 
 def silence(timeout_s: float) -> str:
-    """Return the sentence for an attempt that nothing was heard of."""
+    """Return the message for an attempt without any sign of life."""
     return f"no rank has logged a line, a metric or a heartbeat for {duration_text(timeout_s)}"

@@ -1,4 +1,4 @@
-"""Starts the processes of one attempt on one node, and has what its host's parts share."""
+"""Starts the processes of one attempt on one node; holds the state that the host's parts share."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rayjobs.injob.tree import Tree
 
 @dataclass
 class Starter:
-    """Forks ranks, and takes new processes among the attempt's.
+    """Forks ranks, and adds new processes to the attempt's.
 
     Attributes:
-        selector: What the host's loop waits with.
+        selector: The selector of the host's loop.
         abandon: Closes all sockets of the host in a forked process.
-        ranks: Those forked so far; `Ending` and `Watch` have the same list.
+        ranks: The ranks forked so far; `Ending` and `Watch` share this list.
     """
 
     plan: LaunchPlan
@@ -38,7 +38,7 @@ class Starter:
     ranks: list[Rank] = field(default_factory=list)
 
     def fork(self, items: Iterable[RankPlan]) -> Program | None:
-        """Fork ranks, which then wait to be let go; in such a rank, return its program."""
+        """Fork ranks, which then wait to be released; in such a rank, return its program."""
         for item in items:
             try:
                 rank = fork_rank(
@@ -58,12 +58,12 @@ class Starter:
         return None
 
     def hold(self, pid: int) -> None:
-        """Take a new child, which has no children yet, among the attempt's processes."""
+        """Add a new child, which has no children yet, to the attempt's processes."""
         for holder in (self.tree, self.memory, self.processes):
             holder.add(pid)
 
     def let_go(self, numbers: Iterable[int]) -> None:
-        """Let forked ranks run, unless the attempt is being ended."""
+        """Release forked ranks, unless the attempt is ending."""
         if self.ending.has_begun:
             return
         chosen = set(numbers)
@@ -74,7 +74,7 @@ class Starter:
             try:
                 os.write(rank.go, b"g")
             except BrokenPipeError:
-                continue  # it died meanwhile, which the loop will see
+                continue  # it died meanwhile; the loop will notice
             finally:
                 os.close(rank.go)
 
@@ -82,7 +82,7 @@ class Starter:
         return lambda _: self.read_setup(rank)
 
     def read_setup(self, rank: Rank) -> None:
-        """Read what a forked rank has reported of its own preparation so far."""
+        """Read what a forked rank has reported about its setup so far."""
         while rank.setup >= 0:
             before = len(rank.setup_error)
             if rank.read_setup():

@@ -25,11 +25,11 @@ _blas_libraries: list[ctypes.CDLL] = []
 
 
 def restore_signals(*, as_python: bool) -> None:
-    """Set every signal as a process finds it at its start.
+    """Set every signal to its state at the start of a process.
 
     Args:
-        as_python: as an interpreter has set them by the first line of a script; else as a shell
-            hands them to a new program.
+        as_python: as an interpreter sets them before a script's first line; else as a shell passes
+            them to a new program.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -43,7 +43,7 @@ def restore_signals(*, as_python: bool) -> None:
         try:
             signal.signal(number, handler)
         except OSError:
-            continue  # signals that the C library keeps to itself
+            continue  # signals that the C library reserves
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
@@ -54,7 +54,7 @@ def open_descriptors() -> list[int]:
         try:
             os.fstat(int(name))
         except OSError:
-            continue  # the one that listed the folder
+            continue  # the descriptor that listed the folder
         descriptors.append(int(name))
     return descriptors
 
@@ -70,7 +70,7 @@ def close_descriptors(*, keep: Iterable[int]) -> None:
 def replace_environment(env: Mapping[str, str]) -> None:
     """Make `env` the whole environment, in Python's view and in C's."""
     if sys.flags.utf8_mode and "LC_ALL" not in env and "LC_CTYPE" in os.environ:
-        # Python itself set it when it started in the C locale, as it would have done again.
+        # Python sets it itself when it starts in the C locale, and would again.
         env = {"LC_CTYPE": os.environ["LC_CTYPE"], **env}
     os.environ.clear()
     os.environ.update(env)
@@ -78,16 +78,16 @@ def replace_environment(env: Mapping[str, str]) -> None:
 
 
 def prepare() -> None:
-    """Do once, in the process that will be forked, what `refresh` would else do in every fork.
+    """Do the common work of `refresh` once, in the process that will be forked.
 
-    Call it after the last import: what it touches is then touched by no fork any more.
+    Call it after the last import; no fork then has to touch the same memory again.
     """
     importlib.invalidate_caches()
     _blas_libraries.extend(_loaded_libraries("openblas"))
 
 
 def refresh(env: Mapping[str, str]) -> None:
-    """Undo what a fork of a prepared process inherits and a fresh interpreter would not have."""
+    """Reset state that a fork of a prepared process inherits but a fresh interpreter lacks."""
     replace_environment(env)
     kernel.set_name("python")
     gc.enable()
@@ -98,7 +98,7 @@ def refresh(env: Mapping[str, str]) -> None:
     _set_thread_counts(env)
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
-        tempfile.__dict__["tempdir"] = None  # it may have been chosen under another TMPDIR
+        tempfile.__dict__["tempdir"] = None  # it may come from another TMPDIR
 
 
 def _renew_main_thread() -> None:
@@ -118,7 +118,7 @@ def _renew_logging() -> None:
 
 
 def _reseed() -> None:
-    """Give every generator fresh randomness: forks would otherwise draw the same numbers."""
+    """Reseed every random generator: forks would otherwise draw the same numbers."""
     random = sys.modules.get("random")
     if random is not None:
         random.seed()
@@ -127,7 +127,7 @@ def _reseed() -> None:
         numpy_random.seed()
     torch = sys.modules.get("torch")
     if torch is not None:
-        # Only the CPU's: those of the devices are seeded at their first use, which is yet to come.
+        # Only the CPU's: device generators are seeded on first use, which is still to come.
         torch.default_generator.seed()
 
 
@@ -139,11 +139,11 @@ def _renew_multiprocessing() -> None:
 
 
 def _set_thread_counts(env: Mapping[str, str]) -> None:
-    """Do by call what libraries do at their start from OMP_NUM_THREADS and its like."""
+    """Set by calls what libraries read at their start from OMP_NUM_THREADS and the like."""
     count = _count(env, "OMP_NUM_THREADS") or _count(env, "MKL_NUM_THREADS")
     torch = sys.modules.get("torch")
     if count and torch is not None:
-        # MKL, where torch has it, takes no more threads than there are cores, whatever is asked.
+        # MKL, if torch has it, never uses more threads than cores, whatever is requested.
         most = torch.get_num_threads() if torch.backends.mkl.is_available() else count
         torch.set_num_threads(min(count, most))
     blas_count = _count(env, "OPENBLAS_NUM_THREADS") or count

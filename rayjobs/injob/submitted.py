@@ -43,7 +43,7 @@ class SubmittedRun(AttemptRun):
         self._area = UploadArea(os.path.join(root, "uploads"))
         self._file = Appender(os.path.join(metrics_dir, "rank-%d.jsonl" % rank))
         self._names: Dict[str, str] = {}
-        self._removed: Set[str] = set()  # tags that this process took away
+        self._removed: Set[str] = set()  # tags that this process removed
         self._models_file = os.path.join(root, "models", "rank-%d.jsonl" % rank)
         self._models: Set[Tuple[str, str]] = set()
 
@@ -61,7 +61,7 @@ class SubmittedRun(AttemptRun):
 
     def log(self, name: str, value: Any, description: str = "", step: Optional[int] = None) -> None:
         """Log one number (or text) under `name`, see `LoggingRun.log`."""
-        # The everyday case by hand: a third of the time of json.dumps.
+        # The common case without json.dumps, in a third of its time.
         if type(value) is float and value - value == 0.0 and (step is None or type(step) is int):
             shown = self._names.get(name) if type(name) is str else None
             if shown is None:
@@ -95,13 +95,13 @@ class SubmittedRun(AttemptRun):
         self._file.append(line)
 
     def _own_metrics(self, name: Optional[str]) -> Dict[str, Any]:
-        # What this process has logged, also what is not stored yet.
+        # Everything that this process has logged, including values not stored yet.
         return combine(pair for pair in self._logged() if name is None or pair[0] == name)
 
     def get_tags(self) -> Dict[str, Optional[str]]:
-        """Return the run's tags, with what this process has changed of them.
+        """Return the run's tags, including this process's changes.
 
-        A process without the attempt's token knows only those that it has set itself.
+        A process without the attempt's token knows only the tags that it has set itself.
         """
         known = self._facts()["tags"] if has_token() else {}
         stored = {key: value or None for key, value in known.items()}
@@ -120,9 +120,9 @@ class SubmittedRun(AttemptRun):
         return super().remove_tags(keys)
 
     def get_properties(self) -> Dict[str, str]:
-        """Return the run's properties, with what this process has added.
+        """Return the run's properties, including those that this process has added.
 
-        A process without the attempt's token knows only those that it has added itself.
+        A process without the attempt's token knows only the properties that it has added itself.
         """
         known = self._facts()["properties"] if has_token() else {}
         return {**known, **self._properties}
@@ -158,7 +158,7 @@ class SubmittedRun(AttemptRun):
         timeout_seconds: Optional[float] = None,
         datastore_name: Optional[str] = None,
     ) -> List[str]:
-        """Store several files, see `upload_file`; they are copied when this returns."""
+        """Store several files, see `upload_file`; all copies exist when this returns."""
         refuse_datastore(datastore_name)
         name_list, path_list = list(names), list(paths)
         if len(name_list) != len(path_list):
@@ -224,10 +224,10 @@ class SubmittedRun(AttemptRun):
 
 
 def open_workspace() -> Any:
-    """Return the workspace of this process's job: a `rayjobs.Workspace` where it can be imported.
+    """Return the workspace of this process's job: a `rayjobs.Workspace` if it can be imported.
 
-    Elsewhere a `RunWorkspace`, which needs the standard library alone. Without the attempt's token
-    it knows its name, and refuses the rest.
+    Otherwise a `RunWorkspace`, which needs only the standard library. Without the attempt's token
+    it knows only its name, and refuses all other calls.
     """
     if not has_token():
         return RunWorkspace(os.environ.get("RAYJOBS_WORKSPACE_NAME", ""))
@@ -236,7 +236,7 @@ def open_workspace() -> Any:
     if sys.version_info < (3, 11):
         return only_names
     try:
-        # By name: nothing in a job may need more than the standard library.
+        # Imported on use: by default a job's code needs only the standard library.
         module = importlib.import_module("rayjobs.api.attempt_workspace")
     except ImportError:
         return only_names

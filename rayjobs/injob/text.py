@@ -1,4 +1,4 @@
-"""Durations and sizes as text for people: one form of each, in every message."""
+"""Formats durations and sizes in the same way for all messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def duration_text(seconds: Optional[float], *, exact: bool = False) -> str:
     `rayjobs.core.units.parse_duration` reads this form.
 
     Args:
-        exact: For limits: keep every unit down to the second, as in ``1d2h30m10s``. Without it the
+        exact: For limits: print every unit down to the second, as in ``1d2h30m10s``. Otherwise the
             text has at most two units.
     """
     if seconds is None:

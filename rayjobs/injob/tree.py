@@ -1,4 +1,4 @@
-"""Holding the process tree of an attempt: nothing leaves it, and it can be ended for certain."""
+"""Contains the process tree of an attempt: no process escapes, and all can be ended for certain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = {CGROUP: "cgroup2", NAMESPACE: "namespace", SCAN: "subreaper"}
 
 
 class NotHeldError(OSError):
-    """None of the ways to hold a tree that were asked for can be had here."""
+    """None of the requested containment methods is available here."""
 
 
 def cgroup_name(marker: str) -> str:
@@ -26,17 +26,17 @@ def cgroup_name(marker: str) -> str:
     return "rayjobs-" + "".join(c if c.isalnum() or c in "-_." else "_" for c in marker)
 
 
-# With them root can unmount what protects its inputs; enter another mount namespace, or look into
-# one through /proc/PID/root; and open a file of a disk by its number, past any mount.
+# With these capabilities root could unmount the protection of its inputs, enter another mount
+# namespace or reach it through /proc/PID/root, or open a file by inode number past any mount.
 MOUNT_RIGHTS = (kernel.CAP_SYS_ADMIN, kernel.CAP_SYS_PTRACE, kernel.CAP_DAC_READ_SEARCH)
 
 
 class Tree:
-    """The processes of an attempt, held by a cgroup v2, a PID namespace, or their host alone.
+    """The processes of an attempt, contained by a cgroup v2, a PID namespace, or only their host.
 
-    The host, being a child subreaper, is an ancestor of them all in every case. All ways end with
-    the same proof: no member of the cgroup, no descendant of the host, no process with the marker.
-    Only the namespace holds them when the host is dead and their environment is wiped.
+    The host, a child subreaper, is always an ancestor of all of them. The proof of the end is
+    always the same: no member of the cgroup, no descendant of the host, no process with the marker.
+    Only the namespace still contains processes that wiped their environment after the host died.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Tree:
         holder: int | None,
         namespace: Namespace | None = None,
     ) -> None:
-        """Hold the tree of `marker`; `holder` is the subreaping host, None when it is dead."""
+        """Represent the tree of `marker`; `holder` is the subreaping host, None if it is dead."""
         self.marker = marker
         self.cgroup = cgroup
         self.namespace = namespace
@@ -62,7 +62,7 @@ class Tree:
     def make(
         marker: str, levels: Sequence[str] = (CGROUP, SCAN), *, use_cgroups: bool = True
     ) -> Tree:
-        """A tree held by the calling process, which must be a child subreaper.
+        """Make a tree contained by the calling process, which must be a child subreaper.
 
         Args:
             levels: Those of `LEVELS` to try, in order; `refused` says why earlier ones were not
@@ -96,13 +96,13 @@ class Tree:
 
     @property
     def kind(self) -> str:
-        """What holds the tree: "cgroup2", "namespace" or "subreaper"."""
+        """The containment method: "cgroup2", "namespace" or "subreaper"."""
         if self.namespace is not None:
             return _KINDS[NAMESPACE]
         return _KINDS[SCAN if self.cgroup is None else CGROUP]
 
     def enter(self) -> None:
-        """Make a fresh child of the holder, before it runs anything, one of the tree.
+        """Add a fresh child of the holder to the tree, before it runs anything.
 
         Raises:
             OSError: the kernel refused.
@@ -114,7 +114,7 @@ class Tree:
             kernel.drop_for_good(MOUNT_RIGHTS)
 
     def close(self) -> None:
-        """Give up what only held the tree, once it is empty; the holder then reaps."""
+        """Release the containment of an empty tree; the holder then reaps."""
         if self.namespace is not None:
             self.namespace.close()
 
@@ -125,18 +125,18 @@ class Tree:
     def add(self, pid: int) -> None:
         """Put a process that has no children yet into the tree."""
         if self.cgroup is not None and not cgroups.write(self.cgroup, "cgroup.procs", str(pid)):
-            # Seen where the common ancestor of both cgroups belongs to another user.
+            # Happens if the common ancestor of both cgroups belongs to another user.
             cgroups.remove(self.cgroup, patience_s=0.0)
             self.cgroup = None
 
     def members(self) -> list[ProcessStat]:
-        """Every living process of the tree, found in every way, without its holder."""
+        """Every living process of the tree, found by all methods, without its holder."""
         found = {stat.pid: stat for stat in self.held()}
         found.update((stat.pid, stat) for stat in marked(self.marker, without=self._not_members()))
         return [stat for _, stat in sorted(found.items())]
 
     def held(self) -> list[ProcessStat]:
-        """The living processes that the cgroup or the holder has: cheaper than `members`."""
+        """The living processes in the cgroup or below the holder: cheaper than `members`."""
         found: dict[int, ProcessStat] = {}
         if self.cgroup is not None:
             for pid in cgroups.pids(self.cgroup):
@@ -149,13 +149,13 @@ class Tree:
         return [stat for pid, stat in sorted(found.items()) if pid not in others]
 
     def is_empty_quickly(self) -> bool:
-        """Whether the cheap signs say that nothing is left; `members` is the proof."""
+        """Whether cheap checks suggest that the tree is empty; `members` is the proof."""
         if self.cgroup is not None and cgroups.value(self.cgroup, "cgroup.events", "populated"):
             return False
         if self._holder is None:
             return True
         others = self._not_members()
-        # Orphans become children of the holder or of init: a look at these two is enough, however
+        # Orphans become children of the holder or of init, so checking these two suffices, however
         # many processes the machine has.
         found = [children(pid) for pid in others]
         listed = [stat for one in found if one is not None for stat in one]
@@ -164,17 +164,17 @@ class Tree:
         return all(stat.pid in others for stat in listed)
 
     def signal(self, members: Iterable[ProcessStat], number: int) -> int:
-        """Send a signal to exactly these processes; the count of those that were still there."""
+        """Send a signal to exactly these processes; return how many were still alive."""
         reached = 0
         for stat in members:
             try:
                 reached += send_signal(self.identity(stat), number)
             except PermissionError:
-                continue  # another user's by now: it stays among the members, and is reported
+                continue  # now another user's: it stays a member, and is reported
         return reached
 
     def kill(self) -> list[ProcessStat]:
-        """Send SIGKILL to the whole tree once; the members that were seen alive before it."""
+        """Send SIGKILL to the whole tree once; return the members that were alive before."""
         members = self.members()
         if self.cgroup is not None:
             cgroups.write(self.cgroup, "cgroup.kill", "1")
@@ -189,7 +189,7 @@ class Tree:
 
 
 def make_cgroup(marker: str) -> str | None:
-    """Make a version 2 cgroup that can be killed as a whole; None where that cannot be had."""
+    """Make a version 2 cgroup that can be killed as a whole; None if that is unavailable."""
     return find_cgroup(marker)[0]
 
 
@@ -204,7 +204,7 @@ def find_cgroup(marker: str) -> tuple[str | None, str]:
             why = f"no cgroup can be created in {mount.own}"
             continue
         can_kill = os.access(os.path.join(folder, "cgroup.kill"), os.W_OK)
-        # To be moved, a process needs a right on the common ancestor of both cgroups, too.
+        # Moving a process also needs a permission on the common ancestor of both cgroups.
         can_join = all(
             os.access(os.path.join(place, "cgroup.procs"), os.W_OK) for place in (folder, mount.own)
         )
@@ -220,5 +220,5 @@ def find_cgroup(marker: str) -> tuple[str | None, str]:
 
 
 def as_remaining(members: Iterable[ProcessStat]) -> Tuple[Remaining, ...]:
-    """Processes as they stand in an exit record."""
+    """Return processes in the form of an exit record."""
     return tuple(Remaining(stat.pid, stat.start_time, stat.comm) for stat in members)

@@ -1,4 +1,4 @@
-"""Files that a script hands over by ``upload_file``: whole copies below the attempt's folder."""
+"""Files that a script passes to ``upload_file``: complete copies below the attempt's folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import uuid
 from typing import Any, Iterator, List, Optional, Tuple
 
-PART = ".part-"  # begins the names of copies in progress; such files are never stored
+PART = ".part-"  # prefix of copies in progress; such files are never stored
 
 
 def clean_name(name: Any) -> str:
@@ -26,7 +26,7 @@ def clean_name(name: Any) -> str:
             "'outputs/model.pt'" % name
         )
     if any(part.startswith(PART) for part in parts):
-        raise ValueError("%r: names that begin with %r are ours" % (name, PART))
+        raise ValueError("%r: names that begin with %r are reserved" % (name, PART))
     return "/".join(parts)
 
 

@@ -1,8 +1,8 @@
-"""Which file or folder of this machine answers for an address of the web.
+"""Maps web addresses to files or folders of this machine.
 
-A workspace may map addresses to local paths, so that programs run where the web cannot be reached.
-In a job the map is the variable ``RAYJOBS_URLS`` (a JSON object: URL to path). A program adds those
-of the workspaces that it opens; what is done for one workspace asks its map `only`.
+A workspace may map addresses to local paths, so that programs run without access to the web. In a
+job the map is the variable ``RAYJOBS_URLS`` (a JSON object: URL to path). A program adds the maps
+of the workspaces that it opens; work for one workspace uses `only` its map.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _only: "contextvars.ContextVar[Optional[Urls]]" = contextvars.ContextVar("urls",
 
 
 def add_source(urls: Urls) -> None:
-    """Ask `urls` for mappings too; the source that was added last is asked first."""
+    """Add `urls` as a source of mappings; the last added source is asked first."""
     _sources.append(urls)
 
 
 def remove_source(urls: Urls) -> None:
-    """Ask `urls` no more."""
+    """Remove the source `urls`."""
     if urls in _sources:
         _sources.remove(urls)
 
 
 @contextlib.contextmanager
 def only(urls: Urls) -> Iterator[None]:
-    """Within, ask `urls` in place of what was added: the maps of other workspaces do not count."""
+    """Within the block, use only `urls`, not the added maps of other workspaces."""
     token = _only.set(urls)
     try:
         yield
@@ -46,10 +46,10 @@ def only(urls: Urls) -> Iterator[None]:
 
 
 def map_url(url: str) -> Optional[str]:
-    """Return the local path that answers for `url`; None if no mapping names it.
+    """Return the local path for `url`; None if no mapping matches.
 
-    A mapping of the address itself (with or without its query) is the path. One of a folder above
-    it is a folder, in which the rest of the address is looked up; of several the longest counts.
+    A mapping of the address itself (with or without its query) gives the path. A mapping of a
+    parent gives a folder, in which the rest of the address is looked up; the longest match counts.
     The wildcards ``*`` and ``[…]`` in the rest are kept; a ``?`` begins a query.
     """
     plain = url.partition("#")[0].partition("?")[0]
@@ -76,11 +76,11 @@ def _maps() -> List[Dict[str, str]]:
 
 
 def install() -> None:
-    """Let this process's programs ask the map first: what they open by `urllib` or `requests`.
+    """Make `urllib` and `requests` in this process consult the map first.
 
-    torchvision, scikit-learn and pandas, for example, fetch their files so. An address that no
-    mapping names goes to the web as before. Neither module is imported for it: each is changed
-    when a program imports it.
+    torchvision, scikit-learn and pandas, for example, fetch files this way. Unmapped addresses go
+    to the web as before. Neither module is imported here: each is patched when a program imports
+    it.
     """
     for name, change in _CHANGES.items():
         after_import(name, change)
@@ -106,7 +106,7 @@ def _change_urllib(module: Any) -> None:
             headers["Content-Length"] = str(os.path.getsize(path))
             body = open(path, "rb")
             answer: Any = urllib.response.addinfourl(body, headers, request.full_url, 200)
-            answer.msg = "OK"  # as an answer of the web has it
+            answer.msg = "OK"  # as in an answer of the web
             answer.length = os.path.getsize(path)
             return answer
 
@@ -133,7 +133,7 @@ def _change_requests(module: Any) -> None:
         path = _file_for(request.url) if request.method in ("GET", "HEAD") else None
         if path is None:
             return send(adapter, request, *args, **kwargs)
-        # Of the environment of the script, which has requests.
+        # From the script's environment, which has requests.
         response = importlib.import_module("urllib3").HTTPResponse
         body: Any = open(path, "rb") if request.method == "GET" else io.BytesIO()
         size = {"Content-Length": str(os.path.getsize(path))}

@@ -1,8 +1,8 @@
-"""What an attempt uses on its node over time: CPU, memory and GPUs, at a bounded cost and size.
+"""Samples an attempt's use of CPU, memory and GPUs on its node, at a bounded cost and size.
 
-The host takes the samples in its own loop. It measures what that costs it, and looks less often
-where one look is dear, so that it stays below `SHARE` of a core. Of any length of run at most
-`POINTS` points are kept: when they are full, pairs are merged and the interval doubles.
+The host takes the samples in its own loop. It measures their cost and samples less often where a
+sample is expensive, to stay below `SHARE` of a core. It keeps at most `POINTS` points for a run of
+any length: when they are full, pairs are merged and the interval doubles.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Usage:
     """The samples of one attempt on one node."""
 
     def __init__(self, plan: LaunchPlan, tree: Tree) -> None:
-        """Begin with no sample; `turn` takes them."""
+        """Begin without samples; `turn` takes them."""
         self._plan = plan
         self._tree = tree
         self._every_s = EVERY_S
@@ -71,14 +71,14 @@ class Usage:
         self._is_over = False
 
     def start(self) -> None:
-        """Start the program that watches the attempt's GPUs, where it has any."""
+        """Start the program that watches the attempt's GPUs, if it has any."""
         devices = self._plan.env.get("CUDA_VISIBLE_DEVICES", "")
         if not devices.strip():
             return
         words = ["nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader,nounits"]
         words += ["-i", devices, "-l", str(GPU_EVERY_S)]
         try:
-            # With a bare environment: it carries no marker, and does not count as the attempt's.
+            # With an empty environment: without the marker it does not count as the attempt's.
             self._gpu = subprocess.Popen(
                 words,
                 env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
@@ -96,12 +96,12 @@ class Usage:
         self._tree.helpers.add(self._gpu.pid)
 
     def abandon(self) -> None:
-        """Close what a forked process must not keep."""
+        """Close the descriptors that a forked process must not keep."""
         if self._gpu is not None and self._gpu.stdout is not None:
             os.close(self._gpu.stdout.fileno())
 
     def turn(self) -> None:
-        """Take a sample if one is due. Raises nothing: a sample is worth no attempt."""
+        """Take a sample if one is due. Never raises: a lost sample must not end an attempt."""
         now_s = time.monotonic()
         if now_s < self._next_s or self._is_over:
             return
@@ -110,7 +110,7 @@ class Usage:
             self._sample(now_s)
             self._write()
         except (OSError, ValueError):
-            pass  # a full disk, or a process that ended meanwhile: the next sample is another
+            pass  # a full disk, or a process that ended meanwhile: skip this sample
         cost_s = time.thread_time() - began_s
         self._cost_s += cost_s
         self._next_s = now_s + max(self._every_s, cost_s / SHARE)
@@ -126,7 +126,7 @@ class Usage:
             before = (self._began_s, 0.0)
         cores = max(0.0, cpu_s - before[1]) / max(1e-3, now_s - before[0])
         if self._points and not used_bytes:
-            return  # all of it has ended: its CPU time counts, and there is no use to show
+            return  # everything has ended: only its CPU time counts
         self._points.append(
             _Sample(
                 round(now_s - self._began_s, 2),
@@ -165,11 +165,11 @@ class Usage:
         if folder is not None:
             text = cgroups.read(folder, "memory.current")
             if text is not None and text.strip().isdigit():
-                # Without cached files, which the kernel drops when memory is needed.
+                # Without cached files, which the kernel drops under memory pressure.
                 idle = cgroups.value(folder, "memory.stat", "inactive_file") or 0
                 self._how = "cgroup"
                 return max(0, int(text) - idle)
-        # Shared pages are divided among their users: ranks share the interpreter they come from.
+        # Shared pages are divided among their users: ranks share their warm interpreter's pages.
         self._how = "proportional"
         return sum(proportional_bytes(one.pid) for one in self._tree.held())
 
@@ -235,11 +235,11 @@ class Usage:
 
 
 def read(root: str) -> Optional[UsageRecord]:
-    """Return what the host of an attempt has measured so far; None: nothing that can be read."""
+    """Return an attempt host's samples so far; None if there are no readable ones."""
     try:
         record = UsageRecord.from_json(recordfiles.read_json(root, FILE, _FILE_BYTES))
     except (OSError, ValueError):
-        return None  # a job can write there, too
+        return None  # jobs can write there too
     return record if record.is_whole else None
 
 
@@ -248,7 +248,7 @@ def _die_with_host() -> None:
 
 
 def _merged(one: _Sample, other: _Sample) -> _Sample:
-    """Return one sample for two: the mean CPU and GPU use, the larger memory, the later time."""
+    """Merge two samples: mean CPU and GPU use, the larger memory, the later time."""
     gpus: Dict[str, Tuple[float, float]] = {}
     for name, pair in {**one.gpus, **other.gpus}.items():
         before = one.gpus.get(name, pair)
@@ -261,7 +261,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        return 0.0  # "[N/A]": a part that the driver does not measure
+        return 0.0  # "[N/A]": the driver does not measure this
 
 
 def _cpu_of(pid: int) -> float:

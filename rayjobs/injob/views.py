@@ -1,9 +1,9 @@
-"""What an attempt sees of its inputs: read-only folders and private layers in its mount namespace.
+"""Shows an attempt its inputs as read-only folders and private layers in a mount namespace.
 
 The host makes the namespace before it forks a rank, so all ranks of a node see the same, and the
-kernel takes it away with the last of them, however they end. As a program, `python views.py
-FOLDER`, it tries all of it below FOLDER and prints one JSON line: `{"read_only": true, "overlay":
-true, "why": "", "why_no_overlay": ""}`.
+kernel removes it with the last of them, however they end. As a program, `python views.py FOLDER`,
+it probes all of this below FOLDER and prints one JSON line: `{"read_only": true, "overlay": true,
+"why": "", "why_no_overlay": ""}`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class Views(Message):
-    """What is mounted in an attempt's namespace.
+    """The mounts of an attempt's namespace.
 
     Attributes:
-        read_only: Files and folders that the attempt must not change, by whatever path.
-        writable: Folders that stay as they are, even below one of `read_only`.
-        overlays: (folder, upper, work): the folder gets a layer that takes all that is written.
-        shown: (folder, place): the folder appears read-only at the place, and stays what it is.
+        read_only: Files and folders that the attempt must not change by any path.
+        writable: Folders that stay writable, even below one of `read_only`.
+        overlays: (folder, upper, work): the folder gets a layer that receives all writes.
+        shown: (folder, place): the folder appears read-only at the place; the folder itself is
+            unchanged.
     """
 
     read_only: Tuple[str, ...] = ()
@@ -53,17 +54,17 @@ class Views(Message):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be mounted."""
+        """Whether there is nothing to mount."""
         return not self.read_only and not self.overlays and not self.shown
 
     def enter(self, *, has_own_users: bool = False) -> None:
         """Give the calling process, and its later children, these views.
 
-        Mounts that are made outside later still arrive; none of these leave. Does nothing if
-        nothing is to be mounted.
+        Later mounts from outside still appear; these mounts do not propagate out. Does nothing if
+        there is nothing to mount.
 
         Args:
-            has_own_users: The process made a user namespace already, and keeps its rights in it.
+            has_own_users: The process already made a user namespace, and keeps its rights in it.
 
         Raises:
             OSError: the kernel refused a step.
@@ -80,8 +81,7 @@ class Views(Message):
             _overlay(at, upper, work, of_user=made_users or has_own_users)
         self._close()
         if made_users:
-            # Being the first of a user namespace gives rights over one's own files that a user
-            # does not have outside.
+            # The creator of a user namespace gets rights over its own files that it lacks outside.
             kernel.drop_capabilities()
 
     def _close(self) -> None:
@@ -89,7 +89,7 @@ class Views(Message):
         for folder, at in self.shown:
             kernel.mount(folder, at, None, kernel.MS_BIND | kernel.MS_REC)
         closed = {os.path.realpath(path) for path in self.read_only}
-        # The folder that holds another one first: its mount would hide the other's.
+        # Parent folders first: a later parent mount would hide its child's.
         for path in sorted(closed):
             kernel.mount(path, path, None, kernel.MS_BIND | kernel.MS_REC)
         closed |= places
@@ -98,7 +98,7 @@ class Views(Message):
             if _holder(os.path.dirname(path), closed) is not None:
                 kernel.mount(path, path, None, kernel.MS_BIND | kernel.MS_REC)
         for point, flags in _mounts():
-            # What lies below a writable folder is as that folder is, unless it is named itself.
+            # Paths below a writable folder are writable too, unless named themselves.
             if _holder(point, closed | opened) in closed:
                 kernel.mount(
                     None,
@@ -109,7 +109,7 @@ class Views(Message):
 
 
 def _holder(path: str, folders: set[str]) -> str | None:
-    """Return the innermost of `folders` that is `path` or holds it."""
+    """Return the innermost of `folders` that equals or contains `path`."""
     while True:
         if path in folders:
             return path
@@ -120,7 +120,7 @@ def _holder(path: str, folders: set[str]) -> str | None:
 
 
 def _mounts() -> list[tuple[str, int]]:
-    """Return every mount point with the flags that a change of it has to keep."""
+    """Return every mount point with the flags that a remount must keep."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         lines = [line.split() for line in file]
     found = {}
@@ -134,7 +134,7 @@ def _mounts() -> list[tuple[str, int]]:
 def _overlay(at: str, upper: str, work: str, *, of_user: bool) -> None:
     for folder in (upper, work):
         os.makedirs(folder, exist_ok=True)
-    # Without it a folder of the lower layer cannot be renamed; a user's own layer cannot have it.
+    # Renaming a folder of the lower layer needs this option; unprivileged overlays lack it.
     option = "userxattr" if of_user else "redirect_dir=on"
     layers = (f"lowerdir={escaped(at)}", f"upperdir={escaped(upper)}")
     kernel.mount(
@@ -143,13 +143,13 @@ def _overlay(at: str, upper: str, work: str, *, of_user: bool) -> None:
 
 
 def escaped(path: str) -> str:
-    """Return a path as an option of an overlay has it."""
+    """Return a path escaped for an overlay option."""
     return re.sub(r"([\\,:])", r"\\\1", path)
 
 
 @dataclass(frozen=True)
 class ViewsProbe(Message):
-    """Whether views work on this machine.
+    """Tells whether views work on this machine.
 
     Attributes:
         why: Why nothing can be made read-only; empty if it can.
@@ -163,7 +163,7 @@ class ViewsProbe(Message):
 
 
 def probe(folder: str) -> ViewsProbe:
-    """Try it below `folder`, in children of this process."""
+    """Probe below `folder`, in children of this process."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".views-") as made:
         lower = os.path.join(made, "lower")
         layers = (lower, os.path.join(made, "upper"), os.path.join(made, "work"))
@@ -175,8 +175,8 @@ def probe(folder: str) -> ViewsProbe:
         why_no_overlay = _tried(Views(overlays=(layers,)), file, is_writable=True)
         with open(file, encoding="ascii") as stream:
             if stream.read() != "lower":
-                why = why or "a read-only mount does not keep writes away"
-                why_no_overlay = why_no_overlay or "a private layer does not keep writes away"
+                why = why or "a read-only mount does not prevent writes"
+                why_no_overlay = why_no_overlay or "a private layer does not prevent writes"
     return ViewsProbe(not why, not why_no_overlay, why, why_no_overlay)
 
 
@@ -185,20 +185,20 @@ def _tried(views: Views, file: str, *, is_writable: bool) -> str:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        said = ""
+        why = ""
         try:
             views.enter()
             if _can_write(file) != is_writable:
-                said = f"what should be {'private' if is_writable else 'read-only'} is not"
+                why = f"what should be {'private' if is_writable else 'read-only'} is not"
         except BaseException as error:
-            said = getattr(error, "strerror", None) or str(error) or "it failed"
-        os.write(writer, said.encode(errors="replace")[:4000])
+            why = getattr(error, "strerror", None) or str(error) or "it failed"
+        os.write(writer, why.encode(errors="replace")[:4000])
         os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
-    said = os.read(reader, 4096).decode(errors="replace")
+    why = os.read(reader, 4096).decode(errors="replace")
     os.close(reader)
-    return said
+    return why
 
 
 def _can_write(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""How a process ended, read from its wait status."""
+"""Reads from a wait status how a process ended."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 class WaitStatus:
-    """What the wait status of a process says; mixed into whatever holds one.
+    """Mixin for classes with a process's wait status.
 
     Attributes:
-        status: As `os.wait4` gave it; None while the process runs.
+        status: The value from `os.wait4`; None while the process runs.
     """
 
     status: int | None

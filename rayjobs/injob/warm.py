@@ -1,7 +1,7 @@
-"""The warm interpreter: has imported the heavy packages, and forks attempt hosts.
+"""The warm interpreter: it imports the heavy packages once, and forks attempt hosts.
 
-It only imports. A single parallel operation would make every forked rank hang, and touching a
-GPU would make it unusable in them. Run it by its path: a rank then sees one frame of ours at most.
+It only imports. A single parallel operation would make every forked rank hang, and touching a GPU
+would make it unusable in them. Run it by path: a rank then sees at most one of our frames.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 if __name__ == "__main__":
     import os.path as _path
 
-    # The module path as the interpreter made it, without the folder of this file.
+    # The interpreter's module path, without this file's folder.
     _BASE_PATH = tuple(sys.path[0 if getattr(sys.flags, "safe_path", False) else 1 :])
     _package_home = _path.dirname(_path.dirname(_path.dirname(_path.abspath(__file__))))
-    # First while our own modules are imported: the environment may hold another rayjobs. Last
-    # afterwards: its other packages must be the environment's.
+    # First while our own modules are imported: the environment may contain another rayjobs. Last
+    # afterwards: other packages must come from the environment.
     sys.path[:] = [_package_home, *_BASE_PATH]
 
 if __name__ == "__main__":
@@ -26,8 +26,7 @@ if __name__ == "__main__":
     if _program is None:
         import os
 
-        # The warm interpreter or a host, done: taking all those packages down takes a second.
+        # The end of the warm interpreter or a host: tearing down all packages would take a second.
         os._exit(0)
-    # A forked rank: everything of the loop is off the stack; this runs the script and does not
-    # return.
+    # A forked rank: the loop is off the stack; this runs the script and does not return.
     _program.run()

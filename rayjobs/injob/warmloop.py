@@ -1,4 +1,4 @@
-"""What the warm interpreter does: import, listen, fork."""
+"""The warm interpreter's loop: import, listen, fork."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REQUEST_S = 10.0
 
 
 class Warm:
-    """Answers requests one after the other; each takes milliseconds."""
+    """Answers requests one at a time; each takes milliseconds."""
 
     def __init__(self, options: argparse.Namespace, base_path: tuple[str, ...]) -> None:
         """Import, then listen.
@@ -40,7 +40,7 @@ class Warm:
         self._started_with = {
             name: value for name, value in os.environ.items() if name != MARKER_VARIABLE
         }
-        # Ours are in no fork: a rank that held the name's lock would keep the next one from it.
+        # Closed in forks: a rank that kept the lock would keep it from the next interpreter.
         ours = frozenset(startup.open_descriptors())
         self._import_s, self._loaded, self._failed = _preload(options.preload)
         self._state = WarmState(base_path, frozenset(startup.open_descriptors()) - ours)
@@ -48,19 +48,19 @@ class Warm:
         self._inode = os.stat(options.socket).st_ino
         leaving.forget_finalizers()
         startup.prepare()
-        # Whatever is alive now is alive for good: a collection in a rank need not copy its pages.
+        # Objects alive now stay alive: a garbage collection in a rank need not copy their pages.
         gc.collect()
         gc.freeze()
-        # A fork copies the table of all pages: with huge ones it takes half the time.
+        # A fork copies the page table; huge pages halve its time.
         self._places = kernel.huge_page_places()
         # The raylets whose agents use it; it ends with the last of them.
         self._raylets: dict[int, Identity] = {}
         self._is_for_good = False
-        # Hosts are children of this process, which waits for none of them.
+        # Hosts are children of this process, which does not wait for them.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
     def serve(self) -> Program | None:
-        """Answer until idle, stopped or replaced; in a forked rank, return its program."""
+        """Serve until idle, stopped or replaced; in a forked rank, return its program."""
         last_used = time.monotonic()
         while (
             self._is_wanted()
@@ -90,7 +90,7 @@ class Warm:
         return None
 
     def _work_a_little(self) -> float:
-        """Make one more huge page, some milliseconds; the seconds to wait for a request after."""
+        """Make one more huge page, in milliseconds; return how long to wait for a request next."""
         place = next(self._places, None)
         if place is None:
             return float(min(_CHECK_S, self._options.idle_s))
@@ -110,7 +110,7 @@ class Warm:
             return False
 
     def _is_forsaken(self) -> bool:
-        """Whether all that use it belonged to clusters whose processes here have ended."""
+        """Whether all its users belonged to clusters whose processes here have ended."""
         if self._is_for_good or not self._raylets:
             return False
         return not any(is_alive(raylet) for raylet in self._raylets.values())
@@ -166,7 +166,7 @@ class Warm:
 
 
 class Forked:
-    """Said in a fork: this process is not a warm interpreter any more."""
+    """Marks a fork: this process is no longer a warm interpreter."""
 
     def __init__(self, program: Program | None) -> None:
         self.program = program
@@ -183,13 +183,13 @@ def _read_request(stream: socket.socket) -> WarmRequest:
 
 
 def _preload(names: str) -> tuple[float, list[str], dict[str, str]]:
-    """Import the named modules; the seconds it took, those that came, and why others did not."""
+    """Import the named modules; return the seconds, the imported ones, and the others' errors."""
     began = time.monotonic()
     loaded, failed = [], {}
     for name in filter(None, names.split(",")):
         try:
             importlib.import_module(name)
-        except Exception as error:  # whatever a package raises at import, the others still help
+        except Exception as error:  # whatever it raises, the others are still useful
             failed[name] = f"{type(error).__name__}: {error}"
         else:
             loaded.append(name)
@@ -197,10 +197,10 @@ def _preload(names: str) -> tuple[float, list[str], dict[str, str]]:
 
 
 def _only_one(path: str) -> int | None:
-    """Lock the socket's name for this process's life; None when another one holds it.
+    """Lock the socket's name for this process's life; None if another process holds it.
 
-    The file then says who holds it, and a socket that an interpreter left which was killed is
-    gone: a client that waits can tell one that is still importing from one that does not answer.
+    The file then names the holder, and the socket of a killed interpreter is removed. A waiting
+    client can thus tell an interpreter that is still importing from one that does not answer.
     """
     descriptor = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not try_lock(descriptor):
@@ -216,7 +216,7 @@ def _only_one(path: str) -> int | None:
 
 
 def main(arguments: list[str], base_path: tuple[str, ...]) -> Program | None:
-    """Detach, import, serve; returns a program in a forked rank only."""
+    """Detach, import, serve; returns only in a forked rank, with its program."""
     parser = argparse.ArgumentParser(prog="rayjobs-warm")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--marker-pad", type=int, default=128)
@@ -237,8 +237,8 @@ def main(arguments: list[str], base_path: tuple[str, ...]) -> Program | None:
     os.chdir("/")
     lock = _only_one(options.socket)
     if lock is None:
-        said = f"another process holds the lock {options.socket}.lock"
-        detach.report(StartAnswer.refused(said, held=True))
+        problem = f"another process holds the lock {options.socket}.lock"
+        detach.report(StartAnswer.refused(problem, held=True))
         return None
     try:
         warm = Warm(options, base_path)
@@ -251,5 +251,5 @@ def main(arguments: list[str], base_path: tuple[str, ...]) -> Program | None:
     program = warm.serve()
     if os.getpid() == owner:
         warm.close()
-        os.close(lock)  # now, not after the long farewell of all those packages
+        os.close(lock)  # now, not after the slow teardown of all packages
     return program

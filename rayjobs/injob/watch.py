@@ -1,4 +1,4 @@
-"""What an attempt host watches besides its ranks' ends: its lease, and whether they stall."""
+"""Watches an attempt host's lease, and detects stalled ranks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rayjobs.injob.stall import StallWatch
 
 
 class Watch:
-    """The clocks of one attempt on one node that its host keeps by itself."""
+    """The lease and stall clocks of one attempt on one node."""
 
     def __init__(self, plan: LaunchPlan, ranks: Sequence[Rank], ending: Ending) -> None:
-        """Start the lease's clock; `found` will say where the ranks were that have stalled."""
+        """Start the lease's clock; `found` will hold the stacks of stalled ranks."""
         self._plan = plan
         self._ranks = ranks
         self._ending = ending
@@ -63,13 +63,13 @@ class Watch:
         self._ending.begin(Outcome.STALLED, why)
 
     def _dump_all(self) -> List[stacks.Dump]:
-        """Dump every living rank, also into the attempt's logs; a full disk keeps none there."""
+        """Dump every living rank, also to the attempt's logs; a full disk is ignored."""
         dumps = []
         for rank in self._ranks:
             if rank.has_ended:
                 continue
             if self.lease.why_over() is not None:
-                break  # each may take ten seconds, and the ranks have to end in time
+                break  # each dump may take ten seconds, and the ranks must end in time
             file = self._plan.stacks_of(rank.plan.rank)
             dump = stacks.dump(rank.plan.rank, rank.identity, file)
             if dump is not None:
@@ -87,7 +87,7 @@ class Watch:
         return dumps
 
     def answer(self, request: HostRequest) -> Optional[Answer]:
-        """Answer what concerns this; None for other requests."""
+        """Answer requests about leases and stalls; None for other requests."""
         if request.op == "lease":
             left = self.lease.renew(request.stamp)
             silent_s = None if self.stall is None else self.stall.silent_s

@@ -1,1 +1,1 @@
-"""What answers ``import azureml`` in drivers and in jobs: a finder, its names, the exceptions."""
+"""Answers ``import azureml`` in drivers and in jobs: the finder, its names, the exceptions."""

@@ -14,7 +14,7 @@ class AzureMLException(Exception):
 
     Attributes:
         message: What is wrong.
-        inner_exception: What caused it, if that is known.
+        inner_exception: The error that caused it, if known.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class AzureMLAggregatedException(AzureMLException):
 
 
 class TrainingException(AzureMLException):
-    """An estimator cannot be made of what was given."""
+    """An estimator cannot be made from these arguments."""
 
 
 class ExperimentExecutionException(AzureMLException):
@@ -87,7 +87,7 @@ class RunConfigurationException(AzureMLException):
 
 
 class WebserviceException(AzureMLException):
-    """A model cannot be found by its name; of web services there are none."""
+    """No model has this name; web services do not exist here."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class ServiceException(Exception):
 
 
 class HyperDriveException(AzureMLException):
-    """A sweep cannot be read or asked for something."""
+    """A sweep cannot be read, or refuses a request."""
 
 
 class HyperDriveConfigException(HyperDriveException):
@@ -142,11 +142,11 @@ class HyperDriveConfigException(HyperDriveException):
 
 
 class HyperDriveScenarioNotSupportedException(HyperDriveConfigException):
-    """A sweep's definition asks for what sweeps do not do."""
+    """A sweep's definition asks for an unsupported feature."""
 
 
 class HyperDriveNotImplementedException(HyperDriveScenarioNotSupportedException):
-    """A call that sweeps do not have."""
+    """A call that sweeps do not support."""
 
 
 class HyperDriveRehydrateException(HyperDriveException):
@@ -161,7 +161,7 @@ class NotProvidedError(ImportError, UserErrorException):
     """A part of Azure ML that rayjobs does not have; the message names the closest alternative."""
 
     def __init__(self, message: str, **kwargs: Any) -> None:
-        """Say what is missing and what to use."""
+        """Name what is missing and what to use instead."""
         ImportError.__init__(self, message)
         self.message = message
         self.msg = message

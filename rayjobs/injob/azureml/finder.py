@@ -1,7 +1,7 @@
 """Answers ``import azureml``: all of its modules, or none, so that the real one is never mixed in.
 
-A module is made from the table in `names`; what a name stands for is imported when it is first
-used. Standard library only: the same finder works in a job whose environment has nothing of ours.
+A module is made from the table in `names`; a name's target is imported on first use. Standard
+library only: the same finder works in a job whose environment lacks rayjobs.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class AzureMLFinder:
     def find_spec(
         fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
     ) -> Optional[ModuleSpec]:
-        """Return the spec of a module of ours; None for what is not azureml's.
+        """Return the spec of one of our modules; None for modules outside azureml.
 
         Raises:
-            NotProvidedError: azureml may have such a module, and rayjobs has not. The next finder
-                is not asked: it would find a part of the real package.
+            NotProvidedError: azureml may have such a module, but rayjobs does not. The next finder
+                must not run: it would find a part of the real package.
         """
         if fullname != TOP and not fullname.startswith(TOP + "."):
             return None
@@ -84,7 +84,7 @@ class _AzureMLModule(ModuleType):
 
 
 class _Refused(type):
-    """The class of names that can be imported, and not used."""
+    """The metaclass of names that a program may import but not use."""
 
     sentence = ""
 
@@ -101,9 +101,9 @@ class _Refused(type):
 
 
 def refused(module: str, name: str, why: str) -> type:
-    """Return a class of that name; making one, or asking it for anything, says why not.
+    """Return a class of that name that refuses every use with the reason.
 
-    A program imports all its names first: one that trains, and deploys at its end, trains.
+    Programs import all names first, so one that trains and then deploys can still train.
     """
     sentence = "%s.%s is not part of rayjobs: %s." % (module, name, why)
     return _Refused(name, (), {"__module__": module, "__doc__": sentence, "sentence": sentence})
@@ -130,7 +130,7 @@ def load(target: str, wanted: str) -> Any:
 
 
 def sentence_for(module: str, name: str) -> str:
-    """Return what to say of a name that a module does not have."""
+    """Return the message for a name that a module does not have."""
     how, why = names.provided(module, name)
     if how == "refused":
         return "%s.%s is not part of rayjobs: %s." % (module, name, why)
@@ -142,10 +142,10 @@ def sentence_for(module: str, name: str) -> str:
 
 
 def install() -> Optional[str]:
-    """Let this process's ``import azureml`` be answered by rayjobs; calling it again does nothing.
+    """Answer this process's ``import azureml`` with rayjobs; a second call does nothing.
 
     Returns:
-        Where a real ``azureml`` is installed that is not used; None: nowhere.
+        The folder of an installed real ``azureml``, which is not used; None: not installed.
 
     Raises:
         AlreadyImportedError: the real one has been imported in this process.
@@ -174,7 +174,7 @@ def real_package(without: str = "") -> Optional[str]:
     found = PathFinder.find_spec(TOP, path)
     if found is None:
         return None
-    # A folder that only happens to be called so, in the working directory, is not the package.
+    # A folder of this name in the working directory is not the package.
     places = [
         one
         for one in found.submodule_search_locations or ()

@@ -1,8 +1,8 @@
-"""Every module and name of ``azureml`` that rayjobs answers: by what, or why not.
+"""Every module and name of ``azureml`` that rayjobs knows: its replacement, or why it is refused.
 
 One table: the import finder, ``rayjobs azureml check`` and the migration guide read it. Values are
-``module:attribute``; one that begins with ``-`` names the sentence (see `SENTENCES`) with which any
-use of the name is refused.
+``module:attribute``; one that begins with ``-`` names the sentence (see `SENTENCES`) that refuses
+any use of the name.
 
 Source: AZURE_V1's import paths, compared with azureml-core 1.61 and the 1.62 wheels of azureml-*.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Dict, Optional, Tuple
 
-# What `azureml.core.VERSION` says: the SDK whose names these are.
+# The value of `azureml.core.VERSION`: the SDK that these names come from.
 SDK_VERSION = "1.61.0"
 
 # Why a name is refused, and the closest alternative.
@@ -147,7 +147,7 @@ _STORAGE = {
     ),
 }
 
-# Module → its names. A module is importable if it stands here, or above one that does.
+# Module → its names. A module is importable if it or one of its submodules is listed here.
 MODULES: Dict[str, Dict[str, str]] = {
     "azureml": {},
     "azureml.core": {
@@ -418,8 +418,8 @@ MODULES: Dict[str, Dict[str, str]] = {
     "azureml.widgets": {"RunDetails": "rayjobs.api.widgets:RunDetails"},
 }
 
-# Packages of which nothing is provided: every name below them is refused with this sentence. The
-# longest prefix counts.
+# Packages that are not provided at all: this sentence refuses every name below them. The longest
+# prefix counts.
 PACKAGES: Dict[str, str] = {
     "azureml.accel": "serving",
     "azureml.automl": "automl",
@@ -443,7 +443,7 @@ PACKAGES: Dict[str, str] = {
 
 
 def refusal(module: str) -> Optional[str]:
-    """Return the key of the sentence for a module of which nothing is provided; None: unknown."""
+    """Return the key of the sentence for a module that is not provided at all; None: unknown."""
     parts = module.split(".")
     for end in range(len(parts), 1, -1):
         why = PACKAGES.get(".".join(parts[:end]))
@@ -453,7 +453,7 @@ def refusal(module: str) -> Optional[str]:
 
 
 def is_module(name: str) -> bool:
-    """Return whether ``import name`` works: it stands in a table, or above one that does."""
+    """Return whether ``import name`` works: it or one of its submodules is listed."""
     below = name + "."
     known = name in MODULES or any(one.startswith(below) for one in MODULES)
     return known or refusal(name) is not None or any(one.startswith(below) for one in PACKAGES)

@@ -1,7 +1,7 @@
-"""Lets every interpreter that a job starts ask the map of addresses, also one of a command.
+"""Enables the address map in every interpreter that a job starts, also in commands.
 
-This folder stands on ``PYTHONPATH`` in jobs of workspaces that have such a map. The `sitecustomize`
-of the interpreter itself runs after it, as if this one was not there.
+This folder is on ``PYTHONPATH`` in jobs of workspaces that have such a map. The interpreter's own
+`sitecustomize` runs after it.
 """
 
 import importlib.machinery
@@ -13,7 +13,7 @@ import sys
 def _install_map() -> None:
     added = None
     if importlib.util.find_spec("rayjobs") is None:
-        # …/rayjobs/injob/onpath_mapped: the folder that holds `rayjobs`, behind everything else.
+        # …/rayjobs/injob/onpath_mapped: the folder that contains `rayjobs`, at the end of the path.
         here = os.path.dirname(os.path.abspath(__file__))
         added = os.path.abspath(os.path.join(here, "..", "..", ".."))
         sys.path.append(added)

@@ -1,6 +1,6 @@
-"""Answers ``import azureml`` in a job's processes, whatever starts them: hands over to the finder.
+"""Answers ``import azureml`` in all of a job's processes by installing the finder.
 
-This folder's parent stands on ``PYTHONPATH`` in every job, before the installed packages.
+This folder's parent is on ``PYTHONPATH`` in every job, before the installed packages.
 """
 
 import importlib.util
@@ -12,7 +12,8 @@ def _hand_over() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     entry = os.path.dirname(here)
     if importlib.util.find_spec("rayjobs") is None:
-        # …/rayjobs/injob/onpath/azureml: the folder that holds `rayjobs`, behind everything else.
+        # …/rayjobs/injob/onpath/azureml: the folder that contains `rayjobs`, at the end of the
+        # path.
         sys.path.append(os.path.abspath(os.path.join(here, "..", "..", "..", "..")))
     from rayjobs.injob.azureml import finder
 
@@ -20,9 +21,7 @@ def _hand_over() -> None:
     real = finder.real_package(without=entry)
     finder.install()
     if real is not None and not os.environ.get(finder.SAID_VARIABLE):
-        os.environ[finder.SAID_VARIABLE] = (
-            "1"  # the processes that this one starts do not repeat it
-        )
+        os.environ[finder.SAID_VARIABLE] = "1"  # child processes do not repeat it
         print(finder.notice(real), file=sys.stderr)
     __import__("azureml")
 
