@@ -1,1 +1,1 @@
-"""What runs leave behind, read: values to compare jobs by, logs line by line with their times."""
+"""Reads the results of runs: values to compare jobs by, and logs line by line with times."""

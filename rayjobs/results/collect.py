@@ -1,7 +1,7 @@
-"""Brings what an attempt logged and left behind into the store: metrics, logs, files.
+"""Brings an attempt's metrics, logs and files into the store.
 
-Used by the node agent, while the attempt runs and at its end. Everything blocks; nothing here
-knows Ray. Every step may be repeated: metrics have keys, blobs are kept by their digest.
+Used by the node agent, while the attempt runs and at its end. Everything blocks; nothing here uses
+Ray. Every step may be repeated: metrics have keys, blobs are stored by digest.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from rayjobs.workspace.blobs import Blob, BlobStore
 
 _OF_STEP = re.compile(r"(?P<at>(?:node-\d+/)?outputs/checkpoints/)step-(?P<step>\d+)/(?P<name>.+)")
 _RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.jsonl")
-STABLE_S = 2.0  # a file untouched for so long is taken for whole
+STABLE_S = 2.0  # a file unchanged for this long counts as complete
 AGAIN_S = 30.0  # a file that keeps changing is stored again at most this often while running
 TAIL_BYTES = 64 * 1024
 NAMED_AT_MOST = 5
 MOST_FILES = 200_000
-# Files up to this size are stored many at once.
+# Files up to this size are stored in batches.
 SMALL_BYTES = 1 << 20
 TOGETHER_FILES = 500
 TOGETHER_BYTES = 64 << 20
 
 Watch = Callable[[str, int], None]
-"""Gets the name of what is read or stored next, and its size in bytes."""
+"""Gets the name and the size in bytes of the next file to read or store."""
 
 
 @dataclass
 class Found:
-    """What an attempt's folder holds.
+    """The content of an attempt's folder.
 
     Attributes:
         files: (name, path) of the files to store, by name.
-        left_out: What is not stored, one sentence each.
+        left_out: Sentences about files that are not stored.
     """
 
     files: list[tuple[str, Path]] = field(default_factory=list)
@@ -80,7 +80,7 @@ def scan_files(on: AttemptOnNode) -> Found:
     prefix = f"node-{node}/" if node else ""
     found = Found()
     names: dict[str, Path] = {}
-    # Of the attempt's own folder: the script may have put links in place of work and outputs.
+    # In the attempt's own folder the script may have replaced work and outputs by links.
     real_root = Path(os.path.realpath(paths.root))
     inside = real_root / paths.work.name
     for folder in ("outputs", "logs"):
@@ -98,7 +98,7 @@ def scan_files(on: AttemptOnNode) -> Found:
     for number in on.ranks:
         ours[driver_log_name(number, world_size)] = paths.driver_log(number)
     for name, path in ours.items():
-        # No link is followed here: these files are ours, and the script has no reason for one.
+        # Links are not followed here: these files are ours, and the script needs no links.
         if not os.path.lexists(path):
             continue
         why = problem_of(path)
@@ -122,15 +122,15 @@ def _size_of(path: Path) -> int:
 def missing_records(
     on: AttemptOnNode, record: ExitRecord | None, *, restored: str = ""
 ) -> list[str]:
-    """Return what an attempt's folder must hold at its end and does not, one sentence each.
+    """Return sentences about what an attempt's folder lacks at its end.
 
     Args:
-        record: The exit record: the log of a rank that was never started is not missed.
-        restored: What is noted of a restore of the store since the attempt began, if it was.
+        record: The exit record: a rank that was never started has no log.
+        restored: A note about a restore of the store since the attempt began, if there was one.
     """
     paths = AttemptPaths(Path(on.root))
     if not os.path.lexists(paths.root):
-        if restored:  # it had ended, and its folder was removed when its records were stored
+        if restored:  # it had ended, and storing its records removed its folder
             return [f"the attempt's folder is gone, since the attempt had ended: {restored}"]
         return [
             "the attempt's folder was gone at its end, so its log, metrics and outputs are not "
@@ -193,12 +193,12 @@ def _walk(folder: Path, name: str, inside: Path, found: Found) -> Iterator[tuple
 
 
 def _text(name: str) -> str:
-    """A file's name as text: bytes that are no UTF-8 are shown, since records are text."""
+    """A file's name as text; bytes that are not UTF-8 are escaped, since records are text."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _kind(path: Path, inside: Path) -> str:
-    """Return ``file``, ``folder``, "" for what has gone, else why it is left out."""
+    """Return ``file``, ``folder``, "" if it has gone, or why it is left out."""
     try:
         if path.is_symlink():
             target = Path(os.path.realpath(path))
@@ -225,10 +225,10 @@ class _Seen:
 
 
 class Publisher:
-    """Stores an attempt's files: what is whole while it runs, everything at its end.
+    """Stores an attempt's files: complete ones while it runs, everything at its end.
 
-    A file is visible once `publish` has taken its row (``store.publish_files`` of the job and
-    attempt). When that is refused, a newer attempt owns the job, and nothing more is stored.
+    A file is visible once `publish` has accepted its row (``store.publish_files`` of the job and
+    attempt). A refusal means that a newer attempt owns the job; then nothing more is stored.
 
     Args:
         drop: Removes rows of files by their names (``store.drop_files``), for the checkpoints that
@@ -260,7 +260,7 @@ class Publisher:
         self._lock = threading.Lock()
 
     def step(self) -> int:
-        """Store what has been whole for 2 s; return how many files.
+        """Store files that have been unchanged for 2 s; return their number.
 
         Problems are not reported: the file is tried again, at the latest by `finish`.
         """
@@ -277,12 +277,12 @@ class Publisher:
         self._watch("the list of its files", 0)
         for name, path in scan_files(self.on).files:
             if self.refused or self._is_driver_log(path):
-                continue  # a log that grows is read where it is
+                continue  # a growing log is read in place
             try:
                 info = path.stat()
             except OSError:
                 continue
-            # A time that lies ahead (another clock) must not keep a file out for ever.
+            # A time in the future (another clock) must not exclude a file forever.
             age_s = abs(wall_s - max(info.st_mtime, info.st_ctime))
             if age_s >= STABLE_S and self._is_due(name, info, now_s):
                 due.append((name, path, info))
@@ -300,8 +300,8 @@ class Publisher:
     def finish(self) -> list[str]:
         """Store everything that is not stored yet; return the problems, one sentence each.
 
-        Idempotent: call it again once there is room. What could be stored is visible even
-        when something else could not.
+        Idempotent: call it again once there is space. Stored files are visible even if others could
+            not be stored.
         """
         with self._lock:
             problems = self._finish()
@@ -336,10 +336,10 @@ class Publisher:
         return problems
 
     def _drop_old(self) -> None:
-        """Take those checkpoints out of storage that the script itself has dropped (`keep`).
+        """Remove stored checkpoints that the script itself has dropped (`keep`).
 
-        Only what this publisher stored of this attempt goes, and only once a newer checkpoint that
-        the job still has is stored whole: a resume always finds one.
+        Removes only files that this publisher stored for this attempt, and only once a newer
+        checkpoint that the job still has is stored completely: a resume always finds one.
         """
         if self._drop is None or self.refused:
             return
@@ -351,7 +351,7 @@ class Publisher:
                 try:
                     present[name] = not self._is_due(name, path.stat(), None)
                 except OSError:
-                    present[name] = False  # it has just gone: the next look tells
+                    present[name] = False  # it has just disappeared; the next round decides
         names = superseded(self._seen, present)
         if not names:
             return
@@ -399,7 +399,7 @@ class Publisher:
         return not same and (now_s is None or now_s - seen.stored_s >= AGAIN_S)
 
     def _store(self, part: Sequence[_Due], problems: list[str]) -> list[StoredFile]:
-        """Store the bytes of files; return the rows of those that are, and name the problems."""
+        """Store files' contents; return the rows of stored files, and record the problems."""
         name, path, _info = part[0]
         more = f" and {counted(len(part) - 1, 'file')} after it" if len(part) > 1 else ""
         self._watch(f"{name}{more}", sum(_bytes_on_disk(info) for _, _, info in part))
@@ -457,11 +457,11 @@ _Due = tuple[str, Path, os.stat_result]
 
 
 def superseded(stored: Collection[str], present: dict[str, bool]) -> list[str]:
-    """Return the stored files of checkpoints that the job has dropped, and needs no more.
+    """Return the stored files of checkpoints that the job has dropped and no longer needs.
 
     Args:
         stored: Names that are stored.
-        present: Names that the job still has → whether they are stored as they are now.
+        present: Names that the job still has → whether their current content is stored.
     """
     here: dict[str, dict[int, bool]] = {}
     for name, is_stored in present.items():
@@ -486,7 +486,7 @@ def superseded(stored: Collection[str], present: dict[str, bool]) -> list[str]:
 
 
 def _parts(due: Sequence[_Due]) -> Iterator[Sequence[_Due]]:
-    """Yield files in parts that are stored at once: many small ones, or one."""
+    """Yield files in batches: many small ones, or one large one."""
     part: list[_Due] = []
     size = 0
     for one in due:
@@ -528,8 +528,8 @@ class Batch:
 class MetricFollower:
     """Reads what the ranks of an attempt log, batch by batch.
 
-    A batch counts as delivered once `confirm` was called with it; until then it comes again.
-    A new follower starts at the beginning, which does no harm: the store knows the keys.
+    A batch counts as delivered once `confirm` was called with it; until then it is repeated. A new
+    follower starts at the beginning, which is harmless: the store knows the keys.
     """
 
     def __init__(self, root: Path, *, attempt: int) -> None:
@@ -539,9 +539,9 @@ class MetricFollower:
         self.left_out: dict[str, str] = {}  # file → why it, or its rest, is not read
 
     def batches(self, limit: int = 5000) -> Iterator[Batch]:
-        """Yield what is there now, at most `limit` records a batch. Confirm each one.
+        """Yield the current records in batches of at most `limit`; confirm each batch.
 
-        What is appended meanwhile is left for the next call, and what cannot be read is named in
+        Records appended meanwhile are left for the next call; unreadable files are named in
         `left_out`.
         """
         for rank in self._ranks():
@@ -571,7 +571,7 @@ class MetricFollower:
                     break  # not confirmed: the caller tries again later
 
     def confirm(self, batch: Batch) -> None:
-        """Note that a batch was delivered."""
+        """Record that a batch was delivered."""
         self._offsets[batch.rank] = max(batch.next_offset, self._offsets.get(batch.rank, 0))
 
     def _ranks(self) -> list[int]:
@@ -614,10 +614,10 @@ class MetricFollower:
 
 
 def deliver(store: Store, job_id: str, batch: Batch, *, attempt: int) -> None:
-    """Bring a batch into the store. Repeating it changes nothing but notes.
+    """Write a batch to the store. Repeating it changes only notes.
 
     Raises:
-        StoreError: the store cannot be written now; try the same batch again.
+        StoreError: the store cannot be written now; retry the same batch.
     """
     if batch.points:
         store.add_metrics(job_id, batch.points)
@@ -639,6 +639,6 @@ def _add_properties(store: Store, job_id: str, batch: Batch, attempt: int) -> No
 
 
 def log_tails(on: AttemptOnNode, *, most_bytes: int = TAIL_BYTES) -> dict[int, bytes]:
-    """Return the end of what each rank of this node printed, by rank."""
+    """Return the last output of each rank of this node, by rank."""
     paths = AttemptPaths(Path(on.root))
     return {rank: read_tail(paths.driver_log(rank), most_bytes) for rank in on.ranks}

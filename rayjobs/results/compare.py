@@ -1,4 +1,4 @@
-"""Several jobs next to each other: arguments, code, packages, data, settings, metrics."""
+"""Compares several jobs: arguments, code, packages, data, settings, metrics."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SECTIONS = ("Job", "Arguments", "Code", "Packages", "Environment", "Data", "Reso
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that is compared.
+    """One row of a comparison.
 
     Attributes:
         section: One of `SECTIONS`.
-        values: One for each job, in their order; None where a job has none.
+        values: One value per job, in order; None if a job has none.
     """
 
     section: str
@@ -44,16 +44,16 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Whether the jobs do not all have the same here."""
+        """Whether the jobs' values differ."""
         return any(value != self.values[0] for value in self.values[1:])
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was compared, and what could not be.
+    """The result of a comparison, and what could not be compared.
 
     Attributes:
-        notes: What is not known of some job, a sentence each.
+        notes: Sentences about missing facts of a job.
     """
 
     jobs: tuple[Job, ...]
@@ -62,7 +62,7 @@ class Comparison:
 
 
 def compare(workspace: OpenWorkspace, jobs: Sequence[Job]) -> Comparison:
-    """Return everything about the jobs, row by row, in the order of `SECTIONS`."""
+    """Compare the jobs row by row, in the order of `SECTIONS`."""
     notes: list[str] = []
     facts = [_facts(workspace, job) for job in jobs]
     parts: Mapping[str, list[dict[str, Any]]] = {
@@ -126,7 +126,7 @@ def _arguments(job: Job) -> dict[str, Any]:
 
 
 def _facts(workspace: OpenWorkspace, job: Job) -> dict[str, Any]:
-    """Return what the newest attempt recorded about its code and machine; empty where nothing is.
+    """Return what the newest attempt recorded about its code and machine, or an empty mapping.
 
     Older records have none.
     """
@@ -145,7 +145,7 @@ def _stored_packages(workspace: OpenWorkspace, digest: str) -> dict[str, str]:
         listed = json.loads(workspace.store.catalogue.manifest(digest))
         return {str(name): str(version) for name, version in listed}
     except (DatastoreError, ValueError, TypeError):
-        return {}  # pruned, or of a form that a later version writes
+        return {}  # pruned, or written by a later version
 
 
 def _code(

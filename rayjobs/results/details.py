@@ -1,4 +1,4 @@
-"""All that is known about a run, under Azure ML's keys: ``Run.get_details()``."""
+"""All details of a run, under Azure ML's keys: ``Run.get_details()``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def details_of(opened: OpenWorkspace, job: Job) -> dict[str, Any]:
-    """Return what is known about a run, as plain JSON data."""
+    """Return the details of a run as plain JSON data."""
     store = opened.store
     stored = {one.name for one in store.files(job.id)}
     spec = job.spec

@@ -1,7 +1,7 @@
-"""Reads what a rank printed, byte for byte, also while it is written and when its middle is gone.
+"""Reads a rank's output byte for byte, also while it grows and after its middle was removed.
 
 A log that grew beyond its cap has a hole (``driver_<rank>.holes.json`` next to it says where):
-readers get one line instead that says how much is missing.
+readers get one line there that says how much is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_NOTE_BYTES = 1 << 20
 
 
 def holes(path: Path) -> list[tuple[int, int]]:
-    """Return the (start, end) of the parts of a log that were given back, in order."""
+    """Return the (start, end) of a log's removed parts, in order."""
     note = path.with_name(path.name.removesuffix(".log") + ".holes.json")
     try:
         listed = recordfiles.read_json(*_below(note), MOST_NOTE_BYTES)["holes"]
@@ -32,12 +32,12 @@ def holes(path: Path) -> list[tuple[int, int]]:
 
 
 def _below(path: Path) -> tuple[str, str]:
-    """Return a log's folder's parent and the rest of its path: none of the rest may be a link."""
+    """Split a log's path into a trusted folder and the rest, which must not contain links."""
     return str(path.parent.parent), f"{path.parent.name}/{path.name}"
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log, which the script may have replaced by something else.
+    """Open a log, which the script may have replaced.
 
     Raises:
         FileNotFoundError: there is none.
@@ -53,9 +53,9 @@ def problem_of(path: Path) -> str:
 
 
 def first_gap(path: Path) -> int | None:
-    """Return where a log has a hole without a note; None without one.
+    """Return the position of a hole without a note in a log; None if there is none.
 
-    Ranks append, which makes no holes: such a file was made by hand, and may seem to have
+    Ranks only append, which makes no holes. Such a file was made by hand, and may appear to have
     terabytes.
     """
     if holes(path):
@@ -73,19 +73,19 @@ def first_gap(path: Path) -> int | None:
 
 
 def marker(missing_bytes: int) -> bytes:
-    """Return the line that stands where bytes are missing."""
+    """Return the line that replaces missing bytes."""
     return (
         f"\n[rayjobs: {missing_bytes} bytes were left out here: the log reached its size limit]\n"
     ).encode()
 
 
 def read(path: Path) -> bytes:
-    """Return a whole log. Raises as `open_log` does."""
+    """Return a whole log. Raises like `open_log`."""
     return b"".join(chunks(path))
 
 
 def chunks(path: Path, end: int | None = None) -> Iterator[bytes]:
-    """Yield a log in parts, up to its byte `end` or all of it. Raises as `open_log` does."""
+    """Yield a log in parts, up to byte `end` or completely. Raises like `open_log`."""
     with open_log(path) as file:
         position = 0
         while end is None or position < end:
@@ -111,8 +111,8 @@ def _next(file: BinaryIO, path: Path, position: int) -> tuple[bytes, int]:
     data = file.read(CHUNK_BYTES)
     if not data:
         return b"", position
-    # Asked after the read: a hole is noted before it is made, so zeros are never taken for
-    # something that was printed.
+    # Checked after the read: a hole is noted before it is made, so zeros are never mistaken for
+    # output.
     for start, end in holes(path):
         if start <= position < end:
             return marker(end - start), end
@@ -122,11 +122,11 @@ def _next(file: BinaryIO, path: Path, position: int) -> tuple[bytes, int]:
 
 
 def follow(path: Path, stop: Callable[[], bool], *, poll_s: float = POLL_S) -> Iterator[bytes]:
-    """Yield what a log holds and then what is added, until `stop` says that no more comes.
+    """Yield a log's content and then its additions, until `stop` reports the end.
 
-    What was written before `stop` first said so is still yielded. An empty part is yielded at
-    each poll without news, so that the caller keeps its hand on the loop. The file may not
-    exist yet; once open, it may be removed.
+    Output written before `stop` first returned true is still yielded. Each poll without news yields
+    an empty part, so that the caller keeps control of the loop. The file may not exist yet; once
+    open, it may be removed.
     """
     file: BinaryIO | None = None
     position = 0
@@ -197,7 +197,7 @@ def last_lines(data: Iterator[bytes] | bytes, count: int) -> bytes:
 
 @contextmanager
 def compact(path: Path) -> Iterator[Path]:
-    """Give a file that holds the log as it is to be stored: without zeros where a hole is.
+    """Yield a file with the log in its stored form: without the zeros of holes.
 
     A log that grows meanwhile, or that has a hole without a note, is cut there.
     """

@@ -1,4 +1,4 @@
-"""Why something that a job stored is not in the store any more."""
+"""Explains why a job's stored file is no longer in the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def why_gone(store: Store, job: Job) -> str:
-    """Return when and by what a job's newest files went; empty where nothing took them."""
+    """Return when and how a job's files were last removed; empty if they were not."""
     for event in reversed(store.events(job.id)):
         if event.kind == PRUNED_EVENT or (
             event.kind == RESTORED_EVENT and event.attempt == job.attempt

@@ -1,4 +1,4 @@
-"""Logs of several ranks and jobs line by line: as they are stored, or live as they are printed."""
+"""Reads logs of several ranks and jobs line by line, stored or live."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ POLL_S = 0.05
 FRESH_S = 0.2  # how old what is known of a followed job may be
 # What several ranks print within this time is shown as one line, where it is equal.
 TOGETHER_S = 0.2
-# A line without an end (a progress bar) is shown after so long as far as it has come.
+# After this long, a line without an end (a progress bar) is shown as it is.
 PARTIAL_S = 2.0
 NEW_SOURCES_S = 0.5
-# What was printed before has been read after so many polls without a full part, or so long.
+# The backlog counts as read after this many polls without a full part, or after this long.
 SHORT_POLLS = 20
 PAST_S = 30.0
-_MOST_BYTES = 4 << 20  # of what was printed before, so much is merged at a time
+_MOST_BYTES = 4 << 20  # of the backlog merged at a time
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Source:
-    """A job's logs that are to be shown, and what is said before each of their lines.
+    """A job's logs to show, and the prefix of their lines.
 
     Attributes:
         label: The job; empty when it is the only one.
@@ -65,14 +65,14 @@ class Source:
         return self.logs.job_id
 
     def times(self, rank: int) -> RankTimes:
-        """Return when a rank of the newest attempt printed its lines, as first asked."""
+        """Return the line times of a rank of the newest attempt, cached."""
         key = (self.logs.attempt, rank)
         if key not in self._times:
             self._times[key] = self.logs.times(rank)
         return self._times[key]
 
     def prefix(self, ranks: Sequence[int]) -> bytes:
-        """Return what stands before a line, such as ``[train-3 ranks 0-3] ``."""
+        """Return a line's prefix, such as ``[train-3 ranks 0-3] ``."""
         words = [word for word in (self.label, rank_set(ranks) if self.names_ranks else "") if word]
         return f"[{' '.join(words)}] ".encode() if words else b""
 
@@ -96,7 +96,7 @@ class Wanted:
 
 
 def read_lines(source: Source, wanted: Wanted, *, fold: bool = True) -> Iterator[Line]:
-    """Yield the lines of a job's newest attempt as far as they are there.
+    """Yield the existing lines of a job's newest attempt.
 
     Args:
         fold: Show equal lines of several ranks once; otherwise rank after rank.
@@ -111,7 +111,7 @@ def read_lines(source: Source, wanted: Wanted, *, fold: bool = True) -> Iterator
         if name in names or len(source.ranks) == 1:
             lines[rank] = _timed(source, name, rank, wanted)
     if not lines:
-        source.logs.read()  # says why there is none
+        source.logs.read()  # raises with the reason
     attempt = source.logs.attempt
     if fold:
         for ranks, data, at in merged_lines(lines):
@@ -175,7 +175,7 @@ class _Stream:
         return found
 
     def left(self) -> list[Timed]:
-        """Return what has no end yet; of a progress bar, as it stands."""
+        """Return the incomplete last line; for a progress bar, its current state."""
         rest, self.rest = self.rest, b""
         shown = rest.rstrip(b"\r").rpartition(b"\r")[2]
         return [(shown, self.times.at(self.end))] if shown else []
@@ -189,13 +189,13 @@ def follow_lines(
     fold: bool = True,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[list[Line]]:
-    """Yield what ranks print, in the order in which it comes, until their jobs have ended.
+    """Yield the output of ranks in order of arrival, until their jobs have ended.
 
-    An empty list comes at each poll without news, so that the caller keeps its hand on the loop.
-    What was printed before comes first, and an empty list after it, also where news never pauses.
+    Each poll without news yields an empty list, so that the caller keeps control of the loop. The
+    backlog comes first, followed by an empty list even if news never pauses.
 
     Args:
-        sources: Returns the logs to follow that are new; asked now and then.
+        sources: Returns new logs to follow; called from time to time.
         is_over: Whether no new sources will come.
     """
     streams: list[_Stream] = []

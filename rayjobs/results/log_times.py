@@ -1,11 +1,11 @@
-"""When a log's lines were printed: from the notes that attempt hosts write next to the logs.
+"""Dates a log's lines by the notes that attempt hosts write next to the logs.
 
-Ranks write straight to their logs, so no byte carries a time. Every half second the host of an
-attempt notes which logs have grown (`injob.logtimes`). A line's time is that of the first note
-which covers its end: the line was printed then, or at most half a second before (of an attempt
-that ran for days, up to 1/50,000 of its age before). The notes of an attempt of more than two
-seconds are stored with its files. Without them the end of a short attempt stands for all its lines;
-the times of a longer one, of an earlier rayjobs, are unknown.
+Ranks write directly to their logs, so lines carry no time. Every half second the host of an
+attempt notes which logs have grown (`injob.logtimes`). A line's time is that of the first note that
+covers its end: it was printed then or at most half a second earlier (in an attempt that ran for
+days, up to 1/50,000 of its age earlier). The notes of an attempt of more than two seconds are
+stored with its files. Without notes, all lines of a short attempt get the time of its end; the
+times of a longer attempt, of an earlier rayjobs, are unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rayjobs.results.driver_log import holes, marker
 
 SHORT_S = 2.0
 _MOST_BYTES = 64 << 20
-_LAST_TIME_S = 4_102_444_800.0  # the year 2100: every later step can compute with such a time
+_LAST_TIME_S = 4_102_444_800.0  # the year 2100: all later arithmetic works up to this time
 
 Notes = dict[int, list[tuple[float, int]]]
 
@@ -33,8 +33,8 @@ class RankTimes:
     """The times of one rank's log in one attempt, in seconds of the wall clock.
 
     Attributes:
-        notes: (time, bytes that were there by then), sizes ascending.
-        after: For what the notes do not cover; None if that is unknown.
+        notes: (time, size at that time), sizes ascending.
+        after: Time of lines that the notes do not cover; None: unknown.
     """
 
     notes: Sequence[tuple[float, int]] = ()
@@ -49,7 +49,7 @@ class RankTimes:
 
 
 def parse(data: bytes) -> Notes:
-    """Return the notes by rank. What is not a note is left out: a job can write to the file."""
+    """Return the notes by rank. Invalid notes are skipped: a job can write to the file."""
     found: Notes = {}
     for line in data.split(b"\n"):
         try:
@@ -57,7 +57,7 @@ def parse(data: bytes) -> Notes:
             at, rank, size = float(at_text), int(rank_text), int(size_text)
         except ValueError:
             continue
-        if not 0.0 <= at <= _LAST_TIME_S:  # NaN and infinity neither
+        if not 0.0 <= at <= _LAST_TIME_S:  # excludes NaN and infinity
             continue
         notes = found.setdefault(rank, [])
         if not notes or size > notes[-1][1]:
@@ -75,7 +75,7 @@ def of_attempt(paths: AttemptPaths) -> Notes:
 
 
 def is_worth_storing(paths: AttemptPaths) -> bool:
-    """Return whether an attempt has notes that tell more than when it ended."""
+    """Return whether an attempt's notes contain more than its end."""
     try:
         with recordfiles.open_file(str(paths.root), _name(paths)) as file:
             first = file.readline(100)
@@ -88,7 +88,7 @@ def is_worth_storing(paths: AttemptPaths) -> bool:
 
 @contextmanager
 def to_store(paths: AttemptPaths) -> Iterator[Path]:
-    """Give a file of an attempt's notes that fit its logs as they are stored."""
+    """Yield a file of an attempt's notes that match its stored logs."""
     temporary = paths.log_times.with_name(f".{paths.log_times.name}.{os.getpid()}.whole")
     try:
         with recordfiles.create_file(str(temporary)) as file:
@@ -104,7 +104,7 @@ def _name(paths: AttemptPaths) -> str:
 
 
 def _as_read(notes: list[tuple[float, int]], log: Path) -> list[tuple[float, int]]:
-    """Return notes for a log in which one line stands where the middle was left out."""
+    """Return the notes for a log whose middle was replaced by one line."""
     gaps = holes(log)
     return [(at, _size_as_read(size, gaps)) for at, size in notes] if gaps else notes
 

@@ -39,7 +39,7 @@ _NODE = re.compile(r"^node-\d+/")
 
 
 def real_name(name: str) -> str:
-    """Return a log's stored name: ``user_logs/std_log[_<rank>].txt`` is another for it.
+    """Return a log's stored name; ``user_logs/std_log[_<rank>].txt`` is an alias.
 
     Source: Azure ML's newer layout, which third-party code looks for.
     """
@@ -54,11 +54,11 @@ def is_log(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a log as they come; none when there is no news.
+    """New bytes of a log; empty if there is no news.
 
     Attributes:
         name: The log.
-        rank: Whose log it is.
+        rank: The rank that prints to the log.
         attempt: Number of the attempt that printed it.
     """
 
@@ -75,7 +75,7 @@ class Logs:
         """Read the logs of `job_id`.
 
         Args:
-            fresh_s: How old what is known of the job may be while its logs are followed.
+            fresh_s: Maximum age of the job's cached record while its logs are followed.
         """
         self._store = workspace.store
         self._blobs = workspace.blobs
@@ -88,7 +88,7 @@ class Logs:
 
     # -- names and whole logs ------------------------------------------------------------------
     def names(self) -> list[str]:
-        """Return the names of all logs there are, driver logs first."""
+        """Return the names of all logs, driver logs first."""
         found = {one.name for one in self._store.files(self.job_id) if is_log(one.name)}
         found |= {name for name, _ in self._live_files()}
         found |= {self.driver_name(rank) for rank in self._sent_ranks()}
@@ -98,7 +98,7 @@ class Logs:
         """Return a log's bytes; without a name, those of the driver log of rank 0.
 
         Raises:
-            NotFoundError: there is no such log; lists those there are.
+            NotFoundError: there is no such log; lists the existing ones.
         """
         return b"".join(self.chunks(name))
 
@@ -108,7 +108,7 @@ class Logs:
         job = self._store.job(self.job_id)
         live = dict(self._live_files()).get(wanted)
         stored = {one.name: one for one in self._store.files(self.job_id)}.get(wanted)
-        # Of a live attempt, what is stored is older than what stands in its folder.
+        # For a live attempt, its folder is newer than the stored log.
         newest_stored = stored is not None and (job.state.is_final or live is None)
         if stored is not None and newest_stored:
             with self._blobs.open(stored.blob) as file:
@@ -134,8 +134,8 @@ class Logs:
         """Yield the lines of all ranks' logs, each with its ranks before it: ``[rank 0]``.
 
         Args:
-            fold: Show what several ranks printed once (see `results.merged_logs`); otherwise rank
-                after rank.
+            fold: Show output that several ranks share only once (see `results.merged_logs`);
+                otherwise rank after rank.
         """
         ranks = {}
         for name in self.names():
@@ -163,10 +163,10 @@ class Logs:
         return list(range(self._store.job(self.job_id).spec.distribution.world_size))
 
     def times(self, rank: int, number: int | None = None) -> RankTimes:
-        """Return when a rank printed what is in its log.
+        """Return the line times of a rank's log.
 
         Args:
-            number: Of this attempt; None takes the newest.
+            number: Number of the attempt; None: the newest.
         """
         attempts = self._store.attempts(self.job_id)
         found = next((one for one in reversed(attempts) if number in (None, one.number)), None)
@@ -200,7 +200,7 @@ class Logs:
 
     # -- following -----------------------------------------------------------------------------
     def _now(self) -> Job:
-        """Return the job as it is, or was at most `fresh_s` ago."""
+        """Return the job's record, at most `fresh_s` old."""
         now_s = time.monotonic()
         if self._job is None or now_s - self._looked_s >= self._fresh_s:
             self._looked_s, self._job = now_s, self._store.job(self.job_id)
@@ -216,7 +216,7 @@ class Logs:
         """Yield a rank's output from its start until the job's end, attempt after attempt.
 
         Parts without data come at each poll, so that the caller can show stages and give up.
-        Ends early when `stop` says so.
+        Ends early if `stop` returns true.
 
         Args:
             poll_s: The pause between two polls; 0 leaves pauses to the caller.
@@ -265,7 +265,7 @@ class Logs:
             given = given or bool(data)
             yield Part(name, rank, number, data)
         if not given and not stop():
-            # The folder may have been cleaned between the look and the opening.
+            # The folder may have been removed between the check and the opening.
             yield from self._stored_part(name, rank, number)
 
     def _stored_part(self, name: str, rank: int, number: int, start: int = 0) -> Iterator[Part]:
@@ -284,7 +284,7 @@ class Logs:
         return job.attempt > number or job.state is not JobState.FINALIZING
 
     def _has_ended(self, number: int) -> bool:
-        """Whether an attempt prints no more."""
+        """Whether an attempt has stopped printing."""
         job = self._now()
         if job.state.is_final or job.attempt > number or job.state is JobState.FINALIZING:
             return True
@@ -357,19 +357,19 @@ class Logs:
                         yield f"{prefix}logs/{path.relative_to(logs).as_posix()}", path
 
     def _why_none(self, wanted: str) -> str:
-        """Return why a log is neither stored nor shown, as far as that is known."""
+        """Return why a log is neither stored nor shown, if known."""
         for root, first, count in self._roots():
             for rank in range(first, first + count):
                 path = AttemptPaths(root).driver_log(rank)
                 if wanted == self.driver_name(rank) and os.path.lexists(path):
                     return driver_log.problem_of(path)
         left_out = [one for one in self._store.events(self.job_id) if one.kind == "left_out"]
-        told = [
+        messages = [
             one.message
             for one in left_out
             if one.message.startswith((f"{wanted}: ", "the attempt's folder "))
         ]
-        return told[-1] if told else why_gone(self._store, self._store.job(self.job_id))
+        return messages[-1] if messages else why_gone(self._store, self._store.job(self.job_id))
 
     def _no_log(self, name: str | None, job: Job) -> str:
         names = self.names()
@@ -405,7 +405,7 @@ def _always(value: float) -> Callable[[], float]:
 
 
 def _ran(attempt: Attempt, rank: int) -> tuple[float | None, float | None]:
-    """Return when a rank of an attempt was started and when it ended, as its record has it."""
+    """Return a rank's start and end times from its attempt's record."""
     for record in attempt.exits:
         for one in record.ranks:
             if one.rank == rank:

@@ -1,4 +1,4 @@
-"""The logs of several ranks as one: lines that ranks have in common are shown once."""
+"""Merges the logs of several ranks: common lines are shown once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
-# So many lines ahead a line that other ranks have too is waited for.
+# How many lines ahead a line shared with other ranks is awaited.
 WINDOW_LINES = 200
 
 
@@ -30,14 +30,14 @@ def merged_lines(
 ) -> Iterator[tuple[tuple[int, ...], bytes, float | None]]:
     """Yield all lines, each with the ranks that printed it and when the first of them did.
 
-    Each rank's lines keep their order. Of two ranks' different lines the earlier comes first;
-    where their times are equal or unknown, which comes first says nothing.
+    Each rank's lines keep their order. Of two ranks' different lines the earlier comes first; if
+    their times are equal or unknown, the order has no meaning.
     """
     waiting = {rank: _Lines(log) for rank, log in sorted(logs.items())}
     # In how many ranks' next lines each line stands; a head is ready when all of these show it.
     windows: Counter[bytes] = Counter()
     heads: dict[bytes, _Head] = {}
-    # By time, then by rank. What was ready once may not be so any more: looked at when taken.
+    # By time, then by rank. A ready head may become unready, so it is checked when taken.
     ready: list[tuple[float, int, bytes]] = []
 
     def show(rank: int) -> None:
@@ -127,7 +127,7 @@ class _Lines:
         return self._next[0][1]
 
     def drop(self) -> bool:
-        """Take the first line away; return whether it was the only one of its kind."""
+        """Remove the first line; return whether it was the only one with its text."""
         line, _ = self._next.popleft()
         self._counts[line] -= 1
         if self._counts[line]:
@@ -136,7 +136,7 @@ class _Lines:
         return True
 
     def fill(self) -> list[bytes]:
-        """Read on as far as lines are looked at; return which are new among them."""
+        """Read up to the look-ahead limit; return the new lines."""
         new: list[bytes] = []
         while len(self._next) < WINDOW_LINES:
             timed = next(self._log, None)

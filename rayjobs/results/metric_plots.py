@@ -1,4 +1,4 @@
-"""A picture of a run's metrics. matplotlib is imported on use, and only here."""
+"""Draws a run's metrics. matplotlib is imported on use, and only here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayjobs.results.metrics import Series, number_text, thin
 MOST_POINTS = 2000
 MOST_PANELS = 24
 COLUMNS = 2
-# Told apart by people who do not see all colours, too. Source: Okabe and Ito, 2008.
+# Distinguishable with colour blindness. Source: Okabe and Ito, 2008.
 COLOURS = ("#1f5fa8", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 STYLES = ("-", "--", ":")
 
@@ -21,11 +21,11 @@ STYLES = ("-", "--", ":")
 def plot(series: Sequence[Series], path: Path, *, title: str) -> Path:
     """Draw one panel per metric into `path` (.png, .svg or .pdf) and return it.
 
-    Long series are thinned, keeping their extremes. Values that are no numbers leave gaps.
+    Long series are thinned, keeping their extremes. Values that are not numbers leave gaps.
 
     Raises:
         NotFoundError: there is nothing to draw.
-        UsageError: matplotlib is missing, or the ending names no picture.
+        UsageError: matplotlib is missing, or the suffix is not a picture format.
     """
     drawable = [[("", one)] for one in series if one.finite]
     if not drawable:
@@ -78,7 +78,7 @@ def _draw(drawable: Sequence[Sequence[tuple[str, Series]]], path: Path, *, title
 
 
 def _panel(axes: object, panel: Sequence[tuple[str, Series]]) -> None:
-    """Draw the curves of one metric; one that has no label is alone."""
+    """Draw the curves of one metric; a single curve has no label."""
     from matplotlib.axes import Axes
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""What a run logged: records to points, points to values, columns, tables and sparklines."""
+"""Converts a run's metric records to points, values, columns, tables and sparklines."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def point_of(record: Mapping[str, Any], *, attempt: int, rank: int) -> MetricPoi
 
 
 def values_by_name(points: Iterable[MetricPoint]) -> dict[str, Any]:
-    """Return what ``Run.get_metrics()`` gives.
+    """Return the result of ``Run.get_metrics()``.
 
     A name logged once is a scalar, several times a list; rows and tables are columns.
-    Of several ranks' points, those of the lowest rank that logged the name count, so that a
-    metric that every rank logs is one curve.
+    If several ranks logged a name, only the lowest rank's points count, so that a metric that every
+    rank logs is one curve.
 
     Source: Azure ML SDK v1, ``Run.get_metrics``.
     """
@@ -84,7 +84,7 @@ def values_by_name(points: Iterable[MetricPoint]) -> dict[str, Any]:
 
 
 def lowest_rank(points: Iterable[MetricPoint]) -> list[MetricPoint]:
-    """Return, of each name, the points of the lowest rank that logged it."""
+    """Return, for each name, the points of the lowest rank that logged it."""
     listed = list(points)
     first: dict[str, int] = {}
     for point in listed:
@@ -140,7 +140,7 @@ def pick(points: Sequence[MetricPoint], names: Sequence[str]) -> list[MetricPoin
     """Return the points of the given names (all when none is given).
 
     Raises:
-        NotFoundError: nothing was logged under a name; lists what was.
+        NotFoundError: nothing was logged under a name; lists the logged names.
     """
     known = list(dict.fromkeys(point.name for point in points))
     for name in names:
@@ -158,8 +158,8 @@ def pick(points: Sequence[MetricPoint], names: Sequence[str]) -> list[MetricPoin
 def thin(one: Series, most: int) -> Series:
     """Return a series with at most `most` points (at least 4) that keeps its ends and extremes.
 
-    The points between the ends are cut into equal parts; of each part its lowest and highest
-    value stay, so that a spike is never averaged away.
+    The points between the ends are cut into equal parts; each part keeps its lowest and highest
+    value, so that spikes survive.
     """
     most = max(4, most)
     count = len(one.values)
@@ -175,7 +175,7 @@ def thin(one: Series, most: int) -> Series:
             kept.add(min(inside, key=one.values.__getitem__))
             kept.add(max(inside, key=one.values.__getitem__))
         elif start < end:
-            kept.add(start)  # nothing but NaN there: shown as such
+            kept.add(start)  # only NaN there: shown as NaN
     order = sorted(kept)
     return Series(
         one.name,
@@ -198,7 +198,7 @@ def sparkline(values: Sequence[float], *, width: int = 40) -> str:
     for cell in range(count):
         part = values[cell * len(values) // count : (cell + 1) * len(values) // count]
         finite = [value for value in part if math.isfinite(value)]
-        # Halved first: the sum of two of the largest floats is infinite.
+        # Halved first: the sum of two very large floats is infinite.
         cells.append(sum(value / len(finite) for value in finite) if finite else math.nan)
     known = [cell for cell in cells if not math.isnan(cell)]
     if not known:

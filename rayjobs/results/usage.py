@@ -1,4 +1,4 @@
-"""What attempts used of their nodes: from exit records, and of what runs from its host's file."""
+"""Reads attempts' resource use from exit records; for a running attempt, from its host's file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rayjobs.jobs.records import Attempt, MetricPoint
 
 
 def records_of(attempt: Attempt) -> Iterator[tuple[int, UsageRecord]]:
-    """Yield (node, record) for each node of an attempt that has one.
+    """Yield (node, record) for each node of an attempt with a record.
 
-    A node that has not ended is read where it runs, which another machine cannot.
+    The record of a node that has not ended can be read only on that machine.
     """
     ended = set()
     for one in attempt.exits:
@@ -28,9 +28,9 @@ def records_of(attempt: Attempt) -> Iterator[tuple[int, UsageRecord]]:
 
 
 def peak_bytes(attempt: Attempt) -> int | None:
-    """Return the most memory that a node of an attempt used at once; None: not known.
+    """Return the peak memory of an attempt's node; None: unknown.
 
-    Where its memory was limited by a cgroup, the kernel's own figure counts.
+    If a cgroup limited its memory, the kernel's own figure counts.
     """
     peaks = [found.peak_bytes or 0 for _, found in records_of(attempt)]
     for one in attempt.exits:

@@ -1,6 +1,6 @@
 """A job's values by name, for lists: its own fields, metrics, arguments and tags.
 
-A bare name means the first of these kinds that has it among the listed jobs; ``metric:loss``,
+A bare name means the first of these kinds in which a listed job has it; ``metric:loss``,
 ``arg:loss`` and ``tag:loss`` name one kind.
 """
 
@@ -29,13 +29,13 @@ OPERATORS = (">=", "<=", "!=", "==", "=", ">", "<", "~")
 _FILTER = re.compile(rf"\s*([^=<>!~]+?)\s*({'|'.join(OPERATORS)})\s*(.*?)\s*", re.DOTALL)
 _NUMBER = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 _KEY_VALUE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
-_READ_BY_SERIAL = 500  # arguments of more jobs are read in one go
+_READ_BY_SERIAL = 500  # above this, all jobs' arguments are read in one query
 
 
 def named_arguments(arguments: Sequence[str]) -> dict[str, str]:
     """Return a script's arguments by name: ``--lr 0.1``, ``--lr=0.1``, ``lr=0.1``, ``--fast``.
 
-    Names have no dashes in front. A flag without a value is ``true``; what has no name is left
+    Names have no dashes in front. A flag without a value is ``true``; positional arguments are left
     out.
     """
     found: dict[str, str] = {}
@@ -71,12 +71,12 @@ def scalar(value: Any) -> Any:
     if isinstance(value, list):
         value = value[-1] if value else None
     if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
-        return float(value)  # as JSON texts stand for them in records
+        return float(value)  # records hold them as JSON texts
     return value if isinstance(value, (int, float, str)) else None
 
 
 def number_of(value: Any) -> float | None:
-    """Return a value as a number where it is one, text such as ``1e-3`` included."""
+    """Convert a value, or text such as ``1e-3``, to a number if possible."""
     if isinstance(value, bool):
         return float(value)
     try:
@@ -90,9 +90,9 @@ class Values:
     """One column: what each job has under a name.
 
     Attributes:
-        name: As it was asked for.
+        name: The name as requested.
         by_serial: By the job's serial; jobs without a value are left out.
-        note: Which other kind has the same name; empty when none has.
+        note: Other kinds with the same name; empty if none.
     """
 
     name: str
@@ -149,8 +149,8 @@ class ValueReader:
     """Reads columns of a list of jobs from a store: each kind once, whatever the number of names.
 
     Args:
-        jobs: Those that are listed; only names that one of them has are known.
-        names: All names that will be asked for.
+        jobs: The listed jobs; only names that one of them has are known.
+        names: All names that will be requested.
     """
 
     def __init__(self, store: Store, jobs: Sequence[JobLine], names: Iterable[str]) -> None:
@@ -191,11 +191,11 @@ class ValueReader:
         """Return the column of a name.
 
         Args:
-            may_miss: A column that no listed job has is empty, with a note that says so, unless it
-                looks misspelt.
+            may_miss: Return an empty column with a note for a name that no listed job has, unless
+                it looks misspelt.
 
         Raises:
-            UsageError: no listed job has it; the message has near names.
+            UsageError: no listed job has it; the message suggests similar names.
         """
         kind = _kind_of(name)
         if kind is None and name.lower() in FIELDS:
@@ -231,7 +231,7 @@ class ValueReader:
         }
 
     def _unknown(self, name: str) -> tuple[str, bool]:
-        """Return that no job has a name, with what may be meant, and whether that is near."""
+        """Return the message for an unknown name, with suggestions, and whether one is similar."""
         import difflib  # only on the way to an error
 
         known = dict.fromkeys(FIELDS)
@@ -267,7 +267,7 @@ class Filter:
     value: str
 
     def admits(self, value: Any) -> bool:
-        """Return whether a job with this value stays; one without it never does."""
+        """Return whether a job with this value matches; a job without a value never does."""
         if value is None:
             return False
         wanted: Any = self.value
@@ -284,7 +284,7 @@ class Filter:
         return _compare(self.operator, first, second)
 
     def check_against(self, values: Values) -> None:
-        """Refuse to compare numbers with a text by `<` or `>`: it would admit nothing.
+        """Refuse to compare numbers with text by `<` or `>`: nothing would match.
 
         Raises:
             UsageError: all values are numbers, and the condition's is not.
@@ -337,7 +337,7 @@ def parse_filter(text: str) -> Filter:
     return Filter(found[1], found[2], found[3])
 
 
-# Fields whose values are known words.
+# Fields with a fixed set of values.
 WORDS: Mapping[str, Sequence[str]] = {
     "state": tuple(JobState),
     "kind": ("job", "array", "sweep"),
@@ -349,7 +349,7 @@ def _check_word(text: str, name: str, operator: str, value: str) -> None:
     """Refuse a value that a field can never have.
 
     Raises:
-        UsageError: the message has the nearest word, else all of them.
+        UsageError: the message suggests the most similar value, or lists all.
     """
     words = WORDS.get(name)
     if words is None or operator not in ("=", "==", "!="):

@@ -153,7 +153,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
             new = {record.node: record.to_json() for record in exits}
             merged = to_json([record for _, record in sorted((kept | new).items())])
             if merged == row["exits"]:
-                return True  # said before, perhaps by a call whose answer was lost
+                return True  # reported before, perhaps by a call whose answer was lost
             values = {**key, "exits": merged}
             return connection.execute(transitions.SET_EXITS, values).rowcount == 1
 
@@ -195,8 +195,8 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
                 outcome, statement = Outcome.FAILED, transitions.ENDS[JobState.FAILED]
             if row["attempt"] != attempt or old.is_final:
                 return False
-            told = register_all(connection, row, models, now)
-            reason = reason or refusals(told)
+            registrations = register_all(connection, row, models, now)
+            reason = reason or refusals(registrations)
             if state is JobState.CANCELED and row["cancel_requested_at"] is not None:
                 reason = _with_canceler(reason, self._canceled_by(connection, job_id))
             values = {
@@ -215,7 +215,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
                     new=state,
                 )
             connection.execute(transitions.END_ATTEMPT, values)
-            for kind, message, data in told:
+            for kind, message, data in registrations:
                 self._event(connection, job_id, kind, message, now=now, attempt=attempt, data=data)
             self._state_event(
                 connection, job_id, old, state, now=now, attempt=attempt, reason=reason

@@ -173,7 +173,7 @@ def register_all(
     now: str,
 ) -> list[tuple[str, str, dict[str, Any]]]:
     """Register what a run asked for, as it completes; return events: kind, message, data."""
-    told: list[tuple[str, str, dict[str, Any]]] = []
+    registrations: list[tuple[str, str, dict[str, Any]]] = []
     for one in models:
         data: dict[str, Any] = {"name": one.name, "path": one.path}
         if isinstance(one, ModelRefusal):
@@ -188,16 +188,16 @@ def register_all(
             else:
                 version = row["version"]
                 data["version"] = version
-                told.append((REGISTERED, f"{one.name}:{version} is {one.path}", data))
+                registrations.append((REGISTERED, f"{one.name}:{version} is {one.path}", data))
                 continue
         message = f"the model {one.name!r} of {one.path!r} was not registered: {why}"
-        told.append((REFUSED, message, {**data, "why": why}))
-    return told
+        registrations.append((REFUSED, message, {**data, "why": why}))
+    return registrations
 
 
-def refusals(told: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str:
+def refusals(registrations: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str:
     """Return the reason of a run that completed without all its models; empty where none lacks."""
-    found = [message for kind, message, _ in told if kind == REFUSED]
+    found = [message for kind, message, _ in registrations if kind == REFUSED]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return f"{found[0]}{more}" if found else ""
 

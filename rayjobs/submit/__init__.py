@@ -1,1 +1,1 @@
-"""From what a user types to a durable job."""
+"""Turns a user's command into a durable job."""

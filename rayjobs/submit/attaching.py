@@ -1,4 +1,4 @@
-"""Stay with a job: its stages as they change, what it prints as it comes, its end."""
+"""Follows a job: its stages, its output as it is printed, and its end."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ def attach(
     rank: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Job:
-    """Follow a job to its end and return it as it is then.
+    """Follow a job to its end and return its final state.
 
     Ctrl-C ends the following, never the job.
 
     Args:
-        show: Gets a rank's output as bytes; None follows the stages alone.
+        show: Gets a rank's output as bytes; None follows only the stages.
         on_stage: Called with Queued, Scaling, Preparing, Running, Post-processing or the final
             state, each time it (or the reason to wait) changes.
-        on_start: Gets the stages of the target's own start, where it does not run.
-        start_target: Start the target where it does not run; else wait for somebody to.
+        on_start: Gets the stages of the target's own start, if it does not run.
+        start_target: Start the target if it does not run; otherwise wait for another process to
+            start it.
         stop: Ends the following early.
 
     Raises:
@@ -76,14 +77,14 @@ def attach(
 
 
 class _Care:
-    """Brings a target back that dies while its job is waited for."""
+    """Restarts a target that dies while a caller waits for its job."""
 
     def __init__(self, workspace: OpenWorkspace) -> None:
         self._path = workspace.path
         self._looked_s = time.monotonic()
 
     def look(self, job: Job) -> None:
-        """Look after the job's target, now and then."""
+        """Check the job's target from time to time."""
         if job.state.is_final or time.monotonic() - self._looked_s < CARE_EVERY_S:
             return
         self._looked_s = time.monotonic()
@@ -95,7 +96,7 @@ class _Care:
 def wait(workspace: OpenWorkspace, job_id: str, *, timeout_s: float | None = None) -> Job:
     """Return a job once it is final, or (not final) after `timeout_s`.
 
-    A target that died is brought back; one that a user stopped is not started.
+    A target that died is restarted; one that a user stopped is not.
     """
     care = _Care(workspace)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -116,7 +117,7 @@ def end_text(job: Job) -> str:
 
 
 def raise_for_end(job: Job) -> None:
-    """Raise JobFailedError when a job Failed; its lines are in it.
+    """Raise JobFailedError, with the last output lines, if a job Failed.
 
     Source: Azure ML v1, where ``wait_for_completion`` does not raise for a canceled run.
     """

@@ -1,7 +1,7 @@
-"""What the form of a spec cannot say: checks against its files, its target, and the rules.
+"""Checks of a spec beyond its form: against its files, its target and the rules.
 
-A script with a syntax error is not refused: the target's Python may be another one. It fails
-at run, without a retry.
+A script with a syntax error is not refused, since the target's Python may differ. It fails when it
+runs, without a retry.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ _PLACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/.*")
 
 
 def refuse(spec: JobSpec, problems: Sequence[Problem], capacity: Capacity | None) -> None:
-    """Raise if a spec has problems, or can never be placed; all problems at once.
+    """Raise with all problems at once if a spec has problems or can never be placed.
 
     Args:
         spec: The spec.
-        problems: What `check` and other checks found.
-        capacity: Of the target; None leaves open whether the job can be placed.
+        problems: The findings of `check` and other checks.
+        capacity: The target's capacity; None skips the check whether the job can be placed.
 
     Raises:
         SpecError: something is wrong with the spec (what cannot be placed is listed too).
@@ -93,7 +93,7 @@ def refuse(spec: JobSpec, problems: Sequence[Problem], capacity: Capacity | None
 
 
 def check(spec: JobSpec, *, source: Path | None = None, job_id: str | None = None) -> list[Problem]:
-    """Return everything that is wrong with a spec, whatever its target; empty if nothing is.
+    """Return all problems of a spec that do not depend on its target.
 
     Args:
         spec: The spec.
@@ -116,7 +116,7 @@ def check(spec: JobSpec, *, source: Path | None = None, job_id: str | None = Non
 
 
 def warnings(spec: JobSpec) -> list[str]:
-    """Return what is allowed but likely not meant; never shows a value that may be secret."""
+    """Return warnings about allowed but probably unintended values, without possible secrets."""
     found = []
     suspects = []
     for index, argument in enumerate(spec.arguments):
@@ -139,7 +139,7 @@ def warnings(spec: JobSpec) -> list[str]:
     if suspects:
         found.append(
             f"looks like a secret: {', '.join(suspects)}. Arguments and variables are stored "
-            f"with the job, readable to all who can read the queue; put the value in "
+            f"with the job, readable by everyone who can read the queue; put the value in "
             f"RAYJOBS_SECRET_… on the target and name it under `secrets`, then use $NAME"
         )
     if spec.script is not None and spec.script.endswith((".sh", ".bash", ".ipynb")):
@@ -156,7 +156,7 @@ def warnings(spec: JobSpec) -> list[str]:
 
 
 def _unset_variables(spec: JobSpec) -> list[str]:
-    """Name the variables in the arguments that the job will not have; an image has its own."""
+    """Warn about variables in the arguments that the job will not have; images have their own."""
     from rayjobs.launch.plan import INHERITED, INHERITED_PREFIXES, input_variables
 
     if spec.container is not None:
@@ -176,7 +176,7 @@ def _unset_variables(spec: JobSpec) -> list[str]:
     these = "it" if len(unset) == 1 else "them"
     return [
         f"the arguments name {', '.join(unset)}, which the job does not have, so the script gets "
-        f"the text as it stands. Set {these} with `--env-var NAME=VALUE`, or "
+        f"the text unchanged. Set {these} with `--env-var NAME=VALUE`, or "
         f"leave out the quotes, so that your shell expands {these}"
     ]
 
@@ -201,7 +201,7 @@ def _entry(spec: JobSpec, source: Path | None) -> Iterator[Problem]:
     if normal == ".." or normal.startswith("../"):
         yield Problem(
             "script",
-            f"{script!r} is outside of the source directory.",
+            f"{script!r} is outside the source directory.",
             "Give a script inside it, or a source_directory further up.",
         )
         return
@@ -229,7 +229,7 @@ def _script_file(script: str, source: Path) -> Iterator[Problem]:
     if not path.resolve().is_relative_to(root):
         yield Problem(
             "script",
-            f"{script!r} is outside of the source directory {source}.",
+            f"{script!r} is outside the source directory {source}.",
             "Give a script inside it, or a source_directory further up.",
         )
     elif Path(script).is_absolute():
@@ -244,9 +244,9 @@ def _script_file(script: str, source: Path) -> Iterator[Problem]:
 
 
 def _near_script(path: Path) -> str:
-    """Return a question that names the script whose name is most like this one's, if any is.
+    """Return a question that suggests the script with the most similar name, if there is one.
 
-    Only files with the same suffix are compared, without it: `nix.py` is not like `ex.py`.
+    Compares the stems of files with the same suffix: `nix.py` does not resemble `ex.py`.
     """
     stems = [one.stem for one in sorted(path.parent.glob(f"*{path.suffix}")) if one.is_file()]
     found = difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.6)
@@ -262,7 +262,7 @@ def _scripts(root: Path) -> str:
 
 
 def _idle_gpus(spec: JobSpec) -> Iterator[str]:
-    """Yield a warning if processes have more GPUs than one process uses as a rule."""
+    """Yield a warning if processes have more GPUs than one process normally uses."""
     shape, gpus = spec.distribution, spec.resources.gpus
     # A command may start one process per GPU itself.
     if spec.script is None or gpus <= 1:
@@ -271,7 +271,7 @@ def _idle_gpus(spec: JobSpec) -> Iterator[str]:
     backend = "" if shape.backend != "none" else " --backend nccl"
     yield (
         f"{processes} process{'es' if processes > 1 else ''} per node for {per_node:g} GPUs: a "
-        f"process uses one GPU as a rule, the others stay idle. `--procs-per-node {per_node:g} "
+        f"process normally uses one GPU, and the others stay idle. `--procs-per-node {per_node:g} "
         f"--gpus-per-proc 1{backend}` has one for each; a script that spreads its model over its "
         f"GPUs itself may ignore this"
     )
@@ -374,7 +374,7 @@ def _even(amount: float) -> float:
 
 
 def _near_share(processes: int, per_node: float) -> float:
-    """Return the nearest GPUs per process whose product is whole, and exact in decimals."""
+    """Return the nearest GPUs per process whose product is whole and exact in decimals."""
     for whole in (int(per_node) + 1, int(per_node), 1):
         share = whole / processes
         if round(share, 4) * processes == whole:
@@ -401,7 +401,7 @@ def _text(spec: JobSpec) -> Iterator[Problem]:
     for entry in ("script", "command"):
         value = getattr(spec, entry)
         if value is not None and not value.strip():
-            yield Problem(entry, "is empty.", "Name what is to be run.")
+            yield Problem(entry, "is empty.", "Name a script or command to run.")
 
 
 def _environment(spec: JobSpec) -> Iterator[Problem]:
@@ -418,7 +418,7 @@ def _conda(asked: Packages) -> Iterator[Problem]:
         shown = ", ".join(asked.conda[:8])
         yield Problem(
             path,
-            f"asks conda for {shown}, and names no channel to take it from.",
+            f"asks conda for {shown}, but names no channel to take it from.",
             "Name one, such as `channels: [conda-forge]`.",
         )
     if asked.conda and asked.python is not None and "/" in asked.python:
@@ -441,7 +441,7 @@ def _container(spec: JobSpec) -> Iterator[Problem]:
 
 
 def image_here(spec: JobSpec) -> Iterator[Problem]:
-    """Find that the files of the job's image are missing, where this machine runs it."""
+    """Report missing files of the job's image if this machine runs the job."""
     image = None if spec.container is None else spec.container.image
     if image is None or any(_container(spec)):
         return
@@ -454,7 +454,7 @@ def image_here(spec: JobSpec) -> Iterator[Problem]:
 
 
 def interpreter_here(spec: JobSpec) -> Iterator[Problem]:
-    """Find that the job's interpreter is missing, where this machine is the one that runs it."""
+    """Report a missing interpreter if this machine runs the job."""
     named = None if spec.container is not None else spec.environment
     if isinstance(named, Packages):
         named = named.python
@@ -525,7 +525,7 @@ def _data(spec: JobSpec) -> Iterator[Problem]:
                     "Write dataset:NAME or dataset:NAME:3.",
                 )
         elif one.source.startswith(OUTPUT):
-            pass  # its job is looked for in the workspace (`rayjobs.data.pins`)
+            pass  # `rayjobs.data.pins` looks for its job in the workspace
         elif one.source.startswith("saved:"):
             if _SAVED.fullmatch(one.source) is None:
                 yield Problem(
@@ -574,7 +574,7 @@ def _dependencies(spec: JobSpec, job_id: str | None) -> Iterator[Problem]:
     for index, dependency in enumerate(spec.depends_on):
         path = f"depends_on[{index}].job"
         if job_id is not None and dependency.job == job_id:
-            yield Problem(path, "is this job itself; it would wait for ever.", "Remove it.")
+            yield Problem(path, "is this job itself; it would wait forever.", "Remove it.")
         elif dependency.job in seen:
             yield Problem(path, f"{dependency.job!r} appears twice.", "Keep one of the two.")
         seen.add(dependency.job)

@@ -1,4 +1,4 @@
-"""A copied workspace becomes one of its own before anything is written to it."""
+"""Makes a copied workspace independent before anything is written to it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles
 
 
 def become_own(workspace: OpenWorkspace) -> list[str]:
-    """Give a copy an id of its own; return a sentence about it, or none if it is not a copy.
+    """Give a copy its own id; return a sentence about it, or none if it is not a copy.
 
-    What was unfinished when it was copied runs in the original, and in no other place: the
-    copy's records of it are ended first. No target serves a copy, so nothing else changes them
-    meanwhile; whatever dies in between, the next call begins again. What was started in the copy
-    itself goes on here.
+    Jobs that were unfinished at the time of the copy run only in the original, so the copy's
+    records of them are ended first. No target serves a copy, so nothing else changes them
+    meanwhile; if this call dies, the next one starts over. Jobs that were started in the copy
+    continue here.
 
     Raises:
         StoreError: it cannot be written, or the original cannot be read; it stays a copy.
@@ -31,22 +31,22 @@ def become_own(workspace: OpenWorkspace) -> list[str]:
         return []
     original = folder.original_of(workspace.path)
     if original is None:
-        return []  # another process did it, or the original was removed: then it was moved here
+        return []  # another process did it, or the original is gone, so this is a move, not a copy
     store = workspace.store
     unfinished = [state for state in JobState if state not in FINAL]
     ended: list[str] = []
-    reason = f"not run here: this workspace was copied from {original}, where the job goes on"
+    reason = f"not run here: this workspace was copied from {original}, where the job continues"
     lines = store.job_lines(JobFilter(states=unfinished, members=False))
     own = _started_here(workspace, original, lines)
     for line in lines:
         if line.id in own:
             continue
-        if line.kind == INTERACTIVE:  # with the record of its process, which logs into the original
+        if line.kind == INTERACTIVE:  # with the record of its process, which logs to the original
             if store.end_run(line.id, outcome=Outcome.CANCELED, reason=reason):
                 ended.append(line.id)
         else:
             ended += abandoned.end(store, line.id, by=getpass.getuser(), reason=reason)
-    # Their rows name reservations of the original, which a target would give up.
+    # Their rows name reservations of the original, which a target would release.
     for target in sorted({line.target for line in store.job_lines()}):
         for row in store.allocations(target):
             store.release_allocation(row.name)
@@ -57,18 +57,16 @@ def become_own(workspace: OpenWorkspace) -> list[str]:
         if ended
         else ""
     )
-    return [
-        f"{workspace.path} is a copy of {original}; from now on it is a workspace of its own.{jobs}"
-    ]
+    return [f"{workspace.path} is a copy of {original}; from now on it is independent.{jobs}"]
 
 
 def _started_here(
     workspace: OpenWorkspace, original: Path, lines: Sequence[JobLine]
 ) -> frozenset[str]:
-    """Return the ids of those of these jobs that were started in the copy.
+    """Return the ids of the given jobs that were started in the copy.
 
-    The original does not know them. That alone does not tell: it may have pruned a job since. So
-    they are also younger than the copy's record, which was written when the copy was made.
+    The original does not know them. That alone is no proof, since it may have pruned a job. So they
+    must also be younger than the copy's record, which was written with the copy.
     """
     made_s = WorkspaceFiles(workspace.path).record.stat().st_ctime
     with folder.open_workspace(original, create=False) as there:
@@ -81,7 +79,7 @@ def _started_here(
 
 
 def sentence(original: Path) -> str:
-    """Return what is so of an unfinished job in the copy of a workspace."""
+    """Return a sentence about an unfinished job in a copied workspace."""
     return (
         f"this workspace is a copy of {original}, where the job goes on; the next submit here "
         f"makes it a workspace of its own, and ends the job's record here"

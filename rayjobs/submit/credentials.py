@@ -1,4 +1,4 @@
-"""Whether a target will see the credentials that a job needs; what a shell exports is handed on."""
+"""Checks that a target has a job's credentials, and passes on those that the shell exports."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Needs:
     """The variables that a job's node reads.
 
     Attributes:
-        required: Variable → (field of the spec, who asks for it, in words).
-        optional: Variables that are used where there are any.
+        required: Variable → (field of the spec, description of its user).
+        optional: Variables that are used if they are set.
     """
 
     required: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
 
         for name in requirements.secrets_of(spec.environment.pip):
             needs.required.setdefault(name, ("environment.pip", "a package of the environment"))
-        # Addresses and passwords of package indexes that the target did not keep at its start.
+        # Addresses and passwords of package indexes that the target did not store at its start.
         needs.optional |= {
             name
             for name, value in os.environ.items()
@@ -86,7 +86,7 @@ def _registry_password(spec: JobSpec) -> str | None:
 
 
 def _records(workspace: OpenWorkspace, source: str) -> Iterable[DatastoreRecord]:
-    """Return the datastores of a source; none where they cannot be found, which others report."""
+    """Return a source's datastores; empty if they cannot be found, which other checks report."""
     from rayjobs.data import pins
     from rayjobs.data.arguments import SAVED
     from rayjobs.datastore.errors import DatastoreError
@@ -128,7 +128,7 @@ def missing(
     home: Path,
     environment: Mapping[str, str] | None = None,
 ) -> list[Problem]:
-    """Return a problem for each variable that the target has not, and will not get from here."""
+    """Return a problem for each variable that the target lacks and this shell does not provide."""
     shell = os.environ if environment is None else environment
     if not needs.required:
         return []
@@ -156,7 +156,7 @@ def missing(
 
 
 def _kept_apart(needs: Needs, target: str, shell: Mapping[str, str], *, home: Path) -> list[str]:
-    """Return exported AWS keys that are not handed on, since a user gave the target others."""
+    """Return exported AWS keys that are not passed on, because a user gave the target others."""
     from rayjobs.target.secrets import BY_USER, TargetSecrets
 
     exported = [name for name in AWS_KEYS if name in needs.required and shell.get(name)]
@@ -166,7 +166,7 @@ def _kept_apart(needs: Needs, target: str, shell: Mapping[str, str], *, home: Pa
 
 
 def _seen_by(target: str, names: Iterable[str], *, home: Path) -> set[str]:
-    """Return which variables a target has, in its file or, where it runs, in its environment."""
+    """Return the variables in a target's file or, if it runs, in its environment."""
     from rayjobs.target import wake_client
     from rayjobs.target.requests import TargetRequest
     from rayjobs.target.secrets import TargetSecrets
@@ -192,7 +192,7 @@ def hand_on(
     home: Path,
     environment: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Keep for the target what this shell exports of a job's variables; return a note for people.
+    """Store the job's variables that this shell exports for the target; return a note for users.
 
     Raises:
         UsageError: the target's secrets file cannot be used.
@@ -200,7 +200,7 @@ def hand_on(
     from rayjobs.target.secrets import TargetSecrets
 
     shell = dict(os.environ if environment is None else environment)
-    if not shell.get(AWS_KEYS[0]):  # without it, the usual AWS search has no use for the others
+    if not shell.get(AWS_KEYS[0]):  # without it, the AWS search ignores the others
         unused = (needs.optional - needs.required.keys()) & {*AWS_KEYS}
         shell = {name: value for name, value in shell.items() if name not in unused}
     if not needs.names & shell.keys():

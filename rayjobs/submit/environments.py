@@ -1,4 +1,4 @@
-"""Builds environments on this machine's node without a job, and finds those that are built."""
+"""Builds environments on this machine's node without a job, and finds existing ones."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def node_root() -> Path:
 
 
 def packages_of(asked: Packages | Mapping[str, Any], *, strict: bool = False) -> JobSpec:
-    """Return a spec with packages that can be had here; its `substitutes` say what was replaced.
+    """Return a spec with packages available here; its `substitutes` list the replacements.
 
     Raises:
         SpecError: something is wrong with it.
-        UsageError: nothing is left to install: the target's own Python has it all.
+        UsageError: nothing is left to install: the target's own Python has everything.
     """
     packages = asked if isinstance(asked, Packages) else Packages.model_validate(dict(asked))
     spec = JobSpec(script=ANY, environment=packages, strict=strict)
@@ -45,7 +45,7 @@ def packages_of(asked: Packages | Mapping[str, Any], *, strict: bool = False) ->
     if problems:
         raise SpecError(problems=problems)
     if not isinstance(spec.environment, Packages):
-        raise UsageError("the target's own Python has all of it: there is nothing to build")
+        raise UsageError("the target's own Python has everything: there is nothing to build")
     return spec
 
 
@@ -55,14 +55,14 @@ def build_here(
     strict: bool = False,
     tell: Callable[[str], None] = lambda _text: None,
 ) -> tuple[Realised, str]:
-    """Build an environment, or find it built; return it and what building said.
+    """Build an environment unless it exists; return it and the build's log.
 
     Args:
         tell: Called with each stage.
 
     Raises:
         SpecError, UsageError: see `packages_of`.
-        PrepareError: it cannot be built, in the words of the resolver.
+        PrepareError: it cannot be built; the message is the resolver's.
     """
     spec = packages_of(asked, strict=strict)
     for one in spec.substitutes:
@@ -106,7 +106,7 @@ def key_here(asked: Packages | Mapping[str, Any]) -> str | None:
 def working(
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[tuple[Environments, Work]]:
-    """Yield this machine's environments, and the work of no job, with a folder of its own."""
+    """Yield this machine's environments and a job-less work record with its own folder."""
     node = paths.NodePaths(node_root())
     node.root.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="environment-", dir=node.root))

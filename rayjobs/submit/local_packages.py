@@ -1,6 +1,6 @@
-"""Packs the files and folders that a job's environment needs, so that every node has them.
+"""Packs the local files and folders of a job's environment, so that every node gets them.
 
-Folders that `rayjobs env vendor` made count as such: of wheels, of conda packages, of an image.
+This includes folders that `rayjobs env vendor` made of wheels, conda packages or an image.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
 def pack(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> JobSpec:
     """Return a spec whose local packages and image are stored in the workspace, by their digests.
 
-    A path that is not here is one of the node.
+    A path that does not exist here belongs to the node.
 
     Args:
-        workspace: Where they are stored.
+        workspace: The workspace that stores them.
         spec: The job.
-        stores: Whether they are stored; else only their digests are found.
+        stores: Store them; otherwise only compute their digests.
 
     Raises:
         SpecError: a folder is not a package.
@@ -68,7 +68,7 @@ def _pack(workspace: OpenWorkspace, path: Path, *, stores: bool) -> str:
     blobs = workspace.blobs
 
     def pack(folder: Path) -> str:
-        has = blobs.exists if stores else _every  # what is there already is not stored
+        has = blobs.exists if stores else _every  # existing blobs are not stored again
         limits = snapshots.UNPACK_LIMITS if is_vendored else None
         made = snapshots.pack(folder, blobs_put=blobs.put_file, blobs_has=has, limits=limits)
         return made.digest

@@ -18,13 +18,13 @@ FILE = "rayjobs.yaml"
 TARGET_VARIABLE = "RAYJOBS_TARGET"
 LOCAL = "local"
 _KEYS = ("target", "experiment", "job")
-# What each job says for itself.
+# Keys that each job sets itself.
 _NOT_DEFAULTS = ("script", "command", "version", "name", "array", "source_directory")
 
 
 @dataclass(frozen=True)
 class Project:
-    """What a project's `rayjobs.yaml` says; all empty where there is no such file.
+    """The settings of a project's `rayjobs.yaml`; all empty without such a file.
 
     Attributes:
         path: The file.
@@ -39,7 +39,7 @@ class Project:
 
 @dataclass(frozen=True)
 class TargetChoice:
-    """The target of jobs that name none, and what says so."""
+    """The default target of jobs, and its origin."""
 
     name: str
     origin: str
@@ -50,7 +50,7 @@ def find_file(start: Path | None = None) -> Path | None:
     here = Path.cwd() if start is None else start
     for folder in (here, *here.parents):
         found = folder / FILE
-        # A file that another user put above ours (say, in /tmp) does not count.
+        # Another user's file in a parent folder (such as /tmp) does not count.
         if found.is_file() and found.stat().st_uid == os.getuid():
             return found
     return None
@@ -60,7 +60,7 @@ def load_project(start: Path | None = None) -> Project:
     """Return the defaults of the project that `start` (the working directory) belongs to.
 
     Raises:
-        SpecError: the file is not YAML, or has keys or values that mean nothing; all at once.
+        SpecError: the file is not YAML, or has invalid keys or values; all problems at once.
     """
     path = find_file(start)
     if path is None:
@@ -125,7 +125,7 @@ def default_target(project: Project | None = None) -> TargetChoice:
 
 
 def stored_choice() -> str:
-    """Return what `use_target` stored last; empty where nothing is."""
+    """Return the target that `use_target` stored last; empty if none."""
     try:
         return _choice_file().read_text(encoding="utf-8").strip()
     except OSError:
@@ -133,7 +133,7 @@ def stored_choice() -> str:
 
 
 def use_target(name: str) -> None:
-    """Make `name` this user's default target on this machine; ``local`` takes the choice back."""
+    """Make `name` this user's default target on this machine; ``local`` removes the choice."""
     path = _choice_file()
     if name == LOCAL:
         path.unlink(missing_ok=True)
@@ -143,7 +143,7 @@ def use_target(name: str) -> None:
 
 
 def with_defaults(data: Mapping[str, Any], project: Project) -> dict[str, Any]:
-    """Return what a job file and options say, on top of the project's and the user's defaults."""
+    """Merge a job file and options with the project's and the user's defaults."""
     from rayjobs.spec.file import merge
 
     merged = merge(project.job, data)
@@ -164,7 +164,7 @@ def _read(path: Path) -> dict[str, Any]:
     if len(text) > FILE_LIMIT:
         raise SpecError(f"{path} is larger than {FILE_LIMIT // 1024} KiB")
     data = parse_yaml(text, str(path))
-    if data is None:  # comments alone
+    if data is None:  # only comments
         return {}
     if not isinstance(data, dict):
         raise SpecError(f"{path} must hold `key: value` lines, such as `target: local`")
@@ -176,7 +176,7 @@ def _choice_file() -> Path:
 
 
 def _problems_of(job: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with a job that has nothing but these defaults and a script."""
+    """Return the problems of a job with only these defaults and a script."""
     from rayjobs.spec.file import build_spec, merge
 
     try:
@@ -185,6 +185,6 @@ def _problems_of(job: Mapping[str, Any]) -> list[Problem]:
         if error.problems:
             return [Problem(f"job.{one.path}", one.message, one.remedy) for one in error.problems]
         return [Problem("job", f"{error.message}.")]
-    except RayjobsError as error:  # a file that it names is not there
+    except RayjobsError as error:  # it names a missing file
         return [Problem("job", f"{error.message}.")]
     return []

@@ -1,4 +1,4 @@
-"""Run a job again: the same code and spec, with changes."""
+"""Runs a job again: the same code and spec, with changes."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def rerun(
 ) -> Submitted:
     """Submit a new job with a job's spec and code.
 
-    A member of an array becomes an array of one; what the job waited for is left out.
+    A member of an array becomes an array of one; dependencies are dropped.
 
     Args:
-        job_id: Whatever names the job.
+        job_id: Any reference to the job.
         settings: Texts ``KEY=VALUE``: a key of job files (dots go deeper), or an option of the
             script (``--lr=0.1``), which is replaced among its arguments, or added.
-        arguments: The script's arguments instead of the job's; None keeps those.
+        arguments: New script arguments; None keeps the job's.
         changes: Fields of the spec that differ, such as ``{"name": "again"}``.
         new_code: Pack the source directory as it is now, instead of the job's snapshot.
-        wake: Wake the target, or start it in the background where it is not running.
+        wake: Wake the target, or start it in the background if it does not run.
 
     Raises:
         NotFoundError: there is no such job, or its snapshot was pruned.
-        UsageError: it is a sweep; `new_code`, and its source directory is not known.
+        UsageError: it is a sweep, or `new_code` is set and its source directory is unknown.
         SpecError: a setting is wrong; all problems at once.
     """
     from rayjobs.spec.file import build_spec, merge
@@ -60,12 +60,12 @@ def rerun(
         )
     if new_code and job.spec.source_directory is None:
         raise UsageError(f"{job.id} has no source directory, so there is no newer code to pack")
-    # The displayed name tells jobs apart, so the new job gets one of its own: train-2 of train-1.
+    # Displayed names must differ, so the new job gets its own: train-2 for train-1.
     values = {**job.spec.model_dump(mode="json"), "depends_on": [], "display_name": None}
     if arguments is not None:
         values["arguments"] = list(arguments)
     if job.array_index is not None and job.spec.array is not None:
-        # Its script goes by index and count: they stay what they were in the array.
+        # Its script relies on index and count, so both stay as in the array.
         count = job.spec.array.count or len(job.spec.array.expand())
         values["array"] = {"indices": str(job.array_index), "limit": None, "count": count}
     given, values["arguments"] = _read(settings, values["arguments"])
@@ -85,7 +85,7 @@ def rerun(
 
 
 def _read(settings: Sequence[str], arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the spec's part that settings give, and the script's arguments with theirs."""
+    """Return the settings' changes to the spec, and the script's updated arguments."""
     given: dict[str, Any] = {}
     changed = list(arguments)
     problems = []
@@ -169,7 +169,7 @@ def _put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _value(text: str) -> Any:
-    """Return a list or mapping that was written as JSON; any other text as it is."""
+    """Parse a list or mapping written as JSON; return any other text unchanged."""
     if text[:1] in ("[", "{"):
         try:
             return json.loads(text)

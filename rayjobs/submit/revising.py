@@ -1,4 +1,4 @@
-"""A waiting job's spec is changed: a validated new revision in its old place, with its snapshot."""
+"""Changes a waiting job's spec: a validated new revision that keeps queue position and snapshot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rayjobs.spec.model import JobSpec
     from rayjobs.workspace.folder import OpenWorkspace
 
-# Of these a target's capacity says whether the job can ever be placed.
+# Fields that decide, with a target's capacity, whether the job can ever be placed.
 OF_SIZE = ("distribution", "resources")
 
 
@@ -28,30 +28,30 @@ def revise(
 ) -> Job:
     """Write a new revision of a waiting job's spec; return the job.
 
-    Of an array, all members that wait are changed, except those that were changed by themselves.
-    What another process changes at the same time is kept.
+    In an array, all waiting members change, except those that were changed individually. Concurrent
+    changes by other processes are kept.
 
     Args:
         fields: Fields of the spec that differ, as in a job file: ``{"max_duration": "2h"}``.
-        changes: What changes with the revision, in the same transaction.
+        changes: Other changes in the same transaction.
 
     Raises:
-        UsageError: the job does not wait, or runs nothing itself.
+        UsageError: the job does not wait, or is a sweep or array.
         SpecError: a change is wrong, or the job could never be placed; all problems at once.
     """
     tags: Mapping[str, str | None] = {}
-    if job.kind != "array":  # an array's tags are not its spec's: members have their own
+    if job.kind != "array":  # tags belong to the array alone: members have their own
         tags, changes = changes.tags or {}, replace(changes, tags=None)
     while True:
         spec = _changed(job, fields, tags)
         revised = workspace.store.revise(job, spec, changes)
         if revised is not None:
             return revised
-        job = workspace.store.job(job.id)  # another process changed it: its changes count too
+        job = workspace.store.job(job.id)  # another process changed it; keep its changes
 
 
 def notes_of(spec: JobSpec) -> tuple[str, ...]:
-    """Return the notices about how a spec is placed on its target, as at submit."""
+    """Return the same placement notices as a submit."""
     from rayjobs.policy.capacity import plan_shape
 
     capacity = _capacity(spec.target)
@@ -92,4 +92,4 @@ def _capacity(target: str) -> Capacity | None:
     try:
         return capacity_of(target)
     except RayjobsError:
-        return None  # a target that was removed: nothing is known of its nodes
+        return None  # the target was removed: its nodes are unknown

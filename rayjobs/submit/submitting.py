@@ -1,4 +1,4 @@
-"""Submit: check, pack, write one durable row, wake the target. The one way in, without Ray."""
+"""The only way to submit: check, pack, write one durable row, wake the target; without Ray."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ OWN_CODE = Path(__file__).parents[1]  # components that come with rayjobs
 
 @dataclass(frozen=True)
 class Submitted:
-    """What became of a submit.
+    """The result of a submit.
 
     Attributes:
         job: The job as it was written.
-        created: False when the idempotency key was known: the job of the first call.
-        warnings: What the submitter should know, one sentence each.
-        notes: What was arranged for him, e.g. that processes share CPUs.
-        starting: Whether the target did not run and is being started.
-        packed: What was packed; None where nothing was, or a stored snapshot is run.
+        created: False if the idempotency key was known; `job` is then the first call's.
+        warnings: Sentences that the submitter should read.
+        notes: Automatic choices, such as processes that share CPUs.
+        starting: Whether the target did not run and is now starting.
+        packed: The packed code; None if nothing was packed or the job runs a stored snapshot.
     """
 
     job: Job
@@ -55,14 +55,14 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Packed:
-    """A source directory as it was packed.
+    """A packed source directory.
 
     Attributes:
         source: The source directory.
         digest: Of its snapshot.
-        summary: How much it is, and what is left out.
-        warnings: What the submitter should know about it; they are among the submit's too.
-        properties: What is recorded of its repository, as properties of the job.
+        summary: Its size and what was left out.
+        warnings: Sentences about it; also part of the submit's warnings.
+        properties: Properties of the job that describe its repository.
     """
 
     source: Path
@@ -74,7 +74,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Checked:
-    """A spec that may be submitted, with what its submitter should know."""
+    """A valid spec, with notices for its submitter."""
 
     spec: JobSpec
     source: Path | None
@@ -98,15 +98,15 @@ def submit(
 ) -> Submitted:
     """Submit a job; it is never lost once this has returned.
 
-    A spec with `array` becomes an array with all its members, or nothing; the array is returned.
+    A spec with `array` creates the array with all its members, or nothing; returns the array.
 
     Args:
-        source: The source directory; None takes the spec's, and none there packs nothing.
+        source: The source directory; None: the spec's; if that has none either, nothing is packed.
         snapshot: Digest of a snapshot that the workspace has, to run instead of packing one.
         idempotency_key: A second submit with it returns the first one's job.
-        wake: Tell the target, and start it (in the background) where it does not run.
-        code_of: The job whose `snapshot` it is: what is recorded of its repository goes along.
-        numbered: The spec's name is a default: show the job as ``train-3``, a name of its own.
+        wake: Notify the target, and start it in the background if it does not run.
+        code_of: The job that `snapshot` comes from; its repository properties are copied.
+        numbered: The spec's name is a default: make it unique, such as ``train-3``.
 
     Raises:
         SpecError: the spec is wrong; all problems at once.
@@ -180,7 +180,7 @@ def submit(
 
 
 def hand_on_credentials(workspace: OpenWorkspace, spec: JobSpec) -> list[str]:
-    """Let the target have what this shell exports of a job's credentials; return notes for people.
+    """Pass a job's credentials that this shell exports to the target; return notes for users.
 
     The target outlives the shell that started it, and does not inherit its secrets.
 
@@ -211,10 +211,10 @@ def resume(
     idempotency_key: str | None = None,
     wake: bool = True,
 ) -> Submitted:
-    """Submit a new job that goes on from a job's newest whole checkpoint, with the same code.
+    """Submit a new job with the same code that continues from a job's newest whole checkpoint.
 
-    A member of an array becomes an array of one. Its arguments stay as they are: the script
-    finds the checkpoint by ``rayjobs.checkpoint.latest()``, or in ``RAYJOBS_RESUME_FROM``.
+    A member of an array becomes an array of one. Its arguments do not change: the script finds the
+    checkpoint with ``rayjobs.checkpoint.latest()``, or in ``RAYJOBS_RESUME_FROM``.
 
     Args:
         job_id: Whatever names the job.
@@ -222,7 +222,7 @@ def resume(
 
     Raises:
         NotFoundError: there is no such job.
-        UsageError: it has no whole checkpoint, has not ended yet, or runs nothing itself.
+        UsageError: it has no whole checkpoint, has not ended yet, or is a sweep or array.
         SpecError: a change is wrong; all problems at once.
     """
     from rayjobs.resume import checkpoints, resuming
@@ -267,13 +267,13 @@ def resume(
 
 
 def is_numbered(job: Job) -> bool:
-    """Return whether the job's name was made from a default, as ``train-3`` was of ``train``."""
+    """Return whether the job's name comes from a default, as ``train-3`` from ``train``."""
     number = (job.display_name or "").removeprefix(f"{job.spec.name}-")
     return job.spec.display_name is None and number != job.display_name and number.isdecimal()
 
 
 def check_snapshot(workspace: OpenWorkspace, digest: str) -> None:
-    """Return if the workspace has a snapshot, which is not pruned for an hour then.
+    """Check that the workspace has a snapshot, and protect it from pruning for an hour.
 
     Raises:
         NotFoundError: it was pruned.
@@ -289,7 +289,7 @@ def check_snapshot(workspace: OpenWorkspace, digest: str) -> None:
 
 
 def with_umask(spec: JobSpec) -> JobSpec:
-    """Return a spec whose ranks make files as its submitter does; a usual umask is not noted."""
+    """Return a spec with the submitter's umask; a common umask is not recorded."""
     own = _own_umask()
     if spec.umask is not None or own == int(DEFAULT_UMASK, 8):
         return spec
@@ -301,17 +301,17 @@ def _own_umask() -> int:
         lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
         return next(int(line[6:], 8) for line in lines if line.startswith("Umask:"))
     except (OSError, StopIteration):
-        # Elsewhere it can only be read by setting it; meanwhile, no file is too open.
+        # Elsewhere the umask can only be read by setting it; the temporary value is strict.
         own = os.umask(0o077)
         os.umask(own)
         return own
 
 
 def pack_start(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> JobSpec:
-    """Return a checked spec that names nothing outside of the workspace, as far as it is here.
+    """Return a checked spec in which local files are replaced by stored ones.
 
-    Its checkpoint to start from and the packages of this machine are stored, unless `stores` is
-    False: then only what would name them is found.
+    Its initial checkpoint and this machine's packages are stored. With `stores` False, only their
+    digests are computed.
 
     Raises:
         SpecError: the files cannot be read, or hold no whole checkpoint or package.
@@ -347,10 +347,12 @@ def pack_source(
     on_stage(f"packing {checked.source}")
     blobs = workspace.blobs
     cache = workspace.path / SNAPSHOT_CACHE
-    is_ours = checked.source.is_relative_to(OWN_CODE)  # our repository says nothing of the job
+    is_ours = checked.source.is_relative_to(
+        OWN_CODE
+    )  # rayjobs' own repository says nothing about the job
     last = git.LastLook(cache, checked.source)
     with contextlib.ExitStack() as stack:
-        # Next to the packing, unless an earlier look will most likely do: git competes with it.
+        # In parallel to packing, unless an earlier result will probably do: git competes with it.
         look = (
             None if is_ours or last.is_known else stack.enter_context(git.GitLook(checked.source))
         )
@@ -374,7 +376,7 @@ def pack_source(
 
 
 def _keep_diff(workspace: OpenWorkspace, diff: str) -> str | None:
-    """Keep a diff once in the store, however often it is submitted; return its digest."""
+    """Store a diff once, however often it is submitted; return its digest."""
     from rayjobs.datastore.digests import digest_of
     from rayjobs.datastore.errors import DatasetNotFound
 
@@ -397,11 +399,11 @@ def check(
 ) -> Checked:
     """Return the spec as it would be submitted; changes nothing (`--dry-run`).
 
-    Dependencies are named by their full ids afterwards, and datasets by their versions.
+    Dependencies then have full ids, and datasets versions.
 
     Args:
-        source: The source directory; None takes the spec's.
-        planned: Jobs that do not exist yet and may be named by ``output:JOB/NAME``.
+        source: The source directory; None: the spec's.
+        planned: Jobs that do not exist yet but may appear in ``output:JOB/NAME``.
 
     Raises:
         SpecError: the spec is wrong; all problems at once.
@@ -459,11 +461,11 @@ def check(
 
 
 def _named_but_not_packed(command: str) -> list[str]:
-    """Warn of files of this folder that a command without a source directory names."""
+    """Warn about files of this folder in a command that has no source directory."""
     try:
         words = shlex.split(command)
     except ValueError:
-        return []  # of a shell's own syntax
+        return []  # shell syntax
     named = [one for one in words if not Path(one).is_absolute() and Path(one).is_file()]
     if not named:
         return []
@@ -498,13 +500,15 @@ def _capacity(target: str, problems: list[Problem]) -> Capacity | None:
     except (NotFoundError, UsageError) as error:
         problems.append(Problem("target", str(error)))
         return None
-    return known if known.nodes else None  # a cluster that was never seen may hold anything
+    return (
+        known if known.nodes else None
+    )  # the capacity of a cluster that was never seen is unknown
 
 
 def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
-    """Tell the target that there is work; start it in the background where it does not run.
+    """Notify the target of new work; start it in the background if it does not run.
 
-    Returns at once; True when it is being started (`starting.ensure_target` follows that).
+    Returns at once; True if it is starting (`starting.ensure_target` follows the start).
     """
     from rayjobs.target import revive, starting
     from rayjobs.target.stopping import TargetLocation
@@ -517,16 +521,16 @@ def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
                 revive.in_background(target, home=at, workspace=workspace.path)
             return False
     except TimeoutError:
-        return False  # it lives and is busy; its poll finds the job
+        return False  # it is alive but busy; its poll finds the job
     revive.in_background(target, home=at, workspace=workspace.path)
     return True
 
 
 def _older_jobs(job: Job) -> str:
-    """Return a sentence about older jobs that start with the target, unless it starts already."""
+    """Return a sentence about older jobs that start with the target, if it is not starting yet."""
     from rayjobs.target import keeping, unfinished
     from rayjobs.target.stopping import TargetLocation
 
     if keeping.is_kept(TargetLocation(job.target, default_home()).paths):
-        return ""  # the process that began the start has the message
+        return ""  # the process that began the start shows the message
     return unfinished.older(job.target, home=default_home(), than=job.id)

@@ -1,4 +1,4 @@
-"""Replaces what an environment cannot have by its substitute, and says so before the run."""
+"""Substitutes unavailable packages of an environment, and reports it before the run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ASK_S = 20.0
 def substituted(
     spec: JobSpec, *, source: Path | None, is_here: bool
 ) -> tuple[JobSpec, list[str], list[Problem]]:
-    """Return a spec that can be had, sentences for its submitter, and problems if it is strict.
+    """Return an installable spec, notices for its submitter, and problems if it is strict.
 
     Args:
-        source: The job's code, in which packages of a framework are looked for.
+        source: The job's code, which is searched for a framework's packages.
         is_here: The target runs on this machine, so its versions of Python are known.
     """
     asked = spec.environment
@@ -48,7 +48,7 @@ def substituted(
                 "environment",
                 f"{one.asked} would be replaced by {one.used or 'nothing'}"
                 + (f": {one.reason}." if one.reason else "."),
-                "Leave out `strict` (`--strict`) to accept that, or ask for something else.",
+                "Leave out `strict` (`--strict`) to accept that, or request another package.",
             )
             for one in new
         ]
@@ -66,7 +66,7 @@ def _installed(name: str) -> str | None:
 def _has_conda(asked: Packages) -> bool:
     """Return whether this machine can install packages of conda."""
     if asked.conda_command is not None or not asked.conda:
-        return True  # the node says whether its program is there
+        return True  # the node reports whether its program exists
     return importlib.util.find_spec("rattler") is not None or any(
         shutil.which(name) for name in ("micromamba", "mamba", "conda")
     )
@@ -88,12 +88,12 @@ def _has_python(version: str) -> bool:
             check=False,
         )
     except (PrepareError, OSError, subprocess.TimeoutExpired):
-        return True  # the node says it better
+        return True  # the node's message is better
     return done.returncode == 0
 
 
 def _mentions(spec: JobSpec, source: Path | None, name: str) -> bool:
-    """Return whether the job's code mentions a package; True where the code is not known."""
+    """Return whether the job's code mentions a package; True if the code is unknown."""
     word = re.compile(
         rb"(?<![A-Za-z0-9_])" + name.replace("-", "[-_]").encode() + rb"(?![A-Za-z0-9_])"
     )
@@ -116,4 +116,4 @@ def _texts(source: Path) -> Iterator[bytes]:
                 with Path(folder, file).open("rb") as stream:
                     yield stream.read(_MOST_BYTES)
             except OSError:
-                continue  # packing it says so
+                continue  # packing reports it

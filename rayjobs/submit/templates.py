@@ -9,12 +9,12 @@ from pathlib import Path
 from rayjobs.snapshots.ignore import IGNORE_FILES
 from rayjobs.submit.project import FILE
 
-# Names of scripts that people train with, the likeliest first.
+# Common names of training scripts, the most common first.
 USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
 
 PROJECT = """\
 # Defaults of this project's jobs; options and job files come first. See `rayjobs submit -h`.
-# target: local            # where jobs run that name no target
+# target: local            # the default target of jobs
 # experiment: {name}
 # job:                     # keys of job files
 #   max_duration: 6h
@@ -24,7 +24,7 @@ PROJECT = """\
 """
 
 IGNORE = """\
-# What does not go along with a job; the syntax is that of .gitignore.
+# Files to leave out of a job's snapshot; the syntax is that of .gitignore.
 __pycache__/
 .venv/
 data/
@@ -87,10 +87,10 @@ with open("outputs/weight.txt", "w", encoding="utf-8") as file:
 
 @dataclass(frozen=True)
 class Written:
-    """What `init` did with one file.
+    """The result of `init` for one file.
 
     Attributes:
-        created: False: the file was there, and was left as it is.
+        created: False: the file existed and was not changed.
     """
 
     path: Path
@@ -98,7 +98,7 @@ class Written:
 
 
 def script_of(folder: Path) -> str | None:
-    """Return the name of the script that a folder trains with, or None where it has none.
+    """Return the name of a folder's training script, or None.
 
     It is one of the usual names, else the only Python file.
     """
@@ -110,7 +110,7 @@ def script_of(folder: Path) -> str | None:
 
 
 def write_templates(folder: Path, *, name: str, script: str | None) -> Sequence[Written]:
-    """Write the files of a new project; a file that is there stays as it is.
+    """Write the files of a new project; existing files do not change.
 
     Args:
         name: Of jobs and the experiment.
@@ -128,7 +128,7 @@ def write_templates(folder: Path, *, name: str, script: str | None) -> Sequence[
         "goal": "minimize" if is_example else "maximize",
     }
     texts = {FILE: PROJECT, "job.yaml": JOB, "sweep.yaml": SWEEP}
-    # The first ignore file that exists counts alone: ours must not hide the project's own.
+    # Only the first existing ignore file counts: ours must not hide the project's own.
     if not any((folder / name).is_file() for name in IGNORE_FILES[1:]):
         texts[IGNORE_FILES[0]] = IGNORE
     files = {file: text.format(**values) for file, text in texts.items()}

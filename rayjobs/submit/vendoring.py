@@ -1,8 +1,8 @@
-"""Puts all files of an environment into a folder, for nodes that reach no index of packages.
+"""Puts all files of an environment into a folder, for nodes without access to a package index.
 
-The folder has the wheels and a requirements file that asks for exactly them; of conda, a channel
-and a specification. A job that names this file takes wheels and channel along, as it does with
-wheels of its own (`local_packages`).
+The folder contains the wheels and a requirements file for exactly these; for conda, a channel and a
+specification. A job that names this file takes wheels and channel along, like other local wheels
+(`local_packages`).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ WHEELS = "wheels"
 CHANNEL = "channel"
 _HEAD = """\
 # Made by `rayjobs env vendor` for Python {python}: installed from the folders next to this file,
-# which travel with the job. No index is asked.
+# which travel with the job. No index is used.
 """
 
 
 @dataclass(frozen=True)
 class Vendored:
-    """What a folder was filled with.
+    """The content of a vendored folder.
 
     Attributes:
-        file: What jobs name.
+        file: The file that jobs name.
         wheels: Names of files.
         conda: Packages of conda, as match specifications of exactly these builds.
     """
@@ -61,12 +61,12 @@ def vendor(
 ) -> Vendored:
     """Write all wheels and conda packages of an environment below a new folder.
 
-    What has no wheel is built into one here, by pip for the environment's interpreter. An
-    environment of conda is built here for that: its pip part is resolved for its own Python.
+    Packages without a wheel are built here by pip for the environment's interpreter. For that a
+    conda environment is built here: its pip part is resolved for its own Python.
 
     Raises:
-        SpecError, UsageError: see `packages_of`; or the folder is there, or a program of the node
-            makes the environment.
+        SpecError, UsageError: see `packages_of`; or the folder exists, or a program of the node
+        makes the environment.
         PrepareError: it cannot be resolved, fetched or built.
     """
     if folder.exists():
@@ -78,7 +78,7 @@ def vendor(
     assert isinstance(packages, Packages)
     if packages.conda and packages.conda_command:
         raise UsageError(
-            f"what {packages.conda_command} installs cannot be put into a folder: leave out "
+            f"packages of {packages.conda_command} cannot be put into a folder: leave out "
             f"`conda_command`, so that rayjobs solves it itself"
         )
     return (_vendor_conda if packages.conda else _vendor_pip)(packages, folder, tell)
@@ -112,10 +112,10 @@ def _vendor_conda(packages: Packages, folder: Path, tell: Callable[[str], None])
         channel.mkdir()
         asyncio.run(environments.fetch_conda(found.lock, channel, work))
         _mark(channel, version)
-        # rayjobs takes the version of Python from a line without a build.
+        # rayjobs reads Python's version from a line without a build.
         dependencies: list[object] = [f"python={version}", *builds]
         if packages.pip:
-            # pip of this Python, for that one: an environment of conda may have none.
+            # This Python's pip, for the other interpreter: a conda environment may lack pip.
             pip = [sys.executable, "-m", "pip", "--python", found.python]
             lock = condas.split(found.lock)[1]
             names = _wheels(pip, lock, made / WHEELS, version, work.paths.tmp)
@@ -129,7 +129,7 @@ def _vendor_conda(packages: Packages, folder: Path, tell: Callable[[str], None])
 
 @contextmanager
 def _made(folder: Path) -> Iterator[Path]:
-    """Give a folder that gets its name at the end, so that it is whole or not there."""
+    """Yield a folder that gets its final name at the end: it appears complete or not at all."""
     with tempfile.TemporaryDirectory(prefix=".vendor-", dir=_parent(folder)) as fresh:
         made = Path(fresh, "made")
         made.mkdir()
@@ -138,7 +138,7 @@ def _made(folder: Path) -> Iterator[Path]:
 
 
 def _mark(folder: Path, python: str) -> None:
-    """Say that jobs take a folder along."""
+    """Mark a folder as one that jobs take along."""
     write_atomic(folder / requirements.VENDORED, json.dumps({"python": python}))
 
 
@@ -157,7 +157,7 @@ def _parent(folder: Path) -> Path:
 
 
 def _parts(lock: str) -> list[str]:
-    """Return a lock as one or two that pip takes: with hashes for each package, or for none."""
+    """Split a lock for pip, which needs hashes for all packages of a file or for none."""
     options, with_hash, without = "", "", ""
     for block in lock.replace("\\\n", "\0").splitlines():
         line = block.replace("\0", "\\\n") + "\n"
@@ -188,7 +188,7 @@ def _fetch(pip: Sequence[str], lock: str, wheels: Path, tmp: Path) -> None:
     if done.returncode:
         lines = tuple(hidden(one, ()) for one in done.stdout.splitlines() if one.strip())
         raise PrepareError(
-            f"the packages cannot be fetched: {(lines or ('pip said nothing',))[-1]}",
+            f"the packages cannot be fetched: {(lines or ('pip printed nothing',))[-1]}",
             failure_class="environment",
             lines=lines[-MOST_LINES:],
         )

@@ -1,4 +1,4 @@
-"""Puts a container image into a folder, for nodes that reach no registry.
+"""Puts a container image into a folder, for nodes without access to a registry.
 
 The folder is an OCI folder with a mark. A job that names it takes the image along in its workspace
 (`local_packages`), and each node unpacks it from there.
@@ -33,7 +33,7 @@ def vendor(
         image: As a job names it: a name, an archive, an OCI folder or a root file system.
 
     Raises:
-        UsageError: the folder is there.
+        UsageError: the folder exists.
         PrepareError: the image cannot be fetched, is damaged, or there is no such file.
     """
     if folder.exists():
@@ -61,7 +61,7 @@ def vendor(
 
 
 def _brought(source: Reference, path: Path, work: Work) -> tuple[Path, str | None]:
-    """Return the files of an image, and which one of theirs it is."""
+    """Return the files of an image, and the one that describes it."""
     if source.kind is Kind.FILE:
         return source.path, source.tag
     if source.kind is Kind.FOLDER:

@@ -15,12 +15,12 @@ from rayjobs.core.files import write_atomic
 def unseen(workspace: Path, source: str | Path, warnings: Sequence[str]) -> tuple[str, ...]:
     """Return the warnings that were not shown at the last submit, and remember all of them.
 
-    A warning that went away and comes back is shown again. Where nothing can be remembered, all
-    are shown every time.
+    A warning that disappeared and returns is shown again. If nothing can be stored, all are shown
+    every time.
 
     Args:
-        workspace: Its folder; each workspace remembers for itself.
-        source: The source directory that they are about.
+        workspace: Its folder; each workspace has its own memory.
+        source: The source directory that the warnings concern.
     """
     root = os.path.realpath(source)
     name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]

@@ -241,7 +241,7 @@ def test_a_pipeline_in_a_copied_workspace_makes_it_one_of_its_own(played: Played
     with open_workspace(copy, create=False) as workspace:
         assert workspace.original is not None
         done = submit_pipeline(workspace, played.spec(), wake=False)
-    assert "from now on it is a workspace of its own" in done.warnings[0]
+    assert "from now on it is independent" in done.warnings[0]
     assert original_of(copy) is None
 
 
