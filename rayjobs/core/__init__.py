@@ -1,1 +1,1 @@
-"""Ground words that every other package may use; imports nothing of `rayjobs`."""
+"""Basic modules that every other package may use; they import nothing else of `rayjobs`."""

@@ -32,8 +32,8 @@ MOVED = {
 def canonical(module: str) -> str:
     """Return the canonical name of a module that a record may name by its old one.
 
-    Records keep names such as ``tuning.driver_actor``. They are translated, never imported as they
-    are: a user's own ``tuning.py`` may have that name.
+    Records keep names such as ``tuning.driver_actor``. They are translated, never imported
+    directly: a user's own ``tuning.py`` may have that name.
     """
     if module in MOVED:
         return MOVED[module]
@@ -42,14 +42,14 @@ def canonical(module: str) -> str:
 
 
 def alias(old: str) -> None:
-    """Make `old`, which is being imported, another name of its canonical package.
+    """Make `old`, which is being imported, an alias of its canonical package.
 
-    Modules below it become other names of the same modules: each is loaded once, whatever name it
-    is imported by. Nothing is done to a package of the user's own that has the same name.
+    Modules below it become aliases too: each module is loaded once, by whatever name it is
+    imported. A user's own package of the same name is left alone.
     """
     sys.modules[old] = importlib.import_module(ALIASES[old])
     if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
-        # Before the finder that goes by `__path__`, which would load every module a second time.
+        # Before the `__path__` finder, which would load every module a second time.
         sys.meta_path.insert(0, _AliasFinder())
 
 
@@ -58,12 +58,12 @@ def find_moved(name: str) -> importlib.machinery.ModuleSpec | None:
     if name in MOVED:
         return importlib.machinery.ModuleSpec(name, _AliasLoader(MOVED[name]))
     if any(old.startswith(f"{name}.") for old in MOVED):
-        return importlib.machinery.ModuleSpec(name, None, is_package=True)  # the folder is gone
+        return importlib.machinery.ModuleSpec(name, None, is_package=True)  # the folder was removed
     return None
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules below an alias, and nothing else."""
+    """Finds only the modules below an alias."""
 
     def find_spec(
         self,
@@ -76,12 +76,12 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
             return None
         ours = sys.modules.get(ALIASES[top])
         if ours is None or sys.modules.get(top) is not ours:
-            return None  # a package of somebody else's
+            return None  # a third-party package
         return importlib.machinery.ModuleSpec(fullname, _AliasLoader(canonical(fullname)))
 
 
 class _AliasLoader(importlib.abc.Loader):
-    """Loads a module by giving the one that has the canonical name."""
+    """Loads a module by returning the one with the canonical name."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Time as a value that tests can turn: wall time for records, a monotonic clock for durations."""
+"""Time that tests can set: wall time for records, a monotonic clock for durations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SystemClock:
         return datetime.now(UTC)
 
     def monotonic_s(self) -> float:
-        """Return seconds of CLOCK_BOOTTIME, which goes on while the machine sleeps."""
+        """Return seconds of CLOCK_BOOTTIME, which continues while the machine sleeps."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

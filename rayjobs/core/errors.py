@@ -19,7 +19,8 @@ RayjobsError
 ├── PrepareError         a node could not prepare an attempt (carries a failure class)
 └── JobFailedError       a job failed                                       exit code 1
 
-Each is also what a program of Azure ML v1 catches in its place: ``except UserErrorException``.
+Each also inherits from the Azure ML v1 exception that programs catch: ``except
+UserErrorException``.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ def _rebuild(kind: type[RayjobsError], message: str, values: dict[str, Any]) -> 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a spec.
+    """One problem of a spec.
 
     Attributes:
-        path: Where, e.g. ``resources.gpus``; empty for the spec as a whole.
-        message: What is wrong, with the value that was given.
+        path: The field, such as ``resources.gpus``; empty for the whole spec.
+        message: What is wrong, including the value.
         remedy: What to write instead.
         is_missing: It names a file or folder that does not exist.
     """
@@ -84,7 +85,7 @@ class Problem:
 class SpecError(RayjobsError, UserErrorException):
     """A spec is wrong; `problems` lists everything at once.
 
-    One whose problems are all files that do not exist exits as other missing files do.
+    If all problems are missing files, the exit code is that of other missing files.
     """
 
     exit_code = 2
@@ -175,7 +176,7 @@ class TransitionError(RayjobsError):
 
 
 class TakenOverError(TransitionError):
-    """Another driver has claimed a sweep since, or it has ended: this one must stop."""
+    """Another driver has claimed the sweep, or it has ended: this driver must stop."""
 
 
 class SnapshotError(RayjobsError, SnapshotException):

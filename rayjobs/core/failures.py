@@ -25,7 +25,7 @@ class FailureClass(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """The root cause of an end in one line, with the facts behind it.
+    """The root cause of a failure in one line, with its evidence.
 
     Attributes:
         message: One sentence for people.
@@ -33,9 +33,9 @@ class Failure:
         exit_code: Of that rank; None when it died of a signal.
         signal: Number of that signal.
         lines: The lines of the log that matter, oldest first.
-        is_outage: A storage of the job's data did not answer: a later attempt may find it back.
-        is_permanent: Another attempt would fail in the same way until somebody changes something,
-            such as a missing file or credential.
+        is_outage: A storage of the job's data did not answer; a later attempt may succeed.
+        is_permanent: Another attempt would fail in the same way until a user fixes the cause, such
+            as a missing file or credential.
     """
 
     failure_class: FailureClass

@@ -1,4 +1,4 @@
-"""A hold on a folder that tells where it is after it was renamed."""
+"""A handle that finds a folder again after it was renamed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class FolderHandle:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Take hold of the folder at `path`. Raises OSError."""
+        """Open the folder at `path`. Raises OSError."""
         self._descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        # An owner that is dropped without being closed must not keep the descriptor.
+        # An owner that is garbage-collected without `close` must not leak the descriptor.
         self._release = weakref.finalize(self, os.close, self._descriptor)
 
     def path(self) -> str | None:
@@ -32,5 +32,5 @@ class FolderHandle:
             return None
 
     def close(self) -> None:
-        """Let go of the folder; repeating it changes nothing."""
+        """Close the handle. Idempotent."""
         self._release()

@@ -1,4 +1,4 @@
-"""A user's own `rayjobs` next to a program, which its `import rayjobs` finds instead of ours."""
+"""Detects a user's own `rayjobs` next to a program, which hides the installed package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PACKAGE = "rayjobs"
 
 
 def hiding(folder: Path) -> str:
-    """Return a sentence about what hides this package from programs in a folder; else empty."""
+    """Return a sentence if a file hides this package from programs in a folder; else ""."""
     module, package = folder / f"{PACKAGE}.py", folder / PACKAGE / "__init__.py"
     if module.is_file():
         shown = module.name

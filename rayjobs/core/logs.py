@@ -1,4 +1,4 @@
-"""Our own log lines: where the processes of a target write them."""
+"""Sets up rayjobs' own log lines in a target's processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def set_up_logging(folder: Path, name: str) -> None:
-    """Send our own log lines to a file of the target, never to a user's log."""
+    """Write rayjobs' own log lines to a file of the target, never to a user's log."""
     folder.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(folder / f"{name}.log")
     handler.setFormatter(

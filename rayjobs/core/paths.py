@@ -23,9 +23,9 @@ def home() -> Path:
     """Return the machine-wide folder of this user: ``$RAYJOBS_HOME``, else the data folder."""
     chosen = os.environ.get("RAYJOBS_HOME")
     if chosen:
-        # Without links: its runtime folder, and so its head, are found by this path.
+        # Without links: the runtime folder, and so the head, are found by this path.
         return Path(os.path.realpath(Path(chosen).expanduser()))
-    import platformdirs  # only where no home is named: saves its import elsewhere
+    import platformdirs  # imported only if no home is set
 
     return Path(os.path.realpath(platformdirs.user_data_dir("rayjobs")))
 
@@ -208,12 +208,12 @@ class AttemptPaths:
 
     @property
     def stored(self) -> Path:
-        """There once all that the attempt left is in the workspace."""
+        """Exists once all results of the attempt are in the workspace."""
         return self.root / "stored"
 
     @property
     def lacks_outputs(self) -> Path:
-        """There if outputs are all that could not be stored at the attempt's end."""
+        """Exists if only outputs could not be stored at the attempt's end."""
         return self.root / "lacks-outputs"
 
     @property
@@ -258,7 +258,7 @@ class AttemptPaths:
 
     @property
     def container(self) -> Path:
-        """What its processes write in their image, outside of folders that are bound into it."""
+        """Files that its processes write in their image, outside bound folders."""
         return self.root / "container"
 
     @property

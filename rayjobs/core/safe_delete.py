@@ -1,8 +1,8 @@
-"""Deletes below one folder of ours, by directory handle: no link is followed, no mount entered.
+"""Deletes below one of our folders by directory handle; never follows links or enters mounts.
 
-A path that is joined and then deleted means something else once a part of it has become a link, or
-a mount. So every step is taken from a folder that is held open, and a victim is first renamed
-within its folder: a program that swaps things under the old name finds nothing to swap.
+A joined path changes its meaning when a part of it becomes a link or a mount. So every step starts
+from an open folder, and a victim is first renamed within its folder: a program that swaps files
+under the old name finds nothing to swap.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NO_FOLDER = (errno.ENOTDIR, errno.ELOOP)
 
 
 class UnsafeDeletionError(RayjobsError):
-    """The path to delete is not certainly ours; it was left untouched."""
+    """The path to delete may not be ours; it was left untouched."""
 
 
 @dataclass
 class Removed:
-    """What was removed, or would be.
+    """The items that were removed, or would be.
 
     Attributes:
-        bytes: What the removed files held; a file with another hard link gives nothing back.
-        spared: How many were put back, since they had come into use.
-        kept: Why something was left in place, one sentence each.
+        bytes: Bytes of the removed files; a file with another hard link frees nothing.
+        spared: Number of items put back because they were in use again.
+        kept: Sentences that say why items were left in place.
     """
 
     files: int = 0
@@ -49,7 +49,7 @@ class Removed:
     kept: list[str] = field(default_factory=list)
 
     def add(self, other: Removed) -> None:
-        """Count what another call removed."""
+        """Add the counts of another call."""
         self.files += other.files
         self.folders += other.folders
         self.bytes += other.bytes
@@ -63,12 +63,12 @@ class Removed:
 
 
 class OwnFolder:
-    """A folder of ours, held open; as a context manager it is closed at the end.
+    """One of our folders, kept open; as a context manager it is closed at the end.
 
     Names are relative, with ``/`` between their parts; ``..`` and links as folders are refused.
 
     Raises:
-        UnsafeDeletionError: it is a link, or belongs to somebody else.
+        UnsafeDeletionError: it is a link, or belongs to another user.
         FileNotFoundError: it does not exist.
     """
 
@@ -80,7 +80,7 @@ class OwnFolder:
             if error.errno not in _NO_FOLDER:
                 raise
             raise UnsafeDeletionError(
-                f"{root} is a link or no folder: nothing is deleted through it. Put the real "
+                f"{root} is a link or not a folder: nothing is deleted through it. Put the real "
                 f"folder in its place"
             ) from error
         info = os.fstat(self._handle)
@@ -107,7 +107,7 @@ class OwnFolder:
             return []
 
     def walk(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the relative names and status of all plain files; links are passed by."""
+        """Yield the relative names and status of all plain files; links are skipped."""
         waiting = [""]
         while waiting:
             folder = waiting.pop()
@@ -119,7 +119,7 @@ class OwnFolder:
                     yield relative, info
 
     def measure(self, relative: str) -> Removed:
-        """Return what `remove` would remove; changes nothing. Below 64 levels it does not look."""
+        """Return what `remove` would remove; changes nothing. Stops at a depth of 64 levels."""
         found = Removed()
         with self._recording(relative, found), self._parent_of(relative) as (parent, name):
             self._refuse_mounts(relative)
@@ -134,9 +134,9 @@ class OwnFolder:
     def remove(
         self, relative: str, *, only_if: Callable[[os.stat_result], bool] | None = None
     ) -> Removed:
-        """Remove a file, a link (never what it leads to), or a folder with all that is in it.
+        """Remove a file, a link (never its target), or a folder with its content.
 
-        What is not there is fine. A folder in which something is mounted stays as it is.
+        A missing path is not an error. A folder that contains a mount is not touched.
 
         Args:
             only_if: Asked once the victim has its new name; if it returns False, the victim gets
@@ -157,7 +157,7 @@ class OwnFolder:
         return removed
 
     def remove_if_empty(self, relative: str) -> bool:
-        """Remove a folder with nothing in it; False when there is something, or no folder."""
+        """Remove an empty folder; False if it is not empty or not a folder."""
         try:
             with self._parent_of(relative) as (parent, name):
                 os.rmdir(name, dir_fd=parent)
@@ -167,7 +167,7 @@ class OwnFolder:
 
     @contextmanager
     def _recording(self, relative: str, removed: Removed) -> Iterator[None]:
-        """Note why something stays; what is not there is fine."""
+        """Record why an item stays; missing items are ignored."""
         try:
             yield
         except FileNotFoundError:
@@ -202,7 +202,7 @@ class OwnFolder:
         except OSError as error:
             if error.errno in _NO_FOLDER:
                 raise UnsafeDeletionError(
-                    f"{self.root / relative}: {part!r} on the way there is a link or no folder"
+                    f"{self.root / relative}: {part!r} on the way there is a link or not a folder"
                 ) from error
             raise
         if _mount_of(below) != self._mount:
@@ -212,7 +212,7 @@ class OwnFolder:
         return below
 
     def _refuse_mounts(self, relative: str) -> None:
-        """Refuse a folder in which something is mounted, before anything of it is touched."""
+        """Refuse a folder that contains a mount, before touching it."""
         place = f"{os.readlink(f'/proc/self/fd/{self._handle}')}/{relative}"
         for point in _mount_points():
             if point == place or point.startswith(place + "/"):
@@ -237,13 +237,13 @@ class OwnFolder:
                     try:
                         below = os.open(name, _FOLDER, dir_fd=handle)
                     except OSError:
-                        continue  # swapped, gone or closed to us meanwhile
+                        continue  # swapped, removed or made inaccessible meanwhile
                     self._count_below(below, found, depth + 1)
         finally:
             os.close(handle)
 
     def _delete(self, parent: int, name: str, relative: str, removed: Removed) -> None:
-        """Delete what is at `name` in `parent`.
+        """Delete `name` in `parent`.
 
         Each folder below is moved up into the victim itself before it is emptied: no depth needs
         more than a few open folders, and a process that is killed leaves one name in `parent`.
@@ -267,7 +267,7 @@ class OwnFolder:
 
     @contextmanager
     def _to_empty(self, parent: int, name: str, relative: str) -> Iterator[int]:
-        """Open a folder to delete what is in it; change its rights where they forbid that."""
+        """Open a folder to delete its content; change its permissions if necessary."""
         try:
             by_name = os.open(name, _NAME_ONLY, dir_fd=parent)
         except OSError as error:
@@ -283,9 +283,9 @@ class OwnFolder:
                 )
             info = os.fstat(by_name)
             if info.st_uid == os.geteuid() and info.st_mode & 0o700 != 0o700:
-                # By handle: a name could have become a link since.
+                # By handle: the name may now be a link.
                 Path(f"/proc/self/fd/{by_name}").chmod(0o700)
-            # "." of an open folder is that folder, whatever its name means by now.
+            # "." of an open folder is that folder, whatever its name refers to now.
             handle = os.open(".", _FOLDER, dir_fd=by_name)
         finally:
             os.close(by_name)
@@ -296,7 +296,7 @@ class OwnFolder:
 
 
 def original_name(name: str) -> str | None:
-    """Return the name that something had before it was set aside; None for other names."""
+    """Return the original name of a renamed victim; None for other names."""
     found = _ASIDE_NAME.fullmatch(name)
     return found[1] if found else None
 
@@ -314,7 +314,7 @@ def _put_back(parent: int, aside: str, name: str, info: os.stat_result) -> None:
     try:
         os.link(aside, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
     except FileExistsError:
-        pass  # written again under its name meanwhile: the same bytes, and this copy is spare
+        pass  # the name was written again meanwhile, with the same bytes: drop this copy
     os.unlink(aside, dir_fd=parent)
 
 
@@ -330,11 +330,11 @@ def _entries(handle: int) -> Iterator[tuple[str, os.stat_result]]:
         try:
             yield name, os.stat(name, dir_fd=handle, follow_symlinks=False)
         except FileNotFoundError:
-            continue  # somebody else is as tidy
+            continue  # another process removed it
 
 
 def _unlink_unless_folder(parent: int, name: str, removed: Removed) -> bool:
-    """Remove a file or link; False when it is a folder. One that is gone is fine."""
+    """Remove a file or link, if it exists; False if it is a folder."""
     try:
         info = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if stat.S_ISDIR(info.st_mode):
@@ -356,7 +356,7 @@ def _unlink_files(handle: int, removed: Removed) -> list[str]:
 
 
 def _mount_of(handle: int) -> str:
-    """Return which mount a folder is seen through; bind mounts of one disk differ in it too."""
+    """Return the mount id of a folder; it differs between bind mounts of one disk too."""
     text = Path(f"/proc/self/fdinfo/{handle}").read_text(encoding="ascii")
     for line in text.splitlines():
         if line.startswith("mnt_id:"):

@@ -13,11 +13,11 @@ _ESCAPE = re.compile(
     r"|\x9b[0-?]*[ -/]*[@-~]"
     r"|\x1b"
 )
-# All controls but tab, newline and carriage return; DEL; C1; and the marks that turn the
-# direction of text, by which one thing can be shown as another.
+# All controls except tab, newline and carriage return; DEL; C1; and the marks that change text
+# direction, which can disguise text.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-# With tab, newline, carriage return, other line ends, and characters without a glyph.
+# Also tab, newline, carriage return, other line ends, and characters without a glyph.
 _ANY_CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -30,10 +30,10 @@ def plain_text(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Return text that stays on its line and sets nothing: every control character is shown.
+    r"""Return text that stays on one line; every control character is escaped.
 
     For names that a job or another user chose: of files, jobs, outputs, data. A newline becomes
-    ``\n``, an escape ``\x1b``. Doing it twice changes nothing more.
+    ``\n``, an escape ``\x1b``. Idempotent.
     """
     return text if text.isprintable() else _ANY_CONTROL.sub(_escaped, text)
 
@@ -45,7 +45,7 @@ def first_sentence(text: str) -> str:
 
 
 def safe_text(text: str, *, colour: bool) -> str:
-    """Return text that moves no cursor and sets no title; colours stay where `colour` is set."""
+    """Return text that cannot move the cursor or set a title; with `colour`, colours stay."""
     if not colour:
         return plain_text(text)
     parts = []
@@ -58,7 +58,7 @@ def safe_text(text: str, *, colour: bool) -> str:
 
 
 class Shower:
-    """Turns chunks of a log into text for a terminal, across the cuts between them.
+    """Turns chunks of a log into terminal text, across chunk boundaries.
 
     Bytes that are not UTF-8 are replaced; a character or escape sequence that a chunk cuts in
     two is held back until the rest arrives (at most 4 kB).

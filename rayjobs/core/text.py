@@ -1,11 +1,11 @@
-"""Durations, sizes, counts and names as text for people: one form of each, in every message."""
+"""Formats durations, sizes, counts and names in the same way for all messages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# Jobs' own processes need these two, and cannot import this package.
+# Defined in `injob`, since jobs' processes need them and cannot import this package.
 from rayjobs.injob.text import duration_text as duration_text
 from rayjobs.injob.text import size_text as size_text
 

@@ -1,4 +1,4 @@
-"""Who uses this process."""
+"""The user of this process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 
 
 def user_name() -> str:
-    """Return the user's name, for people."""
+    """Return the user's name for display."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # a user without a name, as in containers
         return f"uid {os.getuid()}"

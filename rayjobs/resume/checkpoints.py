@@ -2,8 +2,8 @@
 
 `rayjobs.checkpoint.save` writes ``outputs/checkpoints/step-…/`` with a manifest of sizes and
 hashes. Its files are published one by one, each with its attempt's number. A checkpoint counts
-only when the manifest and every file that it names are there with these hashes, so one that was
-cut short in any way is passed over.
+only when the manifest and every file that it names are there with these hashes, so incomplete ones
+are skipped.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class StoredCheckpoint:
         step: The step it was saved at.
         attempt: The attempt that published it.
         folder: Its name among the job's files, ``outputs/checkpoints/step-000000000007``.
-        files: Its rows by the name below the folder, the manifest among them.
-        metadata: What was given to `save`.
+        files: Its rows by the name below the folder, including the manifest.
+        metadata: The metadata passed to `save`.
     """
 
     run: str
@@ -153,7 +153,7 @@ def bring_newest(
 ) -> StoredCheckpoint | None:
     """Write a job's newest whole checkpoint to `folder`; None when there is none.
 
-    One whose bytes turn out to be damaged is passed over as well.
+    Damaged ones are skipped.
 
     Raises:
         StorageFullError: the node's disk is full.
@@ -194,14 +194,14 @@ class Lost:
 
     @property
     def steps(self) -> int | None:
-        """Steps that are done again; None if the checkpoint or the last step is not known."""
+        """Steps that will be repeated; None if the checkpoint or the last step is unknown."""
         if self.last_step is None or self.checkpoint_step is None:
             return None
         return max(0, self.last_step - self.checkpoint_step)
 
     @property
     def sentence(self) -> str:
-        """For a job's history, after a semicolon."""
+        """Text for a job's history, after a semicolon."""
         if self.checkpoint_step is None:
             come = "" if self.last_step is None else f" (it had reached step {self.last_step})"
             return f"it has saved no checkpoint and starts from the beginning{come}"

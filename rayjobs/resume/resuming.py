@@ -1,4 +1,4 @@
-"""What a job resumes from: checked and made durable at submit, brought to its node at start.
+"""Handles `resume_from`: checked and stored at submit, written to the node at start.
 
 A spec's `resume_from` is one of these, and after a submit never a path of the submitter's machine:
 
@@ -47,7 +47,7 @@ ARGUMENTS = ("--resume-from", "$AZUREML_DATAREFERENCE_MODEL_LOCATION")
 
 @dataclass(frozen=True)
 class Brought:
-    """What lies in an attempt's resume folder.
+    """The content of an attempt's resume folder.
 
     Attributes:
         sentence: For the job's history.
@@ -72,7 +72,7 @@ def with_arguments(arguments: tuple[str, ...] | list[str]) -> tuple[str, ...]:
 def check(workspace: OpenWorkspace, spec: JobSpec) -> tuple[JobSpec, list[Problem]]:
     """Return the spec with `resume_from` named in full, and what is wrong with it.
 
-    Changes nothing: `pack` stores what is to be stored.
+    Changes nothing; `pack` stores the files.
     """
     if spec.resume_from is None:
         return spec, []
@@ -87,9 +87,9 @@ def pack(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> Job
     """Return the spec with local files and datastore paths stored in the workspace.
 
     Args:
-        workspace: Where they are stored.
+        workspace: The workspace that stores them.
         spec: The job.
-        stores: Whether they are stored; else only what would name them is found.
+        stores: Store them; otherwise only compute their digests.
 
     Raises:
         SpecError: the files cannot be read, or hold no whole checkpoint.
@@ -165,7 +165,7 @@ def _run_called(workspace: OpenWorkspace, text: str) -> str | None:
 
 
 def no_checkpoint(store: Store, run: str) -> str:
-    """Return the sentence that says why a run cannot be resumed from."""
+    """Return the sentence that says why a run has nothing to resume from."""
     torn = any("outputs/checkpoints/" in one.name for one in store.files(run))
     what = "only checkpoints that were cut short" if torn else "no checkpoint"
     return (
@@ -210,7 +210,7 @@ def _checkpoint_in(folder: Path) -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a folder has a manifest as `save` writes it, cut short or not."""
+    """Whether a folder has a manifest of `save`, complete or not."""
     path = folder / injob_checkpoint.MANIFEST
     if not path.is_file():
         return False
@@ -252,7 +252,7 @@ def pack_path(blobs: BlobStore, path: Path, *, stores: bool = True) -> str:
 
 
 def _blob_of(file: Path) -> Blob:
-    """Return the blob that a file would be stored as."""
+    """Return the blob that storing a file would give."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         return Blob(blob_key(f"sha256:{digest}"), stream.tell(), f"sha256:{digest}")
@@ -288,7 +288,7 @@ def _check_datastore(workspace: OpenWorkspace, text: str) -> None:
 
 
 def _pack_datastore(workspace: OpenWorkspace, text: str, *, stores: bool) -> str:
-    """Fetch a path of a datastore and store it by its content: it is the same for each attempt."""
+    """Fetch a path of a datastore and store it by content, so that all attempts get the same."""
     from rayjobs.datastore import DatastoreError
 
     store, path = _datastore(workspace, text)
@@ -309,14 +309,14 @@ def _pack_datastore(workspace: OpenWorkspace, text: str, *, stores: bool) -> str
 def bring(
     store: Store, blobs: BlobStore, folder: Path, *, own: str | None, path: str | None
 ) -> Brought | None:
-    """Write what an attempt resumes from to `folder`; None when it starts from the beginning.
+    """Write what an attempt resumes from to `folder`; None if it starts from the beginning.
 
     Args:
         own: The job's own id on a retry: its newest checkpoint counts.
         path: What the spec names.
 
     Raises:
-        PrepareError: class ``data``: what the spec names is not there (any more); class
+        PrepareError: class ``data``: the files that the spec names do not exist; class
             ``storage``: it cannot be read now.
     """
     try:

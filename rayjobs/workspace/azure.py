@@ -1,7 +1,6 @@
-"""What a workspace keeps for programs of Azure ML v1: its identity there, computes and mappings.
+"""Stores a workspace's settings for Azure ML v1 programs: identity, computes and mappings.
 
-All of it is in the store, one value per key, so that programs that run at once do not overwrite
-each other's.
+Each value has its own key in the store, so that concurrent programs do not overwrite each other's.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _EXPERIMENT = f"{_PREFIX}experiment/"
 
 @dataclass(frozen=True)
 class Identity:
-    """How programs name the workspace: what an Azure ``config.json`` says."""
+    """The workspace's identity for programs, as in an Azure ``config.json``."""
 
     name: str
     subscription_id: str = "local"
@@ -35,13 +34,13 @@ class Identity:
 
 @dataclass(frozen=True)
 class ComputeRecord:
-    """A compute target as a program made it; which real target runs its jobs is decided apart.
+    """A compute target that a program created; a separate mapping names the real target.
 
     Attributes:
         vm_size: Size of its machines in Azure.
         vm_priority: ``dedicated`` or ``lowpriority``.
         min_nodes, max_nodes: How many nodes it may have.
-        idle_seconds: After how many idle seconds a node is given back.
+        idle_seconds: Idle seconds after which a node is released.
         created_at, modified_at: ISO 8601, UTC.
     """
 
@@ -69,42 +68,42 @@ class AzureSettings:
 
     @property
     def identity(self) -> Identity | None:
-        """The identity that was kept; None: it has none but its own."""
+        """The stored identity; None: only its own."""
         values = self._read(_IDENTITY)
         return None if values is None else Identity(**values)
 
     def keep_identity(self, identity: Identity) -> None:
-        """Keep how programs name the workspace; a later one replaces it."""
+        """Store the workspace's identity for programs; replaces an earlier one."""
         if self.identity != identity:
             self._write(_IDENTITY, asdict(identity))
 
     @property
     def allow_cpu(self) -> bool:
-        """Whether jobs that ask for GPUs may run on CPUs where a target has no GPU."""
+        """Whether GPU jobs may run on CPUs if a target has no GPU."""
         return self._read(_ALLOW_CPU) is True
 
     def set_allow_cpu(self, allowed: bool) -> None:
-        """Allow that, or take it back."""
+        """Allow or forbid that."""
         self._write(_ALLOW_CPU, True if allowed else None)
 
     # -- computes ------------------------------------------------------------------------------
     def computes(self) -> dict[str, ComputeRecord]:
-        """Return the computes that programs made, by name."""
+        """Return the computes that programs created, by name."""
         return {
             name: ComputeRecord(**values) for name, values in self._read_under(_COMPUTE).items()
         }
 
     def compute(self, name: str) -> ComputeRecord | None:
-        """Return a compute; None: no program made one of that name."""
+        """Return a compute; None if there is none of that name."""
         values = self._read(_COMPUTE + name)
         return None if values is None else ComputeRecord(**values)
 
     def put_compute(self, record: ComputeRecord) -> None:
-        """Keep a compute, in place of one of the same name."""
+        """Store a compute; replaces one of the same name."""
         self._write(_COMPUTE + record.name, asdict(record))
 
     def remove_compute(self, name: str) -> None:
-        """Forget a compute, if there is one."""
+        """Remove a compute, if it exists."""
         self._write(_COMPUTE + name, None)
 
     # -- mappings ------------------------------------------------------------------------------
@@ -113,7 +112,7 @@ class AzureSettings:
         return self._read_under(_TARGET)
 
     def map_target(self, compute: str, target: str | None) -> None:
-        """Let a target run a compute's jobs; None takes that back."""
+        """Map a compute to a target; None removes the mapping."""
         self._write(_TARGET + compute, target)
 
     def urls(self) -> dict[str, str]:
@@ -121,21 +120,21 @@ class AzureSettings:
         return self._read_under(_URL)
 
     def map_url(self, url: str, path: str | None) -> None:
-        """Let a local path answer for URLs that begin with `url`; None takes that back."""
+        """Map URLs that begin with `url` to a local path; None removes the mapping."""
         self._write(_URL + url, path)
 
     # -- experiments ---------------------------------------------------------------------------
     def experiment(self, name: str) -> dict[str, Any]:
-        """Return what is kept of an experiment: ``tags``, ``archived_at``."""
+        """Return the stored values of an experiment: ``tags``, ``archived_at``."""
         values: dict[str, Any] = self._read(_EXPERIMENT + name) or {}
         return values
 
     def experiments(self) -> dict[str, dict[str, Any]]:
-        """Return what is kept of experiments, by name."""
+        """Return the stored values of experiments, by name."""
         return self._read_under(_EXPERIMENT)
 
     def put_experiment(self, name: str, values: Mapping[str, Any]) -> None:
-        """Keep these values of an experiment."""
+        """Store these values of an experiment."""
         self._write(_EXPERIMENT + name, dict(values) or None)
 
     def _read(self, key: str) -> Any:

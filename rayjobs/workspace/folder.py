@@ -40,7 +40,7 @@ MOST_EARLIER = 5
 
 @dataclass(frozen=True)
 class WorkspaceFiles:
-    """Names of what is in a workspace's folder."""
+    """Paths of the files in a workspace's folder."""
 
     root: Path
 
@@ -73,13 +73,13 @@ class WorkspaceFiles:
 
 @dataclass(frozen=True)
 class OpenWorkspace:
-    """A workspace that can be used; closes its store as a context manager.
+    """An open workspace; as a context manager it closes its store.
 
     Attributes:
-        path: Its folder without links and `..`, which also names it to targets of this machine.
+        path: Its resolved folder, which also identifies it to targets of this machine.
         id: Random, given once.
-        name: For people; the project folder's name.
-        original: The workspace of which this one is a copy, with the same id; None: it is none.
+        name: Display name; the project folder's name.
+        original: The original with the same id if this is a copy; else None.
     """
 
     path: Path
@@ -120,14 +120,14 @@ class OpenWorkspace:
         return AzureSettings(self.store).urls()
 
     def map_addresses(self) -> None:
-        """Let its map answer for every address that this program names, until it is closed.
+        """Apply its address map to this whole program until the workspace is closed.
 
-        For programs of one user. What serves many workspaces asks each for its own `urls`.
+        For programs of one user. A server of many workspaces uses each one's own `urls`.
         """
         urlmap.add_source(self._urls_now)
 
     def _urls_now(self) -> dict[str, str]:
-        # One that was moved or removed must not keep the others from being asked.
+        # A moved or removed workspace must not block the others.
         try:
             return self.urls()
         except StoreError as error:
@@ -169,7 +169,7 @@ def locate(explicit: str | None = None) -> Path:
     here = Path.cwd()
     for folder in (here, *here.parents):
         found = folder / paths.WORKSPACE_DIR
-        # A folder that somebody else put above ours (say, in /tmp) is not taken up.
+        # Another user's folder in a parent (such as /tmp) does not count.
         if found.is_dir() and found.stat().st_uid == os.getuid():
             return found
     return paths.home() / "workspace"
@@ -188,7 +188,7 @@ def id_of(path: str | Path) -> str | None:
 
 
 def earlier_paths(path: str | Path) -> tuple[str, ...]:
-    """Return where the workspace in a folder was before it was moved there, newest first."""
+    """Return the earlier folders of a moved workspace, newest first."""
     try:
         record = _read(WorkspaceFiles(Path(path)))
     except StoreError:
@@ -207,10 +207,10 @@ def created_s(path: str | Path) -> float:
 
 
 def original_of(path: str | Path) -> Path | None:
-    """Return the workspace of which the one in a folder is a copy; None: it is none.
+    """Return the original of the workspace in a folder; None if it is not a copy.
 
-    A copy has the id of its original, which still exists. Where nothing has that id elsewhere,
-    the folder was moved.
+    A copy has the id of an original that still exists. If no other folder has that id, the folder
+    was moved.
     """
     files = WorkspaceFiles(Path(os.path.realpath(path)))
     try:
@@ -221,7 +221,7 @@ def original_of(path: str | Path) -> Path | None:
 
 
 def become_own(workspace: OpenWorkspace) -> None:
-    """Give a copy of a workspace an id of its own. Its unfinished jobs must have ended before.
+    """Give a copied workspace its own id. Its unfinished jobs must have ended before.
 
     Raises:
         StoreError: its record cannot be written.
@@ -230,7 +230,7 @@ def become_own(workspace: OpenWorkspace) -> None:
     with _record_lock(files):
         record = _read(files)
         if record is None or _original(files, record) is None:
-            return  # another process did it meanwhile
+            return  # another process was faster
         _keep_datastores(workspace.store)
         formerly = _formerly(record, files.root)
         own = {"id": token(), "path": str(files.root), "earlier": [], "formerly": formerly}
@@ -257,7 +257,7 @@ def _is_same(files: WorkspaceFiles, path: str) -> bool:
 
 
 def _note_place(files: WorkspaceFiles, store: Store) -> None:
-    """Record where the workspace is now, after what its records say of its own folder."""
+    """Record the workspace's current path, after updating records that name its folder."""
     with _record_lock(files):
         record = _read(files)
         if record is None or record.get("path") == str(files.root):
@@ -273,18 +273,18 @@ def _note_place(files: WorkspaceFiles, store: Store) -> None:
 
 
 def _formerly(record: Mapping[str, Any], root: Path) -> list[str]:
-    """Return where the workspace was, or where that was of which it is a copy, newest first.
+    """Return the earlier folders of the workspace or of its original, newest first.
 
-    Versions of datasets name the folders of their time for ever: none is forgotten.
+    Dataset versions keep naming old folders, so none is dropped.
     """
     known = [record.get("path"), *record.get("formerly", ()), *record.get("earlier", ())]
     return [one for one in dict.fromkeys(known) if one is not None and one != str(root)]
 
 
 def _keep_datastores(store: Store) -> None:
-    """Record the datastores inside of the workspace's folder as those that are there now."""
+    """Update the paths of datastores inside the workspace's folder."""
     for record in store.catalogue.datastores():
-        if record.kind == "local":  # read with its folder of now; an equal one is not written
+        if record.kind == "local":  # an unchanged record is not written
             store.catalogue.add_datastore(record, overwrite=True)
 
 
@@ -338,8 +338,8 @@ def open_workspace(
     from rayjobs.store.sql import BUSY_TIMEOUT_S, SqlStore
     from rayjobs.workspace.orphans import end_orphans
 
-    # One path for one folder, however it was named: it is the workspace's name to its targets, and
-    # a target that served a workspace under two names would run its jobs twice.
+    # One resolved path per folder: it identifies the workspace to targets, and a target that served
+    # a workspace under two names would run its jobs twice.
     files = WorkspaceFiles(Path(os.path.realpath(Path(path).expanduser())))
     record = _read(files)
     if record is None:
@@ -362,7 +362,7 @@ def open_workspace(
         store.catalogue.follow(files.root, map(Path, _formerly(record, files.root)))
         original = None
         if record.get("path") != str(files.root) and (original := _original(files, record)) is None:
-            # One that may only be read, or is busy, is opened all the same: the next call does it.
+            # A read-only or busy workspace opens all the same; the next call retries.
             with contextlib.suppress(StoreError):
                 _note_place(files, store)
         return OpenWorkspace(
@@ -389,7 +389,7 @@ def store_address(path: str | Path) -> str | None:
 
 
 def keep_records_in(path: str | Path, address: str | None) -> None:
-    """Record, durably, where the records of the workspace in a folder are from now on.
+    """Durably record the new address of a workspace's records.
 
     Args:
         address: In PostgreSQL; None: in the folder.
@@ -446,9 +446,9 @@ def _blobs(files: WorkspaceFiles, record: Mapping[str, Any]) -> BlobStore:
 
 
 def _address(files: WorkspaceFiles, record: Mapping[str, Any]) -> str | None:
-    """Return where the records are, unless in the folder; refuse a copy of the folder.
+    """Return the records' address in PostgreSQL, if any; refuse a copied folder.
 
-    A copy of a SQLite store has rows of its own. A copy of this folder would have the same.
+    A copied SQLite store has its own rows; a copy of this folder would share the original's.
     """
     address = record.get("store")
     if address is not None and (original := _original(files, record)) is not None:
@@ -507,9 +507,9 @@ def _create(files: WorkspaceFiles, more: Mapping[str, Any] | None = None) -> Map
                 out.write(text)
                 out.flush()
                 os.fsync(out.fileno())
-            # A link, unlike a rename, lets the first of many win.
+            # Unlike a rename, a link lets the first of several processes win.
             os.link(temporary, files.record)
-            # Records and stored files never belong into a repository.
+            # Records and stored files never belong in a repository.
             (root / ".gitignore").write_text("*\n", encoding="utf-8")
         except FileExistsError:
             pass  # another process was first; its record is read below

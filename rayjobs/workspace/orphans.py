@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def end_orphans(store: InteractiveStore) -> tuple[str, ...]:
-    """End the runs whose process is gone without having ended them; return their ids.
+    """End the runs whose process died without ending them; return their ids.
 
     A run whose parent has ended ends like its parent, any other is Failed, and its reason says
     why. The recorded time of the end is that of this call. A process that cannot be seen from
@@ -31,8 +31,8 @@ def end_orphans(store: InteractiveStore) -> tuple[str, ...]:
     try:
         return store.end_orphans(list(reasons), reasons=reasons)
     except StoreError as error:
-        # The disk is full, or another process keeps the lock: what was asked for needs no write,
-        # and the next caller tries again.
+        # The disk is full or another process holds the lock. The caller needs no write, and the
+        # next caller retries.
         log.warning("ended runs cannot be recorded now: %s", error)
         return ()
 

@@ -1,4 +1,4 @@
-"""Which workspaces a target serves: a small file each in the target's folder, named by its path."""
+"""Registers a target's workspaces: one small file each in the target's folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def register(folder: Path, workspace: Path | str) -> None:
-    """Note in a target's `folder` of registrations that it serves a workspace.
+    """Record in a target's `folder` of registrations that it serves a workspace.
 
     Raises:
         OSError: it cannot be written.
@@ -65,5 +65,5 @@ def everywhere(home: Path) -> list[str]:
 
 
 def _file(folder: Path, workspace: Path | str) -> Path:
-    real = os.path.realpath(workspace)  # one registration for one folder, however it was named
+    real = os.path.realpath(workspace)  # one registration per folder, whatever its spelling
     return folder / (hashlib.sha256(os.fsencode(real)).hexdigest()[:16] + ".json")
