@@ -1,8 +1,8 @@
 """The bytes of a snapshot: a plain tar of folders, files and links that is the same every time.
 
 GNU headers with zeroed times and owners; entries sorted by path; two zero blocks at the end.
-The reader takes exactly this and nothing else, in constant memory: whatever a snapshot cannot
-have (hard links, devices, sparse files, extended headers) is refused, not interpreted.
+The reader accepts only this form, in constant memory: everything that a snapshot cannot contain
+(hard links, devices, sparse files, extended headers) is refused, not interpreted.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Sink(Protocol):
     """Takes bytes."""
 
     def write(self, data: bytes, /) -> object:
-        """Take all of `data`."""
+        """Write all of `data`."""
         ...
 
 
 class HashingSink:
-    """Passes bytes on and hashes them."""
+    """Forwards bytes and hashes them."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._hash = hashlib.sha256()
 
     def write(self, data: bytes) -> None:
-        """Hash `data` and pass it on."""
+        """Hash `data` and forward it."""
         self._hash.update(data)
         self._sink.write(data)
 
@@ -113,7 +113,7 @@ def read_exactly(source: Source, size: int) -> bytes:
 def entries(source: Source) -> Iterator[tuple[Entry, Content]]:
     """Yield the archive's entries in order, each with its content.
 
-    Names are as they stand in the archive, unchecked.
+    Names come unchecked from the archive.
 
     Raises:
         SnapshotError: it is not a snapshot, or has a kind of entry that snapshots never have.
@@ -143,7 +143,7 @@ def entries(source: Source) -> Iterator[tuple[Entry, Content]]:
         path = (info.name if name is None else name).removesuffix("/")
         link = info.linkname if target is None else target
         name = target = None
-        # By the type's byte: TarInfo calls an old-style file whose name ends in / a folder.
+        # By the type byte: for TarInfo, an old-style file whose name ends in / is a folder.
         if info.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
             executable = bool(info.mode & 0o100)
             yield Entry(path, Kind.FILE, info.size, executable), Content(source, info.size)

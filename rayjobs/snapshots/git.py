@@ -1,9 +1,9 @@
-"""What git knows of a source directory: commit, branch, remote, and what was changed since.
+"""Records the git state of a source directory: commit, branch, remote and uncommitted changes.
 
 Commit, branch and remote are read from the repository's own files: that runs neither git
-nor a hook. The diff needs git; it runs next to the rest of the submit, is bounded in time and
-size, and a submit never waits for it longer than `PATIENCE_S` after all else is done. Nothing here
-can fail a submit: what could not be found out is said in the record.
+nor a hook. The diff needs git, which runs in parallel to the submit with limits on time and size. A
+submit waits for it at most `PATIENCE_S` after everything else is done. Nothing here can fail a
+submit: the record says what is unknown.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from rayjobs.core.text import duration_text
 from rayjobs.snapshots.own_records import read_start
 from rayjobs.snapshots.secrets_found import holds_secret, is_secret_name, is_sensitive_word
 
-# From the start of git to its end; a diff that takes longer is not recorded.
+# Time limit of git; a slower diff is not recorded.
 LIMIT_S = 5.0
 # How long a submit waits for git once all else is ready.
 PATIENCE_S = 0.015
-# The same where an earlier look is known but the snapshot has changed, and was packed for longer.
+# The same if an earlier result is known but the snapshot has changed, and packing took longer.
 PATIENCE_CHANGED_S = 0.25
 DIFF_BYTES = 256 * 1024
 UNTRACKED_NAMED = 20
 _LIST_BYTES = 4 * 1024**2
 _SMALL_BYTES = 1024**2
 _HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-# Nothing of the user's configuration may run a program or change what is printed. The exception is
-# a clean filter, such as that of git-lfs, for a file whose times differ from the index, as with any
-# `git status`: without its filter an unchanged file would be reported as changed. It ends with git.
+# The user's configuration must not run programs or change the output. The exception is a clean
+# filter, such as git-lfs, for a file whose times differ from the index, as with any `git status`:
+# without its filter an unchanged file would count as changed. It ends with git.
 _SAFE = (
     *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
     *("-c", "core.quotePath=false", "-c", "diff.mnemonicPrefix=false", "-c", "diff.noprefix=false"),
@@ -54,14 +54,14 @@ _DIFF = (
     *("--ignore-submodules=dirty", "--relative", "--src-prefix=a/", "--dst-prefix=b/", "--", "."),
 )
 _UNTRACKED = ("ls-files", "--others", "--exclude-standard", "--directory", "-z", "--", ".")
-# A name, and what stands between it and its value: password=, "token": , environ["API_KEY"] = ,
+# A name, and the separator before its value: password=, "token": , environ["API_KEY"] = ,
 # \"token\": of a notebook.
 _NAMED = re.compile(r"""(?<!\w)(?P<name>[A-Za-z_][\w.-]{0,60})\\?["']?\]?[ \t]*[:=][ \t]*""")
 _QUOTED = re.compile(
     r"""[fFrRbBuU]{0,2}\\?(?P<quote>\"{3}|'{3}|["'])(?P<value>(?:\\.|(?!(?P=quote)).)*)"""
 )
 _ANNOTATION = re.compile(r"[\w.\[\]|, ]+=[ \t]*")
-# In these, what is not quoted is code and no value; elsewhere a value ends with its line.
+# In these, unquoted text is code, not a value; elsewhere a value ends with its line.
 _CODE = frozenset(
     {
         *("py", "pyi", "pyx", "c", "cc", "cpp", "cxx", "cu", "cuh", "h", "hpp", "rs", "go"),
@@ -78,7 +78,7 @@ _URL_USER = re.compile(r"([a-z][a-z0-9+.-]*://)[^/@\s\"']+@", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class GitFacts:
-    """What is known of a source directory's repository when a job is submitted.
+    """The state of a source directory's repository at submit.
 
     Attributes:
         commit: Full id of the commit that is checked out; empty where there is none.
@@ -89,7 +89,7 @@ class GitFacts:
         diff_left_out: Files whose part of the diff is left out, with the reason.
         untracked: Files and folders that git does not know and does not ignore; None: not known.
         untracked_names: The first of them.
-        why: What is not known, and why; empty when all is.
+        why: What is unknown, and why; empty if everything is known.
     """
 
     commit: str = ""
@@ -104,7 +104,7 @@ class GitFacts:
     why: str = ""
 
     def properties(self, diff_digest: str | None = None) -> dict[str, str]:
-        """Return Azure ML's properties of a run, and one of ours with the rest as JSON.
+        """Return Azure ML's properties of a run, and one own property with the rest as JSON.
 
         Source: ``azureml._git``: the same names and forms.
         """
@@ -138,12 +138,12 @@ PREFIXES = ("azureml.git.", "mlflow.source.git.", "rayjobs.git")
 
 
 def kept(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return those of a job's properties that tell where its code comes from."""
+    """Return the job properties that describe the origin of its code."""
     return {key: value for key, value in properties.items() if key.startswith(PREFIXES)}
 
 
 def of_properties(properties: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return what a job's properties say of its repository, as JSON data; None: nothing."""
+    """Return the repository state in a job's properties, as JSON data; None if there is none."""
     try:
         rest = json.loads(properties.get("rayjobs.git", "null"))
     except ValueError:
@@ -165,7 +165,7 @@ def of_properties(properties: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def one_line(facts: Mapping[str, Any]) -> str:
-    """Return what `of_properties` found in a line: ``1f3c9a2b on main, 3 files changed …``."""
+    """Return the result of `of_properties` as one line: ``1f3c9a2b on main, 3 files changed …``."""
     parts = []
     if facts.get("commit"):
         branch = f" on {facts['branch']}" if facts.get("branch") else " (no branch)"
@@ -182,14 +182,14 @@ def one_line(facts: Mapping[str, Any]) -> str:
 
 
 class LastLook:
-    """What was found at the last submit of a source directory; spares git while nothing changed.
+    """Caches the state of a source directory's last submit, which saves running git.
 
-    It counts as unchanged with the same commit, branch, remote, index and snapshot. A tracked file
-    that is not in the snapshot may have changed since: that is seen with the next other change.
+    The directory counts as unchanged with the same commit, branch, remote, index and snapshot. A
+    change of a tracked file outside the snapshot is noticed only with the next other change.
     """
 
     def __init__(self, cache: Path, source: Path) -> None:
-        """Look into the folder `cache`, which need not exist. Raises nothing."""
+        """Read the folder `cache`, which need not exist. Never raises."""
         root = os.path.realpath(source)
         name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
         self._path = cache / f"git-{name}.json"
@@ -204,15 +204,15 @@ class LastLook:
                 known = json.loads(self._path.read_bytes())
                 self._known = known if known["key"] == self._key else {}
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # never looked before, or no repository: git is asked
+            pass  # first submit, or no repository: run git
 
     @property
     def is_known(self) -> bool:
-        """Whether an earlier look holds if the snapshot is the same."""
+        """Whether the cached state is valid if the snapshot is the same."""
         return bool(self._known)
 
     def facts(self, snapshot: str) -> GitFacts | None:
-        """Return what was found when this very snapshot was last submitted; None: ask git."""
+        """Return the cached state for this snapshot; None: run git."""
         if self._known.get("snapshot") != snapshot:
             return None
         try:
@@ -224,7 +224,7 @@ class LastLook:
             return None
 
     def keep(self, snapshot: str, facts: GitFacts) -> None:
-        """Remember a complete look; a failure costs the next submit time and nothing else."""
+        """Cache a complete state; a failure only costs the next submit time."""
         if not self._key or facts.dirty is None or facts.untracked is None:
             return
         data = {"key": self._key, "snapshot": snapshot, "facts": asdict(facts)}
@@ -233,10 +233,10 @@ class LastLook:
 
 
 class GitLook:
-    """Looks at one source directory's repository while the submit goes on."""
+    """Inspects one source directory's repository while the submit continues."""
 
     def __init__(self, source: Path) -> None:
-        """Read the repository's files, and start git. Raises nothing."""
+        """Read the repository's files, and start git. Never raises."""
         self._facts = GitFacts()
         self._children: list[subprocess.Popen[bytes]] = []
         self._texts: list[bytes] = [b"", b""]
@@ -311,7 +311,7 @@ class GitLook:
                     else:
                         self._texts[number] += data
                         if len(self._texts[number]) > limits[number]:
-                            self._children[number].kill()  # it has no more to tell us
+                            self._children[number].kill()  # its output is not needed any more
                             data = b""
                     if not data:
                         selector.unregister(key.fileobj)
@@ -327,14 +327,14 @@ class GitLook:
         if self._thread is not None:
             self._thread.join(1.0)
             if self._thread.is_alive():
-                return  # something that left git's session holds the pipes; the thread ends itself
+                return  # a process outside git's session holds the pipes; the thread ends by itself
         for child in self._children:
             for stream in (child.stdout, child.stderr):
                 if stream is not None:
                     stream.close()
 
     def __enter__(self) -> GitLook:
-        """Nothing of git is left once the block is over."""
+        """Ends git and its children at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -346,17 +346,17 @@ class GitLook:
         *,
         patience_s: float = PATIENCE_S,
     ) -> GitFacts:
-        """Return what is known by now; end git where it is still at work.
+        """Return the state known so far; end git if it still runs.
 
         Args:
-            packed: Paths of the snapshot's files; the diff keeps to them. None: any path.
+            packed: Paths of the snapshot's files; limits the diff to them. None: any path.
         """
         facts = self._facts
         if self._thread is not None:
             self._thread.join(patience_s)
             is_late = self._thread.is_alive()
             if is_late:
-                self._why = "git was not done when the job was ready, so changes are not known"
+                self._why = "git had not finished when the job was ready, so changes are not known"
             codes = [] if is_late or self._why else [self._code(child) for child in self._children]
             self._end()
             if codes and not self._why:
@@ -369,7 +369,7 @@ class GitLook:
         try:
             return child.wait(0.05)
         except subprocess.TimeoutExpired:
-            return 1  # it closed its output and goes on: whatever it is, it is not git
+            return 1  # it closed its output but still runs, so it is not git
 
     def _of_output(self, codes: list[int], packed: Callable[[], frozenset[str]] | None) -> GitFacts:
         facts = self._facts
@@ -497,7 +497,7 @@ def _text(path: Path, most: int = _SMALL_BYTES) -> str:
 
 
 def filtered(diff: str, packed: frozenset[str] | None) -> tuple[str, tuple[str, ...]]:
-    """Return a diff without what must not leave, and the files that were left out of it.
+    """Return a diff without secrets, and the files that were left out of it.
 
     Left out are files that are not in the snapshot, files with a secret's name and files whose
     changes hold a key or token. Values that are assigned to a name such as ``password`` are masked.
@@ -532,7 +532,7 @@ def _path_of(part: str) -> tuple[str, bool]:
             if line.startswith(mark) and line[4:] != "/dev/null":
                 return _unquoted(line[4:].rstrip("\t")).removeprefix(prefix), is_deleted
     names = head[0].removeprefix("diff --git ")
-    middle = len(names) // 2  # both names are the same: no renames are looked for
+    middle = len(names) // 2  # both names are the same: rename detection is off
     return _unquoted(names[middle + 1 :]).removeprefix("b/"), is_deleted
 
 
@@ -544,10 +544,10 @@ def _unquoted(name: str) -> str:
 
 
 def _masked(part: str, path: str) -> str:
-    """Return a file's part of a diff with the values masked whose names are those of secrets."""
+    """Return a file's part of a diff with the values of secret names masked."""
     is_code = path.rpartition(".")[2].lower() in _CODE
     head, mark, changes = part.partition("\n@@")
-    lines = (mark + changes).split("\n")  # the lines with @@ show one of the file's, too
+    lines = (mark + changes).split("\n")  # lines with @@ also show a line of the file
     return head + "\n".join(_masked_line(line, is_code) for line in lines)
 
 
@@ -571,6 +571,6 @@ def _masked_line(line: str, is_code: bool) -> str:
 
 
 def _is_value(name: str, text: str) -> bool:
-    """Return whether what follows a name to the end of its line may be a secret."""
+    """Return whether the text after a name, to the end of the line, may be a secret."""
     is_count = name.lower().endswith(("token", "tokens")) and _COUNT.fullmatch(text)
     return bool(text) and not is_count and not _PLAIN.fullmatch(text)

@@ -1,4 +1,4 @@
-"""Which files stay out of a snapshot: the ignore file's lines, and what is left out by default."""
+"""Decides which files a snapshot leaves out: by the ignore file's lines and by default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from rayjobs.core.errors import SnapshotError
 from rayjobs.snapshots.secrets_found import is_secret_name
 
-# The first that exists counts, alone. Source: Azure ML SDK v1 for the last two.
+# Only the first that exists counts. Source: Azure ML SDK v1 for the last two.
 IGNORE_FILES = (".rayjobsignore", ".amlignore", ".gitignore")
 IGNORE_FILE_LIMIT = 1024**2  # bytes
 
@@ -33,7 +33,7 @@ class Why(StrEnum):
     SPECIAL = "special file"
 
 
-# Expression, whether it ignores (or takes back), whether it is about folders only.
+# Expression, whether it ignores (or re-includes), whether it matches only folders.
 _Pattern = tuple[re.Pattern[str] | None, bool, bool]
 
 
@@ -70,12 +70,12 @@ _BY_NAME: dict[str, Why] = {
     ),
     ".rayjobs": Why.RECORDS,
 }
-# A folder with one of these in it is an interpreter's environment, whatever its name.
+# A folder that contains one of these is an interpreter's environment, whatever its name.
 ENVIRONMENT_SIGNS = frozenset({"pyvenv.cfg", "conda-meta"})
 
 
 def default_reason(name: str) -> Why | None:
-    """Return why a file or folder of this name is left out by default; None: it is not."""
+    """Return why a file or folder of this name is left out by default, or None."""
     lowered = name.lower()
     found = _BY_NAME.get(lowered)
     if found is not None:
@@ -100,7 +100,7 @@ class Rules:
         name: The ignore file in force, None without one.
         text: Its content.
         known: Decisions of the ignore file's lines from an earlier scan with the same text;
-            they spare compiling the patterns.
+            they save compiling the patterns.
     """
 
     def __init__(self, name: str | None, text: str, *, known: dict[str, int] | None = None) -> None:
@@ -116,16 +116,16 @@ class Rules:
             if line.strip() and not line.startswith("#")
         ]
         self._patterns: list[_Pattern] | None = None
-        self._wanted: list[tuple[str, Why]] = []  # folders that a line brought back
+        self._wanted: list[tuple[str, Why]] = []  # folders that a line re-included
 
     def trust(self, known: dict[str, int]) -> None:
-        """Take over decisions that were made with the same ignore file."""
+        """Reuse decisions that were made with the same ignore file."""
         self._known = known
 
     def reason(self, path: str, name: str, *, is_folder: bool) -> LeftOut | None:
         """Return why the path is left out; None when it is packed.
 
-        Parents come before what is in them, and nothing is asked below a folder left out.
+        Call it for parents before their content, and not below a folder that is left out.
         """
         shown = path + "/" if is_folder else path
         line = self._line(shown)
@@ -170,7 +170,7 @@ class Rules:
 
     def _compiled(self) -> list[_Pattern]:
         if self._patterns is None:
-            from pathspec import GitIgnoreSpec  # only here: most submits need no patterns
+            from pathspec import GitIgnoreSpec  # imported here: most submits need no patterns
 
             self._patterns = []
             for number, line in self._lines:
@@ -243,6 +243,6 @@ def read_rules(root: Path) -> Rules:
             raise SnapshotError(f"the ignore file {path} is larger than 1 MiB; shorten it")
         text = raw.decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")
         if name == ".gitignore" and text == "*\n" and (root / "workspace.json").exists():
-            continue  # of a workspace in this very folder: it is about the records, not the code
+            continue  # a workspace's own ignore file covers the records, not the code
         return Rules(name, text)
     return Rules(None, "")

@@ -1,4 +1,4 @@
-"""How large a snapshot may be."""
+"""Size limits of snapshots."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Limits:
     files: int = 20_000
 
 
-# A node cannot know what a client allowed itself, so its own bounds only stop a bomb.
+# A node does not know the client's limits, so its own bounds only stop decompression bombs.
 UNPACK_LIMITS = Limits(size=16 * 1024 * MIB, files=1_000_000)
 
 
 def limits_from_environment(variables: Mapping[str, str] | None = None) -> Limits:
-    """Return the limits that the environment sets.
+    """Return the limits that environment variables set.
 
     ``AML_SNAPSHOT_NO_FILE_LIMIT`` (any value but empty, 0 and false) lifts the file count.
     Source: Azure ML SDK v1.

@@ -1,4 +1,4 @@
-"""Where a symbolic link inside a tree leads, decided from the tree's own list of links."""
+"""Resolves symbolic links inside a tree from the tree's own list of links."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ HOPS = 40  # as the kernel allows
 def leaves_tree(path: str, links: Mapping[str, str]) -> bool:
     """Return whether following the link at `path` could step out of the tree.
 
-    Every component is resolved as the kernel would, through other links of the tree; names
-    that are no link count as folders. A chain of links that each stay inside by their text
-    can still lead out, so the text alone proves nothing. Loops count as leaving.
+    Every component is resolved as the kernel would, through other links of the tree; names that are
+    not links count as folders. A chain of links can lead out even if each text stays inside, so the
+    text alone proves nothing. Loops count as leaving.
 
     Args:
         path: Where the link is, relative to the tree, with ``/`` between names.

@@ -1,4 +1,4 @@
-"""What files a stored snapshot has, and which differ between snapshots, without unpacking them."""
+"""Lists and compares the files of stored snapshots without unpacking them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayjobs.snapshots.unpack import WINDOW_LIMIT
 
 
 class _Digest:
-    """A file that keeps only the digest of what is written to it."""
+    """A file object that only computes the digest of written bytes."""
 
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
@@ -28,7 +28,7 @@ class _Digest:
 
 
 def files_of(digest: str, blobs_open: Callable[[str], BinaryIO]) -> dict[str, str]:
-    """Return the files and links of a snapshot: path → digest of the content, or where it leads.
+    """Return the files and links of a snapshot: path → digest of the content, or the link's target.
 
     Args:
         blobs_open: Opens a blob by its key, such as `BlobStore.open`.

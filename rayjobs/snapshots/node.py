@@ -33,11 +33,11 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 class NodeSnapshots:
     """Folder of unpacked snapshots, shared by all processes of a user on one node.
 
-    The boot is noted with each: unpacking is not synced to the disk, so what a crash of the
-    machine left is unpacked again.
+    Each records the boot id: unpacking is not synced to the disk, so after a crash of the machine
+    the snapshot is unpacked again.
 
     Attributes:
-        root: Below the node's scratch; made when it is first needed.
+        root: Folder below the node's scratch, created on first use.
     """
 
     root: Path
@@ -66,7 +66,9 @@ class NodeSnapshots:
             if self._is_whole(key):
                 return tree
             self._discard(key)
-            from rayjobs.snapshots.unpack import unpack  # only where something is to be unpacked
+            from rayjobs.snapshots.unpack import (
+                unpack,
+            )  # imported only if something must be unpacked
 
             blob = open_blob()
             try:
@@ -78,14 +80,14 @@ class NodeSnapshots:
         return tree
 
     def copy_into(self, digest: str, work_dir: Path) -> None:
-        """Copy the snapshot to `work_dir`, for one attempt to write in as it likes.
+        """Copy the snapshot to `work_dir`, where one attempt may write freely.
 
-        The folder must be missing or empty. Shares blocks with the original where the file
-        system can, never files: a script that writes to its code harms no other job.
+        The folder must be missing or empty. Shares blocks with the original if the file system can,
+        but never files: a script that writes to its code affects no other job.
 
         Raises:
-            SnapshotError: the snapshot is not on this node (`ensure` first), or the folder
-                has something in it.
+            SnapshotError: the snapshot is not on this node (`ensure` first), or the folder is not
+                empty.
             PrepareError: class ``storage``: the disk is full.
         """
         key = _key(digest)
@@ -109,7 +111,7 @@ class NodeSnapshots:
     def _is_whole(self, key: str) -> bool:
         note = self.root / f"{key}.json"
         try:
-            os.utime(note)  # `rayjobs prune` leaves what was used lately
+            os.utime(note)  # `rayjobs prune` keeps recently used snapshots
             noted = json.loads(note.read_bytes())
             return bool(noted["boot_id"] == boot_id()) and (self.root / key).is_dir()
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -121,7 +123,7 @@ class NodeSnapshots:
         write_atomic(self.root / f"{key}.json", json.dumps({"boot_id": boot_id()}))
 
     def _discard(self, key: str) -> None:
-        """Remove what an unpacker that died left; only with the lock held."""
+        """Remove leftovers of a dead unpacker; only with the lock held."""
         (self.root / f"{key}.json").unlink(missing_ok=True)
         for leftover in [
             *self.root.glob(f"tmp-{key}-*"),
@@ -142,7 +144,7 @@ def _key(digest: str) -> str:
 
 
 class _Copier:
-    """Copies a tree of folders, files and links; tries block sharing until it is refused once."""
+    """Copies a tree of folders, files and links; shares blocks until the kernel refuses once."""
 
     def __init__(self) -> None:
         self._clones = True

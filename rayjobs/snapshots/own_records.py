@@ -1,7 +1,7 @@
-"""Recognises rayjobs' own records by what they are: a workspace, a home, a store, a token.
+"""Recognises rayjobs' own records by content: a workspace, a home, a store, a token.
 
-None of them is ever packed, whatever its name and wherever it lies, and no line of an ignore file
-brings one back: a workspace holds every former snapshot, and a token opens the cluster.
+They are never packed, whatever their name and location, and no ignore file can re-include them: a
+workspace contains every former snapshot, and a token opens the cluster.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 
 from rayjobs.core.paths import WORKSPACE_DIR, home
 
-# In a folder that `rayjobs download` made: what a job made is not a source of the next one.
+# Marks a folder of `rayjobs download`: results of a job are not source code of the next one.
 DOWNLOAD_MARK = ".rayjobs-download"
 WORKSPACE_RECORD = "workspace.json"
 STORE = "store.db"
 _READ_AT_MOST = 64 * 1024
 _LOG_READ_AT_MOST = 4 * 1024**2
-# Names below `targets/NAME/` of a home (`paths.TargetPaths`); any one of them tells.
+# Names below `targets/NAME/` of a home (`paths.TargetPaths`); any one is sufficient.
 _TARGET_FILES = ("target.json", "head.json", "keeper.json", "token", "capacity.json")
 # Folders of a node's scratch (`paths.NodePaths`); a project may have one of them, not all.
 _NODE_FOLDERS = frozenset({"attempts", "snapshots", "injob"})
-# What a workspace or a home keeps at its top, where the source directory is one of them itself.
+# Top-level entries of a workspace or home, in case the source directory is one itself.
 _TOP_OF_WORKSPACE = frozenset(
     {WORKSPACE_RECORD, "blobs", "cache", "datastores", "prune.lock", ".gitignore"}
 )
@@ -39,7 +39,7 @@ _LONG_WORD = re.compile(rb"[A-Za-z0-9_\-+/=.]+\s*")
 
 
 class OwnRecords:
-    """Tells rayjobs' own records in one source directory from its other files."""
+    """Distinguishes rayjobs' own records in a source directory from other files."""
 
     def __init__(self, root: Path) -> None:
         """Look into folders and files below `root` (a real path)."""
@@ -49,9 +49,9 @@ class OwnRecords:
         self._top: frozenset[str] = frozenset()
 
     def folder(self, path: str, names: AbstractSet[str]) -> str | None:
-        """Return what a folder with these `names` in it is; None: it is nothing of ours.
+        """Return the kind of a folder that contains these `names`; None if it is not ours.
 
-        The source directory itself is never left out: only what belongs to the records in it.
+        The source directory itself is never left out, only the records in it.
         """
         full = os.path.join(self._root, path) if path else self._root  # noqa: PTH118 - speed
         what = None
@@ -74,7 +74,7 @@ class OwnRecords:
         return "of the workspace or home in this folder" if name in self._top else None
 
     def file(self, path: str, name: str, size: int) -> str | None:
-        """Return what a plain file is; None: it is nothing of ours. Opens only likely ones."""
+        """Return the kind of a plain file; None if it is not ours. Opens only likely files."""
         lowered = name.lower()
         if ".db" in lowered or ".sqlite" in lowered:
             return self._store(path, name)
@@ -160,15 +160,15 @@ def _is_home(folder: str) -> bool:
 
 
 def _is_store(path: Path) -> bool:
-    """Whether a file is a SQLite database with our tables. A backup of a store is one, too."""
+    """Whether a file is a SQLite database with our tables. A backup of a store counts too."""
     content = read_start(path, len(_SQLITE_MAGIC))
     if content != _SQLITE_MAGIC:
         return False
-    # A new store has all its pages in its write-ahead log; they stand in it as they are.
+    # A new store has all its pages, unencoded, in its write-ahead log.
     log = read_start(path.with_name(path.name + "-wal"), _LOG_READ_AT_MOST)
     if log is not None and all(b"CREATE TABLE " + name.encode() in log for name in _STORE_TABLES):
         return True
-    # Immutable: no lock is taken, and no file is made next to it.
+    # Immutable: SQLite takes no lock and creates no file next to it.
     address = f"{path.as_uri()}?mode=ro&immutable=1"
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:

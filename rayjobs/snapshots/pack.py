@@ -1,4 +1,4 @@
-"""From a source directory to a stored, content-addressed snapshot."""
+"""Packs a source directory into a stored, content-addressed snapshot."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Snapshot:
         digest: ``sha256:…`` of the uncompressed archive; the same tree has the same digest.
         size: Bytes of all files, before compression.
         files: Number of files.
-        warnings: What the submitter should know, one sentence each.
+        warnings: Sentences that the submitter should read.
         manifest: Everything in it, sorted by path.
-        left_out: Everything that is not in it, with the reason.
-        is_new: Whether an archive was written; False when the blob store had it.
+        left_out: Paths left out, with the reason.
+        is_new: Whether an archive was written; False if the blob store already had it.
     """
 
     digest: str
@@ -70,7 +70,7 @@ def blob_key(digest: str) -> str:
 
 
 class _ChangedError(Exception):
-    """A file became shorter, or no file, while it was read."""
+    """A file became shorter, or was replaced, while it was read."""
 
 
 def pack(
@@ -91,9 +91,9 @@ def pack(
         blobs_put: ``BlobStore.put_file``, called with the archive's temporary file and the key;
             must store it durably before it returns, and may move the file away.
         blobs_has: ``BlobStore.exists``; without it every call writes the archive.
-        limits: None takes those of the environment (`limits_from_environment`).
-        cache: Folder (of the workspace) that remembers what an unchanged tree was packed to;
-            such a tree is not read again.
+        limits: None: from the environment (`limits_from_environment`).
+        cache: Folder of the workspace that caches the digests of unchanged trees, so that they are
+            not read again.
         entry: The job's script; it must be in the snapshot.
 
     Raises:
@@ -215,8 +215,8 @@ def _real_folder(source_directory: str | Path) -> Path:
 
 
 def _write(found: Scan, file: BinaryIO) -> tuple[str, tuple[str, ...], bool]:
-    """Write the archive; return its digest, files that hold secrets, and whether all is as seen."""
-    import zstandard  # only where something is packed: an unchanged tree needs neither
+    """Write the archive; return digest, files with secrets, and whether the scan still holds."""
+    import zstandard  # imported only for packing: an unchanged tree needs neither
 
     from rayjobs.snapshots.archive import END, LEVEL, HashingSink, header
 
@@ -244,7 +244,7 @@ def _write(found: Scan, file: BinaryIO) -> tuple[str, tuple[str, ...], bool]:
 
 
 def _add_file(found: Scan, one: Entry, sink: HashingSink) -> tuple[bool, bool]:
-    """Write one file; return whether it is as the scan saw it, and whether it holds a secret."""
+    """Write one file; return whether it matches the scan, and whether it contains a secret."""
     from rayjobs.snapshots.archive import CHUNK, header, padding
 
     # Non-blocking and not through links: it may have become a FIFO or a link since the scan.
@@ -288,7 +288,7 @@ def _add_file(found: Scan, one: Entry, sink: HashingSink) -> tuple[bool, bool]:
 
 
 def _read_all(descriptor: int, size: int) -> bytes:
-    """Return the first `size` bytes; fewer only when the file has fewer."""
+    """Return the first `size` bytes, or all if the file is shorter."""
     data = os.read(descriptor, size) if size else b""
     while 0 < len(data) < size:
         more = os.read(descriptor, size - len(data))

@@ -1,6 +1,6 @@
-"""What of a source directory goes into its snapshot. Follows no link.
+"""Scans a source directory for the content of its snapshot. Never follows links.
 
-Opens no file but those that may be records of rayjobs itself (`own_records`).
+Opens only files that may be rayjobs' own records (`own_records`).
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Scan:
 
     Attributes:
         entries: Sorted by the bytes of their paths.
-        stats: Per file: size, mtime_ns, ctime_ns, inode; what tells an unchanged file.
-        unreadable: ``path (reason)`` of what could not be looked at.
-        is_complete: False when the walk ended early, far above the limit.
+        stats: Per file: size, mtime_ns, ctime_ns, inode; these identify an unchanged file.
+        unreadable: ``path (reason)`` of unreadable entries.
+        is_complete: False if the walk ended early, far above the limit.
     """
 
     root: Path
@@ -90,7 +90,7 @@ class Scan:
 
 
 def _ours(own: OwnRecords, folder: str, names: AbstractSet[str]) -> LeftOut | None:
-    """Return why a folder is left out as something that rayjobs wrote; None: it did not."""
+    """Return why a folder is left out as written by rayjobs, or None."""
     if folder and DOWNLOAD_MARK in names:
         return LeftOut(folder + "/", Why.DOWNLOAD, f"{folder}/{DOWNLOAD_MARK}")
     what = own.folder(folder, names)
@@ -98,7 +98,7 @@ def _ours(own: OwnRecords, folder: str, names: AbstractSet[str]) -> LeftOut | No
 
 
 def scan(root: Path, rules: Rules, limits: Limits) -> Scan:
-    """Return what is to be packed from `root` (a real path, without links)."""
+    """Return the entries to pack from `root` (a resolved path)."""
     found = Scan(root)
     links: dict[str, str] = {}
     own = OwnRecords(root)
@@ -198,7 +198,7 @@ def _inside_target(found: Scan, path: str) -> str | None:
         real = os.path.realpath(full)
         full.stat()
     except FileNotFoundError:
-        pass  # leads to nothing: kept when it is inside
+        pass  # dangling: kept if it stays inside
     except OSError as error:
         found.left_out.append(LeftOut(path, Why.LINK, f"leads nowhere ({error.strerror})"))
         return None
@@ -212,14 +212,16 @@ def _inside_target(found: Scan, path: str) -> str | None:
 
 
 def _keep_links(found: Scan, links: dict[str, str]) -> None:
-    # Rewriting one link may change where others lead, so look until nothing changes.
+    # Rewriting one link may change others' targets, so repeat until nothing changes.
     while leaving := [path for path in links if leaves_tree(path, links)]:
         for path in leaving:
             full = found.root / path
             straight = os.path.relpath(os.path.realpath(full), full.parent)
             if links[path] == straight:
                 del links[path]
-                found.left_out.append(LeftOut(path, Why.LINK, "leads out of the folder or round"))
+                found.left_out.append(
+                    LeftOut(path, Why.LINK, "leads out of the folder, or in a circle")
+                )
             else:
                 links[path] = straight
     packed = {entry.path for entry in found.entries} | set(links)
@@ -246,7 +248,7 @@ def refuse_unreadable(paths: Iterable[str], root: Path) -> None:
 
 
 def refuse_missing_entry(found: Scan, entry: str, rules: Rules) -> None:
-    """Raise SnapshotError when the entry script would not be in the snapshot, saying why."""
+    """Raise SnapshotError with the reason if the snapshot would lack the entry script."""
     path = os.path.normpath(entry)
     if any(one.path == path and one.kind is not Kind.FOLDER for one in found.entries):
         return
@@ -320,7 +322,7 @@ def refuse_too_large(found: Scan, entry: str | None, rules: Rules, limits: Limit
         + (f"Largest files:\n{singles}\n" if by_size else "")
         + f"To leave it out, add these lines to {where}:\n"
         + "\n".join(f"  {printable(line)}" for line in help_lines)
-        + f"\nData belongs in a datastore and comes as an input. If all of it is code, "
+        + f"\nPut data in a datastore and use it as an input. If all of it is code, "
         f"set {variable}={value}",
         largest=tuple(units.most_common(10)),
         ignore_lines=tuple(help_lines),
@@ -333,7 +335,7 @@ def _ancestors(path: str) -> set[str]:
 
 
 def _unit(path: str, ancestors: set[str]) -> str:
-    """Return the topmost folder above `path` that does not hold the entry script."""
+    """Return the topmost folder above `path` that does not contain the entry script."""
     parts = path.split("/")
     for length in range(1, len(parts)):
         folder = "/".join(parts[:length]) + "/"
@@ -343,7 +345,7 @@ def _unit(path: str, ancestors: set[str]) -> str:
 
 
 def warnings_of(found: Scan) -> list[str]:
-    """Return what the submitter should know about what was left out, one sentence each."""
+    """Return sentences for the submitter about files that were left out."""
     warnings = []
     secrets = [left.path for left in found.left_out if left.why is Why.SECRET]
     if secrets:
@@ -396,7 +398,7 @@ def warnings_of(found: Scan) -> list[str]:
 
 
 def printable(path: str) -> str:
-    """Return a path that any terminal can show: bytes that are no text, and controls, escaped."""
+    """Return a path that is safe on any terminal: undecodable bytes and controls are escaped."""
     if path.isprintable():
         return path
     return "".join(

@@ -1,4 +1,4 @@
-"""What looks like a secret: by a file's name, or by what is written in it."""
+"""Recognises likely secrets by a file's name or content."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NAMES = (
 )
 _NAME = re.compile("|".join(fnmatch.translate(name) for name in NAMES), re.IGNORECASE)
 
-# Only forms that hardly anything else has.
+# Only patterns with hardly any false positives.
 _CONTENT = re.compile(
     rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----"
     rb"|\b(?:AKIA|ASIA)(?![0-9A-Z]{9}EXAMPLE)[0-9A-Z]{16}\b"

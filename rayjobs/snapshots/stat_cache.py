@@ -1,8 +1,8 @@
-"""Remembers what an unchanged tree was packed to, so that it need not be read again.
+"""Caches the snapshot of an unchanged tree, so that it need not be read again.
 
 A tree counts as unchanged when its list of paths, and every file's size, times and inode, are
 the same. A file that changed within 2 s before the scan is not trusted: on a file system with
-coarse times it could change again and look the same.
+coarse timestamps it could change again unnoticed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SETTLED_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Remembered:
-    """What one scan and pack found.
+    """The cached result of one scan and pack.
 
     Attributes:
         rules: Fingerprint of the ignore file.
-        decisions: What its lines said of each path.
-        signature: Of the tree; empty when the tree was too young to be trusted.
+        decisions: The decisions of its lines by path.
+        signature: Of the tree; empty if it changed too recently to be trusted.
         suspects: Files that hold what looks like a secret.
     """
 
@@ -40,7 +40,7 @@ class Remembered:
 
 
 def signature(found: Scan) -> str:
-    """Return a hash of everything that tells whether the tree is the same."""
+    """Return a hash that identifies the state of the tree."""
     hashed = hashlib.sha256()
     stats = found.stats
     for entry in found.entries:
@@ -50,7 +50,7 @@ def signature(found: Scan) -> str:
 
 
 class StatCache:
-    """The memory of one source directory, a small JSON file."""
+    """The cache of one source directory, a small JSON file."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class StatCache:
         self._path = folder / f"{name}.json"
 
     def load(self) -> Remembered | None:
-        """Return what was remembered; None when there is nothing, or nothing of use."""
+        """Return the cached result; None if there is no valid one."""
         try:
             data = json.loads(self._path.read_bytes())
             if data.pop("format") != FORMAT:
@@ -66,10 +66,10 @@ class StatCache:
             data["suspects"] = tuple(data["suspects"])
             return Remembered(**data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # a cache: whatever is wrong with it, reading the tree is right
+            return None  # whatever is wrong with the cache, reading the tree is correct
 
     def save(self, remembered: Remembered) -> None:
-        """Remember; a failure costs the next submit time and nothing else."""
+        """Store the result; a failure only costs the next submit time."""
         with contextlib.suppress(OSError):
             write_atomic(self._path, json.dumps({"format": FORMAT, **asdict(remembered)}))
 
@@ -77,8 +77,8 @@ class StatCache:
     def is_settled(found: Scan, began_ns: int) -> bool:
         """Return whether every file was last changed at least 2 s before the scan began.
 
-        Times in the future are not settled where they are the change time: that one follows
-        the machine's clock, so the clock has stepped back.
+        A change time in the future does not count as settled: it follows the machine's clock, so
+        the clock has stepped back.
         """
         for _, modified, changed, _ in found.stats.values():
             if began_ns - changed < SETTLED_NS or 0 <= began_ns - modified < SETTLED_NS:

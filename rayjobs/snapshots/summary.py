@@ -1,4 +1,4 @@
-"""What is in a snapshot and what is not, in a line for people and as data."""
+"""Summarises a snapshot's content, as a line of text and as data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rayjobs.snapshots.scan import Kind, printable
 if TYPE_CHECKING:
     from rayjobs.snapshots.pack import Snapshot
 
-LARGE_BYTES = 20 * MIB  # from here on a submit says what it packs
+LARGE_BYTES = 20 * MIB  # from this size on, a submit reports what it packs
 LARGEST = 3
 _NAMED = 5
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A snapshot's size and what makes it up.
+    """A snapshot's size and largest files.
 
     Attributes:
         size: Bytes of all files, before compression.
@@ -37,7 +37,7 @@ class Summary:
     @classmethod
     def of(cls, snapshot: Snapshot) -> Summary:
         """Return the summary of a snapshot."""
-        least = max(1, snapshot.size // 100)  # what is less does not matter to its size
+        least = max(1, snapshot.size // 100)  # smaller files do not matter
         files = [one for one in snapshot.manifest if one.kind is Kind.FILE and one.size >= least]
         files.sort(key=lambda one: (-one.size, one.path))
         largest = tuple((one.path, one.size) for one in files[:LARGEST])
@@ -60,7 +60,7 @@ class Summary:
 
     @property
     def left_out_line(self) -> str:
-        """Say what is left out, the first names of each reason; empty when nothing is."""
+        """Return a line with the first names left out for each reason; empty if there are none."""
         names: dict[str, list[str]] = {}
         for one in self.left_out:
             names.setdefault(str(one.why), []).append(printable(one.path))
@@ -71,7 +71,7 @@ class Summary:
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON data; of what is left out the first 200, and how many by reason."""
+        """Return it as JSON data, with the first 200 paths left out and their number by reason."""
         return {
             "text": self.size_line,
             "left_out_text": self.left_out_line,

@@ -1,4 +1,4 @@
-"""From a stored archive to a folder: checked whole, then made visible in one step."""
+"""Unpacks a stored archive to a folder: fully checked, then made visible in one step."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def unpack(
 ) -> None:
     """Unpack a snapshot to `into`, which must not exist; it appears whole or not at all.
 
-    Nothing is written before the whole content has the right hash. Refused whole: absolute
-    names, ``..``, links that could lead out, names that come twice or below a file or link,
-    anything but files, folders and links, and what is above the limits.
+    Nothing is written before the whole content has the right hash. An archive is refused entirely
+    if it has absolute names, ``..``, links that could lead out, duplicate names, names below a file
+    or link, anything but files, folders and links, or exceeds the limits.
 
     Raises:
         SnapshotError: the archive is not the snapshot `digest`, or is refused.
@@ -44,7 +44,7 @@ def unpack(
         raise SnapshotError(f"{into} exists already; a snapshot is unpacked to a new folder")
     partial = into.parent / f"tmp-{into.name[:80]}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        # Read twice, first for the hash, then for the files; a download cannot be.
+        # Read twice, first for the hash, then for the files, which a stream does not allow.
         if isinstance(archive, Path):
             with _opened(archive) as file:
                 _unpack(file, digest, partial, limits)
@@ -105,7 +105,7 @@ def _unpack(file: BinaryIO, digest: str, partial: Path, limits: Limits) -> None:
     try:
         with _stream(file) as stream:
             _extract(stream, partial, limits)
-    except zstandard.ZstdError as error:  # it was read whole before: the file changed
+    except zstandard.ZstdError as error:  # the first read succeeded, so the file has changed
         raise SnapshotError(f"the archive of {digest} changed while it was read") from error
     partial.chmod(0o755)
 

@@ -1,4 +1,4 @@
-"""Allocations: recorded before they exist, handed on by one conditional update."""
+"""Allocations: recorded before they exist, assigned by one conditional update."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WHERE name = :name AND state = 'held' AND job = :job AND attempt = :attempt
 DRAIN = """
 UPDATE allocations SET state = 'draining', changed_at = :now
 WHERE name = :name AND state = 'held' AND job = :job AND attempt = :attempt
-"""  # keeps whose ranks may still live there
+"""  # keeps the job whose ranks may still run there
 
 RELEASE = """
 UPDATE allocations SET state = 'released', changed_at = :now

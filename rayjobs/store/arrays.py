@@ -1,4 +1,4 @@
-"""Job arrays: many jobs of one spec under a parent that runs nothing and ends with its last one."""
+"""Job arrays: many jobs of one spec under a parent that only ends with its last member."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rayjobs.store.rows import failure_of, failure_text, job_of, same_submit, to
 
 KIND = "array"
 
-# Like a sweep it waits for no allocation: its row is Running, and no target ever starts it. It has
-# begun (`started_at`) once a member has.
+# Like a sweep it needs no allocation: its row is Running, and no target ever starts it. It begins
+# (`started_at`) with its first member.
 INSERT = """
 INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, parent, target,
     submitted_by, snapshot, spec, state, attempt, reason, priority, submitted_at, changed_at,
@@ -41,8 +41,8 @@ SELECT * FROM jobs WHERE parent = :parent AND state IN ({_UNFINISHED}) ORDER BY 
 ANY_UNFINISHED = f"""
 SELECT 1 FROM jobs WHERE parent = :parent AND state IN ({_UNFINISHED}) LIMIT 1
 """  # noqa: S608 - made of our own names
-# A trial that has ended counts as its sweep judged it: one whose job completed without the sweep's
-# metric has failed.
+# A trial that has ended counts with its sweep's verdict: it failed if its job completed without the
+# sweep's metric.
 COUNTS = """
 SELECT COALESCE(trials.state, jobs.state) AS state, COUNT(*) AS n
 FROM jobs LEFT JOIN (
@@ -50,7 +50,7 @@ FROM jobs LEFT JOIN (
 ) AS trials ON trials.job = jobs.id
 WHERE jobs.parent = :parent GROUP BY 1
 """
-# Trials of which the sweep says something else than their jobs.
+# Trials whose sweep's verdict differs from their job's state.
 JUDGED = """
 SELECT trials.job, trials.state, trials.reason FROM trials JOIN jobs ON jobs.id = trials.job
 WHERE trials.sweep = :parent AND trials.ended_at IS NOT NULL AND trials.state != jobs.state
@@ -70,7 +70,7 @@ WHERE id = :parent AND kind IN ('array', 'pipeline')
 
 
 class ArrayEnds(Part):
-    """What happens to an array when something happens to a member, in the same transaction."""
+    """Updates an array after a change of a member, in the same transaction."""
 
     def _parent_placed(self, connection: sqlite3.Connection, member: sqlite3.Row, now: str) -> None:
         if member["parent"] is not None:
@@ -121,9 +121,9 @@ class ArrayEnds(Part):
 
 
 def _cause(failed: Sequence[sqlite3.Row], total: int) -> Failure:
-    """Return the array's failure: the first member's whose class is the worst of them."""
+    """Return the array's failure: the first one of the worst class among its members."""
     known = [(row["array_index"], failure_of(row["failure"])) for row in failed]
-    # A time limit has an exit code of its own, which is given only when nothing else went wrong.
+    # A time limit has its own exit code, which is used only if nothing else failed.
     hard = [
         one
         for one in known
@@ -276,7 +276,7 @@ def member_row(connection: sqlite3.Connection, array: sqlite3.Row, index: int) -
 
 
 def _fresh_ids(experiment: str, count: int) -> list[str]:
-    """Return so many different ids: of ten thousand random ends two may well be alike."""
+    """Return this many different ids: among ten thousand random tails two may be equal."""
     found: dict[str, None] = {}
     while len(found) < count:
         found[ids.job_id(experiment)] = None

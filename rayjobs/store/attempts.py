@@ -1,4 +1,4 @@
-"""A job's way through its states: start, move, hosts and exits, finish, requeue, cancel."""
+"""The state changes of jobs: start, move, hosts and exits, finish, requeue, cancel."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
             return connection.execute(transitions.SET_HOSTS, values).rowcount == 1
 
     def record_exit(self, job_id: str, *, attempt: int, exits: Sequence[ExitRecord]) -> bool:
-        """See `Store.record_exit`. Records of other nodes that are there already stay."""
+        """See `Store.record_exit`. Existing records of other nodes stay."""
         key = {"job": job_id, "attempt": attempt}
         with self._database.write() as connection:
             row = connection.execute(NEWEST_ATTEMPT, key).fetchone()
@@ -171,9 +171,9 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
         """See `Store.finish`.
 
         Raises:
-            ValueError: models came with another end than Completed.
-            TransitionError: `state` is not final, or the table has no step to it from where the
-                job is (only a job that is Finalizing can be Completed).
+            ValueError: models were given with a state other than Completed.
+            TransitionError: `state` is not final, or the job's state has no step to it (only a job
+                that is Finalizing can be Completed).
         """
         statement = transitions.ENDS.get(state)
         if statement is None:
@@ -286,7 +286,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
             row = self._row(connection, job_id)
             if row["kind"] == ARRAY and not JobState(row["state"]).is_final:
                 members = connection.execute(UNFINISHED_MEMBERS, {"parent": job_id}).fetchall()
-                # First itself: its last member's end is its own.
+                # The array itself first: its last member's end ends it.
                 self._request_cancel(connection, row, now, by)
                 for member in members:
                     self._request_cancel(connection, member, now, by)
@@ -359,7 +359,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
         state = JobState(row["state"])
         is_asked = state.is_final or row["cancel_requested_at"] is not None
         if row["kind"] == INTERACTIVE and not is_asked:
-            # No target ends its process: what that logs afterwards is kept, and changes no state.
+            # No target ends its process; later logs are stored but change no state.
             reason = f"canceled by {by}" if by else "canceled"
             self._end_run(
                 connection, row, outcome=Outcome.CANCELED, reason=reason, failure=None, now=now
@@ -395,9 +395,9 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
 def _stated_failure(
     connection: sqlite3.Connection, row: sqlite3.Row, state: JobState
 ) -> Failure | None:
-    """Return the failure that somebody has stated of an attempt which ends otherwise.
+    """Return the failure that a user or script reported for an attempt that ends differently.
 
-    Its user asked for the end with it (`request_fail`), or its script did (``run.fail()``).
+    The user requested the end with it (`request_fail`), or the script called ``run.fail()``.
     """
     if state is JobState.CANCELED and row["cancel_requested_at"] is not None:
         return failure_of(row["failure"])

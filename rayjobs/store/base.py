@@ -1,12 +1,12 @@
 """The contract of every store: one protocol per concept, composed into `Store`.
 
-**Truth.** A store holds the records of one workspace. What it does not hold has not happened.
+**Truth.** A store holds the records of one workspace. What it does not contain has not happened.
 
-**Transactions.** Each method blocks and is one transaction: it changes everything that it says, or
-nothing. Methods that say *durably* return after fsync. Other changes survive the death of every
-process, but not necessarily a power failure.
+**Transactions.** Each method blocks and is one transaction: it makes all its changes or none.
+Methods that say *durably* return after fsync. Other changes survive the death of every process, but
+not necessarily a power failure.
 
-**Threads and processes.** All methods are safe from threads. Several processes may have the same
+**Threads and processes.** All methods are thread-safe. Several processes may have the same
 store open.
 
 **Ownership.** A job's newest attempt owns its record. Methods that take an `attempt` change the
@@ -64,14 +64,14 @@ from rayjobs.store.requests import (
     NewJob,
 )
 
-if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
+if TYPE_CHECKING:  # importing pydantic would dominate the time of a listing
     from rayjobs.datastore.catalogue import Catalogue
     from rayjobs.spec.model import JobSpec
     from rayjobs.store.pruning import PruneView
 
 
 class JobStore(Protocol):
-    """Jobs: submit them, find them, change what may change."""
+    """Jobs: submit, find and change them."""
 
     def submit(self, new: NewJob) -> tuple[Job, bool]:
         """Write one job durably, in state Queued; return it and whether it is new.
@@ -117,7 +117,7 @@ class JobStore(Protocol):
         """Return the jobs with these serials that exist, in order."""
 
     def job_states(self, jobs: Iterable[str]) -> dict[str, JobState]:
-        """Return the states of those of these jobs that exist, by id.
+        """Return the states of the given jobs that exist, by id.
 
         An array whose members have not started yet is Queued.
         """
@@ -204,12 +204,12 @@ class ArrayStore(Protocol):
     def member_counts(self, parents: Iterable[str]) -> dict[str, Mapping[JobState, int]]:
         """Return how many children of each parent are in each state.
 
-        A trial that has ended counts as its sweep judged it, not as its job ended. Parents without
+        A trial that has ended counts with its sweep's verdict, not its job's state. Parents without
         children are left out.
         """
 
     def judged_trials(self, sweep_id: str) -> Mapping[str, tuple[JobState, str]]:
-        """Return the trials' jobs that a sweep judged otherwise than they ended: as what, and why.
+        """Return jobs of trials whose verdict differs from the job's state: the verdict, and why.
 
         Such a job has completed, and its trial failed since it never reported the sweep's metric.
         """
@@ -230,7 +230,7 @@ class AttemptStore(Protocol):
         """Start a queued job: Queued → Provisioning, with the next attempt number.
 
         One conditional statement, so that two target actors never start the same attempt. None if
-        the job is no longer Queued, has another attempt number, is held, or is to be canceled.
+        the job is no longer Queued, has another attempt number, is held, or has a cancel request.
 
         Args:
             job_id: The job.
@@ -319,7 +319,7 @@ class AttemptStore(Protocol):
     ) -> bool:
         """Put a live job back to its old place in the queue durably, and end its attempt.
 
-        A job that is to be canceled becomes Canceled instead. False if the job is not live or has
+        A job with a cancel request becomes Canceled instead. False if the job is not live or has
         a newer attempt.
 
         Args:
@@ -329,7 +329,7 @@ class AttemptStore(Protocol):
             outcome: How the attempt ended.
             failure: What went wrong.
             not_before: The earliest time of the next attempt.
-            hold: Why the job stays queued until somebody releases it; None does not hold it.
+            hold: Why the job stays queued until a user releases it; None does not hold it.
             if_without_hosts: Do nothing and return False if hosts of the attempt are recorded.
                 `set_hosts` is refused afterwards.
         """
@@ -338,7 +338,7 @@ class AttemptStore(Protocol):
         """Ask durably for a job's end, and return its state. Idempotent.
 
         A queued job is Canceled at once. A live job keeps its state and gets the request. A job
-        that has ended stays as it is. Of an array, all members are asked.
+        that has ended does not change. For an array, all members get the request.
         """
 
     def request_fail(self, job_id: str, *, by: str = "", failure: Failure) -> JobState:
@@ -385,7 +385,7 @@ class AllocationStore(Protocol):
 
 
 class RunStore(Protocol):
-    """What a run leaves: its history, its metrics and its files."""
+    """The results of a run: its history, its metrics and its files."""
 
     def add_event(
         self,
@@ -402,7 +402,7 @@ class RunStore(Protocol):
         """Return a job's events with a serial above `after`, oldest first."""
 
     def add_metrics(self, job_id: str, points: Sequence[MetricPoint]) -> int:
-        """Keep a batch of points; return how many were new. Repeated keys are ignored.
+        """Store a batch of points; return how many were new. Repeated keys are ignored.
 
         Points that arrive after a newer attempt has started are kept, but `metrics` never shows
         them.
@@ -447,7 +447,7 @@ class RunStore(Protocol):
 
 
 class QueueStore(Protocol):
-    """The queue: what the target actor reads in each turn, and what it learns from the past."""
+    """The queue: the target actor's reads in each turn, and statistics of the past."""
 
     def change(self) -> tuple[int, int]:
         """Return a token that changes with every commit of any process. Cheap.
@@ -508,7 +508,7 @@ class QueueStore(Protocol):
         """Return how the jobs submitted at or after `since` waited, in order of submission."""
 
     def usage(self, *, since: datetime | None = None, target: str | None = None) -> list[Usage]:
-        """Return what was held by the attempts that ended at or after `since`, or still run."""
+        """Return the resources of the attempts that ended at or after `since`, or still run."""
 
 
 class ModelStore(Protocol):
@@ -583,7 +583,7 @@ class DataStore(Protocol):
 
 
 class PruneStore(Protocol):
-    """Removal of what is no longer needed."""
+    """Removal of data that is no longer needed."""
 
     def prune_view(self) -> PruneView:
         """Return which records refer to which stored files, as one state of the store."""
@@ -591,7 +591,7 @@ class PruneStore(Protocol):
     def prune_files(self, jobs: Sequence[str], *, how: str = "") -> frozenset[str]:
         """Remove the files of finished jobs from the store; return those jobs.
 
-        A job that an unfinished job resumes from or waits for is left as it is.
+        Keeps jobs that an unfinished job resumes from or waits for.
 
         Args:
             how: Who removes them with which command, for the jobs' histories.
@@ -600,8 +600,8 @@ class PruneStore(Protocol):
     def prune_records(self, jobs: Sequence[str], *, how: str = "") -> frozenset[str]:
         """Remove finished jobs with all that belongs to them; return those jobs.
 
-        A job that an unfinished job or a model refers to is left as it is. One line of each stays,
-        so that who asks for it by name learns what became of it.
+        Keeps jobs that an unfinished job or a model refers to. One line of each removed job stays,
+        so that a look-up by name can report the removal.
 
         Args:
             how: Who removes them with which command.

@@ -1,4 +1,4 @@
-"""Care of a store's file: check it, copy it whole, upgrade it on demand."""
+"""Maintains a store's file: check, backup, restore, upgrade."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from rayjobs.store.witness import Witness, events_of
 BUSY_TIMEOUT_S = 10.0
 POLL_S = 0.1
 _MOST_FAULTS = 10
-_BESIDE = ("-wal", "-shm", "-journal")  # SQLite would replay what stands in them
+_BESIDE = ("-wal", "-shm", "-journal")  # SQLite would replay their content
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         version: Of the schema; 0 for a file that is not a store.
         file_system: Its kind, e.g. "ext4"; empty if it is not known.
-        problems: What makes it unusable, with what to do.
-        warnings: What may become one.
+        problems: Why it is unusable, with remedies.
+        warnings: Risks that may become problems.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """What an upgrade did; `copy` is the store as it was before."""
+    """The result of an upgrade; `copy` is the store before it."""
 
     old: int
     new: int
@@ -63,11 +63,11 @@ class Upgrade:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore did.
+    """The result of a restore.
 
     Attributes:
-        old: Where the replaced store is kept; None where there was none, or it was accepted.
-        dropped: What the replaced store has, and the restored one has not.
+        old: Path of the replaced store; None if there was none, or the store was accepted.
+        dropped: Records of the replaced store that the restored one lacks.
     """
 
     old: Path | None
@@ -75,7 +75,7 @@ class Restored:
 
 
 def check(path: Path) -> Report:
-    """Return how a store's file is; changes nothing, and takes any version.
+    """Check a store's file of any version; changes nothing.
 
     Raises:
         StoreBusyError: another process keeps it locked.
@@ -154,12 +154,12 @@ def backup(path: Path, to: Path) -> None:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with opened(path, read_only=True) as source, opened(draft) as copy:
             source.backup(copy)
-            # One file, to be carried elsewhere: without the -wal and -shm of a store in use.
+            # One portable file, without the -wal and -shm files of a store in use.
             copy.execute("PRAGMA journal_mode = DELETE")
             if copy.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
                 raise StoreError(f"{path} is damaged; see `rayjobs db check`", path=str(path))
         sync(draft)
-        os.link(draft, to)  # unlike a rename it does not replace what came there meanwhile
+        os.link(draft, to)  # unlike a rename, it does not replace a file that appeared meanwhile
         sync_folder(to.parent)
     except FileExistsError as error:
         raise UsageError(f"{to} exists; name a new file for the backup") from error
@@ -174,7 +174,7 @@ def backup(path: Path, to: Path) -> None:
 
 
 def would_drop(path: Path, source: Path) -> Dropped:
-    """Return what a restore of `source` in the place of the store `path` would drop.
+    """Return the records that restoring `source` over the store `path` would drop.
 
     Raises:
         NotFoundError: there is no such backup.
@@ -188,10 +188,10 @@ def would_drop(path: Path, source: Path) -> Dropped:
 
 
 def restore(path: Path, source: Path | None) -> Restored:
-    """Put a backup in the place of a store, or accept the store as it is; say what was dropped.
+    """Replace a store by a backup, or accept the store as it is; return the dropped records.
 
-    What was there is kept next to it under another name. A process that opens the store meanwhile
-    is refused, also when this one is killed: a restore that is repeated finishes it.
+    The replaced store is kept next to it under another name. Processes that open the store
+    meanwhile are refused, even if this process is killed; repeating the restore completes it.
 
     Args:
         source: The backup; None: the store as it is, or an empty one if it was deleted.
@@ -219,8 +219,8 @@ def restore(path: Path, source: Path | None) -> Restored:
                 connection.execute("COMMIT")
                 events = events_of(connection)
             sync(draft)
-            # A store that has fewer events than its note is refused to all who open it, as is an
-            # absent one: nobody gets in before the last step.
+            # A store with fewer events than its witness is refused to everyone, like an absent one,
+            # so no process can open it before the last step.
             witness.note(events + 1, synced=True)
             witness.close()
             note = witness.read()
@@ -302,9 +302,9 @@ def unused(path: Path, stem: str) -> Path:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[sqlite3.Connection | None]:
-    """Keep all others out of a store, and have all of it in its one file, as far as it is sound.
+    """Lock all other processes out of a store, and merge its WAL into the one file if possible.
 
-    Yields the connection that holds it; None where there is no store.
+    Yields the locking connection; None if there is no store.
 
     Raises:
         StoreBusyError: another process has it open.
@@ -320,7 +320,7 @@ def alone(path: Path) -> Iterator[sqlite3.Connection | None]:
                 connection.execute("PRAGMA journal_mode = DELETE")  # takes in the -wal file
                 connection.execute("PRAGMA journal_mode = MEMORY")
                 connection.execute("BEGIN EXCLUSIVE")
-                # The store is one whole file: what a lock that is kept leaves is of no use.
+                # The store is one complete file; leftovers of the lock are useless.
                 for end in ("-journal", "-shm"):
                     path.with_name(path.name + end).unlink(missing_ok=True)
                 break

@@ -1,4 +1,4 @@
-"""Jobs: submit, find, list, change what may change."""
+"""Jobs: submit, find, list and change them."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ class JobsPart(Part):
 
     def _select(self, columns: str, which: JobFilter) -> list[sqlite3.Row]:
         conditions, values = _conditions(which)
-        statement = (  # our own fragments; what users give are values
+        statement = (  # our own SQL fragments; users' input is passed as values
             f"SELECT {columns} FROM jobs"  # noqa: S608
             + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
             + f" ORDER BY serial {'DESC' if which.newest_first else 'ASC'} LIMIT :limit"
@@ -500,7 +500,7 @@ def _is_beginning(text: str, job: str) -> bool:
 
 
 def _gone(connection: sqlite3.Connection, text: str) -> str:
-    """Return what took away the newest job of this id or name; empty where nothing did."""
+    """Return what removed the newest job of this id or name; empty if none was removed."""
     for row in connection.execute(GONE):
         job = str(row["job"])
         is_start = job.startswith(text) and _is_beginning(text, job)

@@ -172,7 +172,7 @@ def register_all(
     models: Sequence[ModelDraft | ModelRefusal],
     now: str,
 ) -> list[tuple[str, str, dict[str, Any]]]:
-    """Register what a run asked for, as it completes; return events: kind, message, data."""
+    """Register the models that a completing run requested; return events: kind, message, data."""
     registrations: list[tuple[str, str, dict[str, Any]]] = []
     for one in models:
         data: dict[str, Any] = {"name": one.name, "path": one.path}
@@ -183,7 +183,7 @@ def register_all(
                 # Known only now: the run ends with its models.
                 draft = replace(one, lineage={**one.lineage, "ended_at": now})
                 row, _ = _register(connection, job, draft, now)
-            except UsageError as error:  # raised before anything of it is written
+            except UsageError as error:  # raised before anything is written
                 why = str(error)
             else:
                 version = row["version"]

@@ -51,7 +51,7 @@ class Moved:
 
 
 def to_postgres(path: Path, url: str, *, workspace: str, switch: Switch) -> Moved:
-    """Move a store from its file into PostgreSQL; the file is kept under another name.
+    """Move a store from its file to PostgreSQL; the file is kept under another name.
 
     Args:
         path: The file.
@@ -123,17 +123,17 @@ def to_file(url: str, path: Path, *, switch: Switch) -> Moved:
             is_begun = _check_postgres(source, database) == MOVED
             if path.exists() and not is_begun:
                 raise UsageError(f"{path} exists; move it away, then repeat the command")
-            # From the commit on every user is refused, whoever holds a connection.
+            # From the commit on, every user is refused, even on an open connection.
             source.execute("UPDATE store_state SET version = ?", (MOVED,))
         is_linked = is_done = False
         try:
             with database.exclusive() as source:
                 rows = _write_file(source, draft)
-            if is_begun:  # what a move that was killed has left: it began without such a file
+            if is_begun:  # left by a killed move, which began without such a file
                 path.unlink(missing_ok=True)
             witness = Witness(path)
             witness.path.unlink(missing_ok=True)  # of a store that was here before
-            os.link(draft, path)  # unlike a rename it does not replace what came there meanwhile
+            os.link(draft, path)  # unlike a rename, it replaces nothing
             is_linked = True
             sync_folder(path.parent)
             switch()
@@ -185,7 +185,7 @@ def _check_postgres(source: Connection, database: PostgresDatabase) -> int:
 
 
 def _make_empty(target: Connection, where: str, workspace: str) -> None:
-    """Remove what an unfinished or an earlier move of this workspace left; refuse all else."""
+    """Remove leftovers of an unfinished or earlier move of this workspace; refuse all others."""
     own: dict[str, str] = dict(
         target.execute("SELECT key, value FROM meta WHERE key IN (?, ?)", _OWN_KEYS).fetchall()
     )

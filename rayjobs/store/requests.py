@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core.errors import UsageError
 from rayjobs.jobs.states import JobState
 
-if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
+if TYPE_CHECKING:  # importing pydantic would dominate the time of a listing
     from rayjobs.spec.model import JobSpec
 
 
