@@ -42,7 +42,7 @@ def workspace_of(channel: Channel) -> Workspace:
     name = os.environ.get("RAYJOBS_WORKSPACE_NAME", "")
     made = Workspace._of(
         OpenWorkspace(
-            # What is kept next to a workspace, such as unpacked snapshots, is the attempt's own.
+            # Caches next to a workspace, such as unpacked snapshots, belong to the attempt.
             path=Path(channel.root, "workspace"),
             id=name,
             name=name,
@@ -209,5 +209,5 @@ class ChannelBlobs:
         raise UsageError(f"a script may not remove the blob {key!r}")
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Refuse: a script asks for what it knows by name. Raises UsageError."""
+        """Refuse: a script can only open items by name. Raises UsageError."""
         raise UsageError("a script may not list the blobs of its workspace")

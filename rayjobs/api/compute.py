@@ -127,7 +127,7 @@ class ComputeTarget:
         """Return name, size and target."""
         return f"AmlCompute(name={self.name!r}, vm_size={self.vm_size!r}, target={self.target!r})"
 
-    # -- what it is ----------------------------------------------------------------------------
+    # -- facts ---------------------------------------------------------------------------------
     @property
     def id(self) -> str:
         """The workspace's id and the name."""
@@ -155,7 +155,7 @@ class ComputeTarget:
 
     @property
     def vm_size(self) -> str:
-        """Size of its machines; empty where no program said it."""
+        """Size of its machines; empty if no program set it."""
         return self._record.vm_size
 
     @property
@@ -170,7 +170,7 @@ class ComputeTarget:
 
     @property
     def description(self) -> str:
-        """What the program said of it."""
+        """The program's description."""
         return self._record.description
 
     @property
@@ -180,7 +180,7 @@ class ComputeTarget:
         return ScaleSettings(record.min_nodes, record.max_nodes, record.idle_seconds)
 
     def describe(self) -> str:
-        """Return one sentence: what was asked for, and which target runs its jobs."""
+        """Return one sentence with the request and the target that runs its jobs."""
         record = self._record
         asked = f"{record.vm_size}, {record.min_nodes} to {record.max_nodes} nodes"
         target = self.target
@@ -201,7 +201,7 @@ class ComputeTarget:
         return self.serialize()
 
     def get_status(self) -> AmlComputeStatus:
-        """Return how many nodes its target has, and what was asked for."""
+        """Return the number of nodes of its target, and the requested numbers."""
         self.refresh_state()
         return AmlComputeStatus(self._record, nodes=_nodes_of(self.target))
 
@@ -271,12 +271,12 @@ class ComputeTarget:
         AzureSettings(self.workspace.store).put_compute(self._record)
 
     def delete(self) -> None:
-        """Forget the compute; the target that ran its jobs stays as it is."""
+        """Forget the compute; the target that ran its jobs does not change."""
         self._check_made("deleted")
         AzureSettings(self.workspace.store).remove_compute(self.name)
 
     def detach(self) -> None:
-        """Refuse: what was attached is a target.
+        """Refuse: an attached compute is a target.
 
         Raises:
             ComputeUsageError: always.
@@ -318,7 +318,7 @@ class AmlCompute(ComputeTarget):
         location: str | None = None,
         enable_node_public_ip: bool = True,
     ) -> AmlComputeProvisioningConfiguration:
-        """Return what a compute is to be.
+        """Return the configuration of a new compute.
 
         Network, identity, administrator and location are Azure's affair: they are accepted, and a
         notice says that they have no effect.
@@ -391,7 +391,7 @@ class AmlCompute(ComputeTarget):
 
 
 class AmlComputeProvisioningConfiguration:
-    """What a compute is to be, see `AmlCompute.provisioning_configuration`."""
+    """The configuration of a compute, see `AmlCompute.provisioning_configuration`."""
 
     def __init__(
         self,
@@ -510,7 +510,7 @@ def compute_targets(workspace: Workspace) -> ComputeTargets:
 
 
 def bound_target(settings: AzureSettings, name: str) -> str | None:
-    """Return the target that runs the jobs of a compute; None: nothing says which."""
+    """Return the target that runs a compute's jobs; None: not configured."""
     if _is_target(name):
         return name
     return settings.targets().get(name)
@@ -536,7 +536,7 @@ def refuse_misspelt(settings: AzureSettings, name: str) -> None:
 
 
 def unknown_sentence(name: str) -> str:
-    """Return what to say when a compute that nothing answers for runs on this machine."""
+    """Return the notice for an unmapped compute whose jobs run on this machine."""
     return (
         f"compute target {name!r} is not known here and runs its jobs on target 'local', this "
         f"machine; `rayjobs azureml map {name}=TARGET` changes that"

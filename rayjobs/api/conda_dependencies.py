@@ -20,7 +20,7 @@ class CondaDependencies:
     """Python and packages, as a conda specification file has them."""
 
     def __init__(self, conda_dependencies_file_path: str | Path | None = None) -> None:
-        """Start empty, or with what a conda specification file says.
+        """Start empty, or with the content of a conda specification file.
 
         Raises:
             NotFoundError: no such file.
@@ -191,7 +191,7 @@ class CondaDependencies:
         if core_type not in ("cpu", "gpu"):
             raise UsageError(f"core_type is {core_type!r}; give 'cpu' or 'gpu'")
 
-    # -- what is asked for -------------------------------------------------------------------------
+    # -- the packages ------------------------------------------------------------------------------
 
     @property
     def python_version(self) -> str | None:

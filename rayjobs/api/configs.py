@@ -83,7 +83,7 @@ class PyTorchConfiguration:
 
 
 class DockerConfiguration:
-    """How a job's image is run; without an image, a line says what has no effect."""
+    """How a job's image runs; without an image, a notice names settings without effect."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class DockerConfiguration:
 
 
 class TensorflowConfiguration:
-    """A job of TensorFlow's own strategies. One worker alone runs as any script."""
+    """A job of TensorFlow's own strategies. A single worker runs like any script."""
 
     def __init__(self, worker_count: int = 1, parameter_server_count: int = 1) -> None:
         self.worker_count = _count("worker_count", worker_count)
@@ -139,7 +139,7 @@ class _Processes:
 
 
 class HistoryConfiguration:
-    """``run_config.history``: taken and not used, since every run's outputs and logs are kept.
+    """``run_config.history``: accepted but unused, since every run's outputs and logs are stored.
 
     Attributes:
         output_collection, snapshot_project: Always done.
@@ -170,7 +170,7 @@ class HistoryConfiguration:
     properties=("source_directory_data_store",),
 )
 class RunConfiguration:
-    """What a script runs with.
+    """The settings that a script runs with.
 
     Attributes:
         target: Name of the compute target, or an object with a ``name``.
@@ -260,7 +260,7 @@ class RunConfiguration:
 
         Args:
             path: A folder (the working directory), or a file when `name` is None.
-            separate_environment_yaml: Write the environment to a file of its own next to it.
+            separate_environment_yaml: Write the environment to a separate file next to it.
         """
         from rayjobs.api import run_config_file
 
@@ -321,12 +321,12 @@ class RunConfiguration:
         self.framework, self.communicator, self.node_count = "TensorFlow", "None", 1
 
     def __repr__(self) -> str:
-        """Return the target, and what differs from one process on one node."""
+        """Return the target, and the differences from one process on one node."""
         return shown(self, **needs_of(self))
 
 
 class ScriptRunConfig:
-    """One script (or command) with what it needs; `Experiment.submit` runs it."""
+    """One script (or command) with its requirements; `Experiment.submit` runs it."""
 
     MAX_DURATION_SECONDS_DEFAULT = 2_592_000
 
@@ -381,7 +381,7 @@ class ScriptRunConfig:
             raise UsageError("give a script (or a command) to run")
 
     def __repr__(self) -> str:
-        """Return what runs, where, and what it needs; no variable, since one may be secret."""
+        """Return script, target and requirements; no variables, since one may be secret."""
         entry = {"script": self.script} if self.command is None else {"command": self.command}
         arguments = {"arguments": self.arguments} if self.arguments else {}
         return shown(self, self.source_directory, **entry, **arguments, **needs_of(self.run_config))
@@ -496,7 +496,7 @@ def shown(of: object, *first: Any, **named: Any) -> str:
 
 
 def needs_of(settings: RunConfiguration) -> dict[str, Any]:
-    """Return the target of a configuration, and what differs from the default."""
+    """Return the target of a configuration, and the differences from the default."""
     usual = {
         "communicator": "None",
         "node_count": 1,
@@ -614,7 +614,7 @@ def _environment_of(environment: Any) -> str | dict[str, Any] | None:
 
 
 def _container_of(settings: RunConfiguration) -> dict[str, Any] | None:
-    """Return the image that an environment names, with what the run's Docker settings add."""
+    """Return an environment's image, with the additions of the run's Docker settings."""
     from rayjobs.api.environment import Environment
 
     if not isinstance(settings.environment, Environment):

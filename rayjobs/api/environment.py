@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME = "project"  # Source: the environment of a new RunConfiguration
 CURATED_PREFIX = "AzureML"
-_OWN = ("", "python")  # what Azure ML writes for the machine's own interpreter
+_OWN = ("", "python")  # Azure ML's name for the machine's own interpreter
 _DEFINITION = "azureml_environment.json"  # Source: files of Environment.save_to_directory
 _CONDA_FILE = "conda_dependencies.yml"
 
@@ -76,7 +76,7 @@ class Environment:
             setattr(self, key, value)
 
     def __repr__(self) -> str:
-        """Return its name and what it is made of; no variable, since one may be secret."""
+        """Return its name and content; no variables, since one may be secret."""
         wanted = self.python.conda_dependencies
         of = self.python.interpreter_path if wanted is None or wanted.is_empty else wanted
         return f"Environment({self.name!r}, {of!r})"
@@ -102,7 +102,7 @@ class Environment:
 
     @staticmethod
     def from_conda_specification(name: str, file_path: str | Path) -> Environment:
-        """Return an environment with what a conda specification asks for.
+        """Return an environment with the packages of a conda specification.
 
         Raises:
             NotFoundError: no such file.
@@ -116,7 +116,7 @@ class Environment:
     def from_existing_conda_environment(
         name: str, conda_environment_name: str
     ) -> Environment | None:
-        """Return an environment that uses a conda environment of this machine as it is.
+        """Return an environment that uses an existing conda environment of this machine.
 
         The target must have it at the same path.
 
@@ -259,7 +259,7 @@ class Environment:
 
     @staticmethod
     def label(workspace: Workspace, name: str, version: str, labels: Sequence[str]) -> None:
-        """Let labels point to a version of an environment, away from any other one.
+        """Move labels to a version of an environment.
 
         Raises:
             NotFoundError: there is no such version.
@@ -299,7 +299,7 @@ class Environment:
         return self.build(workspace)
 
     def get_image_details(self, workspace: Workspace) -> dict[str, Any]:
-        """Return what the environment consists of, and whether it is built on this machine."""
+        """Return the environment's content, and whether it is built on this machine."""
         from rayjobs.api import environment_registry as registry
 
         return registry.details(workspace, self)
@@ -308,7 +308,7 @@ class Environment:
     def add_private_pip_wheel(
         workspace: Workspace, file_path: str | Path, exist_ok: bool = False
     ) -> str:
-        """Keep a wheel in the workspace; return what to give `CondaDependencies.add_pip_package`.
+        """Store a wheel in the workspace; return the name for `CondaDependencies.add_pip_package`.
 
         Raises:
             NotFoundError: no such file.
@@ -369,7 +369,7 @@ class Environment:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Environment:
-        """Return the environment of what `to_dict` returned.
+        """Return the environment for a result of `to_dict`.
 
         Raises:
             KeyError, TypeError, SpecError: it is not such a definition.
@@ -382,7 +382,7 @@ class Environment:
             fill(getattr(made, name), values.get(name) or {})
         return made
 
-    # -- what a job asks for -----------------------------------------------------------------------
+    # -- a job's requirements ----------------------------------------------------------------------
 
     @property
     def image(self) -> str | None:
@@ -391,7 +391,7 @@ class Environment:
         return None if image is None or is_base_image(image) else image
 
     def container(self) -> dict[str, Any] | None:
-        """Return what a job's spec says under `container`; None: it runs without one.
+        """Return the `container` part of a job's spec; None: it runs without one.
 
         Raises:
             UsageError: an image is built from a folder, or a password is given in the open.
@@ -428,7 +428,7 @@ class Environment:
 
     @property
     def is_own(self) -> bool:
-        """Whether it stands for the target's own Python: nothing to install, no image."""
+        """Whether it means the target's own Python: nothing to install, no image."""
         docker = self.docker
         if self.image is not None or docker.base_dockerfile or docker.build_context is not None:
             return False
@@ -439,7 +439,7 @@ class Environment:
         return not has_file and (wanted is None or wanted.is_empty)
 
     def to_spec(self) -> str | dict[str, Any] | None:
-        """Return what a job's spec says under `environment`."""
+        """Return the `environment` part of a job's spec."""
         if self.python.user_managed_dependencies:
             path = os.fspath(self.python.interpreter_path)
             return None if path in _OWN else path
@@ -456,7 +456,7 @@ class Environment:
 
 
 def curated_environment(name: str) -> Environment | None:
-    """Return what a curated environment of Azure ML asks for; None: it is not the name of one."""
+    """Return the packages of an Azure ML curated environment; None: not the name of one."""
     found = curated(name)
     if found is None:
         return None
@@ -469,7 +469,7 @@ def curated_environment(name: str) -> Environment | None:
 
 
 class FrameworkEnvironment(Environment):
-    """The environment of an estimator: the target's own Python, with what is added to it.
+    """The environment of an estimator: the target's own Python, with additions.
 
     Attributes:
         framework: Requirements of the framework, which the target has.
@@ -499,7 +499,7 @@ class FrameworkEnvironment(Environment):
         return self.framework_python is None and self.is_own
 
     def to_spec(self) -> str | dict[str, Any] | None:
-        """Return what a job's spec says under `environment`: packages on the target's own."""
+        """Return the `environment` part of a job's spec: packages on top of the target's own."""
         asked = super().to_spec()
         if isinstance(asked, str) or (asked is None and not self.framework):
             return asked

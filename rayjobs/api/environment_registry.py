@@ -44,7 +44,7 @@ def register(workspace: Workspace, environment: Environment) -> Environment:
 
 
 def label(workspace: Workspace, name: str, version: str, labels: Sequence[str]) -> None:
-    """Let labels point to a version.
+    """Move labels to a version.
 
     Raises:
         NotFoundError: there is no such version.
@@ -95,7 +95,7 @@ class ImageBuild:
     Attributes:
         key: The environment's name on this machine's node.
         lock: Its packages with their hashes.
-        log: What building said.
+        log: The build's log.
     """
 
     name: str
@@ -127,7 +127,7 @@ def build(workspace: Workspace, environment: Environment) -> ImageBuild:
 
 
 def details(workspace: Workspace, environment: Environment) -> dict[str, Any]:
-    """Return what an environment consists of, and whether it is built on this machine."""
+    """Return an environment's content, and whether it is built on this machine."""
     from rayjobs.submit import environments
 
     asked = environment.to_spec()
@@ -147,6 +147,6 @@ def _asked(environment: Environment) -> dict[str, Any]:
     if not isinstance(asked, dict):
         raise UsageError(
             f"the environment {environment.name!r} uses "
-            f"{asked or 'the Python of the target'} as it is: there is nothing to build"
+            f"{asked or 'the Python of the target'} is used unchanged: there is nothing to build"
         )
     return asked

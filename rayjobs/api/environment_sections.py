@@ -1,4 +1,4 @@
-"""The sections of an Azure ML v1 environment: Python, Docker, and those that are kept alone.
+"""The sections of an Azure ML v1 environment: Python, Docker, and those only stored.
 
 Signatures: ``azureml.core.environment`` and ``azureml.core.container_registry`` 1.61.
 """
@@ -25,7 +25,7 @@ class Section:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Return what differs from a new one; no address or name of a registry's user."""
+        """Return the differences from a new one, without a registry's address or user name."""
         usual = vars(type(self)())
         given = {key: value for key, value in vars(self).items() if value != usual.get(key)}
         shown = ", ".join(f"{key}={value!r:.80}" for key, value in given.items())
@@ -33,14 +33,14 @@ class Section:
 
 
 class PythonSection(Section):
-    """``environment.python``: an interpreter that is there, or what to install.
+    """``environment.python``: an existing interpreter, or the packages to install.
 
     Attributes:
-        user_managed_dependencies: Nothing is installed: the interpreter has what the script needs.
+        user_managed_dependencies: Nothing is installed: the interpreter has the script's packages.
         interpreter_path: That interpreter, or its virtual environment, on the target.
-        conda_dependencies: What to install.
-        conda_dependencies_file: Or a file that says so.
-        base_conda_environment: Accepted; the environment stands alone.
+        conda_dependencies: The packages to install.
+        conda_dependencies_file: Or a file that lists them.
+        base_conda_environment: Accepted but unused; the environment is self-contained.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class PythonSection(Section):
         self.base_conda_environment: str | None = None
 
     def wanted(self) -> CondaDependencies:
-        """Return what is to be installed, that of the file where one is named.
+        """Return the packages to install, from the file if one is named.
 
         Raises:
             NotFoundError, SpecError: see `CondaDependencies`.
@@ -198,7 +198,7 @@ def plain(section: Section) -> dict[str, Any]:
 
 
 def fill(section: Section, values: Mapping[str, Any]) -> None:
-    """Set what plain data says of a section; what it does not name stays."""
+    """Set a section's fields from plain data; unnamed fields stay."""
     for name, old in list(vars(section).items()):
         key = _camel(name)
         if key not in values:

@@ -1,4 +1,4 @@
-"""Checks of what an estimator was given; each returns the problems that it finds."""
+"""Checks of an estimator's arguments; each returns its problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayjobs.core.numbers import is_whole
 from rayjobs.data.arguments import is_data
 from rayjobs.spec.curated import is_base_image
 
-# What Azure ML calls machines that may be taken away, and others.
+# Azure ML's names for spot machines and others.
 PRIORITIES = {"lowpriority": True, "dedicated": False}
 
 
@@ -59,7 +59,7 @@ def targets(compute_target: Any, vm_size: str | None) -> list[Problem]:
 
 
 def spot(vm_priority: str | None) -> tuple[bool | None, list[Problem]]:
-    """Return whether spot nodes are wanted, and what is wrong with a priority of machines."""
+    """Return whether spot nodes are wanted, and the problems of a machine priority."""
     if vm_priority is None:
         return None, []
     if str(vm_priority).casefold() not in PRIORITIES:
@@ -80,7 +80,7 @@ def exclusions(
     image: Image,
     environment_variables: Mapping[str, str] | None,
 ) -> list[Problem]:
-    """What excludes what. Source: the checks of MMLBaseEstimator."""
+    """Mutually exclusive arguments. Source: the checks of MMLBaseEstimator."""
     problems = []
     given = [name for name, value in packages.items() if value]
     if environment_definition is not None:
@@ -103,7 +103,7 @@ def exclusions(
 
 
 def unsupported(**given: Any) -> list[Problem]:
-    """Refuse what was given and has no meaning here."""
+    """Refuse arguments without meaning here."""
     why = {
         "source_directory_data_store": (
             "the source directory is packed into the workspace's own storage.",
@@ -156,7 +156,7 @@ def entry_script(
 
 
 def duration(seconds: Any) -> list[Problem]:
-    """Return what is wrong with a time limit; None is none."""
+    """Return the problem of a time limit, or None."""
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if seconds is None or (is_number and seconds > 0):
         return []

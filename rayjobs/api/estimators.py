@@ -29,7 +29,7 @@ from rayjobs.submit.project import default_target
 
 
 class EstimatorError(SpecError, TrainingException):
-    """What an estimator was given is wrong; `problems` lists everything at once."""
+    """An estimator's arguments are wrong; `problems` lists all problems."""
 
 
 class EstimatorUsageError(UsageError, TrainingException):
@@ -80,7 +80,7 @@ class ParameterServer:
 
 
 class Estimator:
-    """A script with what it needs, checked when it is made."""
+    """A script with its requirements, checked at construction."""
 
     BACKENDS: tuple[str, ...] = ("mpi",)
 
@@ -120,7 +120,7 @@ class Estimator:
         _show_lint_warnings: bool = False,
         _show_package_warnings: bool = False,
     ) -> None:
-        """Check what was asked for.
+        """Check the arguments.
 
         Raises:
             EstimatorError: something is wrong, or not supported; all problems at once.
@@ -194,7 +194,7 @@ class Estimator:
             settings.environment = environment
         if max_run_duration_seconds is not None:
             settings.max_run_duration_seconds = max_run_duration_seconds
-        # An environment that is given says itself whether it has CUDA: the machine decides.
+        # With an explicit environment, the machine decides about CUDA.
         settings.use_gpu = None if environment_definition is not None else bool(use_gpu)
         settings.amlcompute.vm_size = vm_size
         settings.amlcompute.vm_priority = vm_priority
@@ -209,7 +209,7 @@ class Estimator:
         self._resume_from = resume_from
 
     def __repr__(self) -> str:
-        """Return what runs, where, and what it needs; no variable, since one may be secret."""
+        """Return script, target and requirements; no variables, since one may be secret."""
         arguments = {"arguments": self._arguments} if self._arguments else {}
         given = {"entry_script": self._script, **arguments, **needs_of(self.run_config)}
         return shown(self, self.source_directory, **given)
@@ -224,7 +224,7 @@ class Estimator:
         script_params: Mapping[Any, Any] | None = None,
         inputs: Sequence[Any] | None = None,
     ) -> ScriptRunConfig:
-        """Return the same job as a ScriptRunConfig; what is given replaces the estimator's."""
+        """Return the same job as a ScriptRunConfig; given arguments replace the estimator's."""
         arguments = self._arguments
         if script_params is not None:
             problems: list[Problem] = []
@@ -253,7 +253,7 @@ class Estimator:
         *,
         user_managed: bool,
     ) -> Environment | None:
-        """Return the framework with an estimator's packages; what cannot be had is a problem.
+        """Return the framework with an estimator's packages; unavailable ones are problems.
 
         Files are relative to the source directory. Source: `_estimator_helper` of
         azureml-train-core. One that is not there is looked for where the program runs.
@@ -331,7 +331,7 @@ class Estimator:
 
 
 class _FrameworkEstimator(Estimator):
-    """An estimator whose framework has versions; what it asks for is listed in curated images."""
+    """An estimator whose framework has versions; curated images list its packages."""
 
     FRAMEWORK_NAME = ""
     DEFAULT_VERSION = ""

@@ -24,7 +24,7 @@ DEFAULT_PATH = "azureml/{run-id}/{output-name}"
 
 
 class TrainingOutput:
-    """What a step that trains makes besides its files: ``Metrics`` or the best ``Model``.
+    """An additional result of a training step: ``Metrics`` or the best ``Model``.
 
     Args:
         type: ``Metrics`` or ``Model``.
@@ -54,7 +54,7 @@ class TrainingOutput:
 
     @property
     def result(self) -> str:
-        """What a sweep stores, see `rayjobs.pipelines.spec.SweepPart`."""
+        """The output of a sweep, see `rayjobs.pipelines.spec.SweepPart`."""
         return "metrics" if self.type == "Metrics" else f"best:{self.model_file or 'outputs'}"
 
 
@@ -65,8 +65,8 @@ class PipelineData:
 
     Args:
         name: Letters, digits and underscores.
-        datastore: Where it is stored; None takes the pipeline's default datastore.
-        output_name: Its name among the step's outputs; None takes `name`.
+        datastore: The datastore that stores it; None: the pipeline's default datastore.
+        output_name: Its name among the step's outputs; None: `name`.
         output_mode: ``mount`` or ``upload``; both store it when the step's script has ended well.
         output_path_on_compute: Where the step finds it; None: below the step's own folder.
         output_overwrite: Replace files that are stored at the place already.
@@ -74,7 +74,7 @@ class PipelineData:
         is_directory: True: a folder is there when the step starts. False or None: the step's
             script makes a file or a folder at the path.
         pipeline_output_name: Its name as an output of the whole pipeline.
-        training_output: What a sweep makes: its metrics, or a file of its best trial.
+        training_output: The result of a sweep: its metrics, or a file of its best trial.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class PipelineData:
         store = datastore_name_of(self.datastore) if self.datastore is not None else None
         return {
             "destination": f"{store or default_datastore}/{DEFAULT_PATH}",
-            # Never in place: what an attempt that dies has written is not the step's output.
+            # Never in place: files of an attempt that died are not the step's output.
             "mode": "upload",
             "overwrite": self._overwrite,
             "path_on_compute": self._path_on_compute,
@@ -211,7 +211,7 @@ class InputPortBinding:
 
     @property
     def data(self) -> Any:
-        """What is bound."""
+        """The bound object."""
         return self.bind_object
 
     @property
@@ -284,7 +284,7 @@ class PipelineDataset:
         return self._with(_mode="download", _path_on_compute=path_on_compute)
 
     def as_direct(self) -> PipelineDataset:
-        """Return it as files: what a step makes is not a table that is known before it ran."""
+        """Return it as files: a step's table is unknown before it has run."""
         return self.as_mount()
 
     def register(
@@ -354,11 +354,11 @@ class PipelineParameter:
 
     @property
     def placeholder(self) -> str:
-        """What stands for its value in a stored pipeline."""
+        """The placeholder of its value in a stored pipeline."""
         return f"${{{{parameters.{self.key}}}}}"
 
     def __str__(self) -> str:
-        """Return what stands for its value."""
+        """Return the placeholder of its value."""
         return self.placeholder
 
     def __repr__(self) -> str:
@@ -374,5 +374,5 @@ def is_data_value(value: Any) -> bool:
 
 
 def default_of(value: Any) -> Any:
-    """Return a parameter's default; any other value as it is."""
+    """Return a parameter's default; any other value unchanged."""
     return value.default_value if isinstance(value, PipelineParameter) else value

@@ -1,4 +1,4 @@
-"""The graph of a pipeline as text: one line a step, lines of their own for what is passed on."""
+"""Draws a pipeline's graph as text: one line per step, and lanes for the data passed on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GLYPHS = {
     "Queued": "○",
 }
 RUNNING = "●"
-# A drawing that is wider than this many characters says no more: names are clearer.
+# A wider drawing is unreadable: names are clearer.
 MOST_WIDTH = 24
 MOST_INDENT = 8
 MOST_NAMED = 2
@@ -26,7 +26,7 @@ def glyph_of(status: str) -> str:
 def cells_of(
     before: Mapping[str, Sequence[str]], statuses: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    """Return for each step what a table shows of it, and the step, see `draw`.
+    """Return for each step its drawing in a table, and the step; see `draw`.
 
     A graph with too many lines for a terminal is a list in which each step names those before it.
     """
@@ -100,7 +100,7 @@ def draw(before: Mapping[str, Sequence[str]], statuses: Mapping[str, str]) -> li
 
 
 def _place(lanes: list[str | None], taken: list[int], ending: list[int]) -> int:
-    """Return the lane of a new step: that of what it reads alone, else a free one."""
+    """Return the lane of a new step: its only input's lane, or a free one."""
     if len(taken) == 1 and ending == taken:
         return taken[0]
     start = max(taken, default=-1) + 1

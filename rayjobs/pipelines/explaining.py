@@ -1,4 +1,4 @@
-"""Why a step ran again, in full: each part that differs, with what it was and what it is."""
+"""Explains in full why a step ran again: each part that differs, with old and new value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Difference:
 
     Attributes:
         part: Its name.
-        lines: What it was and what it is.
+        lines: The old and the new value.
     """
 
     part: str

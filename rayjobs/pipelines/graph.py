@@ -1,4 +1,4 @@
-"""The graph of a pipeline: which step waits for which, and what is wrong with that."""
+"""The dependency graph of a pipeline's steps, and its problems."""
 
 from __future__ import annotations
 

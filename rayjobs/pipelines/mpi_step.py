@@ -17,7 +17,7 @@ from rayjobs.core.numbers import is_whole
 from rayjobs.pipelines.data import default_of
 from rayjobs.pipelines.steps import ScriptStep, StepBase
 
-# Targets of Azure ML that take jobs on one node alone; those of rayjobs take what fits.
+# Azure ML targets that only take single-node jobs; rayjobs' targets take whatever fits.
 SINGLE_NODE_TYPES = frozenset(
     {"ComputeInstance", "RemoteVM", "VirtualMachine", "HDInsight", "Local", "LocalTarget"}
 )
@@ -193,13 +193,13 @@ def _wrong_names(
             Problem(
                 "compute_target",
                 f"{compute_target!r:.80} is not a compute target.",
-                "Give its name, such as 'local', or what ComputeTarget returns.",
+                "Give its name, such as 'local', or a ComputeTarget.",
             )
         )
     return found
 
 
-# What each option of the environment is, in words, and as a check.
+# Each option of the environment: its description and its check.
 _FLAG = ("True or False", lambda value: isinstance(value, bool))
 _TEXT = ("a text", lambda value: isinstance(value, str))
 _PATH = ("a path", lambda value: isinstance(value, str | Path))

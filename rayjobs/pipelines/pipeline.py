@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """Steps that run as one: each starts as soon as what it reads is there.
+    """Steps that run as a unit: each starts as soon as its inputs exist.
 
     Args:
         workspace: Where it runs.
@@ -35,7 +35,7 @@ class Pipeline:
         description: For people; its first words name the pipeline.
         default_datastore: Of outputs that name none; None takes the workspace's.
         default_source_directory: Of steps that name none.
-        resolve_closure: Add the steps that make what the given ones read.
+        resolve_closure: Add the steps that produce the given steps' inputs.
 
     Raises:
         UsageError: there are no steps, or something else than steps.
@@ -66,7 +66,7 @@ class Pipeline:
         return f"Pipeline(steps=[{', '.join(repr(one.name) for one in self.steps)}])"
 
     def to_spec(self, name: str | None = None) -> PipelineSpec:
-        """Return the pipeline as it is stored.
+        """Return the pipeline in its stored form.
 
         Args:
             name: The pipeline's name; None takes the description's.
@@ -108,7 +108,7 @@ class Pipeline:
                     )
 
     def validate(self) -> list[str]:
-        """Check the pipeline without submitting it; return what is wrong, one sentence each."""
+        """Check the pipeline without submitting it; return one sentence per problem."""
         from rayjobs.core.errors import RayjobsError, SpecError
         from rayjobs.pipelines.planning import Packer, plan
 
@@ -182,7 +182,7 @@ class Pipeline:
 
 
 def closed(steps: Iterable[StepBase]) -> list[StepBase]:
-    """Return steps with those that make what they read, and that they run after."""
+    """Return steps with those that produce their inputs or must run before them."""
     found: dict[StepBase, None] = {}
     pending = [*steps][::-1]
     open_ones: set[StepBase] = set()  # their needs are looked at already: cycles end here
@@ -229,7 +229,7 @@ def _keys(steps: list[StepBase]) -> list[str]:
 
 
 def parameter_values(given: Mapping[str, Any] | None, workspace: Workspace) -> dict[str, Any]:
-    """Return values for a run's parameters: data becomes what names it."""
+    """Return values for a run's parameters: data is replaced by its reference."""
     building = Building({}, "", workspace.catalogue.put_manifest)
     found = {}
     for name, value in (given or {}).items():

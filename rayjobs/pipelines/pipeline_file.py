@@ -72,7 +72,7 @@ def pipeline_of(data: Mapping[str, Any], *, folder: Path) -> PipelineSpec:
 
     Args:
         data: The file's keys and values.
-        folder: What relative paths are relative to.
+        folder: The base of relative paths.
 
     Raises:
         PipelineError: something is wrong with it; all problems at once.

@@ -38,7 +38,7 @@ STEP_TAG = "step"
 PIPELINE_TAG = "pipeline"
 # Fields of a job that may name files of this machine, which are packed.
 _PACKED_FIELDS = {"environment", "resume_from"}
-# Azure ML's names of what a run's properties say.
+# Azure ML's names for a run's properties.
 RUN_PROPERTY = STEP_OF
 REUSED_PROPERTY = "azureml.isreused"
 ORIGINAL_PROPERTY = "azureml.reusedrunid"
@@ -55,7 +55,7 @@ class PlannedStep:
         spec: What it runs.
         snapshot: Digest of its code; None: it has none.
         decision: Whether it is reused, and why.
-        parts: What decides about its results.
+        parts: The facts that determine its results.
         sweep: Of a sweep, its definition.
     """
 
@@ -328,7 +328,7 @@ class _Maker:
     def _check(
         self, name: str, step: StepSpec, params: Mapping[str, Any]
     ) -> submitting.Checked | None:
-        """Return a step's job as it may be submitted; what is wrong is noted."""
+        """Return a step's job ready to submit, and record its problems."""
         values = with_values(dict(step.job), self.values)
         values.setdefault("name", name)
         values["environment_variables"] = {
@@ -369,7 +369,7 @@ class _Maker:
         return checked
 
     def _checked_like(self, job: JobSpec) -> submitting.Checked:
-        """Return `submitting.check` of a job; what jobs that are alike share is checked once.
+        """Return `submitting.check` of a job; checks that similar jobs share run once.
 
         Raises:
             SpecError, CannotBePlacedError: see `submitting.check`.

@@ -26,7 +26,7 @@ COLOURS = {
 RUNNING = ("#2e8b57", "#e2f2e9")
 WIDTH, HEIGHT = 2.3, 0.8  # of a box, in inches
 GAP_X, GAP_Y = 0.9, 0.35
-# A picture is read on a screen: longer rows go on below, higher columns beside.
+# A picture is read on a screen: longer rows continue below, taller columns to the right.
 MOST_COLUMNS, MOST_ROWS = 6, 16
 GAP_PART = 0.6  # between the parts of a high column
 LANE = 0.18  # from a box to the lines that pass beside it
@@ -218,7 +218,7 @@ def _arrow_down(
     """Draw an arrow to a lower row of columns, between the columns and above that row.
 
     It leaves at the right of a box and comes in at the left, as all others do, on lanes of its own:
-    nothing may look like an arrow between boxes that only stand below or beside each other.
+    boxes that are only adjacent must not seem connected by an arrow.
     """
     colour = "#333333" if is_critical else "#999999"
     width = 2.2 if is_critical else 1.0

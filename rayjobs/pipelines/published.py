@@ -118,7 +118,7 @@ class PublishedPipeline:
 
     @property
     def version(self) -> str | None:
-        """What its author called it."""
+        """The name that its author gave it."""
         return self._record.version
 
     @property

@@ -1,4 +1,4 @@
-"""When a schedule falls due: every so many minutes, hours, days, weeks or months.
+"""When a schedule is due: every N minutes, hours, days, weeks or months.
 
 Source: ``azureml.pipeline.core.schedule`` (ScheduleRecurrence, TimeZone).
 """
@@ -21,7 +21,7 @@ from rayjobs.spec.problems import problem_of
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 STEPS = {"Minute": timedelta(minutes=1), "Hour": timedelta(hours=1)}
 TIME = re.compile(r"^([01]?\d|2[0-3]):([0-5]\d)$")
-# Windows' names of time zones, as Azure ML takes them. Source: CLDR, windowsZones.xml.
+# Windows' names of time zones, which Azure ML uses. Source: CLDR, windowsZones.xml.
 WINDOWS_ZONES = {
     "UTC": "UTC",
     "GMT Standard Time": "Europe/London",

@@ -35,7 +35,7 @@ NOT_COUNTED = frozenset(
         "display_name",
         "tags",
         "strict",
-        "substitutes",  # what is used instead is in the other fields
+        "substitutes",  # the other fields contain the effective values
         # where and when it runs, how often, how long
         "target",
         "resources",
@@ -90,7 +90,7 @@ def parts_of(
 ) -> dict[str, Any]:
     """Return all that decides about a step's results, by name.
 
-    What only decides where and when it runs is not among them, see `NOT_COUNTED`.
+    Fields that only decide where and when it runs are excluded, see `NOT_COUNTED`.
 
     Args:
         spec: The step's job with its inputs named as they will be read.
@@ -137,7 +137,7 @@ def key_of(parts: Mapping[str, Any]) -> str:
 def digest_of_paths(source: Path, paths: tuple[str, ...]) -> str:
     """Return the digest of the names and content of some files below a source directory.
 
-    A folder stands for all files below it. A path that is not there counts as such.
+    A folder means all files below it. A missing path counts as missing.
     """
     whole = hashlib.sha256()
     for one in sorted(paths):
@@ -182,7 +182,7 @@ class Decisions:
         outputs: tuple[str, ...],
         fresh: Mapping[str, str],
     ) -> Decision:
-        """Return whether a step takes the results of an earlier one.
+        """Return whether a step reuses the results of an earlier one.
 
         Args:
             name: Of the step.
@@ -227,7 +227,7 @@ def compared(
     reasons = [f"differs from {earlier.job} in {', '.join(own)}"] if own else []
     if fresh:
         producers = ", ".join(repr(one) for one in dict.fromkeys(fresh.values()))
-        reasons.append(f"reads what {producers} makes in this run")
+        reasons.append(f"reads new output of {producers} in this run")
     return Decision(
         f"runs: {' and '.join(reasons) or 'nothing differs'}",
         compared_with=earlier.job,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 NEVER_S = float("inf")
-# Azure ML says so of pipelines and steps.
+# Azure ML's type names of pipelines and steps.
 FINISHED = "Finished"
 _ONLY_STEPS = (
     "the children of a pipeline run are its steps; use a step (find_step_run(NAME)[0]), or submit "
@@ -225,7 +225,7 @@ class PipelineRun(JobRun):
         return status_of(job.state)
 
     def _tell(self, told: dict[str, str]) -> None:
-        """Print what has changed of the steps since the last call."""
+        """Print the steps' changes since the last call."""
         for view in self.views():
             status = view.status
             if told.get(view.name) != status and status != JobState.QUEUED:
@@ -285,7 +285,7 @@ class PipelineRun(JobRun):
 
 
 class StepRun(JobRun):
-    """A step of a pipeline run: a job; a reused one shows what the original made."""
+    """A step of a pipeline run: a job; a reused step shows the original's results."""
 
     type = "azureml.StepRun"
 
@@ -313,7 +313,7 @@ class StepRun(JobRun):
 
     @property
     def is_reused(self) -> bool:
-        """Whether it takes the results of an earlier run."""
+        """Whether it reuses the results of an earlier run."""
         return self._row.original is not None
 
     @property
@@ -384,7 +384,7 @@ class StepRun(JobRun):
         return self.original._logs().read(name).decode("utf-8", "replace")
 
     def get_stdout_log(self) -> str:
-        """Return what the script printed (rank 0), stdout and stderr in one."""
+        """Return the script's output (rank 0), stdout and stderr combined."""
         names = self.original._logs().names()
         first = next((one for one in names if "driver_log" in one), None)
         return "" if first is None else self._log(first)
@@ -413,7 +413,7 @@ class StepRun(JobRun):
         run_type: str | None = None,
         populate: bool = False,
     ) -> dict[str, Any]:
-        """Return what was logged, see `JobRun.get_metrics`."""
+        """Return the logged values, see `JobRun.get_metrics`."""
         if self._row.original is None:
             return JobRun.get_metrics(self, name, recursive)
         return self.original.get_metrics(name, recursive)
@@ -536,7 +536,7 @@ class PortDataReference:
 
         Raises:
             NotFoundError: the step has stored nothing there.
-            DataChanged: a file is no longer as the step stored it.
+            DataChanged: a file differs from what the step stored.
         """
         from rayjobs.datastore.backends import StoredFile, open_backend
 

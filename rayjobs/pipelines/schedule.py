@@ -51,7 +51,7 @@ def create(
         pipeline: Id of a published pipeline.
         endpoint: Or of an endpoint, whose default is run.
         recurrence: When it runs.
-        watched: Or what is watched: datastore, path, polling_interval in minutes, parameter.
+        watched: Or the watched data: datastore, path, polling_interval in minutes, parameter.
         parameters: Values of the pipeline's parameters for each run.
         description: For people.
         continues: Whether runs go on after a failure; None: the pipeline's own setting.
@@ -324,7 +324,7 @@ class Schedule:
 
     @property
     def error_status(self) -> str:
-        """What happened at the last time; empty: nothing of note."""
+        """The problem at the last due time; empty: none."""
         return self._workspace.opened.store.schedule(self.id).note
 
     def _watch(self, name: str) -> Any:
@@ -349,7 +349,7 @@ class Schedule:
         self._record = set_active(self._workspace.opened, self._record, active=True)
 
     def disable(self, wait_for_provisioning: bool = False, wait_timeout: int = 3600) -> None:
-        """Let it start no more runs."""
+        """Stop it from starting runs."""
         self._record = set_active(self._workspace.opened, self._record, active=False)
 
     activate, deactivate = enable, disable
@@ -368,7 +368,7 @@ class Schedule:
         path_on_datastore: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Change what is given; see `create`.
+        """Change the given fields; see `create`.
 
         Raises:
             UsageError: an argument is wrong.

@@ -1,4 +1,4 @@
-"""What a schedule does when it falls due: it runs a published pipeline once, whatever was missed.
+"""Runs a published pipeline when its schedule is due: once, however many times were missed.
 
 As a program, ``python -m rayjobs.pipelines.scheduling WORKSPACE``, it does so for all schedules of
 a workspace and prints when the next one falls due (see `rayjobs.target.timekeeper`).
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 LATE = timedelta(minutes=1)
-# After this time, what is still due is tried again: its target is stopped, or a storage failed.
+# Delay before a due run is tried again, after a stopped target or a failed storage.
 TRY_AGAIN = timedelta(minutes=1)
 AGAIN = "tries again: "
 EVENT = "schedule"
@@ -47,7 +47,7 @@ SCHEDULE_PROPERTY = "azureml.scheduleid"
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a schedule that was due.
+    """The result of a due schedule.
 
     Attributes:
         schedule: Its id.
@@ -100,7 +100,7 @@ def marks_of(workspace: OpenWorkspace, watched: Mapping[str, Any]) -> dict[str, 
 def run_due(
     workspace: OpenWorkspace, *, clock: Clock | None = None, wake: bool = True
 ) -> list[Done]:
-    """Run what has fallen due, each schedule once; return what became of each.
+    """Run each due schedule once; return the results.
 
     The run has an idempotency key of the schedule and its time. Whoever dies between the submit
     and the note of it begins again, and finds the run. What fails for the moment stays due; only
@@ -124,7 +124,7 @@ def run_due(
             what = f"{AGAIN}the start failed" if passes else "nothing was started"
             one = Done(record.id, f"{what} at {now:%Y-%m-%d %H:%M} UTC: {error}")
             next_at = record.next_at if passes else first_due(record, now)
-            # A store that fails takes no note; the schedule is due, with or without one.
+            # A failing store cannot record it; the schedule stays due in any case.
             with contextlib.suppress(StoreError):
                 workspace.store.settle_schedule(
                     record.id, due=record.next_at, next_at=next_at, note=one.note
@@ -135,7 +135,7 @@ def run_due(
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether a later try may succeed though nobody has changed anything."""
+    """Whether a later try may succeed without a user's change."""
     if isinstance(error, DatastoreError):
         return not error.is_permanent
     if isinstance(error, RayjobsError):
@@ -222,7 +222,7 @@ def stopped_targets(published: PublishedRecord) -> list[str]:
 def wake_targets(workspace: OpenWorkspace) -> None:
     """Start the targets of runs that a schedule started and that have not ended.
 
-    A target's start goes on in the background after the submit, where it may fail.
+    A target's start continues in the background after the submit, and may fail there.
 
     Raises:
         StoreError: the workspace's store cannot be read.
@@ -249,7 +249,7 @@ def changed(
 
 
 def main(arguments: list[str]) -> int:
-    """Run what is due in a workspace; print the next time and the number of schedules."""
+    """Run due schedules of a workspace; print the next time and the number of schedules."""
     from rayjobs.workspace.folder import open_workspace
 
     try:

@@ -23,10 +23,10 @@ class PythonScriptStep(ScriptStep):
 
     Args:
         script_name: The script, relative to `source_directory`.
-        name: The step's name; None takes the script's.
+        name: The step's name; None: the script's.
         arguments: The script's arguments: texts, data, and parameters.
         compute_target: Where it runs; None takes that of `runconfig`, else the default target.
-        runconfig: What it runs with: environment, variables, distribution.
+        runconfig: Its configuration: environment, variables, distribution.
         runconfig_pipeline_params: Counts of the run configuration that each run may set.
         inputs: Data that it reads.
         outputs: Data that it writes.
@@ -77,14 +77,14 @@ class CommandStep(ScriptStep):
 
     Args:
         command: Shell text, or a list of texts and data.
-        name: The step's name; None takes the command's first word.
+        name: The step's name; None: the command's first word.
         compute_target: Where it runs; None takes that of `runconfig`, else the default target.
         runconfig: What it runs with; a ScriptRunConfig gives its command, too.
         runconfig_pipeline_params: Counts of the run configuration that each run may set.
         inputs: Data that it reads.
         outputs: Data that it writes.
         params: Become the variables ``AML_PARAMETER_<NAME>``.
-        source_directory: Folder that is packed; None takes the pipeline's default.
+        source_directory: Folder to pack; None: the pipeline's default.
         allow_reuse: Take the results of an earlier run if nothing has changed.
         version: Another value means that the step does something else now.
     """
@@ -293,7 +293,7 @@ class HyperDriveStep(ScriptStep):
         return self._spec(building, data, job, sweep=SweepPart(definition=definition))
 
     def _result(self, output: Any) -> str | None:
-        """Return what the sweep stores as an output; None: it is one of the best trial's own."""
+        """Return the sweep's part of an output; None: the best trial's own output."""
         if not isinstance(output, PipelineData):
             return None
         if output._training_output is not None:
@@ -306,7 +306,7 @@ def _refuse(name: str, instead: str) -> NoReturn:
 
 
 class ModuleStep(StepBase):
-    """Not supported: modules are kept by Azure's service."""
+    """Not supported: modules exist only in Azure's service."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Refuse.

@@ -1,4 +1,4 @@
-"""A pipeline as it is stored and written in files: parameters, and steps that pass data.
+"""The stored and file form of a pipeline: parameters, and steps that pass data.
 
 ``${{parameters.NAME}}`` stands for a parameter's value anywhere in a step. An input whose source is
 ``step:STEP/OUTPUT`` reads an output of another step.
@@ -39,7 +39,7 @@ class Parameter(Model):
 
     Attributes:
         default: The value of runs that set none; None: each run must set it.
-        type: What values may be: ``data`` is the source of an input, as in a job file.
+        type: The type of its values: ``data`` is the source of an input, as in a job file.
     """
 
     default: Scalar | None = None
@@ -62,7 +62,7 @@ class Reuse(Model):
 
 
 class SweepPart(Model):
-    """What makes a step a sweep.
+    """The sweep settings of a step.
 
     Attributes:
         definition: The sweep's own definition without its job, as in a sweep file. Its `results`
@@ -76,14 +76,14 @@ class StepSpec(Model):
     """One step.
 
     Attributes:
-        job: What it runs, with the fields of a job file; placeholders may stand in any text.
+        job: Its job, with the fields of a job file; any text may contain placeholders.
         after: Names of steps that must have completed first, besides those whose outputs it reads.
         params: Become the variables ``AML_PARAMETER_<NAME>``.
         reuse: When results of an earlier run are taken.
         sweep: Makes it a sweep of the job; None: it is the job.
         title: The name that people gave it; None: its key in the pipeline.
         snapshot: Digest of its packed code, once it was packed.
-        facts: What was recorded of its code when it was packed.
+        facts: Facts about its code, recorded when it was packed.
         hashed: Digest of its `hash_paths` when it was packed.
         pipeline_outputs: Output → its name as an output of the whole pipeline.
     """
@@ -174,7 +174,7 @@ def parameters_in(value: Any) -> Iterator[str]:
 def with_values(value: Any, values: Mapping[str, Any]) -> Any:
     """Return `value` with each placeholder replaced by its parameter's value.
 
-    A text that is a placeholder alone becomes the value itself, with its type.
+    A text that is only a placeholder becomes the value itself, with its type.
     """
     if isinstance(value, str):
         whole = PLACEHOLDER.fullmatch(value.strip())

@@ -1,4 +1,4 @@
-"""The inputs and outputs of one step, gathered from what its arguments and lists name."""
+"""Collects the inputs and outputs of one step from its arguments and lists."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Building:
     defaults: dict[str, Any] = field(default_factory=dict)
 
     def parameter(self, one: PipelineParameter) -> str:
-        """Take a parameter in; return what stands for its value.
+        """Add a parameter; return the placeholder of its value.
 
         Raises:
             UsageError: another one of this name has another default.
@@ -111,13 +111,13 @@ class Building:
 
 
 def _identity(item: Any) -> int:
-    """Return what the copies of one output have in common."""
+    """Merge the copies of one output."""
     return id(item.origin if isinstance(item, OutputFileDatasetConfig) else item)
 
 
 @dataclass
 class StepData:
-    """Gathers what one step reads and writes.
+    """Collects the inputs and outputs of one step.
 
     Attributes:
         step: The step.
@@ -147,7 +147,7 @@ class StepData:
 
     @staticmethod
     def is_data(item: Any) -> bool:
-        """Return whether an object stands for data of a step."""
+        """Return whether an object represents data of a step."""
         if isinstance(item, PipelineData | InputPortBinding | PipelineDataset):
             return True
         if _parameter_pair(item) is not None:
@@ -155,7 +155,7 @@ class StepData:
         return is_data(item)
 
     def add_output(self, item: Any) -> str:
-        """Take in what the step writes; return its name."""
+        """Add an output; return its name."""
         if isinstance(item, PipelineData):
             fields = item.output_fields(self.building.default_datastore)
             return self._put(self.outputs, item._output_name, fields)

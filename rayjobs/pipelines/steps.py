@@ -1,4 +1,4 @@
-"""What all kinds of steps have in common, and sequences of steps.
+"""The base of all kinds of steps, and sequences of steps.
 
 Signatures: ``azureml.pipeline.core`` 1.62.
 """
@@ -18,7 +18,7 @@ from rayjobs.pipelines.step_data import Building, StepData, params_of, plain_val
 
 
 class StepBase:
-    """A step: what runs, what it reads and writes, and what it waits for.
+    """A step: its job, its inputs and outputs, and its predecessors.
 
     Args:
         name: The step's name; several steps may have the same.
@@ -77,7 +77,7 @@ class StepBase:
 
     @property
     def output_objects(self) -> list[Any]:
-        """What it writes, including outputs that only its arguments name."""
+        """Its outputs, including those that only its arguments name."""
         found = list(self.outputs)
         for one in self.arguments:
             if isinstance(one, OutputFileDatasetConfig) and not any(one is out for out in found):
@@ -92,13 +92,13 @@ class StepBase:
             producer = getattr(data, "_producer", None)
             if isinstance(producer, StepBase) and producer is not self:
                 found.append(producer)
-            # Which of several is meant is known only where one of them alone is listed.
+            # Of several, the intended one is known only if exactly one is listed.
             if isinstance(one, OutputAsInput) and len(one.output.origin.makers) == 1:
                 found += [step for step in one.output.origin.makers if step is not self]
         return found
 
     def build(self, building: Building) -> StepSpec:
-        """Return the step as it is stored.
+        """Return the step in its stored form.
 
         Raises:
             UsageError, SpecError: something is wrong with it.
@@ -193,7 +193,7 @@ class ScriptStep(StepBase):
         open_counts = _take_parameters(settings, building)
         variables = plain_values(settings.environment_variables, building)
         settings.environment_variables = variables
-        # What the configuration itself names belongs to the step too.
+        # Data named by the configuration itself belongs to the step too.
         for item in [*settings.data_references.values(), *settings.data.values()]:
             data.add(item)
         settings.data_references, settings.data = {}, {}
@@ -228,7 +228,7 @@ class ScriptStep(StepBase):
 
 
 def _take_parameters(settings: RunConfiguration, building: Building) -> dict[str, str]:
-    """Replace parameters among the counts by their defaults; return what stands for them."""
+    """Replace parameters among the counts by their defaults; return their placeholders."""
     found = {}
     nodes, processes = settings.node_count, settings.mpi.process_count_per_node
     if isinstance(nodes, PipelineParameter):
@@ -241,7 +241,7 @@ def _take_parameters(settings: RunConfiguration, building: Building) -> dict[str
 
 
 def settings_of(runconfig: Any, compute_target: Any) -> RunConfiguration:
-    """Return what a step runs with: a copy of its run configuration, on its target."""
+    """Return a step's run configuration: a copy, on its target."""
     if runconfig is None:
         settings = RunConfiguration()
     elif isinstance(runconfig, ScriptRunConfig):

@@ -29,7 +29,7 @@ class SubmittedPipeline:
     Attributes:
         pipeline: The run as it was written.
         created: False when the idempotency key was known: the run of the first call.
-        run: What was planned, with each step's decision.
+        run: The plan, with each step's decision.
         warnings: What the submitter should know, one sentence each.
         starting: Whether a target did not run and is being started.
     """
@@ -99,7 +99,7 @@ def submit_pipeline(
     for one in run.steps:
         needs = f"{one.spec.target} {sorted(one.spec.secrets)} {one.spec.environment_text}"
         needs += f"{sorted(put.destination.partition('/')[0] for put in one.spec.outputs.values())}"
-        # What another job made needs nothing of its own.
+        # Data of another job needs no copy.
         given = {put.source for put in one.spec.inputs.values()}
         needs += f"{sorted(it.partition('/')[0] for it in given if not it.startswith(OUTPUT))}"
         if needs not in asked:

@@ -19,7 +19,7 @@ REUSED = "Reused"
 
 @dataclass(frozen=True)
 class StepView:
-    """A step as it stands now.
+    """The current state of a step.
 
     Attributes:
         name: Its key in the pipeline.

@@ -111,7 +111,7 @@ class Database:
         """Do nothing; see `notify`."""
 
     def change(self) -> tuple[int, int]:
-        """Return what is another value after every commit, of any connection and process.
+        """Return a value that changes with every commit of any connection and process.
 
         SQLite counts for each connection the commits of all others: so one that never writes
         is kept for asking. The first number changes with that connection.

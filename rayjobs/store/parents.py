@@ -167,7 +167,7 @@ class PipelineStore(Protocol):
         seen: Mapping[str, str] | None = None,
         run: str | None = None,
     ) -> bool:
-        """Note durably what became of a time that a schedule fell due; False: it was changed.
+        """Durably record the result of a due time of a schedule; False: the schedule was changed.
 
         Args:
             schedule: Its id.

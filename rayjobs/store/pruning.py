@@ -1,4 +1,4 @@
-"""What `rayjobs prune` asks of the store: who refers to which files, and rows that may go."""
+"""Store queries of `rayjobs prune`: references to files, and removable rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the queue learns and is held to: durations, predicted starts, waits, what was held."""
+"""Statistics of the queue: durations, predicted starts, waits, resource use."""
 
 from __future__ import annotations
 

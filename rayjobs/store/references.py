@@ -1,4 +1,4 @@
-"""What refers to data: asked in the transaction that deletes it, or that submits what reads it."""
+"""Finds references to data, in the transaction that deletes it or submits a reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target reads of the queue at every look: only what has changed, however long it is."""
+"""Reads the queue for a target: only the changes, however long the queue is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A number outside of a store's database that tells when records of it were lost.
+"""A number outside a store's database that reveals lost records.
 
 SQLite cannot know that its -wal file was removed, or that an old copy or nothing at all stands in
 its place. So each process that commits notes here how many events the database had then, after
