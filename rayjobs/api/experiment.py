@@ -116,7 +116,7 @@ class Experiment:
         """Do nothing: everything is read when it is asked for."""
 
     def get_portal_url(self) -> str:
-        """Return the address by which messages name it; there is no page to open."""
+        """Return its address in messages; there is no web page."""
         return f"rayjobs://{self.workspace.opened.name}/{self.name}"
 
     @staticmethod
@@ -147,7 +147,7 @@ class Experiment:
     def submit(self, config: Any, tags: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
         """Submit a configuration and return the handle of its run at once.
 
-        Takes a ScriptRunConfig, an estimator, a JobSpec, and what other packages registered.
+        Takes a ScriptRunConfig, an estimator, a JobSpec, and types that other packages registered.
 
         Raises:
             SpecError: something is wrong with it; all problems at once.
@@ -176,7 +176,7 @@ class Experiment:
             outputs: Folder whose new and changed files ``run.complete()`` stores below
                 ``outputs/``; False takes none. None and True take ``./outputs``, which is made if
                 it is not there, and removed at the end if it is empty.
-            snapshot_directory: Folder whose code is stored with the run; None takes none.
+            snapshot_directory: Folder whose code is stored with the run; None: none.
             display_name: As `name`.
 
         Raises:
@@ -260,7 +260,7 @@ def _submit_spec(
     tags: dict[str, str] | None = None,
     **kwargs: Any,
 ) -> Run:
-    """Submit a spec as it is; `idempotency_key` is the one option."""
+    """Submit a spec unchanged; `idempotency_key` is the only option."""
     return _submit_job(experiment, config, tags=tags, numbered=False, **kwargs)
 
 
@@ -332,7 +332,7 @@ def _submit_estimator(
 
 
 def refuse_as_child(config: Any) -> None:
-    """Refuse what cannot be submitted below a run.
+    """Refuse types that cannot be submitted as a child run.
 
     Raises:
         UsageError: it is a sweep, or nothing that can be submitted.

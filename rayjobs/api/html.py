@@ -1,4 +1,4 @@
-"""What notebooks show of runs, experiments, workspaces and models: HTML without scripts.
+"""Renders runs, experiments, workspaces and models for notebooks, as HTML without scripts.
 
 Colors that carry text come from the page, so that a dark theme stays readable.
 """
@@ -129,7 +129,7 @@ def experiment_html(experiment: Any) -> str:
 
 
 def workspace_html(workspace: Any) -> str:
-    """Return what a workspace has."""
+    """Return the content of a workspace."""
     counts = [
         ("Experiments", len(workspace.experiments)),
         ("Models", len(workspace.models)),
@@ -159,7 +159,7 @@ def model_html(model: Any) -> str:
 
 
 def numbers_of(logged: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return the series of numbers in what `get_metrics` gave; columns of rows are apart."""
+    """Return the numeric series of a `get_metrics` result; columns of rows are separate."""
     found: dict[str, list[float]] = {}
     for name, value in logged.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Interactive runs: what ``Experiment.start_logging`` and ``Run.child_run`` return.
+"""Interactive runs, as ``Experiment.start_logging`` and ``Run.child_run`` return them.
 
 Source: ``azureml.core.Experiment.start_logging`` and ``azureml.core.Run.child_run``.
 """
@@ -43,7 +43,7 @@ class InteractiveRun(JobRun):
 
     It is stored from its start: ``rayjobs ls``, ``show``, ``metrics`` and ``download`` know it. It
     ends with `complete`, `fail` or `cancel`, or by leaving its ``with`` block. A run whose process
-    ends before that is Failed: nothing says that its work is whole.
+    ends before that is Failed: its work may be incomplete.
     """
 
     type = "azureml.interactive"
@@ -60,7 +60,7 @@ class InteractiveRun(JobRun):
     def complete(self, **kwargs: Any) -> None:
         """End the run as Completed; files of its outputs folder are stored first.
 
-        A run that has ended stays as it is. One that has ended differently gives a warning.
+        A run that has ended does not change. If it ended differently, this warns.
         """
         if not self._is_final():
             self._store_outputs()
@@ -110,7 +110,7 @@ class InteractiveRun(JobRun):
 
     # -- outputs -------------------------------------------------------------------------------
     def _watch(self, outputs: Any) -> None:
-        """Store what is new or changed in a folder when the run is completed."""
+        """Store new and changed files of a folder when the run is completed."""
         if outputs is None or outputs is False:
             return
         self._folder = Path(OUTPUTS if outputs is True else outputs).absolute()

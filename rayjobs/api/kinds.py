@@ -26,7 +26,7 @@ STEP_OF = "azureml.pipelinerunid"
 
 @dataclass(frozen=True)
 class RunDto:
-    """What a run factory gets: the record of a run. Source: azureml-core 1.61, ``RunDto``."""
+    """The argument of a run factory: the record of a run. Source: azureml-core 1.61, ``RunDto``."""
 
     run_id: str
     run_type: str
@@ -41,7 +41,7 @@ _factories: dict[str, RunFactory] = {}
 
 
 def add_factory(run_type: str, factory: RunFactory) -> None:
-    """Let a factory make the handles of all runs of a type.
+    """Register a factory for the handles of all runs of a type.
 
     Raises:
         ValueError: the type has one already.

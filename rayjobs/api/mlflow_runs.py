@@ -65,7 +65,7 @@ def served_workspaces() -> list[Workspace]:
 
 
 class WorkspaceSink(Sink):
-    """Keeps what clients log as interactive runs of a workspace."""
+    """Stores clients' logs as interactive runs of a workspace."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace

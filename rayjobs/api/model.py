@@ -117,7 +117,7 @@ class Model:
         """Return name, version and run."""
         return f"Model(name={self.name}, version={self.version}, run_id={self.run_id})"
 
-    # -- what a version says of itself ------------------------------------------------------------
+    # -- facts about a version --------------------------------------------------------------------
     @property
     def name(self) -> str:
         """Its name."""
@@ -150,7 +150,7 @@ class Model:
 
     @property
     def description(self) -> str:
-        """What people should know."""
+        """The description."""
         return self._kept.description
 
     @property
@@ -199,7 +199,7 @@ class Model:
 
     @property
     def mime_type(self) -> str:
-        """What its name says of the file's format; of a folder `inode/directory`."""
+        """MIME type guessed from its name; `inode/directory` for a folder."""
         if [one.name for one in self._kept.files] != [self._kept.path.rpartition("/")[2]]:
             return "inode/directory"
         guessed = mimetypes.guess_type(self._kept.path)[0]
@@ -240,7 +240,7 @@ class Model:
 
     @property
     def datasets(self) -> list[dict[str, Any]]:
-        """What the run read."""
+        """The data that the run read."""
         return [dict(one) for one in self._kept.lineage.get("data", ())]
 
     @property
@@ -252,7 +252,7 @@ class Model:
 
     @property
     def resource_configuration(self) -> str:
-        """What it was said to need where it is deployed; "" if nothing was said."""
+        """The resources requested for a deployment; "" if none."""
         return str(self._kept.lineage.get("resources", ""))
 
     @property
@@ -289,7 +289,7 @@ class Model:
             datasets: Pairs of purpose and dataset, kept in the lineage.
             child_paths: Of a folder of this machine, the files that belong to the model.
             sample_input_dataset: Kept in the lineage, as `sample_output_dataset`.
-            resource_configuration: What a deployment would need; kept in the lineage as text.
+            resource_configuration: Resources for a deployment; stored in the lineage as text.
 
         Raises:
             NotFoundError: there is no such file or folder.
@@ -455,7 +455,7 @@ class Model:
         self._change(data=dataset_rows(datasets))
 
     def add_alias(self, alias: str) -> None:
-        """Let an alias point to this version, and to no other of the model."""
+        """Make an alias point to this version only."""
         opened_of(self.workspace).store.set_model_alias(self.name, check_alias(alias), self.version)
         self._change()
 
@@ -474,7 +474,7 @@ class Model:
         """Write its file, or its folder, below `target_dir`; return the path.
 
         Each is checked against its digest before any of them appears. With `exist_ok` the model's
-        own files replace those of the same name; whatever else stands in the folder stays.
+        own files replace those of the same name; other files in the folder stay.
         `exists_ok` is its older name.
 
         Raises:
@@ -486,7 +486,7 @@ class Model:
 
     # -- shown and written -------------------------------------------------------------------------
     def serialize(self) -> dict[str, Any]:
-        """Return what is known of the version as plain data; `deserialize` finds it again."""
+        """Return the version as plain data; `deserialize` restores it."""
         kept = self._kept
         return {
             "name": kept.name,

@@ -8,7 +8,7 @@ _said: set[str] = set()
 
 
 def notice(text: str) -> None:
-    """Print a line for people, unless this process has printed it before."""
+    """Print a notice, unless this process has printed it before."""
     if text not in _said:
         _said.add(text)
         print(f"rayjobs: {text}", file=sys.stderr, flush=True)  # noqa: T201 - that is its purpose

@@ -10,7 +10,7 @@ NCCL = "nccl"
 
 
 def sentence(script: Path | None, arguments: Sequence[str]) -> str | None:
-    """Return what to say of a job that runs on CPUs; None where nothing asks for nccl.
+    """Return a notice for a job that runs on CPUs; None if nothing requests nccl.
 
     Args:
         script: The entry script; None for a command.
@@ -38,7 +38,7 @@ def _line_of(script: Path) -> int | None:
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return None  # the submit, or the script's own end, says what is wrong with it
+        return None  # the submit or the script itself will report the error
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _name(node.func) == "init_process_group":
             given = [*node.args[:1], *(one.value for one in node.keywords if one.arg == "backend")]

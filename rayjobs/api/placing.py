@@ -1,4 +1,4 @@
-"""Where a configuration's job runs and what each process gets, once its workspace is known."""
+"""Chooses a job's target and the resources of each process, once its workspace is known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a job runs, and what each process gets.
+    """A job's target, and the resources of each process.
 
     Attributes:
         target: Name of the target.
@@ -64,7 +64,7 @@ def place(
     target = compute.bound_target(kept, name)
     if target is None:
         if record is None and not program_rules.rules.unknown_is_local:
-            return _plain(settings, name)  # the submit says that there is no such target
+            return _plain(settings, name)  # the submit reports that there is no such target
         if record is None:
             compute.refuse_misspelt(kept, name)
             notice(compute.unknown_sentence(name))

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rules:
-    """What a compute target's name means here.
+    """The meaning of a compute target's name here.
 
     Attributes:
         unknown_is_local: A name that nothing answers for means ``local``; else it is an error.
-        whole_node: A job has its node's CPUs and GPUs, also where no compute says how many.
+        whole_node: A job gets all CPUs and GPUs of its node, even if no compute names their number.
         allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.
     """
 

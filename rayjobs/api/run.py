@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rayjobs.api.model import Model
     from rayjobs.api.workspace import Workspace
 
-# What is logged from outside is kept next to the ranks' points, after all of them.
+# Values logged from outside are stored after all ranks' points.
 OUTSIDE_RANK = 1_000_000
 MOST_CHILDREN = 100  # of one call. Source: azureml-core 1.61, `Run.create_children`
 
@@ -132,7 +132,7 @@ class JobRun(RunFiles, LoggingRun):
 
     @staticmethod
     def add_type_provider(runtype: str, run_factory: RunFactory) -> None:
-        """Let `run_factory` make the handles of all runs of a type.
+        """Register `run_factory` for the handles of all runs of a type.
 
         Args:
             runtype: A value of ``Run.type``, such as ``azureml.scriptrun``.
@@ -156,7 +156,7 @@ class JobRun(RunFiles, LoggingRun):
 
     @property
     def display_name(self) -> str:
-        """What people call it."""
+        """The run's display name."""
         job = self._job()
         return job.display_name or job.spec.display_name or job.spec.name
 
@@ -166,7 +166,7 @@ class JobRun(RunFiles, LoggingRun):
 
     @property
     def description(self) -> str:
-        """What people say about the run."""
+        """The run's description."""
         return self._job().description
 
     @description.setter
@@ -276,7 +276,7 @@ class JobRun(RunFiles, LoggingRun):
     ) -> JobRun:
         """Submit a job below this run, in the same experiment; return its handle.
 
-        It is queued like any other job, and goes on when this run ends.
+        It is queued like any other job, and continues when this run ends.
 
         Args:
             config: A ScriptRunConfig, an estimator or a JobSpec.
@@ -373,7 +373,7 @@ class JobRun(RunFiles, LoggingRun):
             wake_or_start(self._opened, self._job().target)
 
     def get_details(self) -> dict[str, Any]:
-        """Return what is known about the run as a dict."""
+        """Return the details of the run as a dict."""
         return details.details_of(self._opened, self._job())
 
     def get_details_with_logs(self) -> dict[str, Any]:
@@ -436,7 +436,7 @@ class JobRun(RunFiles, LoggingRun):
         return []
 
     def _get_outputs_datapath(self) -> JobRun:
-        """Return what `resume_from` takes to continue from this run's outputs."""
+        """Return the `resume_from` value that continues from this run's outputs."""
         return self
 
     # -- metrics -------------------------------------------------------------------------------
@@ -583,7 +583,7 @@ class JobRun(RunFiles, LoggingRun):
         """Do nothing: a submitted run ends with its script."""
 
     def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
-        """End the job, as `cancel` does, and have it Failed; a job that has ended stays as it is.
+        """End the job like `cancel`, but as Failed; a job that has ended does not change.
 
         Args:
             error_details: What went wrong: a text or an exception.

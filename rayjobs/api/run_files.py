@@ -1,4 +1,4 @@
-"""The files of a submitted run: its logs, what it stored, and the code that ran."""
+"""The files of a submitted run: its logs, its stored files, and its code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARTIFACT_STORE = "workspaceartifactstore"
 
 
 class RunFiles:
-    """What `JobRun` knows of files. Source: ``azureml.core.Run``."""
+    """The file methods of `JobRun`. Source: ``azureml.core.Run``."""
 
     id: str
     _opened: OpenWorkspace
@@ -263,8 +263,8 @@ class RunFiles:
         """Write the run's snapshot as a zip file; return its path.
 
         Args:
-            snapshot_id: Another snapshot; None takes the run's.
-            path: The zip file, or an existing folder for it; None takes the working directory.
+            snapshot_id: Another snapshot; None: the run's own.
+            path: The zip file, or an existing folder for it; None: the working directory.
 
         Raises:
             NotFoundError: the run has no snapshot, or it was pruned.

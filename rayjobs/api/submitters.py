@@ -1,4 +1,4 @@
-"""What can run a configuration object: other packages register their kinds here."""
+"""The registry of submitters for configuration objects; other packages register theirs here."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _submitters: dict[type, Submitter] = {}
 
 
 def register(config_class: type, submitter: Submitter) -> None:
-    """Let `Experiment.submit` take objects of a class (and of its subclasses)."""
+    """Make `Experiment.submit` accept objects of a class (and of its subclasses)."""
     _submitters[config_class] = submitter
 
 
 def submitter_of(config: object) -> Submitter:
-    """Return what submits an object, by the nearest of its classes.
+    """Return the submitter of an object, by the nearest of its classes.
 
     Raises:
         UsageError: nothing was registered for it.

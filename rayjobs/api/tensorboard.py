@@ -1,4 +1,4 @@
-"""TensorBoard over what runs have written: their event files, or their metrics as event files.
+"""TensorBoard for runs: over their event files, or their metrics converted to event files.
 
 Source: ``azureml.tensorboard.Tensorboard`` and ``azureml.tensorboard.export``.
 """
@@ -71,7 +71,7 @@ class Server:
     """
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        """Start it, and wait until it says its address.
+        """Start it, and wait until it prints its address.
 
         Args:
             port: 0 takes a free one.
@@ -101,7 +101,7 @@ class Server:
                 break
         else:
             raise UsageError(f"TensorBoard did not start: {''.join(said[-3:]).strip()}")
-        # What it says later must not fill the pipe.
+        # Its later output must not fill the pipe.
         threading.Thread(target=self._drain, daemon=True).start()
 
     def _drain(self) -> None:
@@ -125,7 +125,7 @@ class Server:
 
 
 class Tensorboard:
-    """TensorBoard over the event files of runs, brought up to date while they go on.
+    """TensorBoard over the event files of runs, updated while they run.
 
     Args:
         runs: Runs; of a sweep its trials are shown.

@@ -22,7 +22,7 @@ class VmSize:
 _D = {1: 1, 2: 2, 3: 4, 4: 8, 5: 16, 11: 2, 12: 4, 13: 8, 14: 16, 15: 20}
 _A = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 8: 8, 9: 16, 10: 8, 11: 16}
 _OLD_G = {1: 2, 2: 4, 3: 8, 4: 16, 5: 32}
-# CPUs for each GPU, by family and what follows the number; the first that fits counts.
+# CPUs per GPU, by family and the suffix after the number; the first match counts.
 _CPUS_PER_GPU = (
     ("NC", "as_T4_v3", {4: 1, 8: 1, 16: 1, 64: 4}),
     ("NC", "ads_A100_v4", {24: 1, 48: 2, 96: 4}),
@@ -42,7 +42,7 @@ _NAME = re.compile(r"(?:Standard|Basic)_([A-Z]+?)(\d+)(?:-(\d+))?(.*)", re.IGNOR
 
 
 def vm_size(name: str) -> VmSize | None:
-    """Return what a machine of a size has; None: the name is not a size that is known.
+    """Return the resources of a machine size; None: unknown size.
 
     Args:
         name: Such as ``STANDARD_NC6s_v3``, in any case.

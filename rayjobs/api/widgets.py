@@ -22,7 +22,7 @@ POLL_S = 1.0
 LOG_LINES = 15
 ENDS = frozenset({"Completed", "Failed", "Canceled", "Finished"})
 Show = Callable[[str], None]
-"""Replaces what is shown by other HTML."""
+"""Replaces the displayed HTML."""
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class RunDetails:
             self._thread.start()
 
     def close(self) -> None:
-        """End the updates; what is shown stays."""
+        """End the updates; the display stays."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -77,7 +77,7 @@ class RunDetails:
         is_over = False
         while not is_over and not self._stop.wait(POLL_S):
             try:
-                # Asked first: what is read after the end is whole.
+                # Checked first: data that is read after the end is complete.
                 is_over = self.run.get_status() in ENDS
                 fresh = self.html()
             except RayjobsError as error:
@@ -88,9 +88,9 @@ class RunDetails:
                 show(fresh)
                 shown = fresh
 
-    # -- what it shows -------------------------------------------------------------------------
+    # -- the displayed data --------------------------------------------------------------------
     def get_widget_data(self, widget_settings: Any = None) -> dict[str, Any]:
-        """Return what is shown, as plain values: status, run_id, metrics, log, children."""
+        """Return the displayed data as plain values: status, run_id, metrics, log, children."""
         run = self.run
         details = run.get_details()
         error = (details.get("error") or {}).get("error", {}).get("message", "")
@@ -174,7 +174,7 @@ def _end_of_log(run: Any) -> tuple[str, str]:
 
 
 def _shower() -> Show | None:
-    """Return what shows HTML here and replaces it later; None where nothing can."""
+    """Return a handle that shows HTML and can replace it; None if HTML cannot be shown."""
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None
     if shell is None or not hasattr(shell, "kernel"):

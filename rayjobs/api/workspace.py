@@ -106,7 +106,7 @@ class Workspace:
     def _identify(
         self, subscription_id: str | None, resource_group: str | None, name: str | None
     ) -> None:
-        """Keep how a program names this workspace; what it calls so from now on is this one."""
+        """Store a program's name for this workspace; the name then leads here."""
         identity = Identity(
             name or self.opened.name, subscription_id or "local", resource_group or "local"
         )
@@ -148,7 +148,7 @@ class Workspace:
             except UsageError:
                 if path is not None:
                     raise
-                continue  # many a project has a config.json of its own
+                continue  # many projects have their own config.json
             if values.get(_PATH_KEY):
                 named, config = file.parent / str(values[_PATH_KEY]), values
                 break
@@ -224,7 +224,7 @@ class Workspace:
         """Release the store; the workspace may not be used afterwards."""
         self.opened.close()
 
-    # -- what it has -----------------------------------------------------------------------------
+    # -- content ---------------------------------------------------------------------------------
     def urls(self) -> dict[str, str]:
         """Return which local path answers for an address of the web, by the address."""
         return self.opened.urls()
@@ -379,7 +379,7 @@ class Workspace:
         return run_of(Experiment(self, job.experiment), job)
 
     def get_details(self) -> dict[str, Any]:
-        """Return what the workspace is, as a dict."""
+        """Return the workspace's details as a dict."""
         return {
             "id": self.id,
             "name": self.name,
@@ -403,7 +403,7 @@ def _configs_above(start: Path, file_name: str | None) -> list[Path]:
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    """Return what a config says. Raises UsageError where it is not a JSON object."""
+    """Return the content of a config. Raises UsageError if it is not a JSON object."""
     try:
         values = json.loads(file.read_text(encoding="utf-8-sig"))
         if not isinstance(values, dict):

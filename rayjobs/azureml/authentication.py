@@ -12,7 +12,7 @@ from rayjobs.injob.azureml.exceptions import AuthenticationException
 
 
 class AbstractAuthentication:
-    """Base of all; they differ in what they take."""
+    """Base of all; they differ in their arguments."""
 
     def get_authentication_header(self) -> dict[str, str]:
         """Return no header: no service is asked."""

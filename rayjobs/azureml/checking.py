@@ -1,6 +1,6 @@
-"""What a program uses of Azure ML, line by line, and whether rayjobs has it; nothing is run.
+"""Finds a program's uses of Azure ML, line by line, and whether rayjobs supports them.
 
-Names come from imports. What a variable holds is followed as far as assignments and our own
+Names come from imports. The contents of variables are followed as far as assignments and our own
 annotations say it: ``ws = Workspace.from_config()``, ``ws.get_default_datastore().upload(...)``.
 """
 
@@ -23,7 +23,7 @@ _PIPELINES = names.SENTENCES["pipelines"]
 
 
 class State(StrEnum):
-    """How rayjobs stands to a name."""
+    """How rayjobs supports a name."""
 
     SUPPORTED = "supported"
     SUBSTITUTED = "substituted"
@@ -39,7 +39,7 @@ class Use:
     Attributes:
         line: In the file; in a notebook, in the cell.
         cell: Number of the notebook's cell; None: not a notebook.
-        note: What happens instead, or what to use.
+        note: The replacement, or the alternative to use.
     """
 
     name: str
@@ -50,13 +50,13 @@ class Use:
 
     @property
     def at(self) -> str:
-        """Where it stands, for people."""
+        """Its location, as text."""
         return str(self.line) if self.cell is None else f"cell {self.cell}, line {self.line}"
 
 
 @dataclass
 class Report:
-    """What one program uses.
+    """The uses of one program.
 
     Attributes:
         problem: Why it could not be read; None: it was.
@@ -137,7 +137,7 @@ def check_file(path: Path) -> Report:
 def _read_cell(reader: _Reader, text: str, number: int) -> None:
     try:
         reader.read(text, cell=number)
-    except SyntaxError as error:  # some show what a reader is to fill in
+    except SyntaxError as error:  # some contain placeholders for the reader
         reader.report.unread.append((number, error.msg))
 
 
@@ -185,7 +185,7 @@ class _Reader(ast.NodeVisitor):
             self._variables[alias.asname or alias.name] = self._name(module, alias.name, node)
 
     def _name(self, module: str, name: str, node: ast.AST | None) -> Holding:
-        """Note a name of a module, and return what it stands for."""
+        """Record a name of a module, and return its meaning."""
         full = f"{module}.{name}"
         how, value = names.provided(module, name)
         if how == "unknown" and names.is_module(full):
@@ -202,7 +202,7 @@ class _Reader(ast.NodeVisitor):
                 self._note(full, State.SUBSTITUTED if note else State.SUPPORTED, node, note)
         return self._kinds.imported(full, value) if how == "by" else Holding.nothing()
 
-    # -- what variables hold -------------------------------------------------------------------
+    # -- variables -----------------------------------------------------------------------------
     def visit_Assign(self, node: ast.Assign) -> None:
         """Follow ``ws = Workspace.from_config()``; note ``env.docker.enabled = True``."""
         holding = self._of(node.value)
@@ -258,7 +258,7 @@ class _Reader(ast.NodeVisitor):
         super().generic_visit(node)
 
     def _of(self, node: ast.expr) -> Holding:
-        """Return what an expression gives, and note what it uses on the way."""
+        """Return the kind of an expression, and record its uses."""
         if isinstance(node, ast.Name):
             return self._variables.get(node.id, Holding.nothing())
         if isinstance(node, ast.Attribute):
@@ -318,7 +318,7 @@ class _Reader(ast.NodeVisitor):
                 self._note(shown, State.SUBSTITUTED, node, SUBSTITUTED[shown])
         return self._kinds.result(holder, [*arguments, *given.values()])
 
-    # -- what is reported ----------------------------------------------------------------------
+    # -- the report ----------------------------------------------------------------------------
     def _refused(self, name: str, sentence: str, node: ast.AST) -> None:
         state = State.PIPELINES if sentence == _PIPELINES else State.REFUSED
         self._note(name, state, node, sentence)

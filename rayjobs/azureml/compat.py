@@ -52,7 +52,7 @@ class DataType:
 
 
 class ResourceConfiguration:
-    """What a model needs where it is served; kept with nothing, since rayjobs serves no models."""
+    """The resources for serving a model; unused, since rayjobs does not serve models."""
 
     def __init__(
         self, cpu: float | None = None, memory_in_gb: float | None = None, gpu: int | None = None

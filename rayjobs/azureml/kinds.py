@@ -1,4 +1,4 @@
-"""What an expression of a program holds, by our own annotations: a class, an object, a method."""
+"""Infers the kind of a program's expressions (class, object, method) from our annotations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayjobs.injob.azureml.finder import load
 
 
 class Thing(Enum):
-    """What kind of thing an expression gives."""
+    """The kind of an expression's value."""
 
     NOTHING = "nothing that is known"
     MODULE = "module"
@@ -31,7 +31,7 @@ class Thing(Enum):
 
 @dataclass(frozen=True)
 class Holding:
-    """What an expression gives.
+    """The value of an expression.
 
     Attributes:
         name: Of the module, the class, or the method (``Run.log``).
@@ -72,10 +72,10 @@ class Member:
 
 
 class Kinds:
-    """Answers what members of our classes are and give."""
+    """Looks up the members of our classes and their results."""
 
     def imported(self, full_name: str, target: str) -> Holding:
-        """Return what an imported name stands for."""
+        """Return the meaning of an imported name."""
         try:
             found = load(target, full_name)
         except (NotProvidedError, AttributeError):
@@ -135,7 +135,7 @@ class Kinds:
         return name not in given and not takes_any
 
     def result(self, holder: Holding, arguments: Sequence[Holding]) -> Holding:
-        """Return what a call gives."""
+        """Return the result of a call."""
         if holder.what is Thing.CLASS and holder.kind is not None:
             return Holding(Thing.OBJECT, holder.name, holder.kind)
         if holder.what is not Thing.METHOD:
@@ -152,7 +152,7 @@ class Kinds:
 
     @staticmethod
     def element(holder: Holding) -> Holding:
-        """Return what a loop over, or an index into, an expression gives."""
+        """Return the item of a loop over, or an index into, an expression."""
         if holder.what is Thing.MANY and holder.kind is not None:
             return Holding(Thing.OBJECT, holder.kind.__name__, holder.kind)
         return Holding.nothing()
@@ -198,7 +198,7 @@ def _classes() -> dict[str, type]:
 
 @cache
 def _azure_names() -> dict[type, str]:
-    """Return by which name Azure's classes are imported that one of ours stands for."""
+    """Return the import name of the Azure class that one of ours replaces."""
     found: dict[type, str] = {}
     for module, table in names.MODULES.items():
         for name, target in table.items():

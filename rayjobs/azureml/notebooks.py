@@ -1,7 +1,7 @@
 """Runs the code cells of a notebook in this process, one after the other, without Jupyter.
 
-What a cell shows is printed. Magics that only concern a notebook's display are left out;
-``%%writefile``, shell lines, ``%cd`` and ``%env`` do what they say; ``pip install`` is left out and
+A cell's result is printed. Magics that only concern a notebook's display are left out;
+``%%writefile``, shell lines, ``%cd`` and ``%env`` are carried out; ``pip install`` is left out and
 named, since a driver does not change the environment it runs in.
 """
 
@@ -89,7 +89,7 @@ def run_notebook(path: Path) -> int:
             left = len(cells) - done
             _say(
                 f"cell {cell.number} of {path.name} failed; {left} later code cells were not run. "
-                f"Jobs that were submitted go on."
+                f"Submitted jobs continue."
             )
             return 1
     return 0
@@ -100,7 +100,7 @@ def run_cell(source: str, names: dict[str, Any], *, name: str) -> None:
 
     Args:
         names: The notebook's variables.
-        name: What tracebacks call the cell.
+        name: The cell's name in tracebacks.
     """
     first, _, rest = source.lstrip().partition("\n")
     if first.startswith("%%"):
@@ -128,7 +128,7 @@ def run_cell(source: str, names: dict[str, Any], *, name: str) -> None:
 def python_of(source: str) -> str:
     """Return a cell's text as Python: lines of magics and of the shell become calls.
 
-    Such a line inside a text or brackets stays as it is.
+    Such a line inside a string or brackets is not changed.
     """
     lines = _joined(textwrap.dedent(source).split("\n"))
     inside = _continued(lines)
@@ -193,12 +193,12 @@ def _continued(lines: Sequence[str]) -> set[int]:
                 depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(token.string, 0)
             inside.update(range(token.start[0], token.end[0]))
     except (tokenize.TokenError, IndentationError, SyntaxError):
-        pass  # compiling the cell says what is wrong with it
+        pass  # compiling the cell reports the error
     return inside
 
 
 def _cell_magic(head: str, body: str, names: dict[str, Any], name: str) -> bool:
-    """Do what a cell's ``%%magic`` says; True when its body is Python that is still to run.
+    """Carry out a cell's ``%%magic``; True if its body is Python that must still run.
 
     Raises:
         UsageError: a magic that is not known.
@@ -228,7 +228,7 @@ def _cell_magic(head: str, body: str, names: dict[str, Any], name: str) -> bool:
 
 
 def _run_line(line: str, names: dict[str, Any], assigned: bool = False) -> Any:
-    """Do what a line with ``!`` or ``%`` says.
+    """Carry out a line with ``!`` or ``%``.
 
     Args:
         assigned: The lines of a shell command are returned, and not printed.
@@ -267,7 +267,7 @@ def _run_line(line: str, names: dict[str, Any], assigned: bool = False) -> Any:
 def _shell_lines(
     command: str, names: Mapping[str, Any], *, assigned: bool = False
 ) -> list[str] | None:
-    """Run a shell command; print what it prints, or return its lines."""
+    """Run a shell command; print its output, or return its lines."""
     command = _filled(command.strip(), names)
     if _installs(command):
         _say(f"left out: {command.splitlines()[0]} (a driver does not change its environment)")
@@ -289,7 +289,7 @@ def _installs(command: str) -> bool:
 
 
 def _filled(text: str, names: Mapping[str, Any]) -> str:
-    """Put variables into ``{name}`` and ``$name``, as notebooks do; what is not one stays."""
+    """Substitute ``{name}`` and ``$name``, as notebooks do; unknown names stay."""
     import re
 
     def value(found: re.Match[str]) -> str:

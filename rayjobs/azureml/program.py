@@ -1,4 +1,4 @@
-"""What is different in a process that runs a program of Azure ML v1."""
+"""Sets up a process that runs an Azure ML v1 program."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rayjobs.injob.afterimport import after_import
 
 
 def become_azure_program(*, allow_cpu: bool = False) -> None:
-    """Let this process's jobs go where such a program means them to.
+    """Give this process's jobs the targets and resources that such a program expects.
 
     Computes that no target and no mapping answers for run on ``local``, and a job has its node's
-    CPUs and GPUs, as on Azure. What the program opens of the web asks the workspace's map first.
+    CPUs and GPUs, as on Azure. Web addresses are looked up in the workspace's map first.
 
     Args:
         allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.

@@ -1,4 +1,4 @@
-"""Reports of `rayjobs azureml check` for people and for programs."""
+"""Reports of `rayjobs azureml check`, as text and as data."""
 
 from __future__ import annotations
 

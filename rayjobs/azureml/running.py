@@ -26,7 +26,7 @@ def run_program(path: Path, arguments: Sequence[str], *, allow_cpu: bool = False
     ``import azureml`` is answered by rayjobs from here on, in this process.
 
     Args:
-        arguments: What the program finds in ``sys.argv`` behind its own name.
+        arguments: The program's arguments in ``sys.argv``.
         allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.
 
     Raises:
@@ -52,7 +52,7 @@ def run_program(path: Path, arguments: Sequence[str], *, allow_cpu: bool = False
 
             os.chdir(whole.parent)  # as Jupyter does
             return run_notebook(whole)
-        # The folder of the script is put in place above; `run_path` does so for folders alone.
+        # The script's folder is put on the path above; `run_path` does that only for folders.
         runpy.run_path(str(path), run_name="__main__")
     except SystemExit as end:
         return exit_code(end)
@@ -75,7 +75,7 @@ def exit_code(end: SystemExit) -> int:
 
 
 def report(error: BaseException, program: str) -> None:
-    """Print why a program ended: its own frames, and of our errors the message alone.
+    """Print why a program ended: its own frames, and only the message of our errors.
 
     Args:
         program: The file name that its frames have.

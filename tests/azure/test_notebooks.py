@@ -52,7 +52,7 @@ def test_a_failing_cell_is_named_and_the_later_ones_do_not_run(own_home: Path) -
     assert "rayjobs" not in "".join(line for line in lines if line.startswith("  File"))
     assert lines[-2] == "ZeroDivisionError: division by zero"
     assert lines[-1] == (
-        "cell 4 of n.ipynb failed; 1 later code cells were not run. Jobs that were submitted go on."
+        "cell 4 of n.ipynb failed; 1 later code cells were not run. Submitted jobs continue."
     )
 
 
