@@ -1,4 +1,4 @@
-"""What an unpacked image says of itself: its variables, its Python, its packages, its Open MPI."""
+"""Queries an unpacked image: its variables, Python, packages and Open MPI."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ sys.stdout.flush()
 
 @dataclass(frozen=True)
 class Answer(Message):
-    """What an image has.
+    """The facts of an image.
 
     Attributes:
         python: Path of its Python there; None: none that jobs can use.
@@ -62,7 +62,7 @@ def find(
     """Return the path in an image of a program that its PATH leads to.
 
     Args:
-        binds: What of the node the image shows: a program may be there.
+        binds: Paths of the node that are visible in the image; a program may be there.
     """
     for folder in variables.get("PATH", DEFAULT_PATH).split(":"):
         path = f"{folder.rstrip('/')}/{name}"
@@ -87,7 +87,7 @@ async def ask(
     overlay: bool = True,
     binds: Sequence[Bind] = (),
 ) -> Answer:
-    """Return what an image's Python says; see `run_in`, also for the other arguments and errors.
+    """Return the answer of an image's Python; see `run_in` for other arguments and errors.
 
     Args:
         named: Its path in the image; None: the first of its PATH that jobs can use.
@@ -133,12 +133,12 @@ async def run_in(
     overlay: bool = True,
     binds: Sequence[Bind] = (),
 ) -> str:
-    """Run a program in an image, without anything of the attempt; return what it printed.
+    """Run a program in an image, outside any attempt; return its output.
 
     Args:
         root: The image; without `overlay` the attempt's own copy of it.
-        control: What may end it before its time.
-        binds: What of the node it sees.
+        control: Cancels it.
+        binds: Paths of the node that it sees.
         overlay: Whether this node can put a layer over the image; else `root` is written to.
 
     Raises:

@@ -30,11 +30,11 @@ FORMAT = 1  # raised when the same image must be unpacked in another way
 
 @dataclass(frozen=True)
 class Known:
-    """What a name, a file or a Dockerfile was the last time.
+    """The last image of a name, file or Dockerfile.
 
     Attributes:
         key: Its image in the cache.
-        stamp: What showed then that it was this one: an id, a size and time; None: nothing does.
+        stamp: Evidence of its identity: an id, or size and time; None: none.
     """
 
     key: str
@@ -59,7 +59,7 @@ class ImageCache:
 
     @property
     def names(self) -> Path:
-        """What names were."""
+        """The last images of names."""
         return self.root / "names"
 
     def folder(self, key: str) -> Path:
@@ -79,7 +79,7 @@ class ImageCache:
         return (self.folder(key) / RECORD).exists()
 
     def record(self, key: str) -> dict[str, Any]:
-        """Return what is known of an image."""
+        """Return the record of an image."""
         found = json.loads((self.folder(key) / RECORD).read_bytes())
         return dict(found)
 
@@ -88,7 +88,7 @@ class ImageCache:
         write_atomic(self.folder(key) / RECORD, json.dumps(record))
 
     def known(self, name_key: str) -> Known | None:
-        """Return what a name was the last time; None if its image is not here any more."""
+        """Return a name's last image; None if the image is no longer here."""
         path = self.names / f"{name_key}.json"
         try:
             values = json.loads(path.read_bytes())
@@ -99,12 +99,12 @@ class ImageCache:
         return found if self.is_whole(found.key) else None
 
     def keep_known(self, name_key: str, known: Known) -> None:
-        """Note what a name is."""
+        """Record a name's image."""
         text = json.dumps({"key": known.key, "stamp": known.stamp})
         write_atomic(self.names / f"{name_key}.json", text, durable=True)
 
     def begin(self, key: str) -> Path:
-        """Return a new folder to fill; what died before goes. Hold the lock."""
+        """Return a new folder to fill; removes leftovers of dead processes. Hold the lock."""
         with OwnFolder(self.building) as folder:
             for name, _ in folder.entries(""):
                 if name.startswith(f"{key}-"):

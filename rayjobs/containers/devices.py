@@ -1,4 +1,4 @@
-"""What a container needs of a node's NVIDIA driver: device files and the driver's own libraries.
+"""Collects a node's NVIDIA device files and driver libraries for containers.
 
 Sources: the Container Device Interface specification (`nvidia-ctk cdi generate` writes such a
 file), and `ldconfig -p` where there is none.
@@ -31,7 +31,7 @@ _ASK_S = 10.0
 
 @dataclass(frozen=True)
 class Devices:
-    """What to show of a node's devices.
+    """The device files and libraries of a node for containers.
 
     Attributes:
         how: "cdi", "ldconfig" or "" for none.
@@ -53,11 +53,11 @@ class Devices:
 def find(
     root: Path = Path("/"), *, cdi_folders: tuple[str, ...] = CDI_FOLDERS, cache: str | None = None
 ) -> Devices:
-    """Return what the containers of this node need of its GPUs; empty without any. Blocks.
+    """Return the GPU devices and libraries for this node's containers; may be empty. Blocks.
 
     Args:
         root: Where ``dev`` is.
-        cache: What `ldconfig -p` prints; None: it is asked.
+        cache: Output of `ldconfig -p`; None: run it.
     """
     nodes = tuple(
         sorted(
@@ -79,7 +79,7 @@ def find(
 
 
 def _of_cdi(path: Path, nodes: tuple[str, ...]) -> Devices | None:
-    """Return what a CDI file of NVIDIA says; None: it is another one, or cannot be read."""
+    """Return the content of an NVIDIA CDI file; None: another kind, or unreadable."""
     try:
         text = path.read_text()
         values = json.loads(text) if path.suffix == ".json" else _yaml(text)

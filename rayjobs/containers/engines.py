@@ -46,7 +46,7 @@ class Login:
     password: str
 
     def write(self, folder: Path) -> Path:
-        """Write it, for the owner alone, as the engines read it; return the file."""
+        """Write it, readable only by the owner, in the engines' form; return the file."""
         name = "https://index.docker.io/v1/" if self.registry == DEFAULT_REGISTRY else self.registry
         secret = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Makes images ready on a node: fetched, checked, unpacked once, asked what they are."""
+"""Prepares images on a node: fetches, checks, unpacks once, and queries them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Tell = Callable[[str, Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class AskedImage:
-    """What a job asks for.
+    """A job's image request.
 
     Attributes:
         image: As the job has it; None: built from `dockerfile`.
         dockerfile: The text of a Dockerfile.
         context: The folder that it is built from.
-        context_digest: What changes with that folder's files.
+        context_digest: A fingerprint of that folder's files.
         login: Who asks the registry; None: as the node's engine is set up.
         always_pull: Ask the registry, whatever is here.
         carried: Digest of the image that travels with the job; None: it does not.
@@ -72,7 +72,7 @@ class ReadyImage:
         key: Its name in the cache; None: a folder that is used where it is.
         digest: Of its configuration, else of its bytes; None: not known.
         variables: Its own environment.
-        answer: What its Python says of itself.
+        answer: The facts of its Python.
         fetched: Whether this attempt brought it.
     """
 
@@ -89,8 +89,8 @@ class ImageWork:
     """One attempt's wish for an image, while it is worked on.
 
     Attributes:
-        control: What may end it.
-        tell: Called with what people should know.
+        control: Cancels it.
+        tell: Called with messages for users.
         secrets: Values that no log may have.
         overlay: Whether this node can put a layer over an image.
     """
@@ -104,13 +104,13 @@ class ImageWork:
     said: BuildLog | None = field(default=None)
 
     def log(self) -> BuildLog:
-        """Return the log, begun at its first use: an image that stands has none."""
+        """Return the log, created on first use: an existing image needs none."""
         if self.said is None:
             self.said = BuildLog(self.paths.build_log, self.secrets)
         return self.said
 
     def close(self) -> None:
-        """Close the log; a later use goes on with it. Idempotent."""
+        """Close the log; a later use continues it. Idempotent."""
         if self.said is not None:
             self.said.close()
             self.said = None
@@ -283,7 +283,7 @@ class Images:
     async def _unpacked(
         self, path: Path, tag: str | None, asked: AskedImage, work: ImageWork
     ) -> str:
-        """Unpack what was fetched, unless another name of it was unpacked before."""
+        """Unpack the fetched image, unless it was unpacked under another name."""
         try:
             digest = await asyncio.to_thread(_digest, path, tag, self._most_bytes)
         except BadImageError as error:
@@ -342,7 +342,7 @@ class Images:
 
 
 async def writable_root(root: Path, work: ImageWork) -> Path:
-    """Return an image for processes of an attempt: no other attempt sees what they write.
+    """Return an image for an attempt's processes; other attempts do not see their writes.
 
     Where no layer can be put over it, this is a copy in the attempt's folder, made at first use.
 
@@ -396,7 +396,7 @@ def _name_key(asked: AskedImage, source: Reference | None) -> str:
 
 
 def _stamp(source: Reference | None) -> str | None:
-    """Return what shows that a name or file still is what it was; None: nothing on this node."""
+    """Return evidence that a name or file is unchanged; None: there is none on this node."""
     if source is None:
         return None
     if source.kind is Kind.NAME:

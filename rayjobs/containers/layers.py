@@ -27,7 +27,7 @@ _DROPPED_BITS = stat.S_ISUID | stat.S_ISGID
 
 
 class BadImageError(Exception):
-    """An image that must not be unpacked, or is not whole; the text says what is wrong."""
+    """An image is unsafe to unpack, or incomplete; the text says what is wrong."""
 
 
 def too_large(most_bytes: int) -> BadImageError:
@@ -75,7 +75,7 @@ class _Written:
 
 @dataclass
 class Counts:
-    """What was seen while an image was unpacked.
+    """Statistics of unpacking an image.
 
     Attributes:
         entries: Members of all layers.
@@ -92,7 +92,7 @@ class Counts:
     bytes: int = 0
 
     def sentence(self) -> str:
-        """Return what a reader should know of it; empty if nothing."""
+        """Return notices about it; empty if none."""
         said = []
         if self.set_user_id:
             said.append(f"{counted(self.set_user_id, 'program')} without the set-user-ID bit")
@@ -330,7 +330,7 @@ class Root:
             self._make_way(at)
 
     def _empty(self, folder: str, written: _Written) -> None:
-        """Remove what the layers below have put into a folder."""
+        """Remove a folder's content from lower layers."""
         for name in os.listdir(folder):
             self._remove_lower_tree(os.path.join(folder, name), written)
 

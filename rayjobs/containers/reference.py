@@ -1,4 +1,4 @@
-"""What the text of a job's image means: a name for engines and registries, or files of the node."""
+"""Parses a job's image: a name for engines and registries, or files of the node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reference:
     """One image.
 
     Attributes:
-        text: As the job has it, for people.
+        text: As written in the job.
         name: Of an image by name, with registry and tag as engines complete them.
         path: Of files.
         tag: Which image of an OCI folder or archive it is.
@@ -64,7 +64,7 @@ class Reference:
 
 
 def parse(text: str) -> Reference:
-    """Return what an image's text means on this node.
+    """Return the meaning of an image's text on this node.
 
     Raises:
         PrepareError: class ``environment``: it is not a valid name, or there are no such files.

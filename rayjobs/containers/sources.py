@@ -88,7 +88,7 @@ class Image(ABC):
 
 
 class _Hashed:
-    """A stream that remembers the digest of what was read."""
+    """A stream that computes the digest of the bytes read."""
 
     def __init__(
         self, stream: Any, expected: str | None, count: Callable[[int], None] | None = None
@@ -287,7 +287,7 @@ class _Archive(_Files):
         try:
             self._archive = stack.enter_context(tarfile.open(fileobj=file))  # noqa: SIM115 - the stack does
             for one in self._archive:
-                # What is compressed has to be read to get to the next member.
+                # Compressed: read it to reach the next member.
                 if one.offset_data + one.size > most_bytes:
                     raise too_large(most_bytes)
                 self._members[one.name.removeprefix("./")] = one

@@ -57,7 +57,7 @@ def unpack(image: sources.Image, folder: Path) -> dict[str, object]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program; the last line of what it prints says why it failed."""
+    """Run the program; the last line of its output says why it failed."""
     source, folder, most_bytes, *name = arguments
     try:
         with sources.opened(

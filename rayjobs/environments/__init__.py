@@ -1,1 +1,1 @@
-"""Environments of jobs: what is asked for, read from files, resolved and built on a node."""
+"""Environments of jobs: requests are read from files, resolved and built on a node."""

@@ -33,7 +33,7 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: rayjobs\nRoot-Is-Purelib: true\nTag: py
 
 @dataclass(frozen=True)
 class Base:
-    """What the target's own Python, or that of an image, has installed.
+    """The packages installed in the Python of the target or of an image.
 
     Attributes:
         folders: Its folders of packages, as the Python itself sees them.
@@ -58,7 +58,7 @@ class Base:
         return "image" if self.root else "target"
 
     def digest(self) -> str:
-        """Return what changes with each package and folder."""
+        """Return a fingerprint of all packages and folders."""
         values = json.dumps([FORMAT, self.folders, sorted(self.versions.items())])
         return hashlib.sha256(values.encode()).hexdigest()
 
@@ -90,7 +90,7 @@ class Base:
         return "".join(f"{line}\n" for line in kept), own
 
     def open_to(self, venv: Path) -> None:
-        """Let a virtual environment see these packages, after its own."""
+        """Make these packages visible in a virtual environment, after its own."""
         (packages,) = venv.glob("lib/python*/site-packages")
         (packages / PATH_FILE).write_text(self.path_lines())
 
@@ -101,7 +101,7 @@ class Base:
 
 
 def installed() -> Base:
-    """Return what this process's own Python has installed."""
+    """Return the packages installed in this process's own Python."""
     folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     stamps = tuple(Path(folder).stat().st_mtime_ns for folder in folders)
     return _installed(tuple(folders), stamps)
@@ -109,7 +109,7 @@ def installed() -> Base:
 
 @lru_cache(maxsize=2)
 def _installed(folders: tuple[str, ...], stamps: tuple[int, ...]) -> Base:
-    """Return what folders of packages have; `stamps` change with each package."""
+    """Return the packages in folders; `stamps` change with each package."""
     return of(folders)
 
 

@@ -1,4 +1,4 @@
-"""One step of a build: a program that is run, logged, and ended when it is no longer wanted."""
+"""One step of a build: a program that is run, logged, and ended when it is cancelled."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StoppedError(PrepareError):
 
 @dataclass
 class Control:
-    """What may end a build before its time, and who it belongs to.
+    """Cancels a build, and identifies its owner.
 
     Attributes:
         marker: Of the attempt; what the build starts carries it, so that it can be found.
@@ -124,7 +124,7 @@ async def run(
     process dies.
 
     Args:
-        doing: What it is for, as in "packages cannot be resolved".
+        doing: Its purpose, as in "packages cannot be resolved".
         shown: How the log names it; None: by its words; "" not at all.
 
     Raises:
@@ -159,7 +159,7 @@ async def run(
         await _end(control.marker, ending)
         raise
     finally:
-        # What it started may hold the pipe open, and is ended with the attempt.
+        # Its children may keep the pipe open; they end with the attempt.
         await asyncio.wait({reading}, timeout=DRAIN_S)
         reading.cancel()
     code = ending.result()
@@ -212,7 +212,7 @@ async def _copy(stream: asyncio.StreamReader, said: BuildLog, note: Callable[[st
 
 
 class _Tail:
-    """The last lines of what a program said."""
+    """The last lines of a program's output."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -246,7 +246,7 @@ def matter(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def sentence(lines: Sequence[str]) -> str:
-    """Return lines of an error as one line for people: what failed, and its last cause."""
+    """Condense an error's lines to one: what failed, and the last cause."""
     words = " ".join(" ".join(line.strip(" \t×╰─▶│├·") for line in lines).split())
     what, _, causes = words.removeprefix("error:").strip().partition(" cause: ")
     cause = causes.rpartition("cause: ")[2]

@@ -46,17 +46,17 @@ class Cache:
 
     @property
     def requests(self) -> Path:
-        """What requests were resolved to."""
+        """The locks of resolved requests."""
         return self.root / "requests"
 
     @property
     def conda(self) -> Path:
-        """What conda has fetched: packages and indexes. Environments have hard links to them."""
+        """Packages and indexes that conda has fetched. Environments have hard links to them."""
         return self.root / "conda"
 
     @property
     def base(self) -> Path:
-        """What the resolver learns of the target's own packages."""
+        """The resolver's stand-ins for the target's own packages."""
         return self.root / "base"
 
     @property
@@ -71,7 +71,7 @@ class Cache:
 
     @property
     def kept_for_builds(self) -> tuple[str, ...]:
-        """The folders of what builds bring and may bring again; each of their entries may go."""
+        """The folders of files that builds can fetch again; each entry may be removed."""
         return tuple(one.name for one in (self.conda, self.base, self.programs, self.sources))
 
     @property
@@ -106,7 +106,7 @@ class Cache:
         return has_python and (self.folder(key) / RECORD).exists()
 
     def resolved(self, digest: str) -> str | None:
-        """Return what a request was resolved to; None when it was not."""
+        """Return the lock of a request; None if it was not resolved."""
         path = self.requests / f"{digest}.txt"
         try:
             os.utime(path)  # it is used
@@ -115,11 +115,11 @@ class Cache:
             return None
 
     def keep_resolved(self, digest: str, lock: str) -> None:
-        """Note what a request was resolved to."""
+        """Store the lock of a request."""
         write_atomic(self.requests / f"{digest}.txt", lock, durable=True)
 
     def begin(self, key: str) -> Path:
-        """Return a new folder to build in; what earlier builds left goes. Hold the lock."""
+        """Return a new folder to build in; removes leftovers of earlier builds. Hold the lock."""
         for left in self.building.glob(f"{key}-*"):
             shutil.rmtree(left, ignore_errors=True)
         folder = self.building / f"{key}-{os.getpid()}-{time.time_ns()}"
@@ -154,7 +154,7 @@ class Cache:
         write_atomic(place / RECORD, json.dumps(record), durable=True)
 
     def discard(self, key: str) -> None:
-        """Let an environment be used by no further attempt. Hold the lock."""
+        """Bar an environment from new attempts. Hold the lock."""
         (self.folder(key) / RECORD).unlink(missing_ok=True)
 
     def lock_text(self, key: str) -> str | None:

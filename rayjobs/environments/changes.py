@@ -23,12 +23,12 @@ _CACHE = "__pycache__"
 
 
 def keep(folder: Path) -> None:
-    """Note how the files of an environment look that nobody uses yet."""
+    """Record the state of the files of an unused environment."""
     write_atomic(folder / LOOKS, json.dumps(_looks(folder)))
 
 
 def found(folder: Path) -> list[str]:
-    """Return what differs from what `keep` noted, a phrase for each file.
+    """Return the differences from the state that `keep` recorded, one phrase per file.
 
     Without a note (of a build before it was needed) that is one phrase, too.
     """

@@ -55,7 +55,7 @@ async def solve(task: dict[str, Any]) -> dict[str, Any]:
 
 
 async def install(task: dict[str, Any]) -> dict[str, Any]:
-    """Install what a lock file says into a prefix."""
+    """Install a lock file's packages into a prefix."""
     import rattler
 
     records = _records(task["lock"])
@@ -108,7 +108,7 @@ class Seen:
         self.at_s = time.monotonic()
 
     def __call__(self) -> None:
-        """Note that something goes on."""
+        """Record progress."""
         self.at_s = time.monotonic()
 
     def look(self) -> None:
@@ -145,7 +145,7 @@ def _records(lock: str) -> list[Any]:
 
 
 def _check(url: str, sha256: bytes | None) -> None:
-    """Check a package of a folder; the library checks what it fetches.
+    """Check a package of a folder; the library checks only packages that it fetches.
 
     Raises:
         ValueError: its bytes are not those that the channel's index names.
@@ -205,7 +205,7 @@ def main(path: str) -> int:
     except ImportError as error:
         say(f"error: {NOT_INSTALLED}: {error}")
         return 3
-    except Exception as error:  # of whatever type: the text is for people
+    except Exception as error:  # of any type: only the text matters
         say(f"error: {type(error).__name__}: {error}")
         return 1
     fresh = Path(task["answer"] + ".new")

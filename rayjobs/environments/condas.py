@@ -32,7 +32,7 @@ STALL_S = 300.0
 INDEX_S = 1_200.0
 """So long it may take until the indexes of all channels are there and the packages are solved."""
 SOURCES = "${RAYJOBS_SOURCES}"
-"""Stands for the folder of what travels with jobs: a lock is the same on every node."""
+"""Placeholder of the folder of files that travel with jobs: a lock is the same on every node."""
 
 Run = Callable[[list[str], str], Awaitable[None]]
 """Runs a program, its output in the build's log; the text says what it is for."""
@@ -40,7 +40,7 @@ Run = Callable[[list[str], str], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of conda.
+    """The request to conda.
 
     Attributes:
         specs: Match specifications, that of Python among them.
@@ -55,7 +55,7 @@ class Asked:
     link_scripts: bool = False
 
     def key(self) -> str:
-        """Return what tells this from others."""
+        """Return the identity of this request."""
         values = json.dumps([self.specs, self.channels, self.command, self.link_scripts])
         return hashlib.sha256(values.encode()).hexdigest()
 
@@ -65,7 +65,7 @@ def asked_of(
     own_python: Sequence[int],
     place: Callable[[str], str] = lambda digest: digest,
 ) -> Asked:
-    """Return what a job's environment asks of conda.
+    """Return the conda part of a job's environment.
 
     Without a version of Python it gets the target's, which Ray and its results are tested with.
 
@@ -139,7 +139,7 @@ class Conda:
             made.unlink(missing_ok=True)
 
     async def install(self, asked: Asked, lock: str, prefix: Path) -> str:
-        """Install what a lock says into a new prefix; return the lock of what is there.
+        """Install a lock into a new prefix; return the lock of the installed packages.
 
         Raises:
             PrepareError: class ``environment``, in the installer's words.
@@ -238,7 +238,7 @@ class Conda:
 
 
 def explicit(prefix: Path) -> str:
-    """Return what a prefix has as a list of addresses, which every conda installs as it is."""
+    """Return a prefix's packages as a list of addresses, which every conda installs unchanged."""
     lines = []
     for file in sorted((prefix / "conda-meta").glob("*.json")):
         values = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""Which Python an environment is for: found on the node, and asked what it is."""
+"""Finds an environment's Python on the node, and queries its facts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Interpreter:
     """A Python interpreter of this node.
 
     Attributes:
-        platform: What decides which wheels fit it: implementation, machine, system, C library.
+        platform: The facts that decide which wheels fit: implementation, machine, system, C
+            library.
     """
 
     path: str
@@ -92,12 +93,12 @@ with open(sys.argv[1], "w") as file:
 
 
 def asking(file: Path) -> list[str]:
-    """Return the arguments with which an interpreter in an image writes to a file what it is."""
+    """Return the arguments that make an interpreter in an image write its facts to a file."""
     return ["-E", "-s", "-c", _ASK_IN_IMAGE, str(file)]
 
 
 def answered(path: str, said: bytes) -> tuple[Interpreter, tuple[str, ...]]:
-    """Return what an interpreter wrote that was asked by `asking`: itself, and its folders.
+    """Return the facts that an interpreter wrote for `asking`: itself, and its folders.
 
     Raises:
         PrepareError: class ``environment``: it is not a Python that jobs can use.
@@ -112,7 +113,7 @@ def answered(path: str, said: bytes) -> tuple[Interpreter, tuple[str, ...]]:
 
 
 async def ask(path: str) -> Interpreter:
-    """Return what the interpreter at `path` says of itself; asked once while its file is the same.
+    """Return the facts of the interpreter at `path`, cached until its file changes.
 
     Raises:
         PrepareError: class ``environment``: it is not a Python that jobs can use.

@@ -1,4 +1,4 @@
-"""The environments that are built on a node: what they are, how large, and who uses them."""
+"""Lists the environments on a node: their content, size and users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Built:
 
     Attributes:
         kind: "pip" or "conda".
-        name: What people call it; "" where it has no name.
+        name: Its display name; "" if it has none.
         python: The version of its interpreter.
         packages: How many it has, those of the target left out.
         bytes: Size of its files; those that are shared with a cache count too.
@@ -76,13 +76,13 @@ def find(root: Path, key: str) -> Built:
 
 
 def prune_to_size(root: Path, most_bytes: int, *, dry_run: bool) -> tuple[list[Built], Removed]:
-    """Remove what was used longest ago until the rest fits; never one in use.
+    """Remove the least recently used ones until the rest fits; never one in use.
 
     Args:
         root: The node's scratch, whose folder of environments is meant.
 
     Returns:
-        What goes or would go, and what was removed.
+        The ones to remove, and the removed ones.
     """
     removed, gone = Removed(), []
     everything = built(root / prune.FOLDER)
@@ -97,14 +97,14 @@ def prune_to_size(root: Path, most_bytes: int, *, dry_run: bool) -> tuple[list[B
     if not dry_run and gone:
         with OwnFolder(root) as folder:
             for one in gone:
-                # What came into use meanwhile has a later time.
+                # An environment that came into use meanwhile has a later time.
                 cutoff = one.used_at.timestamp() + 0.001
                 removed.add(prune.remove(folder, f"{prune.FOLDER}/{one.key}", cutoff))
     return gone, removed
 
 
 def prune_unused(root: Path, older_than_s: float, *, dry_run: bool) -> list[Built]:
-    """Remove what no job has used for so many seconds; return what goes or would go."""
+    """Remove environments unused for this many seconds; return those removed, or to remove."""
     cutoff = time.time() - older_than_s
     gone = []
     for one in built(root / prune.FOLDER):

@@ -11,7 +11,7 @@ from rayjobs.environments import condas
 from rayjobs.spec.requirements import name_of
 
 _PIP = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;\\]+)|@\s*(\S+))")
-# A file that was asked for by its path or address alone.
+# A file that was requested only by its path or address.
 _WHEEL = re.compile(r"(?:\S*/)?([A-Za-z0-9._]+)-[^-/\s]+(?:-[^-/\s]+){3,4}\.whl(?=\s|$)")
 _OF_BASE = re.compile(r"# of the (target|image): ")
 _FILE = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)-(?P<build>[^-]+)\.(?:conda|tar\.bz2)")
@@ -23,7 +23,7 @@ class Package:
 
     Attributes:
         version: Its version, or the address or path that it comes from.
-        source: "pip", "conda", or "target" or "image" for what its Python has already.
+        source: "pip", "conda", or "target" or "image" for packages that its Python already has.
     """
 
     name: str

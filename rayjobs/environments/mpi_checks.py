@@ -1,4 +1,4 @@
-"""Checks of jobs of MPI and Horovod: is it there, and can it do what the job asks of it?"""
+"""Checks of MPI and Horovod jobs: is the software there, and does it support the request?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ON_CPU = "HOROVOD_CPU_OPERATIONS"
 
 
 def check(spec: JobSpec, *, source: Path | None, is_here: bool) -> list[Problem]:
-    """Return what is wrong with a job of the backends ``mpi`` and ``horovod-gloo``.
+    """Return the problems of a job of the backends ``mpi`` and ``horovod-gloo``.
 
     Args:
         source: The source directory; None leaves open whether the script uses Horovod.
@@ -59,7 +59,7 @@ def check(spec: JobSpec, *, source: Path | None, is_here: bool) -> list[Problem]
 
 
 def imports_horovod(spec: JobSpec, source: Path | None) -> bool:
-    """Return whether the entry script itself imports Horovod, as far as its text says."""
+    """Return whether the entry script itself seems to import Horovod."""
     if spec.script is None or source is None:
         return False
     return names_horovod(source / spec.script)
@@ -75,12 +75,12 @@ def names_horovod(script: Path) -> bool:
 
 
 def keeps_to_cpu(spec: JobSpec) -> bool:
-    """Return whether the job says that what it exchanges is on the CPU."""
+    """Return whether the job declares that it communicates on the CPU."""
     return bool(spec.environment_variables.get(ON_CPU))
 
 
 def no_gpu_operations(which: str = "of the target's environment") -> Problem:
-    """Return the refusal of GPUs for a Horovod that exchanges tensors of the CPU alone."""
+    """Return the refusal of GPUs for a Horovod that only exchanges CPU tensors."""
     return Problem(
         "distribution.backend",
         f"the script uses Horovod on GPUs, and the Horovod {which} was built without GPU "

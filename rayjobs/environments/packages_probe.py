@@ -1,4 +1,4 @@
-"""What an attempt's own interpreter is asked to print: its version and its packages.
+"""Code that makes an attempt's own interpreter print its version and packages.
 
 It may be of any version and have no rayjobs.
 """

@@ -67,7 +67,7 @@ class Prunable:
     making: tuple[str, str]
 
     def unused(self, root: Path, folder: OwnFolder, cutoff: float) -> Iterator[Unused]:
-        """Yield what was not used since `cutoff`, and what stays though it is that old.
+        """Yield entries unused since `cutoff`, and old entries that must stay.
 
         Args:
             root: The node's scratch, open as `folder`.
@@ -147,7 +147,7 @@ def remove(folder: OwnFolder, name: str, cutoff: float) -> Removed:
 
 
 def remove_kept(folder: OwnFolder, name: str, cutoff: float) -> Removed:
-    """Remove what `unused` named as kept for builds, unless there is a build or it was used."""
+    """Remove build files that `unused` named, unless a build runs or they were used."""
     removed = Removed()
     with locked_if_free(Cache(folder.root / FOLDER).builds) as alone:
         if not alone:

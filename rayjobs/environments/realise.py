@@ -61,7 +61,7 @@ class Environments:
         self._cache = Cache(root)
         self._own_python = own_python
         self._is_open = is_open
-        # What Pythons of images have said, by image and path.
+        # Facts of images' Pythons, by image and path.
         self._pythons: dict[tuple[str, str], tuple[Interpreter, tuple[str, ...]]] = {}
 
     async def realise(self, asked: Mapping[str, Any], work: Work) -> Realised:
@@ -192,7 +192,7 @@ class Environments:
     async def _request(
         self, asked: Mapping[str, Any], work: Work
     ) -> tuple[Request, Base | None, condas.Asked | None]:
-        """Return what is asked of pip, what it is added to, and what is asked of conda."""
+        """Return the request to pip, its base, and the request to conda."""
         lines = self._with_sources(asked["pip"], asked.get("sources") or {})
         work.env = settings.variables(
             credentials.environment(),
@@ -490,7 +490,7 @@ class Environments:
                 if await self._is_open_to(work):
                     sync += ["--link-mode", "copy"]
                 if base is not None:
-                    # For what source archives need at their build.
+                    # For the build requirements of source archives.
                     sync += ["--find-links", str(bases.wheels(base, self._cache.base))]
                 await self._run(
                     [*sync, "--python", str(venv / "bin" / "python"), str(folder / "lock.txt")],
@@ -531,16 +531,16 @@ class Environments:
         """Run a program, inside the image if the environment is one for an image.
 
         Args:
-            reads: What of the node it needs in the image.
-            writes: And what it writes to.
-            quietly: Where it ends well, what it does is nothing for the log.
+            reads: Paths of the node that it needs in the image.
+            writes: Paths that it writes to.
+            quietly: Log nothing if it succeeds.
         """
         tmp = work.paths.tmp
         env = {**work.env, "TMPDIR": str(tmp)}
         with ExitStack() as stack:
             words, shown = arguments, None
             if work.image is not None and not on_node:
-                uv = Path(settings.find_uv()).resolve()  # a link may lead to what no image sees
+                uv = Path(settings.find_uv()).resolve()  # a link may lead outside the image
                 reads = [*reads, uv, self._cache.sources, self._cache.programs]
                 words = arguments
                 if Path(arguments[0]).resolve() == uv:
@@ -562,7 +562,7 @@ class Environments:
 
     @asynccontextmanager
     async def _building(self) -> AsyncIterator[None]:
-        """Keep what builds use from being pruned; a prune holds it for the moment of a removal."""
+        """Lock that protects build files from a prune, which holds it only while removing."""
         with ExitStack() as stack:
             lock = locked(self._cache.builds, shared=True)
             await asyncio.to_thread(stack.enter_context, lock)

@@ -1,4 +1,4 @@
-"""What is asked of one node: requirements for one interpreter, identified by a digest."""
+"""A request to one node: requirements for one interpreter, identified by a digest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Request:
 
     Attributes:
         lines: Of a requirements file, options among them.
-        constraints: Requirements that limit versions alone.
+        constraints: Requirements that only limit versions.
         base: Digest of the packages that these are added to; None: of none.
         conda: What is asked of conda, as `condas.Asked.key`; None: nothing.
         image: Key of the image in which it is built; None: it is built on the node itself.
@@ -46,7 +46,7 @@ class Request:
         return [line for line in self.lines if not line.startswith("-")]
 
     def digest(self) -> str:
-        """Return what tells this request from others.
+        """Return the identity of this request.
 
         A file that is named, or a folder in which packages are looked for, counts with its size
         and time: it may be another one under the same name.
@@ -81,7 +81,7 @@ class Request:
         return lock.startswith(self.head())
 
     def key(self, lock: str) -> str:
-        """Return the name of the environment that has what a lock says, for this interpreter."""
+        """Return the name of the environment with a lock's packages, for this interpreter."""
         path = self.interpreter.path
         real = path if self.image else os.path.realpath(path)
         body = lock.partition(_REQUEST)[2].partition("\n")[2]
@@ -89,7 +89,7 @@ class Request:
         return _digest([*values, *([self.image] if self.image else [])])[:32]
 
     def key_of_conda(self, conda_lock: str) -> str:
-        """Return the name of the environment of conda that has what a lock says."""
+        """Return the name of the conda environment with a lock's packages."""
         return _digest([FORMAT, self.digest(), conda_lock])[:32]
 
 
@@ -112,5 +112,5 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     try:
         info = path.stat()
     except OSError:
-        return None  # uv says it better
+        return None  # uv's message is better
     return info.st_size, info.st_mtime_ns

@@ -12,7 +12,7 @@ from pathlib import Path
 from rayjobs.core.errors import PrepareError
 from rayjobs.launch.plan import inherited
 
-# What a build needs of the agent's own variables besides those that every rank inherits.
+# Variables of the agent that a build needs, in addition to those that every rank inherits.
 _PASSED = frozenset(
     {
         *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "MAKEFLAGS"),
@@ -93,7 +93,7 @@ def search_path(environment: Mapping[str, str]) -> str:
 def variables(
     environment: Mapping[str, str], *, secrets: Iterable[str] = (), pip_files: Iterable[Path] = ()
 ) -> dict[str, str]:
-    """Return the variables that uv is run with: an allow-list, and what pip's settings mean.
+    """Return uv's variables: an allow-list, and the equivalents of pip's settings.
 
     Args:
         environment: The agent's own.
@@ -131,7 +131,7 @@ def variables(
 
 
 def has_settings_of_uv(environment: Mapping[str, str]) -> bool:
-    """Whether the node's user or administrator has a configuration of uv, which then counts alone.
+    """Whether the node's user or administrator has a uv configuration, which then takes over.
 
     Source: uv, Configuration files.
     """
@@ -143,7 +143,7 @@ def has_settings_of_uv(environment: Mapping[str, str]) -> bool:
 
 
 def pip_files(environment: Mapping[str, str]) -> list[Path]:
-    """Return the files from which pip takes its settings, the one that wins last.
+    """Return pip's configuration files in ascending priority.
 
     Source: pip, Configuration (global, user, PIP_CONFIG_FILE).
     """
@@ -170,7 +170,7 @@ def of_pip(environment: Mapping[str, str], files: Iterable[Path]) -> dict[str, s
         try:
             parser.read(file, encoding="utf-8")
         except (OSError, configparser.Error, UnicodeDecodeError):
-            continue  # pip itself says so at its next use
+            continue  # pip itself reports it on its next use
         for section in ("global", "install"):
             if parser.has_section(section):
                 found |= {key: value for key, value in parser.items(section) if key in _OF_PIP}
@@ -187,7 +187,7 @@ def of_pip(environment: Mapping[str, str], files: Iterable[Path]) -> dict[str, s
         if words:
             result[name] = _LISTS.get(name, " ").join(words)
     if "UV_INDEX" in result:
-        # Who has set several indexes for pip means what pip does: the best of all of them.
+        # Several indexes for pip imply pip's behaviour: the best version of all of them.
         result["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return result
 

@@ -1,4 +1,4 @@
-"""What one attempt wishes of its node's environments, and what it gets."""
+"""One attempt's request to its node's environments, and the result."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Work:
     """One attempt's wish for an environment, while it is worked on.
 
     Attributes:
-        control: What may end it.
-        tell: Called with what people should know.
-        known_lock: What an earlier attempt of the same job was given, or None.
+        control: Cancels it.
+        tell: Called with messages for users.
+        known_lock: The lock of an earlier attempt of the same job, or None.
         first_lock: On further nodes of a job: returns the lock of its first node, when that is
             there. All nodes of a job use one.
         publish: On the first of several nodes: called with the lock.
-        name: What people call the environment.
+        name: The display name of the environment.
         image: What it is built in, and whose packages it is added to; None: the node itself.
         uses_horovod: Where it gets a torch of its own, Horovod is built for that.
     """
@@ -62,14 +62,14 @@ class Work:
     said: BuildLog | None = None
 
     def log(self) -> BuildLog:
-        """Return the log, begun at its first use: an environment that stands has none."""
+        """Return the log, created on first use: an existing environment needs none."""
         if self.said is None:
             names = [name for name in self.env if name.startswith(requirements.SECRET_PREFIX)]
             self.said = BuildLog(self.paths.build_log, [self.env[name] for name in names])
         return self.said
 
     def close(self) -> None:
-        """Close the log; a later use goes on with it. Idempotent."""
+        """Close the log; a later use continues it. Idempotent."""
         if self.said is not None:
             self.said.close()
             self.said = None

@@ -65,7 +65,7 @@ def test_a_git_that_hangs_delays_nothing_and_is_ended(
             time.sleep(0.01)
         found = looking.result()
     assert found.commit
-    assert "was not done when the job was ready" in found.why
+    assert "had not finished when the job was ready" in found.why
     for pid in pids.read_text().split():
         _wait_until_gone(int(pid))
 
@@ -135,7 +135,7 @@ def test_a_clean_filter_that_hangs_delays_nothing_and_is_ended(
             time.sleep(0.01)
         found = looking.result()
     assert found.dirty is None
-    assert "was not done when the job was ready" in found.why
+    assert "had not finished when the job was ready" in found.why
     for pid in pids.read_text().split():
         _wait_until_gone(int(pid))
 

@@ -1,4 +1,4 @@
-"""Horovod for an environment that has a torch of its own: built for it on the node, and installed.
+"""Builds and installs Horovod on the node for an environment with its own torch.
 
 The target's Horovod is native code for the target's torch, and cannot be used there. The wheel is
 kept (`install.cache_folder`), so it is compiled once for each torch, Python and Open MPI of a node.
@@ -27,7 +27,7 @@ Run = Callable[[list[str], str], Awaitable[None]]
 
 
 def key_with(key: str) -> str:
-    """Return the name of the environment that has Horovod besides what another one has."""
+    """Return the name of the environment that extends another one by Horovod."""
     return hashlib.sha256(f"{key} horovod".encode()).hexdigest()[:32]
 
 

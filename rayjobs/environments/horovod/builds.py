@@ -1,4 +1,4 @@
-"""What a Horovod that is installed, or kept as a wheel, was built for."""
+"""Reads what an installed Horovod, or one stored as a wheel, was built for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Build:
 
     @property
     def note(self) -> Path:
-        """What `rayjobs horovod install` has written about the build it installed."""
+        """The record of `rayjobs horovod install` about its build."""
         return self.library.parents[1] / "rayjobs-build.txt"
 
 

@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Installed:
-    """What an install did.
+    """The result of an install.
 
     Attributes:
         wheel: The wheel that was installed, in the cache.
@@ -54,7 +54,7 @@ class Installed:
 
 
 def cache_folder() -> Path:
-    """Return where wheels are kept: outside of any checkout, so that a second one finds them."""
+    """Return the folder of wheels: outside any checkout, so that other checkouts find them."""
     return Path(platformdirs.user_cache_path("rayjobs")) / "horovod"
 
 
@@ -177,7 +177,7 @@ def _install(environment: needs.Environment, wheel: Path, log: Path) -> None:
          "--reinstall-package", "horovod", str(wheel)],
         {}, log, "the wheel cannot be installed",
     )  # fmt: skip
-    # What an environment sees of another one, the installer does not.
+    # The installer does not see the packages that an environment sees of another one.
     if subprocess.run([python, "-c", _HAS], capture_output=True, cwd="/", check=False).returncode:
         _run(
             [find_uv(), "pip", "install", "--quiet", "--python", python, *DEPENDENCIES],
@@ -222,7 +222,7 @@ def _run(
     *,
     say: Say | None = None,
 ) -> None:
-    """Run a step; all it says goes into the log.
+    """Run a step; its output goes to the log.
 
     Raises:
         PrepareError: it failed.
@@ -267,7 +267,7 @@ def default_python() -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program; the last lines of what it prints say why it failed."""
+    """Run the program; the last lines of its output say why it failed."""
     try:
         install(Path(arguments[0]), say=_say)
     except (PrepareError, OSError) as error:

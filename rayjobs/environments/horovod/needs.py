@@ -1,4 +1,4 @@
-"""What building Horovod needs of a machine and an environment, and what of it is there."""
+"""Checks a machine and an environment for the requirements of a Horovod build."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda,
                   "python": sys.implementation.cache_tag, "platform": sysconfig.get_platform()}))
 """
-# What to call for each need, and the Debian package that brings it.
+# The program of each requirement, and its Debian package.
 _PROGRAMS = {"g++": "g++", "make": "make", "cmake": "cmake", "mpicxx": "libopenmpi-dev",
              "mpirun": "openmpi-bin"}  # fmt: skip
 
@@ -43,7 +43,7 @@ class Environment:
 
 
 def environment_of(python: Path) -> Environment:
-    """Ask an interpreter what it has.
+    """Query an interpreter's packages.
 
     Raises:
         PrepareError: it cannot be run, or has no PyTorch.
@@ -89,10 +89,11 @@ def mpi_version() -> str:
 
 
 def check_tools() -> None:
-    """Check that what a build needs is there.
+    """Check the requirements of a build.
 
     Raises:
-        PrepareError: something is missing or too old; names all that is, and what installs it.
+        PrepareError: something is missing or too old; the text lists everything and how to install
+            it.
     """
     missing = {name: package for name, package in _PROGRAMS.items() if shutil.which(name) is None}
     if missing:
@@ -127,7 +128,7 @@ def _version(program: str, pattern: str) -> str:
 
 @dataclass(frozen=True)
 class GpuTools:
-    """Where the CUDA toolkit and NCCL are; `missing` says what is not."""
+    """The locations of the CUDA toolkit and NCCL; `missing` lists absent ones."""
 
     cuda: Path | None
     nccl: Path | None

@@ -18,7 +18,7 @@ _TOOLCHAIN = 'set(CMAKE_PROJECT_horovod_INCLUDE "{hook}")\n'
 # The headers of current PyTorch need C++20; Horovod asks for C++14 and strips -std from CXXFLAGS.
 _STANDARD = 'set(CMAKE_CXX14_STANDARD_COMPILE_OPTION "-std=c++20")\n'
 
-# A PyTorch for CUDA and any nvcc make Horovod demand a whole toolkit, even for the CPU alone.
+# A PyTorch for CUDA and any nvcc make Horovod require a whole toolkit, even for CPU only.
 _NO_CUDA = """\
 macro(find_package name)
   _find_package(${name} ${ARGN})
@@ -48,7 +48,7 @@ file(WRITE "${_file}" "${_text}")
 
 
 def hook(*, gpu: bool) -> str:
-    """Return what CMake runs inside Horovod's project."""
+    """Return the code that CMake runs inside Horovod's project."""
     return _STANDARD + (_CUDA_STANDARD if gpu else _NO_CUDA) + _GLOO_INTERFACE
 
 
@@ -64,7 +64,7 @@ def write(folder: Path, *, gpu: bool) -> dict[str, str]:
     toolchain.write_text(_TOOLCHAIN.format(hook=hook_file))
     return {
         "CMAKE_TOOLCHAIN_FILE": str(toolchain),
-        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses what the bundled gloo says
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the bundled gloo's minimum
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITH_MPI": "1",
         "HOROVOD_WITH_GLOO": "1",

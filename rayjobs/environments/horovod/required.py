@@ -1,4 +1,4 @@
-"""Whether the Horovod that a job's interpreter has can do what the job asks of it, on its node."""
+"""Checks on the node that the Horovod of a job's interpreter supports what the job requests."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ for name in ("horovod", "torch"):
 print(next((one.version for one in metadata.distributions(name="torch")), ""))
 """
 _ASK_S = 60.0
-# What an interpreter answered, by all that it depends on, as long as it is true.
+# Cached answers of interpreters, by everything that they depend on.
 _found: dict[tuple[str | None, ...], Path] = {}
 _MATTERS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "HOME")
 
 
 def require(plan: LaunchPlan) -> None:
-    """Check that Horovod meets the torch that it was built for, and exchanges what is on GPUs.
+    """Check that Horovod matches the torch that it was built for, and can use GPUs.
 
     A submit knows that of its own machine alone. Horovod that is not there at all is left to the
     script, which may do without.
@@ -80,7 +80,7 @@ def _uses_it(plan: LaunchPlan, kind: str) -> bool:
 
 
 def _require_its_torch(plan: LaunchPlan) -> None:
-    """Check that an environment that rayjobs built has no torch of its own beside a Horovod.
+    """Check that an environment built by rayjobs does not mix its own torch with a Horovod.
 
     Horovod is native code for one release of torch: that of the packages it is installed among.
     """

@@ -32,7 +32,7 @@ class Wish:
 
     @property
     def log(self) -> str:
-        """What building said."""
+        """The build's log."""
         path = self.work.paths.build_log
         return path.read_text() if path.exists() else ""
 

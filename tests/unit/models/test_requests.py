@@ -168,7 +168,7 @@ def test_a_file_that_was_uploaded_and_a_folder(runs: Runs, scripts: Scripts) -> 
         ("m", "away.pt", ValueError, "out of the job's directory"),
         ("m", "checkpoints/step-000000000007", ValueError, "an incomplete checkpoint"),
         ("m", "pipe", ValueError, "neither a file nor a folder"),
-        ("m", "outputs/.part-1", ValueError, "are ours"),
+        ("m", "outputs/.part-1", ValueError, "are reserved"),
         ("m", 7, TypeError, "int"),
     ],
 )
