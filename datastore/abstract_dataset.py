@@ -234,7 +234,9 @@ class AbstractDataset(ABC):
         newest = next(iter(catalogue.dataset_versions(name)[-1:]), None)
         # Of other sources a file may have the same name, size and time by chance.
         if newest is not None and newest.definition == self.definition():
-            listed = listed.with_digests_of(Manifest.from_bytes(catalogue.manifest(newest.manifest)))
+            listed = listed.with_digests_of(
+                Manifest.from_bytes(catalogue.manifest(newest.manifest))
+            )
         manifest = with_digests(listed, self._record, progress)
         draft = DatasetRecord(
             id=str(uuid.uuid4()),
