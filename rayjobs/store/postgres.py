@@ -605,20 +605,20 @@ class PostgresDatabase:
 
         if isinstance(error, psycopg.errors.LockNotAvailable):
             self._busy(error)
-        problem = " ".join(str(error).split()).removesuffix("?").removesuffix(".")
+        why = " ".join(str(error).split()).removesuffix("?").removesuffix(".")
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             raise StoreError(
-                f"the store {self.where} refuses: {problem}. Its owner must grant the user the rights "
+                f"the store {self.where} refuses: {why}. Its owner must grant the user the rights "
                 f"on schema {self._schema} (or CREATE on the database, to make a store)",
                 path=self.where,
             ) from error
         if isinstance(error, psycopg.OperationalError):
             raise StoreUnreachableError(
-                f"the store {self.where} cannot be reached: {problem}. Check that the server runs, "
+                f"the store {self.where} cannot be reached: {why}. Check that the server runs, "
                 f"its address, and the user's password (PGPASSWORD or ~/.pgpass)",
                 path=self.where,
             ) from error
-        raise StoreError(f"the store {self.where} failed: {problem}", path=self.where) from error
+        raise StoreError(f"the store {self.where} failed: {why}", path=self.where) from error
 
     def _busy(self, error: Exception | None = None) -> NoReturn:
         raise StoreBusyError(
