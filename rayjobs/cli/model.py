@@ -364,6 +364,7 @@ def export(
             allow_pickle=allow_pickle,
             opset=opset,
             fixed_batch=fixed_batch,
+            on_stage=lambda text: settings.note(f"{text} …"),
         )
         registered = None
         if is_registered:

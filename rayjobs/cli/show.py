@@ -405,6 +405,10 @@ def _files(workspace: OpenWorkspace, job: Job) -> str:
     return f"Files\n  {len(stored)} ({size}): `rayjobs files`, `rayjobs download`"
 
 
+# Events of a sweep that say why its best trial is not a model.
+_NO_MODEL = frozenset({"not_registered", "model_missing"})
+
+
 def _models(workspace: OpenWorkspace, job: Job) -> str:
     """Return what was registered from the run, and what its script asked for in vain."""
     made = workspace.store.models(run=job.id)
@@ -415,6 +419,11 @@ def _models(workspace: OpenWorkspace, job: Job) -> str:
             *[
                 (one["name"], plain_text(f"not registered: {one['why']}"))
                 for one in _refused(workspace, job)
+            ],
+            *[
+                ("-", plain_text(event.message))
+                for event in (workspace.store.events(job.id) if job.kind == "sweep" else ())
+                if event.kind in _NO_MODEL
             ],
         ],
     )

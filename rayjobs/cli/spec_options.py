@@ -151,7 +151,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "--output",
         "outputs",
         multiple=True,
-        metavar="NAME[=STORE/PATH]",
+        metavar="NAME[=STORE/PATH[:overwrite]]",
         help="A folder that is stored at the end.",
     ),
     _option(
@@ -248,6 +248,8 @@ def from_options(
 
 
 # Parts of a spec that hold named entries → the option that adds one.
+OVERWRITE = "overwrite"  # the one word that may follow an output's place
+
 NAMED: Mapping[str, str] = {
     "inputs": "--input",
     "outputs": "--output",
@@ -436,11 +438,18 @@ def _input(text: str) -> tuple[str, dict[str, str]]:
     return name, {"source": source}
 
 
-def _output(text: str) -> tuple[str, dict[str, str]]:
+def _output(text: str) -> tuple[str, dict[str, Any]]:
     name, separator, destination = text.partition("=")
     if not name:
         raise ValueError("has no name; write NAME, or NAME=datastore/path")
-    return name, {"destination": destination} if separator else {}
+    if not separator:
+        return name, {}
+    before, colon, word = destination.rpartition(":")
+    if colon and word == OVERWRITE:
+        return name, {"destination": before, "overwrite": True}
+    if colon and difflib.get_close_matches(word, [OVERWRITE], n=1):
+        raise ValueError(f"ends with {word!r}; write `:{OVERWRITE}` to replace stored files")
+    return name, {"destination": destination}
 
 
 def _retry(text: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import importlib
 import pickle
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -56,6 +56,7 @@ def export(
     allow_pickle: bool = False,
     opset: int | None = None,
     fixed_batch: bool = False,
+    on_stage: Callable[[str], None] = lambda _text: None,
 ) -> Exported:
     """Write a model's file as ONNX.
 
@@ -69,15 +70,18 @@ def export(
         allow_pickle: Load a module that was saved whole, which runs code of the file.
         opset: Version of the ONNX operators; None takes PyTorch's default.
         fixed_batch: Keep the batch's size, instead of leaving it open.
+        on_stage: Called with what begins, since a large model takes minutes.
 
     Raises:
         NotFoundError: there is no such file.
         UsageError: the file is not a model that can be exported, a package is missing, or the
             result does not compute what PyTorch does.
     """
+    on_stage("loading PyTorch and ONNX")
     torch = _needed("torch")
     _needed("onnx")
     _needed("onnxscript")
+    on_stage("reading the model")
     module = _load(_file_of(source), torch, code, allow_pickle=allow_pickle)
     if not shapes:
         raise UsageError("give the shape of each input, such as --input 1,1,28,28")
@@ -85,7 +89,9 @@ def export(
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.partial.onnx")
     try:
+        on_stage("writing ONNX")
         _write(torch, module, inputs, draft, opset, fixed_batch=fixed_batch)
+        on_stage("checking the result against PyTorch")
         done = _checked(torch, module, inputs, draft, fixed_batch=fixed_batch)
         draft.replace(target)
     finally:

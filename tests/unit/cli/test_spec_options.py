@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rayjobs.cli.settings import Settings
+from rayjobs.cli.spec_options import _output
 from rayjobs.cli.submit import note_submitted, submit, typed_spec
 from rayjobs.spec.model import JobSpec, Packages, Resources
 from rayjobs.submit.project import Project
@@ -351,3 +352,13 @@ def test_a_key_that_was_used_before_says_so_in_one_sentence(
     note_submitted(Settings(), Submitted(job, created=False), queue.workspace)
     said = capsys.readouterr().err
     assert said == f"nothing was submitted: job {job.id} has this key\n"
+
+
+def test_an_output_may_overwrite_what_is_stored() -> None:
+    place = "photos/made"
+    assert _output(f"made={place}:overwrite") == ("made", {"destination": place, "overwrite": True})
+    assert _output(f"made={place}") == ("made", {"destination": place})
+    assert _output("made=photos/12:30") == ("made", {"destination": "photos/12:30"})
+    assert _output("made") == ("made", {})
+    with pytest.raises(ValueError, match="write `:overwrite` to replace stored files"):
+        _output(f"made={place}:overwite")

@@ -108,7 +108,15 @@ def test_a_module_that_was_saved_whole_is_loaded_only_if_allowed(tmp_path: Path)
     with pytest.raises(UsageError, match="--allow-pickle"):
         onnx_export.export(tmp_path / "whole.pt", target, shapes=[[1, 2]])
     assert not target.exists()
-    done = onnx_export.export(tmp_path / "whole.pt", target, shapes=[[2, 2]], allow_pickle=True)
+    stages: list[str] = []
+    done = onnx_export.export(
+        tmp_path / "whole.pt",
+        target,
+        shapes=[[2, 2]],
+        allow_pickle=True,
+        on_stage=stages.append,
+    )
+    assert [stage.split()[0] for stage in stages] == ["loading", "reading", "writing", "checking"]
     assert target.exists() and done.inputs == ("input",)
     with pytest.raises(UsageError, match="PyTorch cannot export"):
         onnx_export.export(tmp_path / "whole.pt", target, shapes=[[2, 7]], allow_pickle=True)

@@ -231,7 +231,10 @@ def test_watch_prints_what_happened_and_exits_as_the_sweep_ended(world: World, c
 
 
 def test_a_model_that_was_asked_for_and_not_registered_is_no_success(
-    world: World, call: Call, monkeypatch: pytest.MonkeyPatch
+    world: World,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refuse(*_given: Any, **_more: Any) -> None:
         raise UsageError("its weights are torn")
@@ -241,6 +244,9 @@ def test_a_model_that_was_asked_for_and_not_registered_is_no_success(
     code, _, err = call("watch", sweep)
     assert code == 1
     assert "was not registered as model 'digits-best'" in err
+    assert run(["show", sweep]) == 0
+    models = capsys.readouterr().out.partition("\nModels\n")[2]
+    assert "was not registered as model 'digits-best': its weights are torn" in models
 
 
 def test_cancel_asks_once_and_tells_of_a_finished_one(world: World, call: Call) -> None:
