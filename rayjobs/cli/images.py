@@ -270,7 +270,7 @@ def train(
 
 @images.command(
     epilog="\b\nExamples:\n  rayjobs images score --model digits --data new/\n"
-    "  rayjobs images score --model output:JOB/model --data dataset:new --format csv\n"
+    "  rayjobs images score --model got/outputs/model --data dataset:new --format csv\n"
 )
 @click.option(
     "--model",
@@ -320,6 +320,21 @@ def _check_local_images(training: str, validation: str) -> None:
         raise UsageError(f"{type(error).__name__}: {error}") from error
 
 
+def _check_local_model(text: str) -> None:
+    """Refuse a local folder that is not a trained model, before it is stored.
+
+    Raises:
+        UsageError: it has no model.json.
+    """
+    path = Path(text).expanduser()
+    if path.exists() and not (path / "model.json").exists():
+        raise UsageError(
+            f"InvalidModelDirectoryError: {text} is not a trained model: it has no model.json. "
+            f"Give a registered model (`rayjobs model ls`), a trained model's folder, or "
+            f"output:JOB/NAME of a step"
+        )
+
+
 def _submit(
     settings: Settings,
     script: str,
@@ -338,6 +353,8 @@ def _submit(
             is_model = name == "model" and script == "score.py"
             model = registered_model(workspace, text) if is_model else None
             if model is None:
+                if is_model:
+                    _check_local_model(text)
                 source = source_of(workspace, text, settings.note)
             else:
                 source = source_of_model(workspace, model, settings.note)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -35,6 +37,7 @@ from tests.unit.images.conftest import save_images
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PIPELINE = """
 name: colors
 steps:
@@ -117,6 +120,22 @@ def test_a_pipeline_file_converts_trains_and_scores(
     rayjobs("data", "get", "workspaceblobstore/scores", "got")
     (table,) = (tmp_path / "got").rglob("scores.parquet")
     assert len(pq.read_table(table)) == 3
+
+
+def test_the_example_learns_digits_and_compares_with_a_linear_model(
+    local_target: LocalTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "images" / "quality.py", "digits", "--quick"],
+        capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = re.search(r"digits: component (0\.\d+), linear (0\.\d+)", done.stdout)
+    assert found is not None, done.stdout
+    component, linear = map(float, found.groups())
+    assert component > 0.5  # of ten digits, after four epochs of 288 images
+    assert linear > 0.8
 
 
 SWEEP = """

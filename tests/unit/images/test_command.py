@@ -34,6 +34,17 @@ def test_a_folder_of_images_does_not_hide_the_model_of_its_name(
         registered_model(queue.workspace, "missing")
 
 
+def test_a_folder_that_is_not_a_model_is_refused_at_the_submit(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "a.png").write_bytes(b"x")
+    done = terminal.type("images", "score", "--model", "new", "--data", "new", "-d")
+    assert done.code == 2
+    assert "InvalidModelDirectoryError: new is not a trained model" in done.err
+
+
 @pytest.mark.long
 def test_a_score_names_its_model_and_no_repository_of_ours(
     queue: Queue,

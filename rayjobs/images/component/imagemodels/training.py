@@ -526,7 +526,7 @@ def set_up_determinism(seed: int) -> None:
     """Make two trainings with one seed on one machine equal to the last bit."""
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # It would write NaN into each new tensor before its values: 5 % of the time at 224 pixels.
+    # It would write NaN into each new tensor before its values, which costs time for nothing.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
 
