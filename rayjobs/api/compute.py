@@ -10,6 +10,7 @@ Source: ``azureml.core.compute`` of azureml-core 1.61.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 PRIORITIES = ("dedicated", "lowpriority")
 DEFAULT_SIZE = "STANDARD_NC6"  # of AmlCompute, where the program names none
 DEFAULT_MAX_NODES = 4
+_KIND = re.compile(r"cpu|gpu|[-_]?\d+")
 MISSPELT = 0.8  # how alike two names are, at least, so that one is taken for the other
 
 
@@ -520,14 +522,16 @@ def refuse_misspelt(settings: AzureSettings, name: str) -> None:
     """Refuse an unknown compute name that is close to one that something answers for.
 
     Such a name is a typing mistake more often than another cluster, and a job that runs silently on
-    another machine costs more than a refusal.
+    another machine costs more than a refusal. Names that differ in ``cpu`` and ``gpu``, or in a
+    number, are those of different clusters.
 
     Raises:
         ComputeUsageError: there is such a name.
     """
     known = {record.name for record in all_targets(home=default_home())}
     known |= {*settings.computes(), *settings.targets()}
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=MISSPELT)
+    others = sorted(one for one in known if _KIND.sub("", one) != _KIND.sub("", name))
+    near = difflib.get_close_matches(name, others, n=1, cutoff=MISSPELT)
     if near:
         raise ComputeUsageError(
             f"there is no compute target {name!r}. Did you mean {near[0]!r}? If {name!r} is "

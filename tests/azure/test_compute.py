@@ -257,7 +257,7 @@ def test_a_misspelt_name_is_refused_with_the_name_that_was_meant(
     become_azure_program()
     for wrong, right in (
         ("gpu-clutser", "gpu-cluster"),
-        ("gpu-cluster2", "gpu-cluster"),
+        ("gpu-clusterr", "gpu-cluster"),
         ("big-machin", "big-machine"),
         ("locl", "local"),
     ):
@@ -271,4 +271,13 @@ def test_a_misspelt_name_is_refused_with_the_name_that_was_meant(
     assert "is not known here" not in capsys.readouterr().err
     AzureSettings(workspace.store).map_target("gpu-clutser", "local")  # the remedy that it names
     config = ScriptRunConfig("src", "a.py", compute_target="gpu-clutser")
+    assert config.to_spec(workspace=workspace).target == "local"
+
+
+@pytest.mark.parametrize("other", ["cpu-cluster", "gpu-cluster-2"])
+def test_the_name_of_another_cluster_is_accepted(workspace: Workspace, other: str) -> None:
+    cluster(workspace, "gpu-cluster", "STANDARD_NC6")
+    cluster(workspace, "gpu-cluster-1", "STANDARD_NC6")
+    become_azure_program()
+    config = ScriptRunConfig("src", "a.py", compute_target=other)
     assert config.to_spec(workspace=workspace).target == "local"
