@@ -17,6 +17,7 @@ from benchmarks.figures import Figure, machine, machine_line, table
 PARTS = (
     "warm",
     "store",
+    "team",
     "cli",
     "log",
     "first",
@@ -56,6 +57,10 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
         return lambda rounds, quick: bench_store.measure(
             rounds=rounds, submits=20 if quick else 200
         )
+    if name == "team":
+        from benchmarks import bench_team
+
+        return lambda rounds, quick: bench_team.measure(rounds=rounds, submits=20 if quick else 200)
     if name == "log":
         return lambda rounds, quick: bench_log.measure(
             rounds=rounds, calls=1000 if quick else 20_000

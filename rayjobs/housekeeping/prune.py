@@ -18,6 +18,7 @@ from rayjobs.core.errors import NotFoundError, StoreError, UsageError
 from rayjobs.core.files import locked_if_free
 from rayjobs.core.safe_delete import Removed, original_name
 from rayjobs.core.text import verb
+from rayjobs.results import live_logs
 from rayjobs.resume.resuming import PACKED
 from rayjobs.snapshots.pack import blob_key as snapshot_key
 from rayjobs.store.pruning import PrunableJob, PruneView
@@ -27,7 +28,7 @@ from rayjobs.workspace.folder import OpenWorkspace
 DEFAULT_AGE_S = 30 * 86_400.0
 GRACE_S = 3600.0
 # Keys that only we give: what stands elsewhere and was never in a row is not ours to judge.
-_OURS = ("files/", "snapshots/")
+_OURS = ("files/", "snapshots/", live_logs.PREFIX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +150,11 @@ def plan(
     chosen = _choose(made, units, view, now)
     kept = _model_keys(view).union(*(unit.files for unit in units if unit.id not in chosen))
     known = set().union(kept, *(unit.files for unit in units))
+    unfinished = {job.id for job in view.jobs if not job.state.is_final}
     for key in made.sizes:
         base = _base(key)
+        if live_logs.job_of(key) in unfinished:
+            continue  # who begins to follow its log now needs all of it
         if base in kept or not (base in known or base.startswith(_OURS)):
             continue
         if key in fresh:

@@ -1,8 +1,9 @@
 """What a rank prints, for readers that do not have the attempt's folder: pieces in blob storage.
 
 The node stores what is new as a blob ``live/JOB/ATTEMPT/RANK/START-END``, whose name says which
-bytes of the log file it holds; the reader asks for the piece that begins where the last one ended.
-At the attempt's end the whole log is stored, and then the pieces are removed.
+bytes of the log file it holds. The last piece is replaced by a longer one until it is large
+enough, so that a long log has few. At the attempt's end the whole log is stored, and the pieces are
+removed.
 
 How far a reader lags: the node looks every quarter of a second and stores a piece at most once a
 second (the first ones at once); the reader looks every quarter of a second while there is news, and
@@ -22,6 +23,7 @@ PREFIX = "live/"
 EVERY_S = 1.0
 AT_ONCE = 5  # pieces that are stored as soon as there is something
 MOST_PIECES = 8  # of one look; the rest waits for the next
+PIECE_BYTES = 128 * 1024  # from this size on, a piece is not replaced any more
 POLL_S = 0.25
 LONGEST_POLL_S = 1.0
 
@@ -29,6 +31,12 @@ LONGEST_POLL_S = 1.0
 def folder(job: str, attempt: int, rank: int) -> str:
     """Return the keys' common beginning of the pieces of a rank's log."""
     return f"{PREFIX}{job}/{attempt}/{rank}/"
+
+
+def job_of(key: str) -> str | None:
+    """Return whose output a piece is; None: it is not a piece."""
+    parts = key.split("/")
+    return parts[1] if key.startswith(PREFIX) and len(parts) == 5 else None
 
 
 class Sender:
@@ -45,7 +53,8 @@ class Sender:
         self._path = path
         self._prefix = prefix
         self._clock_s = clock_s
-        self._at: int | None = None
+        self._start: int | None = None  # of the last piece; None: not known yet
+        self._end = 0
         self._sent = 0
         self._last_s = float("-inf")
 
@@ -59,25 +68,41 @@ class Sender:
         if self._sent >= AT_ONCE and now_s - self._last_s < EVERY_S:
             return
         for _ in range(MOST_PIECES):
-            at = self._at or 0
             try:
-                data, end = read_from(self._path, at)
+                data, end = read_from(self._path, self._start or 0)
             except OSError:
                 return  # not there yet, or not a log any more
             if not data:
                 return
-            if self._at is None:
-                self._at = max((end for _, end in _pieces(self._blobs, self._prefix)), default=0)
-                if self._at:
-                    continue
-            self._blobs.put_bytes(data, f"{self._prefix}{at:016d}-{end:016d}")
-            self._at = end
-            self._sent += 1
-            self._last_s = now_s
+            if self._start is None:
+                pieces = _pieces(self._blobs, self._prefix)
+                self._start, self._end = max(pieces, key=lambda one: one[1], default=(0, 0))
+                continue
+            if end > self._end:
+                self._blobs.put_bytes(data, self._key(self._start, end))
+                if self._end > self._start:
+                    self._blobs.delete(self._key(self._start, self._end))
+                self._end = end
+                self._sent += 1
+                self._last_s = now_s
+            is_short = end - self._start < PIECE_BYTES and len(data) == end - self._start
+            if is_short and not self._has_more(end):
+                return  # the next one replaces it
+            self._start = self._end = end
+
+    def _has_more(self, at: int) -> bool:
+        """Whether something follows that is no part of this piece: where a part was left out."""
+        try:
+            return bool(read_from(self._path, at)[0])
+        except OSError:
+            return False
+
+    def _key(self, start: int, end: int) -> str:
+        return f"{self._prefix}{start:016d}-{end:016d}"
 
     def remove(self) -> None:
         """Remove the pieces: the whole log is stored. Raises StoreError."""
-        if self._at is None and not self._path.exists():
+        if self._start is None and not self._path.exists():
             return
         for key in list(self._blobs.list(self._prefix)):
             self._blobs.delete(key)
@@ -103,13 +128,19 @@ class Reader:
             StoreError: the storage cannot be read.
         """
         found = bytearray()
-        pieces = dict(_pieces(self._blobs, self._prefix))
-        while (end := pieces.get(self._at)) is not None:
+        pieces = _pieces(self._blobs, self._prefix)
+        while True:
+            ahead = [one for one in pieces if one[0] <= self._at < one[1]]
+            start, end = max(ahead, key=lambda one: one[1], default=(0, 0))
+            if not end:
+                break
             try:
-                with self._blobs.open(f"{self._prefix}{self._at:016d}-{end:016d}") as file:
-                    found += file.read()
+                with self._blobs.open(f"{self._prefix}{start:016d}-{end:016d}") as file:
+                    data = file.read()
             except NotFoundError:
-                break  # the attempt has ended, and its whole log is stored
+                break  # a longer piece has replaced it, or the whole log is stored
+            # What stands for a part that was left out has another length, and is read once.
+            found += data[self._at - start :] if len(data) == end - start else data
             self._at = end
         self.given += len(found)
         return bytes(found)

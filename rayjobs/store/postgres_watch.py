@@ -79,7 +79,7 @@ class Watch:
                 finally:
                     connection.close()
             except psycopg.Error as error:
-                if self._stopped.is_set():
+                if self._stopped.is_set():  # fault 164: a lost connection
                     return
                 log.info("%s: wakes are not heard: %s", self._where, error)
                 self._stopped.wait(pause_s)

@@ -32,7 +32,9 @@ class Postgres:
         url: Its database, without a schema.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, durable: bool = False) -> None:
+        """Start one; `durable` lets it write through to the disk, which tests do not need."""
+        self._fsync = "on" if durable else "off"
         self.folder = Path(tempfile.mkdtemp(prefix="rj-pg-", dir="/tmp"))
         self.port = _free_port()
         self.url = f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
@@ -61,7 +63,7 @@ class Postgres:
                         "-c",
                         "max_connections=60",
                         "-c",
-                        "fsync=off",
+                        f"fsync={self._fsync}",
                     ),
                 ],
                 stdout=log,

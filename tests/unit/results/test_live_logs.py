@@ -13,6 +13,7 @@ from rayjobs.core.errors import StoreUnreachableError
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import Job
 from rayjobs.results import live_logs, logs
+from rayjobs.results.driver_log import marker
 from rayjobs.results.live_logs import Reader, Sender
 from rayjobs.results.logs import Logs
 from rayjobs.spec.model import JobSpec
@@ -100,10 +101,10 @@ def test_a_busy_rank_is_stored_once_a_second(blobs: SharedBlobs, log: Path) -> N
     for number in range(20):
         add(log, b"%d\n" % number)
         sends.step()
-    assert len(list(blobs.list("live/"))) == live_logs.AT_ONCE
+    first = b"".join(b"%d\n" % number for number in range(live_logs.AT_ONCE))
+    assert Reader(blobs, "live/j/1/0/").read() == first
     clock.now_s = 1.0
     sends.step()
-    assert len(list(blobs.list("live/"))) == live_logs.AT_ONCE + 1
     assert Reader(blobs, "live/j/1/0/").read() == log.read_bytes()
 
 
@@ -117,7 +118,39 @@ def test_a_new_agent_goes_on_behind_the_last_piece(blobs: SharedBlobs, log: Path
     again.step()
     again.step()
     assert reader.read() == b"two\n"
-    assert len(list(blobs.list("live/"))) == 2
+    assert len(list(blobs.list("live/"))) == 1
+
+
+def test_a_long_log_has_few_pieces(blobs: SharedBlobs, log: Path) -> None:
+    clock, reader = Clock(), Reader(blobs, "live/j/1/0/")
+    sends = sender(blobs, log, clock)
+    found = b""
+    for number in range(100):
+        add(log, b"%07d\n" % number * 1250)  # 10,000 bytes
+        clock.now_s += 1.0
+        sends.step()
+        if number % 3 == 0:
+            found += reader.read()
+    pieces = len(list(blobs.list("live/")))
+    assert pieces <= 1_000_000 // live_logs.PIECE_BYTES + 1
+    assert found + reader.read() == log.read_bytes()
+    assert Reader(blobs, "live/j/1/0/").read() == log.read_bytes()
+
+
+def test_a_part_that_was_left_out_is_read_once(blobs: SharedBlobs, log: Path) -> None:
+    import json
+
+    add(log, b"begin\n" + bytes(4096 - 6) + b"end\n")
+    note = {"holes": [{"offset": 6, "length": 4090}]}
+    log.with_name("driver_0.holes.json").write_text(json.dumps(note))
+    sends, reader = sender(blobs, log), Reader(blobs, "live/j/1/0/")
+    sends.step()
+    whole = b"begin\n" + marker(4090) + b"end\n"
+    assert reader.read() == whole
+    add(log, b"more\n")
+    sends.step()
+    assert reader.read() == b"more\n"
+    assert reader.given == len(whole) + 5
 
 
 def test_a_piece_that_was_not_stored_is_sent_again(
@@ -188,9 +221,7 @@ def test_a_follower_elsewhere_gets_every_byte_once(
     of_job = Logs(workspace, job.id)
     assert of_job.names() == ["azureml-logs/70_driver_log.txt"]
     assert of_job.read() == b"first\n"
-    blobs.is_away = True  # for a while
     add(path, b"second\n")
-    blobs.is_away = False
     sends.step()
     following.wait_for(b"first\nsecond\n")
     add(path, b"last\n")  # the attempt ends before it is sent
@@ -198,6 +229,31 @@ def test_a_follower_elsewhere_gets_every_byte_once(
     sends.remove()
     assert following.end() == b"first\nsecond\nlast\n"
     assert Logs(workspace, job.id).read() == b"first\nsecond\nlast\n"
+
+
+def test_a_folder_of_another_machine_is_not_read(
+    workspace: OpenWorkspace, job: Job, tmp_path: Path
+) -> None:
+    path = begin(workspace, job, tmp_path / "a1").driver_log(0)
+    path.write_bytes(b"of a job of this machine\n")
+    elsewhere(workspace, job, tmp_path / "a1")
+    assert Logs(workspace, job.id).names() == []
+
+
+def test_a_follower_goes_on_after_an_outage(
+    workspace: OpenWorkspace, blobs: SharedBlobs, job: Job, tmp_path: Path
+) -> None:
+    path = begin(workspace, job, tmp_path / "a1").driver_log(0)
+    elsewhere(workspace, job, tmp_path / "a1")
+    path.write_bytes(b"one\n")
+    Sender(blobs, path, live_logs.folder(job.id, 1, 0), Clock()).step()
+    blobs.is_away = True
+    following = Logs(workspace, job.id).follow(poll_s=0.01)
+    assert [next(following).data for _ in range(5)] == [b""] * 5
+    blobs.is_away = False
+    while not (data := next(following).data):
+        pass
+    assert data == b"one\n"
 
 
 def test_a_follower_reads_the_end_of_an_attempt_after_the_next_has_begun(
