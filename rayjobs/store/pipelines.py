@@ -407,6 +407,8 @@ def refuse_child(connection: sqlite3.Connection, parent: str | None) -> None:
     Raises:
         UsageError: the parent is a pipeline run, whose only children are its steps.
     """
+    if parent is None:
+        return
     found = connection.execute("SELECT kind FROM jobs WHERE id = :job", {"job": parent}).fetchone()
     if found is not None and found["kind"] == KIND:
         raise UsageError(

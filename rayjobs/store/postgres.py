@@ -45,6 +45,8 @@ FIRST = 12  # the first version of the schema that PostgreSQL had
 MIGRATIONS = Path(__file__).parent / "migrations" / "postgres"
 MOVED = -1  # the version of a store whose rows were moved into a file
 VERSION_OF = "SELECT version FROM store_state"
+NUMBER_OF = "SELECT CAST(pg_current_xact_id() AS TEXT)"
+COUNTED = "UPDATE store_state SET changes = changes + 1; COMMIT"
 MANY = 200  # statements that are sent together
 MOST_IDLE = 8  # connections that are kept open
 CHANNEL = "rayjobs"  # of notifications, of all schemas of a database
@@ -100,6 +102,7 @@ class Connection:
     def __init__(self, plain: psycopg.Connection[Any]) -> None:
         self.plain = plain
         self.total_changes = 0
+        self.number = ""  # of the transaction in progress, if it writes
 
     def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Result:
         """Run one statement.
@@ -108,10 +111,20 @@ class Connection:
             sqlite3.IntegrityError: it breaks a constraint. The transaction goes on without it.
         """
         text = translated(statement)
-        if not _may_collide(text):
-            return self._run(text, values)
-        with self._savepoint():
-            return self._run(text, values)
+        return self._insert(text, values) if _may_collide(text) else self._run(text, values)
+
+    def _insert(self, text: str, values: Sequence[Any] | Mapping[str, Any]) -> Result:
+        """Run a statement and its savepoint in one message: each would take a round trip."""
+        with self.plain.cursor() as cursor:
+            whole = f"SAVEPOINT statement; {_bound(cursor, text, values)}; {_RELEASE}"
+            try:
+                with _violations():
+                    cursor.execute(whole.encode())
+            except sqlite3.IntegrityError:
+                self._send("ROLLBACK TO SAVEPOINT statement")
+                raise
+            cursor.nextset()
+            return self._result(cursor, is_change=True)
 
     def cursor(self) -> Cursor:
         """Return what runs statements and gives plain rows."""
@@ -146,19 +159,22 @@ class Connection:
         except sqlite3.IntegrityError:
             self._send("ROLLBACK TO SAVEPOINT statement")
             raise
-        self._send("RELEASE SAVEPOINT statement")
+        self._send(_RELEASE)
 
     def _run(self, text: str, values: Sequence[Any] | Mapping[str, Any]) -> Result:
         with self.plain.cursor() as cursor, _violations():
             cursor.execute(_bound(cursor, text, values).encode())
-            if cursor.description is None:
-                self.total_changes += max(0, cursor.rowcount)
-                return Result([], cursor.rowcount)
-            made = _row_class(tuple(column.name for column in cursor.description))
-            rows = [made(row) for row in cursor.fetchall()]
-            if not text.lstrip().upper().startswith(("SELECT", "WITH")):
-                self.total_changes += len(rows)
-            return Result(rows, cursor.rowcount)
+            is_change = not text.lstrip().upper().startswith(("SELECT", "WITH"))
+            return self._result(cursor, is_change=is_change)
+
+    def _result(self, cursor: psycopg.Cursor[Any], *, is_change: bool) -> Result:
+        if cursor.description is None:
+            self.total_changes += max(0, cursor.rowcount)
+            return Result([], cursor.rowcount)
+        made = _row_class(tuple(column.name for column in cursor.description))
+        rows = [made(row) for row in cursor.fetchall()]
+        self.total_changes += len(rows) if is_change else 0
+        return Result(rows, cursor.rowcount)
 
     def _send(self, text: str) -> None:
         with self.plain.cursor() as cursor:
@@ -199,6 +215,7 @@ def _violations() -> Iterator[None]:
 
 # --- statements ----------------------------------------------------------------------------------
 
+_RELEASE = "RELEASE SAVEPOINT statement"
 _TOKEN = re.compile(
     r"""
     (?P<text>'(?:[^']|'')*')
@@ -317,7 +334,7 @@ class PostgresDatabase:
             self._busy()
         try:
             begin = f"BEGIN; SET LOCAL lock_timeout = {self.busy_timeout_s * 1000:.0f}; "
-            begin += f"SELECT {self._lock()}"
+            begin += f"SELECT {self._lock()}; {NUMBER_OF}"
             with self._errors(), self._begun(begin) as connection:
                 yield connection
                 self._commit(connection)
@@ -435,13 +452,15 @@ class PostgresDatabase:
     def _begin(self, connection: Connection, begin: str) -> None:
         with connection.plain.cursor() as cursor:
             cursor.execute(f"{begin}; {VERSION_OF}".encode())
-            row = None
+            before = row = None
             while True:
                 if cursor.description is not None:
-                    row = cursor.fetchone()
+                    before, row = row, cursor.fetchone()
                 if not cursor.nextset():
                     break
         found = int(row[0]) if row else 0
+        # Of a write, the number of its transaction comes before the version.
+        connection.number = str(before[0]) if before else ""
         if found != VERSION:
             self._refuse_version(found)
 
@@ -449,16 +468,12 @@ class PostgresDatabase:
         """Commit; where the answer is lost, find out from the server what became of it."""
         import psycopg
 
-        with connection.plain.cursor() as cursor:
-            cursor.execute(
-                b"UPDATE store_state SET changes = changes + 1"
-                b" RETURNING CAST(pg_current_xact_id() AS TEXT)"
-            )
-            (number,) = cursor.fetchone() or ("",)
+        number = connection.number
         try:
-            connection.plain.execute("COMMIT")
+            # In one message: each takes a round trip, and others wait for the lock meanwhile.
+            connection.plain.execute(COUNTED)
         except psycopg.OperationalError as error:
-            if not self._was_committed(str(number), error):
+            if not self._was_committed(number, error):
                 raise
             log.warning("%s: the answer to a commit was lost; it was done", self.where)
 

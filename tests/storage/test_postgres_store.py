@@ -241,7 +241,7 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(
     plain = psycopg.Connection.execute
 
     def cut(self: Any, query: Any, *given: Any, **more: Any) -> Any:
-        if query == "COMMIT" and self.info.transaction_status:
+        if query == in_postgres.COUNTED and self.info.transaction_status:
             monkeypatch.undo()
             if was_done:
                 plain(self, query, *given, **more)
