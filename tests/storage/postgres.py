@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pwd
@@ -89,7 +90,8 @@ class Postgres:
         children = psutil.Process(self._server.pid).children(recursive=True)
         self._server.kill()
         for child in children:
-            child.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # its parent's end has ended it
+                child.kill()
         self._server.wait()
         psutil.wait_procs(children, timeout=10)
         (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)

@@ -1,0 +1,102 @@
+"""A job that ends while the bucket of its workspace is away: its files are stored afterwards."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs.cli.main import run
+from rayjobs.datastore.credentials import AWS_KEYS
+from rayjobs.target.secrets import TargetSecrets
+from rayjobs.workspace import shared
+from tests.storage.blobs import address_in, given_keys
+from tests.storage.postgres import Postgres
+from tests.storage.proxy import Proxy
+from tests.storage.server import S3Server, s3_server
+from tests.support.local_target import LocalTarget
+
+__all__ = ["given_keys", "s3_server"]
+
+pytestmark = pytest.mark.ray
+
+SCRIPT = """
+import sys
+import time
+from pathlib import Path
+
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+Path("outputs").mkdir(exist_ok=True)
+Path("outputs/model.txt").write_text("weights")
+print("trained")
+"""
+LIMIT_S = 120.0
+
+
+@pytest.fixture
+def server() -> Iterator[Postgres]:
+    made = Postgres()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def target(local_target: LocalTarget) -> Iterator[LocalTarget]:
+    yield local_target
+    for name in AWS_KEYS:
+        TargetSecrets("local", home=local_target.home).remove(name)
+
+
+@pytest.mark.parametrize("away", ["S3", "PostgreSQL"])
+def test_a_job_that_ends_while_a_server_is_away_loses_nothing(
+    target: LocalTarget,
+    server: Postgres,
+    s3_server: S3Server,
+    given_keys: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    away: str,
+) -> None:
+    with Proxy(s3_server.port) as proxy:
+        address = address_in(s3_server, endpoint=proxy.endpoint)
+        with shared.create(tmp_path / "w", server.url, blobs=address).workspace:
+            pass
+        monkeypatch.setenv("RAYJOBS_WORKSPACE", str(tmp_path / "w"))
+        script, go = tmp_path / "train.py", tmp_path / "go"
+        script.write_text(SCRIPT)
+        assert run(["submit", "-d", str(script), "--", str(go)]) == 0
+
+        def shown() -> dict[str, str]:
+            capfd.readouterr()
+            assert run(["show", "train-1", "--json"]) == 0
+            return dict(json.loads(capfd.readouterr().out))
+
+        until(lambda: shown()["state"] == "Running")
+        if away == "S3":
+            proxy.lose()
+            go.touch()
+            until(lambda: "waits for a storage" in shown()["reason"])
+            proxy.come_back()
+        else:
+            server.kill()
+            go.touch()
+            time.sleep(12)  # longer than the tries of a collection that is not waited for
+            server.start()
+        assert run(["wait", "train-1"]) == 0
+        capfd.readouterr()
+        assert run(["download", "train-1", "outputs/model.txt", "-o", "-"]) == 0
+        assert capfd.readouterr().out == "weights"
+        assert run(["logs", "train-1"]) == 0
+        assert capfd.readouterr().out == "trained\n"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.2)
