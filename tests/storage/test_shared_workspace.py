@@ -228,7 +228,11 @@ def woken(first: OpenWorkspace) -> Iterator[list[float]]:
     with SqlStoreOf(first) as store:
         store.claim_target("local", epoch="1", claimant=claimant("a"))
         store.watch_wakes("local", epoch="1", wake=lambda: times.append(time.monotonic()))
-        until(lambda: len(times) == 1)  # at the beginning
+        while not times:  # until it listens
+            first.store.wake_target("local")
+            time.sleep(0.05)
+        time.sleep(0.3)  # for those that were sent meanwhile
+        times.clear()
         yield times
 
 
@@ -236,10 +240,10 @@ def test_a_target_elsewhere_is_woken_and_none_is_started(
     first: OpenWorkspace, woken: list[float], own_home: Path
 ) -> None:
     assert starting.wake("local", home=own_home, workspace=first.path)
-    until(lambda: len(woken) == 2)
+    until(lambda: len(woken) == 1)
     status = starting.ensure_target("local", home=own_home, workspace=first.path)
     assert (status.served, status.was_started, status.epoch) == (True, False, "1")
-    until(lambda: len(woken) == 3)
+    until(lambda: len(woken) == 2)
     condition = look_after("local", home=own_home, workspace=first.path)
     assert condition.standing is Standing.RUNNING
     assert condition.reason == "target 'local' of this workspace runs on host-a"
@@ -249,8 +253,8 @@ def test_a_target_elsewhere_is_woken_and_none_is_started(
 def test_wakes_of_others_wake_nobody(first: OpenWorkspace, woken: list[float]) -> None:
     first.store.wake_target("other")
     first.store.wake_target("local")
-    until(lambda: len(woken) == 2)
-    assert len(woken) == 2
+    until(lambda: len(woken) == 1)
+    assert len(woken) == 1
 
 
 def test_a_target_that_died_elsewhere_is_not_started_here(
@@ -281,7 +285,7 @@ def test_a_wake_that_was_lost_with_its_connection_comes_with_the_next(
     server: Postgres, first: OpenWorkspace, woken: list[float]
 ) -> None:
     end_connections(server)  # what is sent from here on, until it listens again, is lost
-    until(lambda: len(woken) >= 2)
+    until(lambda: len(woken) >= 1)
     before = len(woken)
     first.store.wake_target("local")
     until(lambda: len(woken) > before)
