@@ -309,7 +309,7 @@ def test_a_target_stays_alive_over_a_restart_of_the_server(
 def test_the_signs_of_life_of_an_old_actor_do_not_count(
     first: OpenWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_watch, "BEAT_S", 0.1)
+    monkeypatch.setattr(postgres_watch, "BEAT_S", 0.001)  # at each look
     woken: list[int] = []
     with SqlStoreOf(first) as store:
         store.claim_target("local", epoch="old", claimant=claimant("a"))
