@@ -537,7 +537,9 @@ class PostgresDatabase:
         import psycopg
         from psycopg.types.numeric import FloatLoader
 
-        plain = psycopg.connect(
+        from rayjobs.store.postgres_wait import LimitedConnection
+
+        plain = LimitedConnection.connect(
             self._url,
             autocommit=True,
             cursor_factory=psycopg.ClientCursor,

@@ -96,6 +96,16 @@ class Postgres:
         psutil.wait_procs(children, timeout=10)
         (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
 
+    def send(self, number: int) -> None:
+        """Send a signal to all its processes."""
+        assert self._server is not None
+        import psutil
+
+        server = psutil.Process(self._server.pid)
+        for process in (server, *server.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
     def close(self) -> None:
         """End it and remove its files."""
         self.kill()

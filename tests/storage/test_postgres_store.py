@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -13,8 +14,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from rayjobs.core.errors import StoreBusyError, StoreError, StoreVersionError, UsageError
+from rayjobs.core.errors import (
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+    StoreVersionError,
+    UsageError,
+)
 from rayjobs.store import postgres as in_postgres
+from rayjobs.store import postgres_wait
 from rayjobs.store.postgres import translated
 from rayjobs.store.postgres_address import parsed, with_schema
 from rayjobs.store.schema import VERSION
@@ -283,6 +291,22 @@ def test_a_server_without_free_connections_loses_nothing(server: Postgres, store
     assert store.job(job.id)  # by the connection that it has
     for connection in held:
         connection.close()
+
+
+def test_a_server_that_hangs_is_given_up(
+    server: Postgres, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(store)
+    monkeypatch.setattr(postgres_wait, "ANSWER_S", 1.0)
+    server.send(signal.SIGSTOP)
+    try:
+        for call in (lambda: store.job(job.id), lambda: submit(store)):
+            with pytest.raises(StoreUnreachableError, match="cannot be reached"):
+                call()
+    finally:
+        server.send(signal.SIGCONT)
+    monkeypatch.undo()
+    assert [one.id for one in store.jobs()] == [job.id]
 
 
 # --- many ----------------------------------------------------------------------------------------

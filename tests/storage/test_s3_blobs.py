@@ -217,6 +217,16 @@ def test_bytes_that_changed_on_their_way_are_refused(
     assert content(behind, "a") == b"some bytes of a model"
 
 
+def test_bytes_of_a_large_file_that_changed_on_their_way_are_refused(
+    behind: S3Blobs, proxy: Proxy, tmp_path: Path
+) -> None:
+    (tmp_path / "large").write_bytes(b"0123456789abcdef" * (LARGE // 16))  # its tag is no digest
+    behind.put_file(tmp_path / "large", "a")
+    proxy.flip = b"0123456789abcdef"
+    with pytest.raises(StoreError, match="arrived with digest"):
+        behind.open("a").close()
+
+
 # --- prunes --------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,52 @@
+"""Connections to PostgreSQL whose every wait ends.
+
+A server that is stopped, or whose disk hangs, keeps its connections open and answers nothing: the
+network sees no error, so the driver would wait for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+import psycopg
+
+from rayjobs.core.text import duration_text
+
+ANSWER_S = 90.0  # longer than the longest wait for the writers' lock, and any statement of ours
+
+
+class LimitedConnection(psycopg.Connection[Any]):
+    """A connection that is closed when an answer takes too long."""
+
+    def wait(self, gen: Any, *given: Any, **more: Any) -> Any:
+        """Wait for an answer.
+
+        Raises:
+            OperationalError: none came in `ANSWER_S`; what was asked may have been done.
+        """
+        try:
+            return super().wait(_limited(gen), *given, **more)
+        except _LateError:
+            self.pgconn.finish()
+            raise psycopg.OperationalError(
+                f"the server did not answer for {duration_text(ANSWER_S)}"
+            ) from None
+
+
+class _LateError(Exception):
+    """An answer is late."""
+
+
+def _limited(waits: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    end_s = time.monotonic() + ANSWER_S
+    try:
+        wanted = next(waits)
+        while True:
+            ready = yield wanted
+            if time.monotonic() > end_s:
+                raise _LateError
+            wanted = waits.send(ready)
+    except StopIteration as end:
+        return end.value
