@@ -159,7 +159,7 @@ def test_a_check_names_each_problem(
     assert "is not recorded as this workspace's" in problems(workspace)
     plain = time.time
     with monkeypatch.context() as patched:
-        patched.setattr(workspace_check.time, "time", lambda: plain() + 3600)
+        patched.setattr(time, "time", lambda: plain() + 3600)
         assert problems(workspace).count("1h ahead of that of the") == 2
     with monkeypatch.context() as patched:
         patched.setattr(S3Blobs, "_remove", lambda *_: None)
