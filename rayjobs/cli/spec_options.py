@@ -37,6 +37,7 @@ PLAIN: Mapping[str, str] = {
     "target": "target",
 }
 MODES = ("mount", "download", "direct")
+OUTPUT_MODES = ("upload", "mount")
 BACKENDS = ("none", "gloo", "nccl", "mpi", "horovod-gloo")
 
 
@@ -151,8 +152,9 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "--output",
         "outputs",
         multiple=True,
-        metavar="NAME[=STORE/PATH[:overwrite]]",
-        help="A folder that is stored at the end.",
+        metavar="NAME[=STORE/PATH[:MODE]]",
+        help="A folder that is stored at the end (:upload), or while the job runs (:mount); "
+        ":overwrite replaces stored files.",
     ),
     _option(
         "--resume-from",
@@ -248,7 +250,7 @@ def from_options(
 
 
 # Parts of a spec that hold named entries → the option that adds one.
-OVERWRITE = "overwrite"  # the one word that may follow an output's place
+OVERWRITE = "overwrite"  # may follow an output's place, as its mode may
 
 NAMED: Mapping[str, str] = {
     "inputs": "--input",
@@ -444,12 +446,22 @@ def _output(text: str) -> tuple[str, dict[str, Any]]:
         raise ValueError("has no name; write NAME, or NAME=datastore/path")
     if not separator:
         return name, {}
-    before, colon, word = destination.rpartition(":")
-    if colon and word == OVERWRITE:
-        return name, {"destination": before, "overwrite": True}
-    if colon and difflib.get_close_matches(word, [OVERWRITE], n=1):
-        raise ValueError(f"ends with {word!r}; write `:{OVERWRITE}` to replace stored files")
-    return name, {"destination": destination}
+    found: dict[str, Any] = {}
+    while ":" in destination:
+        before, _, word = destination.rpartition(":")
+        if word in OUTPUT_MODES:
+            found["mode"] = word
+        elif word == OVERWRITE:
+            found["overwrite"] = True
+        elif difflib.get_close_matches(word, [*OUTPUT_MODES, *MODES, OVERWRITE], n=1):
+            raise ValueError(
+                f"ends with {word!r}; the modes of an output are {', '.join(OUTPUT_MODES)}, and "
+                f"`:{OVERWRITE}` replaces stored files"
+            )
+        else:
+            break  # a colon of the path
+        destination = before
+    return name, {"destination": destination, **found}
 
 
 def _retry(text: str) -> tuple[str, str]:

@@ -375,8 +375,8 @@ def _refused_write(said: tracebacks.Said, data: Sequence[DataFacts]) -> str:
         for name, paths in node.read_only.items():
             if any(path in said.error for path in paths):
                 return (
-                    f"; input {name!r} is read-only for the job. Write to an output, or use the "
-                    f"mode download for private copies that the script may change"
+                    f"; the files of input {name!r} are read-only for the job. Write to an output, "
+                    f"or to the private copies that the mode download puts at the input's path"
                 )
     return ""
 

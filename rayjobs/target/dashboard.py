@@ -14,6 +14,7 @@ from rayjobs.core.errors import TargetError
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.paths import home as default_home
 from rayjobs.target.local_head import LOCAL
+from rayjobs.target.reach import check_reachable
 from rayjobs.target.record import load_target
 from rayjobs.target.targets import dashboard_url
 from rayjobs.target.token_check import read_token
@@ -43,12 +44,15 @@ def dashboard_of(name: str = LOCAL, *, home: Path | None = None) -> Dashboard:
     """Return the dashboard of a running target.
 
     Raises:
+        UnreachedError: its cluster cannot be reached.
         TargetError: the target does not run, or its cluster has no dashboard.
     """
     at = home or default_home()
     record = load_target(name, home=at)
     url = dashboard_url(name, home=at)
     if not url:
+        if record.address is not None:
+            check_reachable(name, record.address)
         raise TargetError(
             f"target {name!r} has no dashboard at this moment: it does not run. Start it with "
             f"`rayjobs target start {name}`."

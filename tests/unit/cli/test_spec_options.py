@@ -360,5 +360,17 @@ def test_an_output_may_overwrite_what_is_stored() -> None:
     assert _output(f"made={place}") == ("made", {"destination": place})
     assert _output("made=photos/12:30") == ("made", {"destination": "photos/12:30"})
     assert _output("made") == ("made", {})
-    with pytest.raises(ValueError, match="write `:overwrite` to replace stored files"):
+    with pytest.raises(ValueError, match="and `:overwrite` replaces stored files"):
         _output(f"made={place}:overwite")
+
+
+def test_an_output_takes_its_mode() -> None:
+    place = "photos/made"
+    assert _output(f"made={place}:mount") == ("made", {"destination": place, "mode": "mount"})
+    assert _output(f"made={place}:upload:overwrite") == (
+        "made",
+        {"destination": place, "mode": "upload", "overwrite": True},
+    )
+    for wrong in ("download", "direct", "mont"):
+        with pytest.raises(ValueError, match="the modes of an output are upload, mount"):
+            _output(f"made={place}:{wrong}")

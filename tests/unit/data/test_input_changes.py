@@ -237,7 +237,9 @@ def test_a_script_that_ends_by_writing_to_an_input_is_told_what_to_do() -> None:
     failed = record("failed", rank_record(exit_code=1))
     _, failure = diagnose([failed], {0: log.encode()}, data=[facts])
     assert failure is not None
-    assert "input 'pets' is read-only" in failure.message and "download" in failure.message
+    assert (
+        "files of input 'pets' are read-only" in failure.message and "download" in failure.message
+    )
     other = DataFacts(read_only={"pets": ("/elsewhere",)})
     _, failure = diagnose([failed], {0: log.encode()}, data=[other])
-    assert failure is not None and "read-only for the job" not in failure.message
+    assert failure is not None and "are read-only for the job" not in failure.message

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import NotFoundError, TargetError
-from rayjobs.target import reach, targets
+from rayjobs.target import dashboard, reach, targets
 from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.target.stopping import TargetLocation
 
@@ -158,3 +158,10 @@ def test_a_cluster_that_answers_is_ready_before_its_first_job(lab: TargetLocatio
         assert targets.target_status("lab", home=lab.home).state == "ready"
     finally:
         server.stop(None)
+
+
+def test_the_dashboard_of_a_cluster_that_is_gone_names_its_address(tmp_path: Path) -> None:
+    address = _closed_address()
+    save_target(TargetRecord("lab", address=address, token_file="/token"), home=tmp_path)
+    with pytest.raises(reach.UnreachedError, match=f"{address}.*Connection refused"):
+        dashboard.dashboard_of("lab", home=tmp_path)
