@@ -24,6 +24,7 @@ from rayjobs.injob.tree import Tree
 
 POINTS = 240
 EVERY_S = 1.0
+FIRST_S = 0.25  # so that a job of a second has a sample of its memory
 SHARE = 0.003  # of a core, for all samples together
 GPU_EVERY_S = 10
 FILE = "usage.json"
@@ -56,7 +57,7 @@ class Usage:
         self._tree = tree
         self._every_s = EVERY_S
         self._began_s = time.monotonic()
-        self._next_s = self._began_s + EVERY_S
+        self._next_s = self._began_s + FIRST_S
         self._began_at = time.time()
         self._points: List[_Sample] = []
         self._peak_bytes = 0

@@ -59,6 +59,17 @@ def test_cpu_and_memory_of_a_busy_process(tmp_path: Path, busy: int) -> None:
 
 
 @pytest.mark.long
+def test_a_job_of_half_a_second_has_a_sample_of_its_memory(tmp_path: Path, busy: int) -> None:
+    pids = [busy]
+    samples = Usage(*host(tmp_path, pids))
+    time.sleep(0.5)
+    samples.turn()
+    pids.clear()  # it ends before a second has passed
+    samples.stop()
+    assert [used > 40_000_000 for used in samples.as_record().memory] == [True]
+
+
+@pytest.mark.long
 def test_any_length_of_run_keeps_a_bounded_number_of_points(tmp_path: Path) -> None:
     samples = Usage(*host(tmp_path))
     samples._memory_bytes = lambda: 1  # type: ignore[method-assign]
