@@ -28,7 +28,7 @@ from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
 from rayjobs.workspace import registrations
-from rayjobs.workspace.folder import WorkspaceFiles, created_s, id_of, original_of
+from rayjobs.workspace.folder import WorkspaceFiles, created_s, id_of, original_of, record_of
 from rayjobs.workspace.registrations import registered
 
 log = logging.getLogger(__name__)
@@ -341,10 +341,16 @@ class Board:
         return None
 
     def _same_store(self, path: str) -> Served | None:
-        """Return the workspace whose store is the same file as the one in `path`."""
-        number = _file_number(path)
+        """Return the workspace whose store is the same as the one in `path`.
+
+        It is the same file; or two folders of this machine name one store in PostgreSQL, and files
+        in S3: both are folders of one workspace. (With files in the folder, one is a copy.)
+        """
+        number, shared = _file_number(path), _shared_store(path)
         for known in self._served.values():
             if number is not None and _file_number(known.path) == number:
+                return known
+            if shared is not None and _shared_store(known.path) == shared:
                 return known
         return None
 
@@ -478,6 +484,15 @@ def _file_number(path: str) -> tuple[int, int] | None:
             continue
         return found.st_dev, found.st_ino
     return None
+
+
+def _shared_store(path: str) -> str | None:
+    """Return the store of a workspace that any number of folders may name; None: it is another."""
+    try:
+        record = record_of(path) or {}
+    except StoreError:
+        return None
+    return record.get("store") if record.get("blobs") else None
 
 
 def _marks_of(store: Store, target: str) -> frozenset[Mark]:

@@ -14,6 +14,7 @@ import pytest
 from rayjobs.core.paths import TargetPaths
 from rayjobs.engine.board import Board
 from rayjobs.store.base import Store
+from rayjobs.store.sql import SqlStore
 from rayjobs.target.starting import is_registered, register_workspace
 from rayjobs.workspace.folder import open_workspace
 from rayjobs.workspace.registrations import registered
@@ -92,6 +93,29 @@ def test_a_store_that_is_seen_through_two_folders_has_one_view(
 
     asyncio.run(play())
     assert [served.path for served in board.served] == [str(workspace)]
+    board.served[0].store.close()
+
+
+def test_two_folders_of_one_shared_workspace_have_one_view(workspace: Path, tmp_path: Path) -> None:
+    record = json.loads((workspace / "workspace.json").read_text())
+    shared = {"store": "postgresql://h/d?schema=s", "blobs": {"bucket": "b"}}
+    twin = tmp_path / "twin"
+    shutil.copytree(workspace, twin)
+    for folder in (workspace, twin):
+        values = {**record, **shared, "path": str(folder)}
+        (folder / "workspace.json").write_text(json.dumps(values))
+    (twin / "store.db").unlink()
+    board = Board("local", tmp_path / "none", lambda _path: ("w", SqlStore(":memory:")))
+
+    async def play() -> None:
+        first = await board.add(str(workspace))
+        assert first is not None
+        assert await board.add(str(twin)) is first
+        await board.refresh()
+
+    asyncio.run(play())
+    assert [served.path for served in board.served] == [str(workspace)]
+    assert not board.refused
     board.served[0].store.close()
 
 
