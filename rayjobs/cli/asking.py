@@ -41,11 +41,11 @@ def ask_target(
         NotFoundError: it has no attempt of the job that runs.
     """
     from rayjobs.core.paths import home
-    from rayjobs.target.wake_client import ask, socket_of
+    from rayjobs.target.wake_client import ask_target as ask_socket
 
     asked = replace(request, workspace=str(workspace), job=job.id)
     try:
-        answer = ask(socket_of(job.target, home()), asked, timeout_s=timeout_s)
+        answer = ask_socket(job.target, home(), asked, timeout_s=timeout_s)
     except TimeoutError as error:
         raise TargetError(
             f"target {job.target!r} does not answer: {error}. Ask again; `rayjobs target show "

@@ -77,6 +77,11 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "doctor": ("doctor:doctor", "Check this machine, its targets and leftovers."),
         "prune": ("prune:prune", "Remove stored files and records of old jobs."),
         "db": ("db:db", "Upgrade, back up, restore, check or move a workspace's store."),
+        "serve": ("serve:serve", "Serve a workspace to clients over HTTP."),
+        "user": ("user:user", "Add, list and revoke users of a served workspace."),
+        "login": ("login:login", "Use a served workspace from this machine."),
+        "logout": ("login:logout", "Forget the server of `rayjobs login`."),
+        "whoami": ("login:whoami", "Show the server, the user and the role."),
         "workspace": ("workspace:workspace", "Create a workspace with its store in PostgreSQL."),
     },
     "Other": {
@@ -172,6 +177,9 @@ def main(context: click.Context) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
+    from rayjobs.workspace import connection
+
+    connection.allow()
     if "_RAYJOBS_COMPLETE" in os.environ:
         from rayjobs.cli import shells
 

@@ -17,7 +17,8 @@ from rayjobs.submit import copies
 from rayjobs.target.elsewhere import find_quietly
 from rayjobs.target.keeping import is_kept
 from rayjobs.target.requests import TargetRequest
-from rayjobs.target.wake_client import ask, socket_of
+from rayjobs.target.wake_client import ask_target
+from rayjobs.workspace import connection
 from rayjobs.workspace.folder import original_of
 from rayjobs.workspace.orphans import end_orphans
 
@@ -62,8 +63,11 @@ def outlooks(
         store: Where members of arrays and trials of sweeps are counted; without it they are not.
     """
     listed = list(jobs)
-    if store is not None and any(
-        job.kind == INTERACTIVE and not job.state.is_final for job in listed
+    # Through a server, their processes are not on this machine.
+    if (
+        store is not None
+        and connection.active() is None
+        and any(job.kind == INTERACTIVE and not job.state.is_final for job in listed)
     ):
         end_orphans(store)  # for a caller that looks again and again
     waiting: dict[str, list[str]] = {}
@@ -171,7 +175,7 @@ class _Answer:
         is_few = len(keys) <= ASKED_BY_NAME
         request = TargetRequest("status", keys=tuple(keys) if is_few else None)
         try:
-            status = ask(socket_of(target, home()), request, timeout_s=ANSWER_S)
+            status = ask_target(target, home(), request, timeout_s=ANSWER_S)
         except TimeoutError:
             self.is_late = True  # busy, or stopped by a debugger: nothing is known
             status = None
@@ -190,7 +194,7 @@ def _register(target: str, workspace: Path) -> None:
     """Let a target that runs serve a workspace that it does not know at this path: it was moved."""
     from rayjobs.target.starting import register_workspace  # only where it is needed
 
-    if original_of(workspace) is None:
+    if connection.active() is None and original_of(workspace) is None:
         with contextlib.suppress(OSError):  # a full disk: the next command tries again
             register_workspace(TargetPaths.of(target, under=home()), workspace)
 
@@ -200,6 +204,8 @@ def _condition(target: str, workspace: Path, answers: bool) -> Condition | None:
 
     One that died, or whose keeper did, is brought back meanwhile: nothing here waits for that.
     """
+    if answers and connection.active() is not None:
+        return None  # the server looks after its keeper
     if answers and (target != LOCAL or is_kept(TargetPaths.of(target, under=home()))):
         return None
     from rayjobs.target.revive import look_after  # only where it is needed

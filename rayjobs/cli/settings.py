@@ -40,8 +40,13 @@ class Settings:
         Raises:
             NotFoundError: no workspace exists, and `create` is off.
         """
+        from rayjobs.workspace import connection
         from rayjobs.workspace.folder import locate, open_workspace
 
+        if (server := connection.active()) is not None:
+            from rayjobs.protocol.http_workspace import open_server
+
+            return open_server(server)
         opened = open_workspace(locate(self.workspace), create=create)
         if create and opened.original is not None:
             from rayjobs.submit import copies
@@ -98,6 +103,10 @@ class CommandList(click.Group):
 def _setter(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def store(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
         if value:
+            if name == "workspace":  # a folder that is named goes before any server
+                from rayjobs.workspace import connection
+
+                connection.allow(False)
             setattr(context.ensure_object(Settings), name, value)
         return value
 

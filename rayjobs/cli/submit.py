@@ -333,7 +333,7 @@ def warnings_to_show(
         return list(warnings)  # nothing is shown with -q, so nothing may count as shown
     from rayjobs.submit.warned import unseen
 
-    shown = set(unseen(workspace.path, packed.source, packed.warnings))
+    shown = set(unseen(workspace.own_files, packed.source, packed.warnings))
     return [one for one in warnings if one in shown or one not in packed.warnings]
 
 

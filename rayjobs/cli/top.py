@@ -23,7 +23,7 @@ from rayjobs.store.requests import JobFilter
 from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.unfinished import why_unreached
-from rayjobs.target.wake_client import ask, socket_of
+from rayjobs.target.wake_client import ask_target
 from rayjobs.workspace.folder import OpenWorkspace
 
 AGAIN_S = 1.0
@@ -117,7 +117,7 @@ def look(workspace: OpenWorkspace, target: str) -> dict[str, Any]:
 
 def _status(target: str) -> tuple[dict[str, Any] | None, str]:
     try:
-        status = ask(socket_of(target, home()), TargetRequest("status"), timeout_s=ANSWER_S)
+        status = ask_target(target, home(), TargetRequest("status"), timeout_s=ANSWER_S)
     except TimeoutError:
         return None, "busy"
     if status is None or not status.get("ok"):

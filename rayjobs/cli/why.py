@@ -24,7 +24,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
 from rayjobs.store.requests import JobFilter
 from rayjobs.target.requests import TargetRequest
-from rayjobs.target.wake_client import ask, socket_of
+from rayjobs.target.wake_client import ask_target
 
 EPILOG = """\b
 Examples:
@@ -107,7 +107,7 @@ def _decision(workspace: Path, job: Job) -> dict[str, Any] | None:
         return None
     request = TargetRequest("explain", key=key_of(workspace, job))
     try:
-        answer = ask(socket_of(job.target, home()), request, timeout_s=ANSWER_S)
+        answer = ask_target(job.target, home(), request, timeout_s=ANSWER_S)
     except TimeoutError:
         return None
     decision = (answer or {}).get("decision")

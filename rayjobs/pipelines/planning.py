@@ -160,7 +160,7 @@ class Packer:
             checked.source,
             blobs_put=lambda *_given, **_more: None,
             blobs_has=lambda _key: True,
-            cache=self.workspace.path / submitting.SNAPSHOT_CACHE,
+            cache=self.workspace.own_files / submitting.SNAPSHOT_CACHE,
             entry=checked.spec.script,
         )
         self.warnings += packed.warnings

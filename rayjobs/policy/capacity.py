@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rayjobs.core.errors import Problem
 from rayjobs.core.text import GIB, counted, size_text
-from rayjobs.policy.node_types import NodeTypes
+from rayjobs.policy.node_types import NodeType, NodeTypes
 from rayjobs.spec.model import JobSpec
 
 # Ray counts in ten-thousandths and refuses an empty bundle.
@@ -54,6 +54,25 @@ class Capacity:
     max_nodes: int
     shares_machine: bool = False
     types: NodeTypes | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Capacity:
+        """Return it from the JSON of `to_json`."""
+        types = values["types"]
+        if types is not None:
+            types = NodeTypes(
+                tuple(NodeType(**one) for one in types["types"]), int(types["max_nodes"])
+            )
+        return cls(
+            nodes=tuple(NodeShape(**one) for one in values["nodes"]),
+            max_nodes=int(values["max_nodes"]),
+            shares_machine=bool(values["shares_machine"]),
+            types=types,
+        )
 
 
 @dataclass(frozen=True)

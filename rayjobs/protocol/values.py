@@ -15,8 +15,9 @@ from enum import Enum
 from rayjobs.core.clock import from_text, to_text
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.datastore.catalogue import DatasetRecord, DatastoreRecord
-from rayjobs.injob.outcomes import Outcome
-from rayjobs.jobs import records
+from rayjobs.injob import exitrecord
+from rayjobs.injob.outcomes import EndReason, Outcome
+from rayjobs.jobs import hosts, queue_records, records
 from rayjobs.jobs.states import JobState
 from rayjobs.store import requests
 from rayjobs.workspace.blobs import Blob
@@ -26,7 +27,7 @@ _RECORDS: dict[str, type] = {
     for one in (
         *(
             value
-            for module in (records, requests)
+            for module in (records, requests, queue_records, hosts, exitrecord)
             for value in vars(module).values()
             if isinstance(value, type)
             and value.__module__ == module.__name__
@@ -39,7 +40,8 @@ _RECORDS: dict[str, type] = {
     )
 }
 _ENUMS: dict[str, type[Enum]] = {
-    one.__name__: one for one in (FailureClass, JobState, Outcome, records.AllocationState)
+    one.__name__: one
+    for one in (FailureClass, JobState, Outcome, EndReason, records.AllocationState)
 }
 
 

@@ -22,7 +22,7 @@ from rayjobs.core.paths import (
 from rayjobs.injob.identity import boot_id
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
-from rayjobs.results import driver_log, live_logs, log_times, merged_logs
+from rayjobs.results import driver_log, live_logs, log_times, merged_logs, remote_logs
 from rayjobs.results.gone import why_gone
 from rayjobs.results.log_times import RankTimes
 
@@ -79,6 +79,7 @@ class Logs:
         """
         self._store = workspace.store
         self._blobs = workspace.blobs
+        self._server = workspace.server
         self._away_since_s: float | None = None
         self._has_pieces = workspace.blobs_address is not None
         self.job_id = job_id
@@ -89,6 +90,8 @@ class Logs:
     # -- names and whole logs ------------------------------------------------------------------
     def names(self) -> list[str]:
         """Return the names of all logs, driver logs first."""
+        if self._server is not None:
+            return remote_logs.names(self._server, self.job_id)
         found = {one.name for one in self._store.files(self.job_id) if is_log(one.name)}
         found |= {name for name, _ in self._live_files()}
         found |= {self.driver_name(rank) for rank in self._sent_ranks()}
@@ -104,6 +107,9 @@ class Logs:
 
     def chunks(self, name: str | None = None) -> Iterator[bytes]:
         """Yield a log in parts, see `read`."""
+        if self._server is not None:
+            yield from remote_logs.chunks(self._server, self.job_id, name)
+            return
         wanted = real_name(name) if name is not None else self.driver_name(0)
         job = self._store.job(self.job_id)
         live = dict(self._live_files()).get(wanted)
@@ -168,6 +174,8 @@ class Logs:
         Args:
             number: Number of the attempt; None: the newest.
         """
+        if self._server is not None:
+            return remote_logs.times(self._server, self.job_id, rank, number)
         attempts = self._store.attempts(self.job_id)
         found = next((one for one in reversed(attempts) if number in (None, one.number)), None)
         if found is None:
@@ -212,6 +220,7 @@ class Logs:
         *,
         stop: Callable[[], bool] = lambda: False,
         poll_s: float = POLL_S,
+        begin: int = 0,
     ) -> Iterator[Part]:
         """Yield a rank's output from its start until the job's end, attempt after attempt.
 
@@ -220,8 +229,15 @@ class Logs:
 
         Args:
             poll_s: The pause between two polls; 0 leaves pauses to the caller.
+            begin: The attempt to begin with; 0: the newest.
         """
-        number = 0
+        if self._server is not None:
+            for one in remote_logs.follow(self._server, self.job_id, rank, stop):
+                yield Part(self.driver_name(rank), rank, one.attempt, one.data)
+            return
+        number = begin
+        if begin:
+            yield from self._follow_attempt(rank, begin, stop, poll_s)
         while True:
             job = self._now()
             if job.attempt > number:

@@ -22,6 +22,7 @@ from rayjobs.core.users import user_name
 from rayjobs.jobs.records import INTERACTIVE, Job
 from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
 from rayjobs.store.requests import NewJob
+from rayjobs.workspace import connection
 
 if TYPE_CHECKING:
     from rayjobs.policy.capacity import Capacity
@@ -187,6 +188,8 @@ def hand_on_credentials(workspace: OpenWorkspace, spec: JobSpec) -> list[str]:
     Raises:
         UsageError: the target's secrets file cannot be used.
     """
+    if workspace.server is not None:
+        return []  # a submit does not make one user's secrets those of a team
     from rayjobs.submit import credentials
     from rayjobs.target import elsewhere
 
@@ -346,7 +349,7 @@ def pack_source(
 
     on_stage(f"packing {checked.source}")
     blobs = workspace.blobs
-    cache = workspace.path / SNAPSHOT_CACHE
+    cache = workspace.own_files / SNAPSHOT_CACHE
     is_ours = checked.source.is_relative_to(
         OWN_CODE
     )  # rayjobs' own repository says nothing about the job
@@ -428,11 +431,11 @@ def check(
     # What is here says nothing of a target on another machine.
     serving = elsewhere.find_quietly(workspace.path, spec.target, home=default_home())
     capacity = None if serving is not None else _capacity(spec.target, problems)
-    is_here = capacity is not None and capacity.shares_machine
+    is_here = capacity is not None and capacity.shares_machine and workspace.server is None
     spec, replaced, not_replaced = substituted(spec, source=source, is_here=is_here)
     problems += not_replaced
     wrong = checks.check(spec, source=source)
-    if spec.target == LOCAL and serving is None:
+    if spec.target == LOCAL and serving is None and workspace.server is None:
         wrong += checks.interpreter_here(spec)
         wrong += checks.image_here(spec)
     if spec.distribution.backend in ("mpi", "horovod-gloo"):
@@ -446,7 +449,9 @@ def check(
 
         spec, missing, unsure = pins.pin(workspace, spec, planned=planned)
         problems += missing
-        if serving is None and not any(one.path == "target" for one in problems):
+        # A server checks itself what its target has of credentials.
+        is_asked = serving is None and workspace.server is None
+        if is_asked and not any(one.path == "target" for one in problems):
             needs = credentials.needs_of(workspace, spec)
             problems += credentials.missing(needs, spec.target, home=default_home())
     problems += wrong
@@ -510,6 +515,9 @@ def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
 
     Returns at once; True if it is starting (`starting.ensure_target` follows the start).
     """
+    if (server := workspace.server) is not None:
+        query = {"start": "1"}
+        return not server.json("POST", f"/v1/targets/{target}/wake", query=query, repeats=True)
     from rayjobs.target import revive, starting
     from rayjobs.target.stopping import TargetLocation
 
@@ -528,6 +536,8 @@ def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
 
 def _older_jobs(job: Job) -> str:
     """Return a sentence about older jobs that start with the target, if it is not starting yet."""
+    if connection.active() is not None:
+        return ""
     from rayjobs.target import keeping, unfinished
     from rayjobs.target.stopping import TargetLocation
 

@@ -22,6 +22,7 @@ from rayjobs.jobs.serving import Serving
 from rayjobs.target import elsewhere, keeping, local_head, reach, starting, stop_record, wake_client
 from rayjobs.target.record import load_target
 from rayjobs.target.stopping import TargetLocation
+from rayjobs.workspace import connection
 
 QUICK_LOOK_S = 0.3  # reads of the store do not wait for a cluster
 SPAWNED_WITHIN_S = 5.0  # by then, a spawned process has written its own record
@@ -76,6 +77,10 @@ def look_after(
         workspace: Where the unfinished jobs are.
         answers: Whether it has just answered, if known.
     """
+    if (server := connection.active()) is not None:
+        found = server.json("POST", f"/v1/targets/{name}/look", repeats=True)
+        standing, reason = Standing(found["standing"]), str(found["reason"])
+        return Condition(standing, reason, bool(found["may_run_on"]))
     location = TargetLocation(name, home)
     serving = elsewhere.find_quietly(workspace, name, home=home)
     if serving is not None:

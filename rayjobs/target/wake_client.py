@@ -1,4 +1,4 @@
-"""Sends requests to a target actor over its wake socket, as JSON lines. Standard library only."""
+"""Sends requests to a target actor over its wake socket, as JSON lines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from rayjobs.core.paths import short_socket
 from rayjobs.core.text import duration_text
 from rayjobs.injob import recordfiles
 from rayjobs.injob.messages import Message
+from rayjobs.target.requests import TargetRequest
+from rayjobs.workspace import connection
 
 SOCKET_KIND = "target"
 
@@ -51,6 +53,19 @@ def ask(
     except ValueError:
         return None  # it ended while it answered
     return decoded if isinstance(decoded, dict) else None
+
+
+def ask_target(
+    name: str, home: Path, request: TargetRequest, *, timeout_s: float = 5.0
+) -> dict[str, Any] | None:
+    """Send a request to the target called `name`, through the server if there is one; see `ask`."""
+    if (server := connection.active()) is None:
+        return ask(socket_of(name, home), request, timeout_s=timeout_s)
+    found = server.json("POST", f"/v1/targets/{name}/ask", body=request.to_json(), repeats=True)
+    if found["is_late"]:
+        raise TimeoutError(f"target {name!r} did not answer the server in time")
+    answer = found["answer"]
+    return answer if isinstance(answer, dict) else None
 
 
 def is_listening(path: Path) -> bool:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rayjobs.store.base import Store
     from rayjobs.store.sql import SqlStore
     from rayjobs.workspace.blobs import BlobStore
+    from rayjobs.workspace.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,8 @@ class OpenWorkspace:
         id: Random, given once.
         name: Display name; the project folder's name.
         original: The original with the same id if this is a copy; else None.
+        client_folder: Where a client of a server keeps its own files; None: in `path`.
+        server: The server that everything goes through; then `path` is on its machine.
     """
 
     path: Path
@@ -88,6 +91,13 @@ class OpenWorkspace:
     store: Store
     blobs: BlobStore
     original: Path | None = None
+    client_folder: Path | None = None
+    server: Connection | None = None
+
+    @property
+    def own_files(self) -> Path:
+        """The folder for what this client notes about it, such as caches of packed sources."""
+        return self.path if self.client_folder is None else self.client_folder
 
     @property
     def catalogue(self) -> Catalogue:
@@ -95,6 +105,8 @@ class OpenWorkspace:
         from rayjobs.datastore.catalogue import BUILT_IN_DATASTORES, DatastoreRecord
 
         catalogue = self.store.catalogue
+        if self.server is not None:
+            return catalogue  # the server creates them
         known = {record.name for record in catalogue.datastores()}
         address = self.blobs_address
         for name in BUILT_IN_DATASTORES:
@@ -117,7 +129,7 @@ class OpenWorkspace:
 
     def urls(self) -> dict[str, str]:
         """Return which local path answers for an address of the web, by the address."""
-        return AzureSettings(self.store).urls()
+        return {} if self.server is not None else AzureSettings(self.store).urls()
 
     def map_addresses(self) -> None:
         """Apply its address map to this whole program until the workspace is closed.

@@ -1,0 +1,65 @@
+"""`rayjobs login`, `logout` and `whoami`: which server this machine uses."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from rayjobs.cli.output import print_json
+from rayjobs.cli.settings import Settings, json_option, talk_options
+
+
+@click.command()
+@click.argument("address", metavar="URL")
+@talk_options
+@click.pass_obj
+def login(settings: Settings, address: str) -> None:
+    """Use the workspace of a server from now on. The token is asked for, or read from stdin.
+
+    RAYJOBS_TOKEN gives it, too. It is kept in a file that only you can read.
+    """
+    from rayjobs.workspace import connection
+
+    text = os.environ.get(connection.TOKEN)
+    if not text:
+        is_terminal = sys.stdin.isatty()
+        text = click.prompt("Token", hide_input=True) if is_terminal else sys.stdin.readline()
+    chosen = connection.Login(address.rstrip("/"), str(text).strip())
+    facts = connection.Connection(chosen).json("GET", "/v1/user")
+    connection.save_login(chosen)
+    settings.note(f"logged in at {chosen.address} as {facts['user']} ({facts['role']})")
+
+
+@click.command()
+@talk_options
+@click.pass_obj
+def logout(settings: Settings) -> None:
+    """Forget the server and its token; folders are used again."""
+    from rayjobs.workspace import connection
+
+    had = connection.drop_login()
+    settings.note("logged out" if had else "there was no login")
+
+
+@click.command()
+@json_option
+@talk_options
+@click.pass_obj
+def whoami(settings: Settings) -> None:
+    """Show the server, the user and the role."""
+    from rayjobs.core.users import user_name
+    from rayjobs.workspace import connection
+
+    server = connection.active()
+    if server is None:
+        facts = {"server": None, "user": user_name(), "role": None}
+    else:
+        facts = {"server": server.address, **server.json("GET", "/v1/user")}
+    if settings.as_json:
+        print_json(facts)
+    elif server is None:
+        click.echo(f"{facts['user']}, without a server")
+    else:
+        click.echo(f"{facts['user']} ({facts['role']}) at {facts['server']}")

@@ -1,0 +1,42 @@
+"""`rayjobs serve`: serve a workspace over HTTP."""
+
+from __future__ import annotations
+
+import click
+
+from rayjobs.cli.settings import Settings, common_options
+
+EPILOG = """\b
+Examples:
+  rayjobs serve
+  rayjobs serve --host 0.0.0.0 --tls-cert server.pem --tls-key server.key
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", default=8400, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--tls-cert", metavar="FILE", help="The certificate chain, as PEM.")
+@click.option("--tls-key", metavar="FILE", help="Its private key, as PEM.")
+@common_options
+@click.pass_obj
+def serve(
+    settings: Settings, host: str, port: int, tls_cert: str | None, tls_key: str | None
+) -> None:
+    """Serve the workspace to clients with tokens (`rayjobs user add`).
+
+    Tokens and code travel in plain text without TLS: use --tls-cert and --tls-key, or a proxy that
+    ends TLS, wherever others share the network. A target is one trust domain: whoever may submit
+    runs code as the user of the target.
+    """
+    from rayjobs.server.running import Listening
+    from rayjobs.server.running import serve as run
+    from rayjobs.workspace import connection
+
+    connection.allow(False)
+    with settings.open(create=True) as workspace:
+        is_alone = host in ("127.0.0.1", "::1", "localhost")
+        if tls_cert is None and not is_alone:
+            settings.note("without --tls-cert, tokens travel in plain text unless a proxy ends TLS")
+        settings.note(f"serving {workspace.path} at {host}:{port}")
+        run(workspace, Listening(host, port, tls_cert, tls_key))

@@ -1,0 +1,105 @@
+"""`rayjobs user`: the users of a served workspace. Works on the server's own machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rayjobs.cli.output import print_json
+from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
+from rayjobs.core.users import user_name
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.users import Token
+
+
+@click.group(cls=CommandList)
+def user() -> None:
+    """Add, list and revoke users of a served workspace."""
+    from rayjobs.workspace import connection
+
+    connection.refuse("`rayjobs user`")
+
+
+@user.command()
+@click.argument("name")
+@click.option(
+    "--role",
+    default="submitter",
+    show_default=True,
+    metavar="ROLE",
+    help="viewer reads, submitter also submits, admin also changes what is others'.",
+)
+@click.option("--days", default=90.0, show_default=True, help="How long the token is valid.")
+@json_option
+@common_options
+@click.pass_obj
+def add(settings: Settings, name: str, role: str, days: float) -> None:
+    """Make a token for a user, and print it. It is shown only this once."""
+    from rayjobs.workspace import users
+
+    with settings.open(create=True) as workspace:
+        made, text = users.add(
+            workspace.store, name, users.role_of(role), by=user_name(), days=days
+        )
+    if settings.as_json:
+        print_json({**_row(made), "secret": text})
+        return
+    click.echo(text)
+    settings.note(
+        f"{made.user} is a {role}; the token is valid until {made.expires_at:%Y-%m-%d}. There: "
+        f"rayjobs login https://HOST:8400"
+    )
+
+
+@user.command("ls")
+@click.option("--audit", is_flag=True, help="List every change of the users.")
+@json_option
+@common_options
+@click.pass_obj
+def ls(settings: Settings, audit: bool) -> None:
+    """List users and their tokens."""
+    from rayjobs.workspace import users
+
+    with settings.open() as workspace:
+        if audit:
+            changes = users.audit(workspace.store)
+            if settings.as_json:
+                print_json([dict(one) for one in changes])
+            for one in [] if settings.as_json else changes:
+                click.echo(f"{one['at']}  {one['by']}  {one['change']}  {one['user']}")
+            return
+        found = users.all_tokens(workspace.store)
+    if settings.as_json:
+        print_json([_row(one) for one in found])
+        return
+    for token in found:
+        state = "revoked" if token.revoked_at else f"until {token.expires_at:%Y-%m-%d}"
+        click.echo(f"{token.id}  {token.user:<20}  {token.role.name.lower():<9}  {state}")
+
+
+@user.command()
+@click.argument("name", metavar="USER|TOKEN")
+@common_options
+@click.pass_obj
+def revoke(settings: Settings, name: str) -> None:
+    """Revoke all tokens of a user, or the one with this id; servers refuse it within a second."""
+    from rayjobs.core.text import counted
+    from rayjobs.workspace import users
+
+    with settings.open() as workspace:
+        ended = users.revoke(workspace.store, name, by=user_name())
+    settings.note(f"revoked {counted(len(ended), 'token')}")
+
+
+def _row(one: Token) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "user": one.user,
+        "role": one.role.name.lower(),
+        "created_at": one.created_at,
+        "created_by": one.created_by,
+        "expires_at": one.expires_at,
+        "revoked_at": one.revoked_at,
+    }

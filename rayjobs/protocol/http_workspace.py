@@ -1,0 +1,251 @@
+"""A workspace behind a server: its store, catalogue and blobs as HTTP requests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+from rayjobs.core import paths
+from rayjobs.core.errors import NotFoundError, RayjobsError, StoreError, UsageError
+from rayjobs.core.files import replacing
+from rayjobs.core.ids import token
+from rayjobs.protocol import operations
+from rayjobs.protocol.values import decode, encode
+from rayjobs.store.base import Store
+from rayjobs.workspace.blobs import Blob, open_source
+from rayjobs.workspace.connection import Connection, upload
+from rayjobs.workspace.folder import OpenWorkspace
+
+UPLOAD_BYTES = 4 << 20
+
+
+def open_server(server: Connection) -> OpenWorkspace:
+    """Return the workspace that a server serves.
+
+    Raises:
+        UnreachableError: the server cannot be reached, or refuses the token.
+    """
+    facts = server.json("GET", "/v1/workspace")
+    here = paths.home() / "servers" / facts["id"]
+    here.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return OpenWorkspace(
+        path=Path(facts["path"]),
+        id=facts["id"],
+        name=facts["name"],
+        store=cast(Store, HttpStore(server)),
+        blobs=HttpBlobs(server),
+        client_folder=here,
+        server=server,
+    )
+
+
+class HttpPart:
+    """Makes a request of every method call that the table of operations has."""
+
+    def __init__(self, server: Connection, part: str = "") -> None:
+        self._server = server
+        self._part = part
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        operation = operations.BY_METHOD.get(self._part + name)
+
+        def refuse(*_arguments: Any, **_more: Any) -> Any:
+            raise UsageError(
+                f"this needs {name}, which works on the server's own machine only, not through "
+                f"{self._server.address}"
+            )
+
+        if operation is None:
+            return refuse
+
+        def call(*arguments: Any, **more: Any) -> Any:
+            return _call(self._server, operation, arguments, more)
+
+        return call
+
+
+class HttpStore(HttpPart):
+    """A `Store` behind a server."""
+
+    def __init__(self, server: Connection) -> None:
+        super().__init__(server)
+        self.catalogue = HttpPart(server, "catalogue.")
+
+    def submit(self, new: Any) -> Any:
+        """See `Store.submit`."""
+        return self._submit("submit", new)
+
+    def submit_array(self, new: Any) -> Any:
+        """See `Store.submit_array`."""
+        return self._submit("submit_array", new)
+
+    def put_sweep(self, new: Any) -> Any:
+        """See `Store.put_sweep`."""
+        return self._submit("put_sweep", new)
+
+    def put_pipeline(self, new: Any) -> Any:
+        """See `Store.put_pipeline`."""
+        return self._submit("put_pipeline", new)
+
+    def _submit(self, method: str, new: Any) -> Any:
+        """Submit with a key, so that a request whose answer was lost can be repeated."""
+        has_key = new.idempotency_key is not None
+        if not has_key:
+            new = replace(new, idempotency_key=f"client-{token()}")
+        made, created = _call(self._server, operations.BY_METHOD[method], (new,), {})
+        return made, created or not has_key
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._server.close()
+
+
+def _call(
+    server: Connection,
+    operation: operations.Operation,
+    arguments: Sequence[Any],
+    more: dict[str, Any],
+) -> Any:
+    bound = operations.signature_of(operation.method).bind(*arguments, **more).arguments
+    path = operation.path
+    for name in operation.in_path:
+        path = path.replace(f"{{{name}}}", str(bound[name]))
+        if not str(bound[name]) or "/" in str(bound[name]):
+            raise UsageError(f"{bound[name]!r} is not a name")
+    # An iterator is read once, here; the server gets a list.
+    rest = {
+        one.name: encode(_listed(bound[one.name]))
+        for one in operations.others(operation)
+        if one.name in bound
+    }
+    if operation.in_body:
+        answer = server.json(operation.verb, path, body=rest, repeats=operation.repeats)
+    else:
+        query = {name: json.dumps(value) for name, value in rest.items()}
+        answer = server.json(operation.verb, path, query=query, repeats=operation.repeats)
+    return decode(answer)
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if hasattr(value, "__next__") else value
+
+
+class HttpBlobs:
+    """A `BlobStore` behind a server: files travel in pieces, and go on after a lost connection."""
+
+    def __init__(self, server: Connection) -> None:
+        self._server = server
+
+    def put_file(self, path: str | Path, key: str, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.put_file`."""
+        return self._upload(path, key, digest)
+
+    def put_bytes(self, data: bytes, key: str) -> Blob:
+        """See `BlobStore.put_bytes`."""
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            return self._upload(file.name, key, None)
+
+    def add_file(self, path: str | Path, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.add_file`."""
+        return self._upload(path, None, digest)
+
+    def add_files(self, paths: Sequence[Path]) -> list[Blob | RayjobsError]:
+        """See `BlobStore.add_files`."""
+        found: list[Blob | RayjobsError] = []
+        for path in paths:
+            try:
+                found.append(self._upload(path, None, None))
+            except RayjobsError as error:
+                found.append(error)
+        return found
+
+    def _upload(self, path: str | Path, key: str | None, digest: str | None) -> Blob:
+        name = token(16)
+        try:
+            with open_source(path) as stream:
+                size = os.fstat(stream.fileno()).st_size
+                upload(self._server, stream, size, name=name, chunk=UPLOAD_BYTES)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be sent: {error}") from error
+        body = {"key": key, "digest": digest, "size": size}
+        kept = self._server.json("POST", f"/v1/uploads/{name}/keep", body=body, repeats=True)
+        return cast(Blob, decode(kept))
+
+    def _pieces(self, key: str) -> Iterator[bytes]:
+        size, offset = self.size(key), 0
+        while offset < size:
+            end = min(size, offset + UPLOAD_BYTES) - 1
+            answer = self._server.send(
+                "GET", f"/v1/blobs/{key}", headers={"Range": f"bytes={offset}-{end}"}
+            )
+            try:
+                data = answer.read()
+            except OSError:
+                data = b""
+            if not data:
+                self._server.close()
+            offset += len(data)
+            yield data
+
+    def _fetch(self, key: str, stream: IO[bytes]) -> Blob:
+        size, digest = 0, hashlib.sha256()
+        for data in self._pieces(key):
+            stream.write(data)
+            size += len(data)
+            digest.update(data)
+        return Blob(key, size, f"sha256:{digest.hexdigest()}")
+
+    def open(self, key: str) -> BinaryIO:
+        """See `BlobStore.open`: a copy in a file that disappears when it is closed."""
+        stream = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+        try:
+            self._fetch(key, stream)
+        except BaseException:
+            stream.close()
+            raise
+        stream.seek(0)
+        return cast(BinaryIO, stream)
+
+    def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.get_to`."""
+        try:
+            with replacing(path) as draft:
+                with open(draft, "wb") as stream:
+                    blob = self._fetch(key, stream)
+                if digest is not None and blob.digest != digest:
+                    raise StoreError(f"{key} is damaged: it has {blob.digest}, not {digest}")
+        except OSError as error:
+            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+        return blob
+
+    def exists(self, key: str) -> bool:
+        """See `BlobStore.exists`."""
+        return self._facts(key) is not None
+
+    def size(self, key: str) -> int:
+        """See `BlobStore.size`."""
+        found = self._facts(key)
+        if found is None:
+            raise NotFoundError(f"there is no blob {key!r}; it was never stored, or it was pruned")
+        return found
+
+    def _facts(self, key: str) -> int | None:
+        return cast("int | None", self._server.json("GET", f"/v1/blob-sizes/{key}"))
+
+    def delete(self, key: str) -> bool:
+        """Refuse: the server's own `rayjobs prune` deletes."""
+        raise UsageError("blobs are deleted on the server's own machine: `rayjobs prune` there")
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """Refuse: see `delete`."""
+        raise UsageError("blobs are listed on the server's own machine only")

@@ -1,0 +1,176 @@
+"""The operations of the HTTP API on a workspace's records: one table for server, client, OpenAPI.
+
+A row names a method of the store or the catalogue. Its arguments and its answer are those of the
+method's signature, so the server's routes, the client's methods and the document cannot differ.
+What is not in the table cannot be called: methods of attempts, allocations, claims and pruning
+belong to the target alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+from rayjobs.store.base import Store
+from rayjobs.workspace.users import Role
+
+VIEWER, SUBMITTER, ADMIN = Role.VIEWER, Role.SUBMITTER, Role.ADMIN
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+        verb: GET for reads with short arguments, POST for others, PUT and DELETE as HTTP says.
+        path: Its arguments in braces; the rest travels in the query (GET, DELETE) or the body.
+        role: Who may call it.
+        method: The method of the store; ``catalogue.…`` of the catalogue.
+        user: The argument, or field of the argument ``new``, that the server sets to the user.
+        own: The argument that names a job, which a submitter may change only if it is his.
+        repeats: A second call does nothing more than the first.
+    """
+
+    verb: str
+    path: str
+    role: Role
+    method: str
+    user: str = ""
+    own: str = ""
+    repeats: bool = True
+
+    @property
+    def name(self) -> str:
+        """The method without its part."""
+        return self.method.rpartition(".")[2]
+
+    @property
+    def in_path(self) -> tuple[str, ...]:
+        """The arguments in the path."""
+        return tuple(re.findall(r"{(\w+)", self.path))
+
+    @property
+    def in_body(self) -> bool:
+        """Whether the other arguments travel in the body."""
+        return self.verb in ("POST", "PUT")
+
+
+def _reads(*rows: tuple[str, str]) -> tuple[Operation, ...]:
+    return tuple(Operation("GET", path, VIEWER, method) for path, method in rows)
+
+
+def _searches(*rows: tuple[str, str]) -> tuple[Operation, ...]:
+    return tuple(Operation("POST", path, VIEWER, method) for path, method in rows)
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    *_reads(
+        ("/v1/jobs/{job_id}", "job"),
+        ("/v1/jobs/{job_id}/revision", "revision"),
+        ("/v1/jobs/{job_id}/attempts", "attempts"),
+        ("/v1/jobs/{job_id}/events", "events"),
+        ("/v1/jobs/{job_id}/metrics", "metrics"),
+        ("/v1/jobs/{job_id}/files", "files"),
+        ("/v1/jobs/{job_id}/step", "step_of"),
+        ("/v1/jobs/{array_id}/members/{index}", "member"),
+        ("/v1/job-names/{text}", "find"),
+        ("/v1/job-counts", "counts"),
+        ("/v1/metric-names", "metric_names"),
+        ("/v1/changes", "change"),
+        ("/v1/targets/{target}/live", "live"),
+        ("/v1/targets/{target}/durations", "usual_durations"),
+        ("/v1/reports/queue", "queue_history"),
+        ("/v1/reports/usage", "usage"),
+        ("/v1/sweeps", "sweeps"),
+        ("/v1/sweeps/{sweep_id}", "sweep"),
+        ("/v1/sweeps/{sweep_id}/trials", "trials"),
+        ("/v1/sweeps/{sweep_id}/judged", "judged_trials"),
+        ("/v1/pipelines", "pipelines"),
+        ("/v1/pipelines/{pipeline_id}", "pipeline"),
+        ("/v1/pipelines/{pipeline_id}/steps", "steps"),
+        ("/v1/reusable-steps/{key}", "reusable_steps"),
+        ("/v1/earlier-steps/{pipeline_name}/{step}", "earlier_step"),
+        ("/v1/published-pipelines", "published_pipelines"),
+        ("/v1/published-pipelines/{text}", "published_pipeline"),
+        ("/v1/schedules", "schedules"),
+        ("/v1/schedules/{text}", "schedule"),
+        ("/v1/endpoints", "endpoint_versions"),
+        ("/v1/models", "models"),
+        ("/v1/models/{name}", "model"),
+        ("/v1/environments", "environments"),
+        ("/v1/environments/{name}", "environment"),
+        ("/v1/datastores", "catalogue.datastores"),
+        ("/v1/datastores/{name}", "catalogue.datastore"),
+        ("/v1/default-datastore", "catalogue.default_datastore"),
+        ("/v1/datasets", "catalogue.datasets"),
+        ("/v1/datasets/{name}", "catalogue.dataset"),
+        ("/v1/datasets/{name}/versions", "catalogue.dataset_versions"),
+        ("/v1/dataset-ids/{id}", "catalogue.dataset_by_id"),
+        ("/v1/manifests/{digest}", "catalogue.manifest"),
+    ),
+    *_searches(
+        ("/v1/jobs:list", "job_lines"),
+        ("/v1/jobs:read", "jobs"),
+        ("/v1/jobs:serials", "jobs_of"),
+        ("/v1/jobs:states", "job_states"),
+        ("/v1/jobs:arguments", "job_arguments"),
+        ("/v1/jobs:member-counts", "member_counts"),
+        ("/v1/jobs:last-metrics", "last_metrics"),
+        ("/v1/jobs:checkpoint-times", "checkpoint_times"),
+        ("/v1/jobs:durations", "durations"),
+        ("/v1/jobs:earlier-runs", "earlier_runs"),
+        ("/v1/jobs:unseen-ends", "unseen_ends"),
+        ("/v1/datastores:located", "catalogue.located"),
+    ),
+    Operation("POST", "/v1/jobs", SUBMITTER, "submit", user="new"),
+    Operation("POST", "/v1/arrays", SUBMITTER, "submit_array", user="new"),
+    Operation("POST", "/v1/sweeps", SUBMITTER, "put_sweep", user="new"),
+    Operation("POST", "/v1/pipelines", SUBMITTER, "put_pipeline", user="new"),
+    Operation("POST", "/v1/jobs/{job_id}/cancel", SUBMITTER, "request_cancel", "by", "job_id"),
+    Operation("POST", "/v1/jobs/{job_id}/update", SUBMITTER, "update", own="job_id"),
+    Operation("POST", "/v1/jobs/{job_id}/hold", SUBMITTER, "hold", own="job_id"),
+    Operation("POST", "/v1/jobs/{job_id}/release", SUBMITTER, "release", own="job_id"),
+    Operation("POST", "/v1/environments/{name}", SUBMITTER, "put_environment", user="user"),
+    Operation("PUT", "/v1/manifests", SUBMITTER, "catalogue.put_manifest"),
+    Operation("PUT", "/v1/datasets", SUBMITTER, "catalogue.add_dataset", repeats=False),
+    Operation("PUT", "/v1/dataset-ids/{id}/tags", SUBMITTER, "catalogue.set_dataset_tags"),
+    Operation("PUT", "/v1/models/{name}/aliases/{alias}", SUBMITTER, "set_model_alias"),
+    Operation("POST", "/v1/models/{name}/update/{version}", SUBMITTER, "update_model"),
+    Operation("PUT", "/v1/environments/{name}/labels/{label}", ADMIN, "set_environment_label"),
+    Operation("DELETE", "/v1/models/{name}/versions/{version}", ADMIN, "delete_model"),
+    Operation("DELETE", "/v1/datasets/{name}", ADMIN, "catalogue.remove_dataset"),
+    Operation("PUT", "/v1/datastores", ADMIN, "catalogue.add_datastore"),
+    Operation("DELETE", "/v1/datastores/{name}", ADMIN, "catalogue.remove_datastore"),
+    Operation("PUT", "/v1/default-datastore", ADMIN, "catalogue.set_default_datastore"),
+)
+
+BY_METHOD = {one.method: one for one in OPERATIONS}
+
+
+def method_of(method: str) -> Callable[..., Any]:
+    """Return the method of the contract that an operation calls."""
+    part, _, name = method.rpartition(".")
+    if part:
+        from rayjobs.datastore.catalogue import Catalogue
+
+        return cast(Callable[..., Any], getattr(Catalogue, name))
+    return cast(Callable[..., Any], getattr(Store, name))
+
+
+@cache
+def signature_of(method: str) -> inspect.Signature:
+    """Return the signature of an operation's method, without ``self``."""
+    found = inspect.signature(method_of(method))
+    return found.replace(parameters=list(found.parameters.values())[1:])
+
+
+def others(operation: Operation) -> Iterator[inspect.Parameter]:
+    """Yield the arguments of an operation that are not in its path, nor set by the server."""
+    hidden = {*operation.in_path, operation.user if operation.user != "new" else ""}
+    for parameter in signature_of(operation.method).parameters.values():
+        if parameter.name not in hidden:
+            yield parameter

@@ -1,0 +1,206 @@
+"""The server's application: routes of the table of operations, and of what is no store's method."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rayjobs.core.errors import RayjobsError, SpecError, UsageError
+from rayjobs.datastore.errors import DatastoreError
+from rayjobs.jobs.records import Job
+from rayjobs.protocol import operations
+from rayjobs.protocol.operations import OPERATIONS, Operation
+from rayjobs.protocol.values import ValueFormError, decode, encode
+from rayjobs.server import arguments, jobs, openapi, targets, uploads
+from rayjobs.server.access import Caller, Guard, Refusal
+from rayjobs.server.bodies import body_of
+from rayjobs.store.requests import NewJob
+from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.users import Role
+
+DRIVER = "rayjobs.tuning.driver_actor:start"
+Handler = Callable[[Request, Caller], Awaitable[Response]]
+
+
+def make_app(workspace: OpenWorkspace) -> Starlette:
+    """Return the application that serves `workspace`."""
+    guard = Guard(workspace.store)
+    extra: list[tuple[str, str, Role, Handler]] = [
+        ("GET", "/v1/workspace", Role.VIEWER, _about(workspace)),
+        ("GET", "/v1/user", Role.VIEWER, _whoami),
+        *jobs.routes(workspace),
+        *targets.routes(workspace),
+        *uploads.routes(workspace),
+    ]
+    routes = [_route(guard, verb, path, role, handler) for verb, path, role, handler in extra]
+    routes += [
+        _route(guard, one.verb, one.path, one.role, _operation(workspace, one))
+        for one in OPERATIONS
+    ]
+    document = openapi.document([(verb, path, role) for verb, path, role, _ in extra])
+
+    async def healthy(_request: Request) -> Response:
+        return JSONResponse({"ok": True})
+
+    async def described(_request: Request) -> Response:
+        return JSONResponse(document)
+
+    routes += [
+        Route("/v1/health", healthy, methods=["GET"]),
+        Route("/healthz", healthy, methods=["GET"]),
+        Route("/v1/openapi.json", described, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+
+def _route(guard: Guard, verb: str, path: str, role: Role, handler: Handler) -> Route:
+    async def endpoint(request: Request) -> Response:
+        try:
+            caller = await run_in_threadpool(
+                guard.admit, request.headers.get("authorization", ""), role
+            )
+            return await handler(request, caller)
+        except Refusal as refusal:
+            return _error(refusal.status, "UsageError", str(refusal), refusal.headers)
+        except (ValueFormError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            return _error(400, "UsageError", f"the request cannot be read: {error}")
+        except (RayjobsError, DatastoreError) as error:
+            return _said(error)
+
+    return Route(path, endpoint, methods=[verb])
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    told = cast(HTTPException, error)
+    return _error(told.status_code, "NotFoundError", f"there is no such route: {told.detail}")
+
+
+def _said(error: Exception) -> Response:
+    more: dict[str, Any] = {}
+    if isinstance(error, SpecError):
+        more["problems"] = [vars(one) for one in error.problems]
+    if isinstance(error, RayjobsError):
+        status = {2: 422, 3: 404, 4: 422, 5: 500}.get(error.exit_code, 409)
+        if "matches" in error.values:
+            more["matches"] = list(error.values["matches"])
+    else:
+        status = 404 if isinstance(error, LookupError) else 409
+    message = str(error).split(":\n", 1)[0] if isinstance(error, SpecError) else str(error)
+    body = {"error": {"kind": type(error).__name__, "message": message, **more}}
+    return JSONResponse(body, status_code=status)
+
+
+def _error(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> Response:
+    body = {"error": {"kind": kind, "message": message}}
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+def _about(workspace: OpenWorkspace) -> Handler:
+    async def about(_request: Request, _caller: Caller) -> Response:
+        return JSONResponse(
+            {"id": workspace.id, "name": workspace.name, "path": str(workspace.path)}
+        )
+
+    return about
+
+
+async def _whoami(_request: Request, caller: Caller) -> Response:
+    token = caller.token
+    return JSONResponse(
+        {
+            "user": token.user,
+            "role": token.role.name.lower(),
+            "token": token.id,
+            "expires_at": token.expires_at.isoformat(),
+        }
+    )
+
+
+def _operation(workspace: OpenWorkspace, one: Operation) -> Handler:
+    """Return the handler of one row of the table."""
+    known = {parameter.name for parameter in operations.others(one)}
+    part: Any = workspace.catalogue if one.method.startswith("catalogue.") else workspace.store
+    signature = operations.signature_of(one.method)
+    hints = arguments.hints_of(one.method)
+
+    async def handle(request: Request, caller: Caller) -> Response:
+        if one.in_body:
+            sent = await body_of(request)
+        else:
+            sent = {name: json.loads(text) for name, text in request.query_params.items()}
+        if unknown := sent.keys() - known:
+            raise Refusal(400, f"there is no argument {', '.join(sorted(unknown))}")
+        given: dict[str, Any] = {name: decode(value) for name, value in sent.items()}
+        for name, text in request.path_params.items():
+            is_number = "int" in str(signature.parameters[name].annotation)
+            if is_number and not str(text).lstrip("-").isdecimal():
+                raise Refusal(400, f"{name} is a whole number")
+            given[name] = int(text) if is_number else text
+        for name, value in given.items():
+            if wrong := arguments.problem(hints[name], value):
+                raise Refusal(400, f"{name}: {wrong}")
+        if one.user == "new":
+            given["new"] = await run_in_threadpool(_checked, workspace, given.get("new"), caller)
+        elif one.user:
+            given[one.user] = caller.user
+        try:
+            bound = signature.bind(**given)
+        except TypeError as error:
+            raise Refusal(400, str(error)) from None
+        if one.own:
+            await run_in_threadpool(_own, workspace, given[one.own], caller)
+
+        def call() -> object:
+            return encode(getattr(part, one.name)(*bound.args, **bound.kwargs))
+
+        started_s = time.perf_counter()
+        answer = await run_in_threadpool(call)
+        spent = f"store;dur={1000 * (time.perf_counter() - started_s):.1f}"
+        return JSONResponse(answer, headers={"Server-Timing": spent})
+
+    return handle
+
+
+def _own(workspace: OpenWorkspace, job_id: str, caller: Caller) -> None:
+    """Refuse a change of another user's job, unless the caller is an admin."""
+    job = workspace.store.job(job_id)
+    if caller.token.role < Role.ADMIN and job.user != caller.user:
+        raise Refusal(403, f"job {job.id} is {job.user}'s: only an admin changes it for others")
+
+
+def _checked(workspace: OpenWorkspace, new: object, caller: Caller) -> Any:
+    """Return what is to be submitted, as the user's own and with a spec that is valid here."""
+    kind = type(new).__name__
+    if kind not in ("NewJob", "NewSweep", "NewPipeline"):
+        raise Refusal(400, "`new` is not a job, a sweep or a pipeline")
+    made: Any = new
+    if isinstance(new, NewJob):
+        if new.kind != "job" or new.claim is not None or new.id is not None:
+            raise Refusal(403, "kind, id and claim of a job are the server's to set")
+        if new.parent is not None:
+            parent: Job = workspace.store.job(new.parent)
+            if parent.user != caller.user:
+                raise Refusal(403, f"the parent {parent.id} is {parent.user}'s")
+        from rayjobs.submit import submitting
+
+        bare = new.spec.model_copy(update={"source_directory": None})
+        submitting.check(workspace, bare)
+        if new.snapshot is not None:
+            submitting.check_snapshot(workspace, new.snapshot)
+    key = made.idempotency_key
+    if key is not None:
+        # Keys are each user's own: nobody gets another user's job by guessing one.
+        key = f"{caller.user}:{key}"
+    if kind == "NewSweep" and made.driver != DRIVER:
+        raise UsageError(f"{made.driver!r} is not a driver of sweeps")
+    return replace(made, user=caller.user, idempotency_key=key)

@@ -1,0 +1,132 @@
+"""Routes of jobs' logs and of stored files."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from rayjobs.core.errors import NotFoundError
+from rayjobs.results.logs import Logs, Part
+from rayjobs.server.access import Caller, Refusal
+from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.users import Role
+
+Handler = Callable[[Request, Caller], Awaitable[Response]]
+MOST_RANGE = 8 << 20
+POLL_S = 0.1
+FRESH_S = 0.3
+BEAT_S = 1.0  # a client learns within this that the stream lives
+
+
+def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
+    """Return the routes."""
+
+    async def names(request: Request, _caller: Caller) -> Response:
+        logs = Logs(workspace, request.path_params["job_id"])
+        return JSONResponse(await run_in_threadpool(logs.names))
+
+    async def log(request: Request, _caller: Caller) -> Response:
+        logs = Logs(workspace, request.path_params["job_id"])
+        parts = logs.chunks(request.query_params.get("name"))
+        first = await run_in_threadpool(next, parts, b"")  # errors come before the answer begins
+
+        def rest() -> Iterator[bytes]:
+            yield first
+            yield from parts
+
+        return StreamingResponse(rest(), media_type="application/octet-stream")
+
+    async def times(request: Request, _caller: Caller) -> Response:
+        logs = Logs(workspace, request.path_params["job_id"])
+        rank = _number(request, "rank", 0)
+        number = _number(request, "attempt", 0) or None
+        found = await run_in_threadpool(logs.times, rank, number)
+        job = await run_in_threadpool(workspace.store.job, logs.job_id)
+        after = None if found.after is None else found.after()
+        is_live = after is not None and not job.state.is_final
+        notes = [list(one) for one in found.notes]
+        return JSONResponse({"notes": notes, "after": after, "is_live": is_live})
+
+    async def stream(request: Request, _caller: Caller) -> Response:
+        job_id = request.path_params["job_id"]
+        await run_in_threadpool(workspace.store.job, job_id)
+        begin, skip = _number(request, "attempt", 0), _number(request, "offset", 0)
+        logs = Logs(workspace, job_id, fresh_s=FRESH_S)
+        parts = logs.follow(_number(request, "rank", 0), poll_s=0.0, begin=begin)
+        return StreamingResponse(_records(parts, begin, skip), media_type="application/x-ndjson")
+
+    async def size(request: Request, _caller: Caller) -> Response:
+        def look() -> int | None:
+            key = request.path_params["key"]
+            try:
+                return workspace.blobs.size(key) if workspace.blobs.exists(key) else None
+            except NotFoundError:
+                return None
+
+        return JSONResponse(await run_in_threadpool(look))
+
+    async def blob(request: Request, _caller: Caller) -> Response:
+        found = re.fullmatch(r"bytes=(\d{1,18})-(\d{1,18})", request.headers.get("range", ""))
+        if found is None:
+            raise Refusal(416, f"ask for a range of up to {MOST_RANGE} bytes")
+        start, end = int(found[1]), min(int(found[2]), int(found[1]) + MOST_RANGE - 1)
+
+        def read() -> bytes:
+            with workspace.blobs.open(request.path_params["key"]) as file:
+                file.seek(start)
+                return file.read(max(0, end - start + 1))
+
+        data = await run_in_threadpool(read)
+        return Response(data, status_code=206, media_type="application/octet-stream")
+
+    viewer = Role.VIEWER
+    return [
+        ("GET", "/v1/jobs/{job_id}/logs", viewer, names),
+        ("GET", "/v1/jobs/{job_id}/log", viewer, log),
+        ("GET", "/v1/jobs/{job_id}/log-times", viewer, times),
+        ("GET", "/v1/jobs/{job_id}/log-stream", viewer, stream),
+        ("GET", "/v1/blob-sizes/{key:path}", viewer, size),
+        ("GET", "/v1/blobs/{key:path}", viewer, blob),
+    ]
+
+
+async def _records(parts: Iterator[Part], attempt: int, skip: int) -> AsyncIterator[bytes]:
+    """Yield a followed log as JSON lines; the first `skip` bytes of `attempt` were sent before.
+
+    No thread waits between two looks, so that hundreds may follow.
+    """
+    silent_s = 0.0
+    while True:
+        part = await run_in_threadpool(next, parts, None)
+        if part is None:
+            yield b'{"is_end": true}\n'
+            return
+        data = part.data
+        if part.attempt == attempt and skip:
+            left = data[skip:]
+            skip -= len(data) - len(left)
+            data = left
+        if not data:
+            await asyncio.sleep(POLL_S)
+            silent_s += POLL_S
+            if silent_s < BEAT_S:
+                continue
+        silent_s = 0.0
+        record = {"attempt": part.attempt, "data": base64.b64encode(data).decode("ascii")}
+        yield json.dumps(record).encode() + b"\n"
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, "")
+    if not text:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 15:
+        raise Refusal(400, f"{name} is a whole number")
+    return int(text)

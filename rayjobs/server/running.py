@@ -1,0 +1,59 @@
+"""Runs the server: uvicorn with bounds on what one client may take."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from rayjobs.core.errors import UsageError
+from rayjobs.workspace import connection
+from rayjobs.workspace.folder import OpenWorkspace
+
+KEEP_ALIVE_S = 60
+MOST_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where the server listens; with certificate and key files it speaks TLS."""
+
+    host: str = "127.0.0.1"
+    port: int = 8400
+    certificate: str | None = None
+    key: str | None = None
+
+
+def serve(workspace: OpenWorkspace, listening: Listening) -> None:
+    """Serve a workspace until the process is asked to end.
+
+    Raises:
+        UsageError: uvicorn is not installed, or one of the two TLS files is missing.
+    """
+    try:
+        import uvicorn
+
+        from rayjobs.server.app import make_app
+    except ImportError as error:
+        raise UsageError(
+            f"`rayjobs serve` needs {error.name}: pip install 'rayjobs[server]'"
+        ) from error
+    if (listening.certificate is None) != (listening.key is None):
+        raise UsageError("give both --tls-cert and --tls-key")
+    # What the server starts must not take this machine's own login for its workspace.
+    connection.allow(False)
+    for name in (connection.ADDRESS, connection.TOKEN):
+        os.environ.pop(name, None)
+    uvicorn.run(
+        make_app(workspace),
+        host=listening.host,
+        port=listening.port,
+        ssl_certfile=listening.certificate,
+        ssl_keyfile=listening.key,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+        limit_concurrency=MOST_AT_ONCE,
+        h11_max_incomplete_event_size=64 << 10,
+        server_header=False,
+        access_log=True,
+        log_level="info",
+    )

@@ -1,0 +1,121 @@
+"""Routes of targets: what clients ask of them, and their start."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rayjobs.core.paths import home
+from rayjobs.injob.messages import MessageError
+from rayjobs.server.access import Caller, Refusal
+from rayjobs.server.bodies import body_of
+from rayjobs.submit.submitting import wake_or_start
+from rayjobs.target import revive, starting, targets, wake_client
+from rayjobs.target.record import load_target
+from rayjobs.target.requests import TargetRequest
+from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.users import Role
+
+Handler = Callable[[Request, Caller], Awaitable[Response]]
+ANSWER_S = 20.0
+# What a target may be asked; others, such as its end, are not for clients.
+READ = ("ping", "status", "explain")
+OF_A_JOB = ("evict", "stacks", "store")
+
+
+def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
+    """Return the routes."""
+
+    async def listed(_request: Request, _caller: Caller) -> Response:
+        found = await run_in_threadpool(targets.list_targets)
+        return JSONResponse([asdict(one) for one in found])
+
+    async def shown(request: Request, _caller: Caller) -> Response:
+        asks = request.query_params.get("ask") == "1"
+        view = await run_in_threadpool(targets.target_status, _name_of(request), ask=asks)
+        return JSONResponse(asdict(view))
+
+    async def capacity(request: Request, _caller: Caller) -> Response:
+        found = await run_in_threadpool(targets.capacity_of, _name_of(request))
+        return JSONResponse(found.to_json())
+
+    async def wake(request: Request, _caller: Caller) -> Response:
+        name = _name_of(request)
+
+        def call() -> bool:
+            if request.query_params.get("start") == "1":
+                return not wake_or_start(workspace, name)
+            try:
+                return starting.wake(name, home=home(), workspace=workspace.path)
+            except TimeoutError:
+                return True  # it lives and is busy; its poll finds out
+
+        return JSONResponse(await run_in_threadpool(call))
+
+    async def start(request: Request, _caller: Caller) -> Response:
+        def call() -> str:
+            name = _name_of(request)
+            return starting.ensure_target(name, home=home(), workspace=workspace.path).version
+
+        return JSONResponse({"version": await run_in_threadpool(call)})
+
+    async def look(request: Request, _caller: Caller) -> Response:
+        name = str(request.path_params["target"])
+        found = await run_in_threadpool(
+            revive.look_after, name, home=home(), workspace=workspace.path
+        )
+        return JSONResponse({**asdict(found), "standing": str(found.standing)})
+
+    viewer, submitter = Role.VIEWER, Role.SUBMITTER
+    return [
+        ("GET", "/v1/targets", viewer, listed),
+        ("GET", "/v1/targets/{target}", viewer, shown),
+        ("GET", "/v1/targets/{target}/capacity", viewer, capacity),
+        ("POST", "/v1/targets/{target}/wake", submitter, wake),
+        ("POST", "/v1/targets/{target}/start", submitter, start),
+        ("POST", "/v1/targets/{target}/look", viewer, look),
+        ("POST", "/v1/targets/{target}/ask", viewer, _asking(workspace)),
+    ]
+
+
+def _name_of(request: Request) -> str:
+    name = str(request.path_params["target"])
+    load_target(name, home=home())  # refuses what names no target
+    return name
+
+
+def _asking(workspace: OpenWorkspace) -> Handler:
+    """Return the handler that hands a client's question to a target."""
+
+    async def ask(request: Request, caller: Caller) -> Response:
+        try:
+            asked = TargetRequest.from_json(await body_of(request))
+        except MessageError as error:
+            raise Refusal(400, str(error)) from None
+        name = _name_of(request)
+        if asked.op in OF_A_JOB:
+            if caller.token.role < Role.SUBMITTER:
+                raise Refusal(403, f"{asked.op} needs the role submitter")
+            job = await run_in_threadpool(workspace.store.job, asked.job)
+            if job.user != caller.user and caller.token.role < Role.ADMIN:
+                raise Refusal(403, f"job {job.id} is {job.user}'s")
+        elif asked.op not in READ:
+            raise Refusal(403, f"a client may not ask a target for {asked.op!r:.40}")
+        asked = replace(asked, workspace=str(workspace.path))
+
+        def call() -> dict[str, Any]:
+            try:
+                path = wake_client.socket_of(name, home())
+                answer = wake_client.ask(path, asked, timeout_s=ANSWER_S)
+            except TimeoutError:
+                return {"is_late": True, "answer": None}
+            return {"is_late": False, "answer": answer}
+
+        return JSONResponse(await run_in_threadpool(call))
+
+    return ask

@@ -1,0 +1,179 @@
+"""Users of a workspace's server: tokens, roles, and the record of every change.
+
+They are values of the store's own (``meta``), so they move with its records. Of a token only its
+SHA-256 is kept. A slow hash protects short passwords from guessing; a token has 256 random bits,
+which no one guesses, and a fast hash keeps every request fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from typing import Any
+
+from rayjobs.core.clock import from_text, to_text
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.ids import token as random_name
+from rayjobs.store.base import Store
+
+PREFIX = "rj_"
+DAYS = 90.0
+_TOKEN = "token:"
+_AUDIT = "audit:"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")
+
+
+class Role(IntEnum):
+    """What a user may do; each role may do what the ones before it may."""
+
+    VIEWER = 1  # read everything
+    SUBMITTER = 2  # submit, and change what is one's own
+    ADMIN = 3  # also what belongs to others, targets and users
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """One token of a user.
+
+    Attributes:
+        id: Names it in lists; says nothing about the token.
+        user: Whose it is.
+        role: What it allows.
+        created_at: When, and `created_by`: who made it.
+        expires_at: From then on it is refused.
+        revoked_at: Since when it is refused; None: it was not revoked.
+    """
+
+    id: str
+    user: str
+    role: Role
+    created_at: datetime
+    created_by: str
+    expires_at: datetime
+    revoked_at: datetime | None = None
+
+    def problem(self, now: datetime) -> str:
+        """Return why it is refused; empty if it is valid."""
+        if self.revoked_at is not None:
+            return "this token was revoked"
+        return "this token has expired" if now >= self.expires_at else ""
+
+
+def role_of(text: str) -> Role:
+    """Return the role with a name.
+
+    Raises:
+        UsageError: there is no such role.
+    """
+    try:
+        return Role[text.upper()]
+    except KeyError:
+        names = ", ".join(role.name.lower() for role in Role)
+        raise UsageError(f"{text!r} is not a role; the roles are: {names}") from None
+
+
+def add(
+    store: Store, user: str, role: Role, *, by: str, days: float = DAYS, now: datetime | None = None
+) -> tuple[Token, str]:
+    """Make a token for a user; return its record and the token, which is shown only this once.
+
+    Raises:
+        UsageError: the name or the time is not valid.
+    """
+    if not _NAME.match(user):
+        raise UsageError(
+            f"{user!r} is not a user's name; use letters, digits, and ._@- after the first"
+        )
+    if not 0 < days <= 3650:
+        raise UsageError(f"a token is valid for up to 3650 days, not {days:g}")
+    at = now or datetime.now(UTC)
+    text = PREFIX + secrets.token_urlsafe(32)
+    made = Token(
+        id=random_name(8),
+        user=user,
+        role=role,
+        created_at=at,
+        created_by=by,
+        expires_at=at + timedelta(days=days),
+    )
+    store.set_meta(_key(text), _text(made))
+    _audit(store, "add", made, by=by, at=at)
+    return made, text
+
+
+def find(store: Store, text: str) -> Token | None:
+    """Return the record of a token; None: it was never made here."""
+    kept = store.meta(_key(text))
+    return None if kept is None else _read(kept)
+
+
+def all_tokens(store: Store) -> list[Token]:
+    """Return the records of all tokens, by user and time."""
+    found = [_read(one) for one in store.meta_under(_TOKEN).values()]
+    return sorted(found, key=lambda one: (one.user, one.created_at))
+
+
+def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> list[Token]:
+    """Revoke the tokens of a user, or the one with this id; return those that were valid.
+
+    Raises:
+        NotFoundError: there is no such user or token.
+    """
+    at = now or datetime.now(UTC)
+    named = {
+        key: token
+        for key, token in ((key, _read(one)) for key, one in store.meta_under(_TOKEN).items())
+        if name in (token.user, token.id)
+    }
+    if not named:
+        raise NotFoundError(f"there is no user or token {name!r}; `rayjobs user ls` lists them")
+    ended = []
+    for key, token in named.items():
+        if token.revoked_at is None:
+            revoked = replace(token, revoked_at=at)
+            store.set_meta(key, _text(revoked))
+            _audit(store, "revoke", revoked, by=by, at=at)
+            ended.append(revoked)
+    return ended
+
+
+def audit(store: Store) -> list[Mapping[str, Any]]:
+    """Return every change of the users, oldest first."""
+    found = store.meta_under(_AUDIT)
+    return [json.loads(found[key]) for key in sorted(found)]
+
+
+def _audit(store: Store, what: str, token: Token, *, by: str, at: datetime) -> None:
+    row = {
+        "at": to_text(at),
+        "by": by,
+        "change": what,
+        "user": token.user,
+        "role": token.role.name.lower(),
+        "token": token.id,
+    }
+    store.set_meta(f"{_AUDIT}{to_text(at)}:{random_name(4)}", json.dumps(row))
+
+
+def _key(text: str) -> str:
+    return _TOKEN + hashlib.sha256(text.encode(errors="replace")).hexdigest()
+
+
+def _text(token: Token) -> str:
+    values = asdict(token)
+    for name in ("created_at", "expires_at", "revoked_at"):
+        values[name] = None if values[name] is None else to_text(values[name])
+    return json.dumps({**values, "role": token.role.name.lower()})
+
+
+def _read(text: str) -> Token:
+    values = json.loads(text)
+    for name in ("created_at", "expires_at", "revoked_at"):
+        values[name] = None if values[name] is None else from_text(values[name])
+    return Token(**{**values, "role": Role[values["role"].upper()]})

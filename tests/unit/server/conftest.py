@@ -1,0 +1,73 @@
+"""A server of a workspace in this process, and clients of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from rayjobs.protocol.http_workspace import open_server
+from rayjobs.server.app import make_app
+from rayjobs.workspace import users
+from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from rayjobs.workspace.users import Role
+
+
+@dataclass
+class Served:
+    """A workspace and its server."""
+
+    workspace: OpenWorkspace
+    port: int
+    opened: list[Connection] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def connection(self, user: str = "ada", role: Role = Role.SUBMITTER) -> Connection:
+        _, text = users.add(self.workspace.store, user, role, by="root")
+        self.opened.append(made := Connection(Login(self.address, text)))
+        return made
+
+    def client(self, user: str = "ada", role: Role = Role.SUBMITTER) -> OpenWorkspace:
+        return open_server(self.connection(user, role))
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Served]]:
+    monkeypatch.setenv("RAYJOBS_HOME", str(tmp_path / "home"))
+    ended: list[tuple[uvicorn.Server, threading.Thread, Served]] = []
+
+    def start() -> Served:
+        workspace = open_workspace(tmp_path / "workspace", create=True)
+        server = uvicorn.Server(
+            uvicorn.Config(make_app(workspace), host="127.0.0.1", port=0, log_level="warning")
+        )
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.01)
+        made = Served(workspace, server.servers[0].sockets[0].getsockname()[1])
+        ended.append((server, thread, made))
+        return made
+
+    yield start
+    for server, thread, made in ended:
+        for connection in made.opened:
+            connection.close()
+        server.should_exit = True
+        thread.join()
+        made.workspace.close()
+
+
+@pytest.fixture
+def served(serve: Callable[[], Served]) -> Served:
+    return serve()
