@@ -57,6 +57,8 @@ OPTIONS: Mapping[str, str] = {
     "--token-file": FILE,
     "--untag": "tag names",
     "--workspace": FOLDER,
+    "--tls-cert": FILE,
+    "--tls-key": FILE,
 }
 # The values of a command's arguments, unless their type knows them.
 ARGUMENTS: Mapping[str, str] = {

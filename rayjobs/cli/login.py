@@ -11,7 +11,13 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings, json_option, talk_options
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Examples:
+  rayjobs login https://head.example.org:8400
+  rayjobs login http://127.0.0.1:8400 < token
+"""
+)
 @click.argument("address", metavar="URL")
 @talk_options
 @click.pass_obj
@@ -32,7 +38,12 @@ def login(settings: Settings, address: str) -> None:
     settings.note(f"logged in at {chosen.address} as {facts['user']} ({facts['role']})")
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Examples:
+  rayjobs logout
+"""
+)
 @talk_options
 @click.pass_obj
 def logout(settings: Settings) -> None:
@@ -43,7 +54,12 @@ def logout(settings: Settings) -> None:
     settings.note("logged out" if had else "there was no login")
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Examples:
+  rayjobs whoami
+"""
+)
 @json_option
 @talk_options
 @click.pass_obj

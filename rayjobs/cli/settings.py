@@ -44,7 +44,7 @@ class Settings:
         from rayjobs.workspace.folder import locate, open_workspace
 
         if (server := connection.active()) is not None:
-            from rayjobs.protocol.http_workspace import open_server
+            from rayjobs.remote.workspace import open_server
 
             return open_server(server)
         opened = open_workspace(locate(self.workspace), create=create)

@@ -14,7 +14,31 @@ if TYPE_CHECKING:
     from rayjobs.workspace.users import Token
 
 
-@click.group(cls=CommandList)
+EPILOG = """\b
+Examples:
+  rayjobs user add ada
+  rayjobs user add eve --role viewer --days 7
+  rayjobs user ls
+  rayjobs user revoke ada
+"""
+ADD_EPILOG = """\b
+Examples:
+  rayjobs user add ada
+  rayjobs user add eve --role viewer --days 7
+"""
+LS_EPILOG = """\b
+Examples:
+  rayjobs user ls
+  rayjobs user ls --audit
+"""
+REVOKE_EPILOG = """\b
+Examples:
+  rayjobs user revoke ada
+  rayjobs user revoke 1f3c88aa9c2e4d10
+"""
+
+
+@click.group(cls=CommandList, epilog=EPILOG)
 def user() -> None:
     """Add, list and revoke users of a served workspace."""
     from rayjobs.workspace import connection
@@ -22,13 +46,13 @@ def user() -> None:
     connection.refuse("`rayjobs user`")
 
 
-@user.command()
-@click.argument("name")
+@user.command(epilog=ADD_EPILOG)
+@click.argument("name", metavar="USER")
 @click.option(
     "--role",
     default="submitter",
     show_default=True,
-    metavar="ROLE",
+    type=click.Choice(["viewer", "submitter", "admin"]),
     help="viewer reads, submitter also submits, admin also changes what is others'.",
 )
 @click.option("--days", default=90.0, show_default=True, help="How long the token is valid.")
@@ -53,7 +77,7 @@ def add(settings: Settings, name: str, role: str, days: float) -> None:
     )
 
 
-@user.command("ls")
+@user.command("ls", epilog=LS_EPILOG)
 @click.option("--audit", is_flag=True, help="List every change of the users.")
 @json_option
 @common_options
@@ -79,7 +103,7 @@ def ls(settings: Settings, audit: bool) -> None:
         click.echo(f"{token.id}  {token.user:<20}  {token.role.name.lower():<9}  {state}")
 
 
-@user.command()
+@user.command(epilog=REVOKE_EPILOG)
 @click.argument("name", metavar="USER|TOKEN")
 @common_options
 @click.pass_obj

@@ -18,9 +18,9 @@ from starlette.routing import Route
 from rayjobs.core.errors import RayjobsError, SpecError, UsageError
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.jobs.records import Job
-from rayjobs.protocol import operations
-from rayjobs.protocol.operations import OPERATIONS, Operation
 from rayjobs.protocol.values import ValueFormError, decode, encode
+from rayjobs.remote import operations
+from rayjobs.remote.operations import OPERATIONS, Operation
 from rayjobs.server import arguments, jobs, openapi, targets, uploads
 from rayjobs.server.access import Caller, Guard, Refusal
 from rayjobs.server.bodies import body_of

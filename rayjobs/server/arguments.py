@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rayjobs.core.failures import Failure
 from rayjobs.datastore.catalogue import Catalogue
-from rayjobs.protocol import operations
+from rayjobs.remote import operations
 from rayjobs.spec.model import JobSpec
 
 # Names that modules import for type checkers alone.
@@ -54,7 +54,8 @@ def problem(hint: Any, value: object) -> str:
 
 
 def _of_fields(value: Any) -> str:
-    kinds = _fields_of(type(value))
+    kind: type = type(value)
+    kinds = _fields_of(kind)
     for field in dataclasses.fields(value):
         if found := problem(kinds[field.name], getattr(value, field.name)):
             return f"{field.name}: {found}"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rayjobs.core.version import __version__
-from rayjobs.protocol import operations
-from rayjobs.protocol.operations import OPERATIONS, Operation
+from rayjobs.remote import operations
+from rayjobs.remote.operations import OPERATIONS, Operation
 from rayjobs.workspace.users import Role
 
 _ERRORS = {

@@ -36,6 +36,7 @@ FREE = {
     *("--every", "--at", "--on", "--start", "--time-zone", "--path-parameter", "--epochs"),
     *("--batch-size", "--warmup-epochs", "--learning-rate", "--random-seed", "--patience"),
     "--print-frequency",
+    *("--host", "--port", "--days"),
 }
 FREE_ARGUMENTS = {
     *("submit extra", "verify-resume extra", "rerun extra", "datastore add name"),
@@ -43,6 +44,7 @@ FREE_ARGUMENTS = {
     *("azureml map mappings", "env build environment", "env diff one", "env diff other"),
     *("env export environment", "env lock environment", "env show environment"),
     *("env vendor environment", "env vendor folder", "db move url", "pipeline run extra"),
+    *("user add name", "user revoke name", "login address"),
     "images convert folder",
 }
 

@@ -57,7 +57,7 @@ def test_bash_takes_the_script(terminal: Terminal) -> None:
 
 @pytest.mark.long
 def test_commands_and_options_are_offered() -> None:
-    assert completed("rayjobs l") == ["ls", "logs"]
+    assert completed("rayjobs l") == ["ls", "logs", "login", "logout"]
     assert "--max-duration" in completed("rayjobs submit --max")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from rayjobs.protocol.http_workspace import open_server
+from rayjobs.remote.workspace import open_server
 from rayjobs.server.app import make_app
 from rayjobs.workspace import users
 from rayjobs.workspace.connection import Connection, Login

@@ -15,8 +15,8 @@ from rayjobs.core import paths
 from rayjobs.core.errors import NotFoundError, RayjobsError, StoreError, UsageError
 from rayjobs.core.files import replacing
 from rayjobs.core.ids import token
-from rayjobs.protocol import operations
 from rayjobs.protocol.values import decode, encode
+from rayjobs.remote import operations
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import Blob, open_source
 from rayjobs.workspace.connection import Connection, upload

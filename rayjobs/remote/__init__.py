@@ -1,0 +1,1 @@
+"""The HTTP API: its operations, and a workspace behind a server."""
