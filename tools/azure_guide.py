@@ -46,7 +46,9 @@ each submit:
 
 1. a target of that name (`rayjobs target create gpu-cluster …`),
 2. the workspace's mapping (`rayjobs azureml map gpu-cluster=big`),
-3. `local`, this machine. A line says so.
+3. `local`, this machine. A line says so. A name that is close to a known one is taken for a typing
+   mistake and refused; `rayjobs azureml map NAME=local` accepts it. Names that differ in `cpu` and
+   `gpu`, or in a number, are those of different clusters.
 
 A process gets its share of the machine's CPUs and GPUs, by the size's name (`STANDARD_NC6`: 6
 CPUs, 1 GPU), at most those of the target's largest node. Where the target has no GPU, a job that
