@@ -98,7 +98,7 @@ class HttpStore(HttpPart):
     def _submit(self, method: str, new: Any) -> Any:
         """Submit with a key, so that a request whose answer was lost can be repeated."""
         has_key = new.idempotency_key is not None
-        if not has_key:
+        if new.idempotency_key is None:
             new = replace(new, idempotency_key=f"client-{token()}")
         made, created = _call(self._server, operations.BY_METHOD[method], (new,), {})
         return made, created or not has_key
