@@ -28,7 +28,8 @@ ANSWER_S = 120.0
 TRIES = 8
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-_BUSY = (429, 502, 503, 504)  # the server, or a proxy before it, asks for another try
+_BUSY = (429, 503)  # the server did nothing, and asks for another try
+_LOST = (502, 504)  # a proxy before it lost the answer
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,8 @@ class Connection:
         text = answer.read()
         if answer.status in _BUSY:
             raise _BusyError(f"it answered {answer.status} {answer.reason}")
+        if answer.status in _LOST:
+            raise http.client.HTTPException(f"it answered {answer.status} {answer.reason}")
         raise error_of(answer.status, text, self.address)
 
     def lines(self, path: str, *, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
