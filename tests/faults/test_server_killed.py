@@ -123,7 +123,8 @@ def test_a_submit_whose_answer_was_lost_is_one_job(
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole, lost = Connection._exchange, []
+    whole = Connection._exchange
+    lost: list[str] = []
 
     def killed_after(self: Connection, connection: Any, verb: str, path: str, *more: Any) -> Any:
         answer = whole(self, connection, verb, path, *more)
