@@ -48,6 +48,9 @@ def secret() -> None:
     passes on those that your shell exports; set the others here. Jobs that start later use the new
     value; the target is not restarted.
     """
+    from rayjobs.workspace import connection
+
+    connection.refuse("`rayjobs target secret`")
 
 
 def _secrets(target_name: str | None) -> TargetSecrets:

@@ -41,9 +41,6 @@ Examples:
 @click.group(cls=CommandList, epilog=EPILOG)
 def user() -> None:
     """Add, list and revoke users of a served workspace."""
-    from rayjobs.workspace import connection
-
-    connection.refuse("`rayjobs user`")
 
 
 @user.command(epilog=ADD_EPILOG)
@@ -61,8 +58,9 @@ def user() -> None:
 @click.pass_obj
 def add(settings: Settings, name: str, role: str, days: float) -> None:
     """Make a token for a user, and print it. It is shown only this once."""
-    from rayjobs.workspace import users
+    from rayjobs.workspace import connection, users
 
+    connection.refuse("`rayjobs user`")
     with settings.open(create=True) as workspace:
         made, text = users.add(
             workspace.store, name, users.role_of(role), by=user_name(), days=days
@@ -84,8 +82,9 @@ def add(settings: Settings, name: str, role: str, days: float) -> None:
 @click.pass_obj
 def ls(settings: Settings, audit: bool) -> None:
     """List users and their tokens."""
-    from rayjobs.workspace import users
+    from rayjobs.workspace import connection, users
 
+    connection.refuse("`rayjobs user`")
     with settings.open() as workspace:
         if audit:
             changes = users.audit(workspace.store)
@@ -110,8 +109,9 @@ def ls(settings: Settings, audit: bool) -> None:
 def revoke(settings: Settings, name: str) -> None:
     """Revoke all tokens of a user, or the one with this id; servers refuse it within a second."""
     from rayjobs.core.text import counted
-    from rayjobs.workspace import users
+    from rayjobs.workspace import connection, users
 
+    connection.refuse("`rayjobs user`")
     with settings.open() as workspace:
         ended = users.revoke(workspace.store, name, by=user_name())
     settings.note(f"revoked {counted(len(ended), 'token')}")
