@@ -185,15 +185,11 @@ class HttpBlobs:
         size, offset = self.size(key), 0
         while offset < size:
             end = min(size, offset + UPLOAD_BYTES) - 1
-            answer = self._server.send(
+            data = self._server.whole(
                 "GET", f"/v1/blobs/{key}", headers={"Range": f"bytes={offset}-{end}"}
             )
-            try:
-                data = answer.read()
-            except OSError:
-                data = b""
             if not data:
-                self._server.close()
+                raise StoreError(f"{key} has {size} bytes, and the server sends only {offset}")
             offset += len(data)
             yield data
 

@@ -11,10 +11,10 @@ import os
 import random
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from rayjobs.core import errors, paths
@@ -30,6 +30,7 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 _BUSY = (429, 503)  # the server did nothing, and asks for another try
 _LOST = (502, 504)  # a proxy before it lost the answer
+_Taken = TypeVar("_Taken")
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,28 @@ class Connection:
             UnreachableError: the server cannot be reached.
         """
         data = None if body is None else json.dumps(body).encode()
-        answer = self.send(verb, path, query=query, data=data, repeats=repeats)
-        return json.loads(answer.read() or b"null")
+        text = self._send(_whole, verb, path, query=query, data=data, repeats=repeats)
+        return json.loads(text or b"null")
 
     def send(
+        self, verb: str, path: str, *, query: Mapping[str, str] | None = None, **more: Any
+    ) -> http.client.HTTPResponse:
+        """Return the answer to a request, with its body unread; see `json`.
+
+        Only the answer's beginning is tried again: who reads the body sees a connection that is
+        lost meanwhile.
+        """
+        return self._send(_unread, verb, path, query=query, **more)
+
+    def whole(
+        self, verb: str, path: str, *, query: Mapping[str, str] | None = None, **more: Any
+    ) -> bytes:
+        """Return the body of the answer to a request; see `json`."""
+        return self._send(_whole, verb, path, query=query, **more)
+
+    def _send(
         self,
+        take: Callable[[http.client.HTTPResponse], _Taken],
         verb: str,
         path: str,
         *,
@@ -139,8 +157,7 @@ class Connection:
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         repeats: bool | None = None,
-    ) -> http.client.HTTPResponse:
-        """Return the answer to a request, with its body unread; see `json`."""
+    ) -> _Taken:
         may_repeat = verb in ("GET", "HEAD", "PUT", "DELETE") if repeats is None else repeats
         pause_s, failure = FIRST_PAUSE_S, ""
         for attempt in range(TRIES):
@@ -153,7 +170,7 @@ class Connection:
                     self.close()  # a server may have closed a connection that was idle
                 connection = self._connected()
                 was_sent = True
-                return self._exchange(connection, verb, path, query, data, headers)
+                return take(self._exchange(connection, verb, path, query, data, headers))
             except _BusyError as busy:
                 self.close()
                 failure = str(busy)
@@ -229,6 +246,14 @@ class Connection:
                 yield json.loads(line)
         finally:
             self.close()
+
+
+def _whole(answer: http.client.HTTPResponse) -> bytes:
+    return answer.read()
+
+
+def _unread(answer: http.client.HTTPResponse) -> http.client.HTTPResponse:
+    return answer
 
 
 class _BusyError(Exception):
@@ -325,13 +350,13 @@ def upload(server: Connection, stream: BinaryIO, size: int, *, name: str, chunk:
         # An offset makes it safe to repeat: bytes that are there are not written twice.
         offset = int(
             json.loads(
-                server.send(
+                server.whole(
                     "PATCH",
                     f"/v1/uploads/{name}",
                     query={"offset": str(offset)},
                     data=data,
                     headers={"Content-Type": "application/octet-stream"},
                     repeats=True,
-                ).read()
+                )
             )
         )

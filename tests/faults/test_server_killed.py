@@ -117,6 +117,32 @@ def test_an_upload_continues_on_the_next_server(
     assert [one.digest for one in done] == [f"sha256:{hashlib.sha256(data).hexdigest()}"]
 
 
+def test_an_answer_that_breaks_off_is_asked_for_again(
+    client: OpenWorkspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is killed between the head of an answer and its body."""
+    whole = http.client.HTTPResponse.read
+    lost: list[str] = []
+
+    def cut(self: http.client.HTTPResponse, *amount: Any) -> bytes:
+        if len(lost) < 2:
+            lost.append("an answer")
+            raise http.client.IncompleteRead(b"", 6)
+        return whole(self, *amount)
+
+    data = os.urandom(100_000)
+    (tmp_path / "data").write_bytes(data)
+    with monkeypatch.context() as broken:
+        broken.setattr(http.client.HTTPResponse, "read", cut)
+        blob = client.blobs.add_file(tmp_path / "data")
+    lost.clear()
+    with monkeypatch.context() as broken:
+        broken.setattr(http.client.HTTPResponse, "read", cut)
+        client.blobs.get_to(blob.key, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == data
+    assert len(lost) == 2
+
+
 def test_a_submit_whose_answer_was_lost_is_one_job(
     client: OpenWorkspace,
     workspace: OpenWorkspace,

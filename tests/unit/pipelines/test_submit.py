@@ -129,7 +129,7 @@ def test_what_changed_runs_again_with_all_that_reads_it(played: Played) -> None:
     assert reused(run) == ["prep"]
     train = first.steps[1].job_id
     assert decisions(run)["train"] == f"runs: differs from {train} in arguments"
-    assert "reads what 'train' makes in this run" in decisions(run)["test"]
+    assert "reads new output of 'train' in this run" in decisions(run)["test"]
     # A job of this run reads the output of the one that is reused.
     source = run.steps[1].spec.inputs["data"].source
     assert source == f"output:{first.steps[0].job_id}/clean"
@@ -296,7 +296,7 @@ def test_reuse_can_be_switched_off(played: Played) -> None:
     assert reused(played.submit(regenerate=True)) == []
     run = played.submit(played.spec(steps=steps(prep={"reuse": False})))
     assert decisions(run)["prep"] == "runs: reuse is off for this step"
-    assert "reads what 'prep' makes" in decisions(run)["train"]
+    assert "reads new output of 'prep'" in decisions(run)["train"]
 
 
 @pytest.mark.long
