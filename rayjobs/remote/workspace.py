@@ -170,10 +170,15 @@ class HttpBlobs:
         return found
 
     def _upload(self, path: str | Path, key: str | None, digest: str | None) -> Blob:
+        from rayjobs.datastore.digests import digest_of_stream
+
         name = token(16)
         try:
             with open_source(path) as stream:
                 size = os.fstat(stream.fileno()).st_size
+                if key is None and digest is None:
+                    # The server knows by it that it has done a request whose answer was lost.
+                    digest = digest_of_stream(stream)
                 upload(self._server, stream, size, name=name, chunk=UPLOAD_BYTES)
         except OSError as error:
             raise StoreError(f"{path} cannot be sent: {error}") from error

@@ -16,7 +16,7 @@ from rayjobs.core.errors import StorageFullError, StoreError, UsageError
 from rayjobs.protocol.values import encode
 from rayjobs.server.access import Caller, Refusal
 from rayjobs.server.bodies import body_of
-from rayjobs.workspace.blobs import Blob
+from rayjobs.workspace.blobs import Blob, blob_key
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
@@ -25,6 +25,7 @@ MOST_PIECE = 8 << 20
 MOST_FILE = 64 << 30
 ABANDONED_S = 86_400.0
 _NAME = re.compile(r"[0-9a-f]{32}\Z")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SNAPSHOT = re.compile(r"snapshots/sha256/[0-9a-f]{2}/[0-9a-f]{64}\.tar\.zst\Z")
 
 
@@ -103,8 +104,9 @@ def _keep(
 ) -> Blob:
     # Repeated after a lost answer, the upload is gone and its bytes are there.
     if not path.exists():
-        if key is not None and workspace.blobs.exists(key):
-            return Blob(key, workspace.blobs.size(key), digest or "")
+        known = key or (blob_key(digest) if digest and _DIGEST.fullmatch(digest) else None)
+        if known is not None and workspace.blobs.exists(known):
+            return Blob(known, workspace.blobs.size(known), digest or "")
         raise StoreError("there is no such upload; send the file again")
     if path.stat().st_size != size:
         raise StoreError(f"the upload has {path.stat().st_size} bytes instead of {size}")
