@@ -247,7 +247,10 @@ def test_no_job_changes_what_it_reads_and_what_others_change_is_named(
     refused = "Read-only file system"
     copied = jobs.wait(submit("dataset:digits:1", "download", "ends"), JobState.FAILED)
     assert jobs.log(copied).decode().splitlines()[:2] == ["wrote digits", refused]
-    assert copied.failure is not None and "files of input 'digits' are read-only" in copied.failure.message
+    assert (
+        copied.failure is not None
+        and "files of input 'digits' are read-only" in copied.failure.message
+    )
     linked = jobs.wait(submit("dataset:digits:1", "mount", "goes on"), JobState.COMPLETED)
     assert jobs.log(linked).decode().splitlines() == [refused, refused]
     assert stored.read_text() == "train/a.txt"
