@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, cast
 
 from rayjobs.core.errors import RayjobsError, StoreError
-from rayjobs.core.files import replacing
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.protocol.names import CHUNK_BYTES
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import Blob, open_source
+from rayjobs.workspace.fetched_blobs import FetchedBlobs
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.s3_address import S3Address
 from rayjobs.workspace.s3_blobs import S3Blobs
@@ -134,7 +133,7 @@ class RemoteStore(RemotePart):
         """Leave the target's own store open."""
 
 
-class RemoteBlobs:
+class RemoteBlobs(FetchedBlobs):
     """A `BlobStore` over Ray: transfers files in pieces, and completes each or stores nothing."""
 
     def __init__(self, ask: Ask, path: str, address: S3Address | None = None) -> None:
@@ -205,40 +204,6 @@ class RemoteBlobs:
         while data := self._ask("read", self._path, key, offset):
             offset += len(data)
             yield data
-
-    def _fetch(self, key: str, stream: IO[bytes]) -> Blob:
-        size, digest = 0, hashlib.sha256()
-        for data in self._pieces(key):
-            stream.write(data)
-            size += len(data)
-            digest.update(data)
-        return Blob(key, size, f"sha256:{digest.hexdigest()}")
-
-    def open(self, key: str) -> BinaryIO:
-        """See `BlobStore.open`: a copy in a file that disappears when it is closed."""
-        stream = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-        try:
-            self._fetch(key, stream)
-        except OSError as error:
-            stream.close()
-            raise StoreError(f"{key} cannot be fetched: {error.strerror}") from error
-        except BaseException:
-            stream.close()
-            raise
-        stream.seek(0)
-        return cast(BinaryIO, stream)
-
-    def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
-        """See `BlobStore.get_to`."""
-        try:
-            with replacing(path) as draft:
-                with open(draft, "wb") as stream:
-                    blob = self._fetch(key, stream)
-                if digest is not None and blob.digest != digest:
-                    raise StoreError(f"{key} is damaged: it has {blob.digest}, not {digest}")
-        except OSError as error:
-            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
-        return blob
 
     def exists(self, key: str) -> bool:
         """See `BlobStore.exists`."""

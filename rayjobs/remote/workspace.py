@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, cast
 
 from rayjobs.core import paths
 from rayjobs.core.errors import NotFoundError, RayjobsError, StoreError, UsageError
-from rayjobs.core.files import replacing
 from rayjobs.core.ids import token
 from rayjobs.protocol.values import decode, encode
 from rayjobs.remote import operations
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import Blob, open_source
 from rayjobs.workspace.connection import Connection, upload
+from rayjobs.workspace.fetched_blobs import FetchedBlobs
 from rayjobs.workspace.folder import OpenWorkspace
 
 UPLOAD_BYTES = 4 << 20
@@ -138,7 +137,7 @@ def _listed(value: Any) -> Any:
     return list(value) if hasattr(value, "__next__") else value
 
 
-class HttpBlobs:
+class HttpBlobs(FetchedBlobs):
     """A `BlobStore` behind a server: files travel in pieces, and go on after a lost connection."""
 
     def __init__(self, server: Connection) -> None:
@@ -197,37 +196,6 @@ class HttpBlobs:
                 raise StoreError(f"{key} has {size} bytes, and the server sends only {offset}")
             offset += len(data)
             yield data
-
-    def _fetch(self, key: str, stream: IO[bytes]) -> Blob:
-        size, digest = 0, hashlib.sha256()
-        for data in self._pieces(key):
-            stream.write(data)
-            size += len(data)
-            digest.update(data)
-        return Blob(key, size, f"sha256:{digest.hexdigest()}")
-
-    def open(self, key: str) -> BinaryIO:
-        """See `BlobStore.open`: a copy in a file that disappears when it is closed."""
-        stream = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-        try:
-            self._fetch(key, stream)
-        except BaseException:
-            stream.close()
-            raise
-        stream.seek(0)
-        return cast(BinaryIO, stream)
-
-    def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
-        """See `BlobStore.get_to`."""
-        try:
-            with replacing(path) as draft:
-                with open(draft, "wb") as stream:
-                    blob = self._fetch(key, stream)
-                if digest is not None and blob.digest != digest:
-                    raise StoreError(f"{key} is damaged: it has {blob.digest}, not {digest}")
-        except OSError as error:
-            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
-        return blob
 
     def exists(self, key: str) -> bool:
         """See `BlobStore.exists`."""

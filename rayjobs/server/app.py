@@ -75,17 +75,17 @@ def _route(guard: Guard, verb: str, path: str, role: Role, handler: Handler) -> 
         except (ValueFormError, json.JSONDecodeError, UnicodeDecodeError) as error:
             return _error(400, "UsageError", f"the request cannot be read: {error}")
         except (RayjobsError, DatastoreError) as error:
-            return _said(error)
+            return _refused(error)
 
     return Route(path, endpoint, methods=[verb])
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:
-    told = cast(HTTPException, error)
-    return _error(told.status_code, "NotFoundError", f"there is no such route: {told.detail}")
+    known = cast(HTTPException, error)
+    return _error(known.status_code, "NotFoundError", f"there is no such route: {known.detail}")
 
 
-def _said(error: Exception) -> Response:
+def _refused(error: Exception) -> Response:
     more: dict[str, Any] = {}
     if isinstance(error, SpecError):
         more["problems"] = [vars(one) for one in error.problems]

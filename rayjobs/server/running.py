@@ -27,7 +27,7 @@ def serve(workspace: OpenWorkspace, listening: Listening) -> None:
     """Serve a workspace until the process is asked to end.
 
     Raises:
-        UsageError: uvicorn is not installed, or one of the two TLS files is missing.
+        UsageError: uvicorn is not installed, or a TLS file is not given or cannot be read.
     """
     try:
         import uvicorn
@@ -39,6 +39,11 @@ def serve(workspace: OpenWorkspace, listening: Listening) -> None:
         ) from error
     if (listening.certificate is None) != (listening.key is None):
         raise UsageError("give both --tls-cert and --tls-key")
+    for option, path in (("--tls-cert", listening.certificate), ("--tls-key", listening.key)):
+        if path is not None and not os.access(path, os.R_OK):
+            raise UsageError(
+                f"{option} {path} cannot be read: name a PEM file that this user reads"
+            )
     # What the server starts must not take this machine's own login for its workspace.
     connection.allow(False)
     for name in (connection.ADDRESS, connection.TOKEN):

@@ -263,8 +263,8 @@ class _BusyError(Exception):
 def error_of(status: int, body: bytes, address: str) -> Exception:
     """Return the error that a server's answer stands for."""
     try:
-        told = json.loads(body)["error"]
-        kind, message = str(told["kind"]), str(told["message"])
+        sent = json.loads(body)["error"]
+        kind, message = str(sent["kind"]), str(sent["message"])
     except (ValueError, KeyError, TypeError):
         if status == 404:
             return NotFoundError(f"{address} is not a server of rayjobs of this version")
@@ -272,10 +272,10 @@ def error_of(status: int, body: bytes, address: str) -> Exception:
     found = getattr(errors, kind, None)
     if found is errors.SpecError:
         return errors.SpecError(
-            message, problems=[errors.Problem(**one) for one in told.get("problems", ())]
+            message, problems=[errors.Problem(**one) for one in sent.get("problems", ())]
         )
     if isinstance(found, type) and issubclass(found, RayjobsError):
-        values = {"matches": tuple(told["matches"])} if "matches" in told else {}
+        values = {"matches": tuple(sent["matches"])} if "matches" in sent else {}
         return found(message, **values)
     from rayjobs.datastore import errors as data_errors
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rayjobs.cli.main import run
 from rayjobs.workspace.shared import create_in
-from tests.storage.postgres import Postgres
+from tests.storage.postgres import Postgres, server
 from tests.support.local_target import LocalTarget
 
+__all__ = ["server"]
 pytestmark = pytest.mark.ray
 
 SCRIPT = """
@@ -26,13 +26,6 @@ Path("outputs").mkdir(exist_ok=True)
 Path("outputs/model.txt").write_text("weights")
 print("trained")
 """
-
-
-@pytest.fixture
-def server() -> Iterator[Postgres]:
-    made = Postgres()
-    yield made
-    made.close()
 
 
 def test_a_job_runs_with_its_records_in_postgres(

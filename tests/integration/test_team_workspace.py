@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rayjobs.cli.main import run
-from rayjobs.datastore.credentials import AWS_KEYS
-from rayjobs.target.secrets import TargetSecrets
 from rayjobs.workspace import shared
-from tests.storage.blobs import address_in, given_keys
-from tests.storage.postgres import Postgres
+from tests.storage.blobs import address_in, given_keys, target
+from tests.storage.postgres import Postgres, server
 from tests.storage.server import S3Server, s3_server
 from tests.support.local_target import LocalTarget
 from tests.support.machines_apart import OtherMachine, needs_mounts
 
-__all__ = ["given_keys", "s3_server"]
+__all__ = ["given_keys", "s3_server", "server", "target"]
 
 pytestmark = pytest.mark.ray
 
@@ -41,21 +38,6 @@ Path("outputs/model.txt").write_text("weights")
 Path("outputs/big.bin").write_bytes(bytes(range(256)) * 80_000)
 print("trained")
 """
-
-
-@pytest.fixture
-def server() -> Iterator[Postgres]:
-    made = Postgres()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def target(local_target: LocalTarget) -> Iterator[LocalTarget]:
-    """The running target; what this test gave to it is taken away."""
-    yield local_target
-    for name in AWS_KEYS:
-        TargetSecrets("local", home=local_target.home).remove(name)
 
 
 @pytest.fixture

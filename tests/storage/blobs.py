@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rayjobs.datastore.credentials import AWS_KEYS
+from rayjobs.target.secrets import TargetSecrets
 from rayjobs.workspace.s3_address import S3Address
 from rayjobs.workspace.s3_blobs import S3Blobs
 from tests.storage.server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
+from tests.support.local_target import LocalTarget
 
 
 @pytest.fixture
@@ -27,3 +31,11 @@ def address_in(server: S3Server, *, endpoint: str | None = None) -> S3Address:
 def blobs_in(server: S3Server, scratch: Path, *, touch_s: float = 0.0) -> S3Blobs:
     """Return blobs below a new prefix."""
     return S3Blobs(address_in(server), scratch, touch_s=touch_s)
+
+
+@pytest.fixture
+def target(local_target: LocalTarget) -> Iterator[LocalTarget]:
+    """The running target; the keys that a test gave it are taken away."""
+    yield local_target
+    for name in AWS_KEYS:
+        TargetSecrets("local", home=local_target.home).remove(name)

@@ -12,7 +12,10 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 STARTING_S = 60.0
 USER = "ada"
@@ -140,3 +143,11 @@ def _free_port() -> int:
 
 def _environment() -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+
+
+@pytest.fixture
+def server() -> Iterator[Postgres]:
+    """A server of this test's own, which it may kill."""
+    made = Postgres()
+    yield made
+    made.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import NotFoundError, RayjobsError, SpecError, StoreError, UsageError
+from rayjobs.server.running import Listening, serve
 from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter, NewJob
@@ -133,3 +134,8 @@ def test_lists_and_names_are_those_of_the_store(served: Served) -> None:
     with pytest.raises(NotFoundError, match="no job"):
         client.store.find("absent")
     assert client.catalogue.datastores() == served.workspace.catalogue.datastores()
+
+
+def test_a_certificate_that_cannot_be_read_is_named(served: Served) -> None:
+    with pytest.raises(UsageError, match="--tls-cert /nothing cannot be read: name a PEM file"):
+        serve(served.workspace, Listening(certificate="/nothing", key="/nothing"))
