@@ -6,16 +6,19 @@ import hashlib
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rayjobs.injob.identity import stat_of
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import Allocation, Attempt, Event, Job, ModelVersion
 from rayjobs.resume import checkpoints
 from rayjobs.workspace.folder import OpenWorkspace
 
 LOG_NAME = "azureml-logs/70_driver_log"
+_HOST_EXITS_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def collect(workspace: OpenWorkspace, *, target: str = "local", logs: bool = Tru
         keys=_keys(workspace.path / "store.db"),
     )
     hosts = [host for all_ in found.attempts.values() for one in all_ for host in one.hosts]
-    found.alive = living({host.marker for host in hosts})
+    found.alive = _living_without_leaving_hosts(hosts)
     found.left = {host.marker: _left(Path(host.root)) for host in hosts}
     digests: dict[str, str] = {}
     found.digests = digests
@@ -155,6 +158,20 @@ def _keys(database: Path) -> dict[str, list[str]]:
     finally:
         connection.close()
     return found
+
+
+def _living_without_leaving_hosts(hosts: list[HostRecord]) -> dict[str, list[int]]:
+    """Return what lives, once each host that is alone has had time to exit.
+
+    A host answers before it exits, so it carries the marker for an instant after its job has ended.
+    """
+    deadline_s = time.monotonic() + _HOST_EXITS_S
+    while True:
+        alive = living({host.marker for host in hosts})
+        leaving = [one for one in hosts if alive.get(one.marker) == [one.pid]]
+        if not leaving or len(leaving) < len(alive) or time.monotonic() > deadline_s:
+            return alive
+        time.sleep(0.05)
 
 
 def living(markers: set[str]) -> dict[str, list[int]]:

@@ -205,7 +205,7 @@ def test_what_cannot_be_fetched_leaves_no_folder(tmp_path: Path, index: list[str
     with pytest.raises(PrepareError, match="not-there"):
         vendor(Packages(pip=(*index, "not-there")), tmp_path / "offline")
     by_program = Packages(conda=("a",), channels=("file:///a",), conda_command="micromamba")
-    with pytest.raises(UsageError, match="what micromamba installs cannot be put"):
+    with pytest.raises(UsageError, match="packages of micromamba cannot be put"):
         vendor(by_program, tmp_path / "offline")
     assert not (tmp_path / "offline").exists()
     assert not list(tmp_path.glob(".vendor-*"))

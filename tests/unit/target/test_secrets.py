@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from rayjobs.cli.main import main
 from rayjobs.core.errors import PrepareError, StoreError, UsageError
 from rayjobs.datastore import credentials
+from rayjobs.datastore.backends import s3_settings
 from rayjobs.datastore.backends.s3_settings import S3Settings
 from rayjobs.datastore.errors import AccessDenied
 from rayjobs.node.hosts import read_secrets
@@ -33,6 +34,7 @@ def secrets(tmp_path: Path) -> TargetSecrets:
 
 @pytest.fixture(autouse=True)
 def nothing_given() -> Iterator[None]:
+    s3_settings._session.cache_clear()  # it keeps the credentials that another test has found
     yield
     credentials.give({})
 
