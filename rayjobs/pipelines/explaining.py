@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import RayjobsError
 from rayjobs.jobs.records import StepRow
+from rayjobs.pipelines.reuse import PACKAGES, changed_packages
 
 if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
@@ -70,6 +71,8 @@ def explained(workspace: OpenWorkspace, row: StepRow) -> Explained:
     for part in decision.get("differs") or ():
         if earlier is None:
             found.append(Difference(part, (f"{other} was pruned",)))
+        elif part == PACKAGES:
+            found.append(Difference(part, changed_packages(workspace, earlier.job, row.job)))
         elif part == "source":
             found.append(Difference(part, _files(workspace, earlier.job, row.job)))
         else:

@@ -446,7 +446,7 @@ class _Maker:
             sweep = self._sweep(name, definition, spec)
             parts["sweep"] = definition
         decision = self.decisions.of(
-            name, step, parts, outputs=tuple(outputs_of(step)), fresh=fresh
+            name, step, parts, spec=spec, outputs=tuple(outputs_of(step)), fresh=fresh
         )
         spec = spec.model_copy(
             update={

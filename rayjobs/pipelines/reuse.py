@@ -2,7 +2,8 @@
 
 A step's *parts* are all that decides about its results. Two steps with equal parts have equal
 results as far as rayjobs can tell, whatever their run. Inputs count by what names them: a dataset's
-version, a path in a datastore, the job that made an output; their bytes are not read.
+version, a path in a datastore, the job that made an output; their bytes are not read. Packages
+count as they are asked for, and as the newest job that asked for the same has got them.
 
 Source: Azure ML SDK v1, `allow_reuse` of steps.
 """
@@ -17,11 +18,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.core.errors import NotFoundError, StoreError
+from rayjobs.core.paths import ENVIRONMENT_LOCK
 from rayjobs.data import made
 from rayjobs.spec.model import JobSpec
 
 if TYPE_CHECKING:
-    from rayjobs.jobs.records import StepRow
+    from rayjobs.jobs.records import StepRow, StoredFile
     from rayjobs.pipelines.spec import StepSpec
     from rayjobs.workspace.folder import OpenWorkspace
 
@@ -56,6 +59,7 @@ NOT_COUNTED = frozenset(
 )
 # These have parts of their own names.
 _BY_NAME = frozenset({"script", "command", "environment_variables", "inputs", "outputs"})
+PACKAGES = "packages"  # the versions that were installed for `environment`; not a part
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -172,6 +176,7 @@ class Decisions:
     pipeline: str
     regenerate: bool = False
     resumed: Mapping[str, str] = field(default_factory=dict)
+    _newest: dict[str, tuple[str, StoredFile] | None] = field(default_factory=dict)
 
     def of(
         self,
@@ -179,6 +184,7 @@ class Decisions:
         step: StepSpec,
         parts: Mapping[str, Any],
         *,
+        spec: JobSpec,
         outputs: tuple[str, ...],
         fresh: Mapping[str, str],
     ) -> Decision:
@@ -188,6 +194,7 @@ class Decisions:
             name: Of the step.
             step: Its definition.
             parts: What decides about its results.
+            spec: Its job.
             outputs: Names of the outputs that must be as they were.
             fresh: Input → step, of the inputs that a step makes which runs in this run.
         """
@@ -207,11 +214,62 @@ class Decisions:
         for one in () if fresh else store.reusable_steps(key_of(parts)):
             wrong = made.damage(self.workspace, one.job, outputs)
             if wrong is None:
+                if others := self._other_packages(spec, one.job):
+                    reason = f"runs: {one.job} had other packages: {others}"
+                    return Decision(reason, compared_with=one.job, differs=(PACKAGES,))
                 return Decision(f"reused from {one.job}", one.job)
             damaged = damaged or f"{one.job} did the same, but {wrong}"
         if damaged:
             return Decision(f"runs: {damaged}")
         return compared(parts, store.earlier_step(self.pipeline, name), fresh=fresh)
+
+    def _other_packages(self, spec: JobSpec, original: str) -> str:
+        """Return how the lock of an earlier job differs from the newest one of the same packages.
+
+        Versions that an index has offered since are not known before a job is built with them.
+        """
+        if spec.environment is None or isinstance(spec.environment, str):
+            return ""
+        key = spec.model_dump_json(include={"environment", "container"})
+        if key not in self._newest:
+            self._newest[key] = self.workspace.store.newest_lock(spec)
+        newest = self._newest[key]
+        if newest is None or newest[0] == original:
+            return ""
+        changes = changed_packages(self.workspace, original, newest[0])
+        if not changes:
+            return ""
+        more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+        return f"{changes[0]}{more}, as {newest[0]} has them"
+
+
+def changed_packages(workspace: OpenWorkspace, then: str, now: str) -> tuple[str, ...]:
+    """Return the packages that differ between the environments of two jobs, one text each."""
+    from rayjobs.environments import locks
+
+    found: list[dict[tuple[str, str], str]] = []
+    for job in (then, now):
+        lock = _lock_of(workspace, job)
+        if lock is None:
+            return (f"the packages of {job} are not recorded",)
+        found.append({(one.name, one.source): one.version for one in locks.packages(lock)})
+    before, after = found
+    return tuple(
+        f"{name} {before.get((name, source), '(none)')} → {after.get((name, source), '(none)')}"
+        for name, source in sorted({*before, *after})
+        if before.get((name, source)) != after.get((name, source))
+    )
+
+
+def _lock_of(workspace: OpenWorkspace, job: str) -> str | None:
+    try:
+        for file in workspace.store.files(job):
+            if file.name == ENVIRONMENT_LOCK:
+                with workspace.blobs.open(file.blob) as stream:
+                    return stream.read().decode()
+    except (NotFoundError, StoreError, OSError):
+        pass
+    return None
 
 
 def compared(

@@ -124,6 +124,7 @@ OPERATIONS: tuple[Operation, ...] = (
         ("/v1/jobs:durations", "durations"),
         ("/v1/jobs:earlier-runs", "earlier_runs"),
         ("/v1/jobs:unseen-ends", "unseen_ends"),
+        ("/v1/jobs:newest-lock", "newest_lock"),
         ("/v1/datastores:located", "catalogue.located"),
     ),
     Operation("POST", "/v1/jobs", SUBMITTER, "submit", user="new"),

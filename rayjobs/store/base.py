@@ -445,6 +445,14 @@ class RunStore(Protocol):
     def files(self, job_id: str) -> list[StoredFile]:
         """Return a run's visible files, by name."""
 
+    def newest_lock(self, spec: JobSpec) -> tuple[str, StoredFile] | None:
+        """Return the newest job that ran with the packages that `spec` asks for, and its lock.
+
+        Jobs that ask for the same packages have different locks if an index offered other versions
+        in between. None: `spec` asks for no packages, or none of the newest 1,000 jobs with a lock
+        asked for the same.
+        """
+
 
 class QueueStore(Protocol):
     """The queue: the target actor's reads in each turn, and statistics of the past."""

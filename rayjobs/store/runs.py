@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.clock import to_text
-from rayjobs.core.paths import EARLIER_LOGS
+from rayjobs.core.paths import EARLIER_LOGS, ENVIRONMENT_LOCK
 from rayjobs.jobs.queue_records import RESUMED
 from rayjobs.jobs.records import Event, MetricPoint, StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.store.part import Part
-from rayjobs.store.rows import event_of, file_of, point_of, to_json
+from rayjobs.store.rows import event_of, file_of, point_of, spec_of, to_json
+
+if TYPE_CHECKING:
+    from rayjobs.spec.model import JobSpec
 
 ADD_POINT = """
 INSERT INTO metrics (job_serial, attempt, rank, sequence, name, value, step, at, late)
@@ -69,6 +72,12 @@ WHERE job = :job AND number > 1 AND number NOT IN (
                  AND late = 0)
          OR (:completed AND number = :attempt))
 """  # noqa: S608 - made of our own names
+
+LOCKS = """
+SELECT files.*, jobs.spec FROM jobs JOIN files ON files.job = jobs.id AND files.name = :name
+ORDER BY jobs.serial DESC LIMIT :most
+"""
+LOCKS_READ = 1000
 
 PUBLISH_FILE = """
 INSERT INTO files (job, name, attempt, size, digest, blob, stored_at)
@@ -225,6 +234,20 @@ class RunsPart(Part):
                 "SELECT * FROM files WHERE job = :job ORDER BY name", {"job": job_id}
             ).fetchall()
         return [file_of(row) for row in rows]
+
+    def newest_lock(self, spec: JobSpec) -> tuple[str, StoredFile] | None:
+        """See `Store.newest_lock`."""
+        if spec.environment is None or isinstance(spec.environment, str):
+            return None
+        wanted = spec.environment, spec.container
+        values = {"name": ENVIRONMENT_LOCK, "most": LOCKS_READ}
+        with self._database.read() as connection:
+            rows = connection.execute(LOCKS, values).fetchall()
+        for row in rows:
+            other = spec_of(row["spec"])
+            if (other.environment, other.container) == wanted:
+                return str(row["job"]), file_of(row)
+        return None
 
     # -- the store itself ----------------------------------------------------------------------
 

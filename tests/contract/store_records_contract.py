@@ -10,6 +10,7 @@ from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.queue_records import RESUMED
 from rayjobs.jobs.records import AllocationState, MetricPoint
+from rayjobs.spec.model import Container, JobSpec, Packages
 from rayjobs.store.base import Store
 from tests.contract.store_contract import (
     SHAPE,
@@ -230,6 +231,24 @@ class StoreRecordsContract:
             ("azureml-logs/attempt-2/70_driver_log.txt", 2, 21),
             ("outputs/m.pt", 3, 1),
         ]
+
+    def test_the_newest_lock_is_that_of_the_same_packages(self, store: Store) -> None:
+        lock = "azureml-setup/environment.lock.txt"
+        six = JobSpec(script="a.py", environment=Packages(pip=("six",)))
+        in_image = six.model_copy(update={"container": Container(image="a:1")})
+        assert store.newest_lock(six) is None
+        jobs = [submit(store, spec) for spec in (six, six, in_image, JobSpec(script="a.py"), six)]
+        for job in jobs[:4]:
+            bring(store, job, S.RUNNING)
+            files = [stored(lock, 1), stored("outputs/a", 1)]
+            assert store.publish_files(job.id, attempt=1, files=files)
+        other_script = six.model_copy(update={"script": "other.py"})
+        assert store.newest_lock(other_script) == (jobs[1].id, stored(lock, 1))
+        assert store.newest_lock(in_image) == (jobs[2].id, stored(lock, 1))
+        assert store.newest_lock(JobSpec(script="a.py")) is None
+        assert store.newest_lock(JobSpec(script="a.py", environment="/usr/bin/python3")) is None
+        numpy = six.model_copy(update={"environment": Packages(pip=("numpy",))})
+        assert store.newest_lock(numpy) is None
 
     def test_files_are_published_and_replaced(self, store: Store) -> None:
         job = submit(store)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.failures import Failure
-from rayjobs.core.paths import driver_log_name
+from rayjobs.core.paths import ENVIRONMENT_LOCK, driver_log_name
 from rayjobs.data import made
 from rayjobs.datastore.backends import open_backend
 from rayjobs.jobs.records import Job, StoredFile
@@ -35,6 +35,7 @@ class Played:
             (self.source / name).write_text("print('never run here')\n")
         self.workspace: OpenWorkspace = open_workspace(folder / "w")
         self.store = self.workspace.store
+        self.lock = ""  # what a job with packages gets installed
 
     def spec(self, **changes: Any) -> PipelineSpec:
         """Return prep → train → test, with one parameter; `changes` replace top-level keys."""
@@ -86,18 +87,21 @@ class Played:
     def _print(self, job: Job) -> None:
         for rank in range(world_size := job.spec.distribution.world_size):
             name = driver_log_name(rank, world_size)
-            blob = self.workspace.blobs.put_bytes(
-                f"{job.spec.script} says {rank}\n".encode(), f"t/{job.id}/{name}"
-            )
-            log = StoredFile(
-                name=name,
-                attempt=1,
-                size=blob.size,
-                digest=blob.digest,
-                blob=blob.key,
-                stored_at=datetime.now(UTC),
-            )
-            assert self.store.publish_files(job.id, attempt=1, files=[log])
+            self._publish(job, name, f"{job.spec.script} says {rank}\n")
+        if self.lock and job.spec.environment is not None:
+            self._publish(job, ENVIRONMENT_LOCK, self.lock)
+
+    def _publish(self, job: Job, name: str, text: str) -> None:
+        blob = self.workspace.blobs.put_bytes(text.encode(), f"t/{job.id}/{name}")
+        file = StoredFile(
+            name=name,
+            attempt=1,
+            size=blob.size,
+            digest=blob.digest,
+            blob=blob.key,
+            stored_at=datetime.now(UTC),
+        )
+        assert self.store.publish_files(job.id, attempt=1, files=[file])
 
     def write(self, job: Job, name: str, destination: str) -> None:
         """Store one file as an output of a job, and pin it, as a node does."""

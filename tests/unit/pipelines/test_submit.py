@@ -11,6 +11,7 @@ import pytest
 from rayjobs import snapshots
 from rayjobs.core.errors import UsageError
 from rayjobs.jobs.states import JobState
+from rayjobs.pipelines.explaining import explained
 from rayjobs.pipelines.planning import Packer, PlannedRun, plan
 from rayjobs.pipelines.published import publish, run_published
 from rayjobs.pipelines.reuse import NOT_COUNTED
@@ -181,6 +182,33 @@ def test_another_image_is_another_step(played: Played) -> None:
     played.run(played.spec(steps=steps(prep={"container": {"image": "a:1"}})))
     run = played.submit(played.spec(steps=steps(prep={"container": {"image": "b:2"}})))
     assert reused(run) == [] and "container" in run.steps[0].decision.differs
+
+
+@pytest.mark.long
+def test_packages_that_were_resolved_to_other_versions_decide(played: Played) -> None:
+    """Off switch: return "" from `Decisions._other_packages`."""
+    spec = played.spec(steps=steps(prep={"environment": {"pip": ["six"]}}))
+    played.lock = "six==1.16.0 --hash=sha256:aa\nnumpy==2.1.0\n"
+    first = played.run(spec)
+    assert reused(played.submit(spec)) == ["prep", "train", "test"]
+    played.lock = "six==1.17.0 --hash=sha256:bb\nnumpy==2.1.0\n"
+    played.run(played.spec(name="another", steps=steps(prep={"environment": {"pip": ["numpy"]}})))
+    assert "prep" in reused(played.submit(spec))  # those were other packages
+    newest = played.run(played.spec(name="third", steps={"alone": spec_of_six()})).steps[0].job_id
+    run = played.submit(spec)
+    original = first.steps[0].job_id
+    assert reused(run) == [] and decisions(run)["prep"] == (
+        f"runs: {original} had other packages: six 1.16.0 → 1.17.0, as {newest} has them"
+    )
+    played.complete_all(run.id)
+    (row, *_) = played.store.steps(run.id)
+    (found,) = explained(played.workspace, row).differences
+    assert (found.part, found.lines) == ("packages", ("six 1.16.0 → 1.17.0",))
+    assert reused(played.submit(spec)) == ["prep", "train", "test"]
+
+
+def spec_of_six() -> dict[str, Any]:
+    return {"script": "prep.py", "environment": {"pip": ["six"]}}
 
 
 @pytest.mark.long
