@@ -14,6 +14,7 @@ from rayjobs.cli.exits import Exit, of_data_error
 from rayjobs.cli.output import talk
 from rayjobs.cli.settings import Settings
 from rayjobs.core.errors import RayjobsError
+from rayjobs.core.extras import explained
 from rayjobs.core.terminal import safe_text
 from rayjobs.datastore.errors import DatastoreError
 
@@ -56,6 +57,10 @@ def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayj
             _print_traceback(error, settings)
             return of_data_error(error)
         except Exception as error:
+            if (missing := explained(error)) is not None:
+                say(f"error: {missing.message}")
+                _print_traceback(error, settings)
+                return missing.exit_code
             if isinstance(error, FileNotFoundError) and _is_folder_gone():
                 say(
                     "error: the current directory no longer exists: it was removed or "

@@ -3,6 +3,7 @@
 RayjobsError
 ├── SpecError            the spec is wrong (all problems at once)            exit code 2
 ├── UsageError           the call or command is wrong                        exit code 2
+│   └── MissingPackageError  an extra of rayjobs is not installed
 ├── NotFoundError        no such job, file, metric, target                   exit code 3
 ├── CannotBePlacedError  can never fit on the target                         exit code 4
 ├── UnreachableError     store, target or cluster cannot be reached          exit code 5
@@ -111,6 +112,10 @@ class UsageError(RayjobsError, UserErrorException):
     """The call or the command line is wrong."""
 
     exit_code = 2
+
+
+class MissingPackageError(UsageError, ImportError):
+    """A package that an extra of rayjobs brings is not installed."""
 
 
 class NotFoundError(RayjobsError, UserErrorException):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.core import extras
 from rayjobs.core.errors import (
     NotFoundError,
     Problem,
@@ -119,6 +120,8 @@ def submit(
     from rayjobs.snapshots import git
     from rayjobs.submit import copies
 
+    if wake:
+        refuse_without_ray(workspace, spec.target)
     warnings = copies.become_own(workspace)
     packed = None
     properties = {} if code_of is None else git.kept(code_of.properties)
@@ -508,6 +511,24 @@ def _capacity(target: str, problems: list[Problem]) -> Capacity | None:
     return (
         known if known.nodes else None
     )  # the capacity of a cluster that was never seen is unknown
+
+
+def refuse_without_ray(workspace: OpenWorkspace, target: str) -> None:
+    """Refuse to queue what this machine would have to start a target for, and cannot.
+
+    Raises:
+        MissingPackageError: the target does not run, and Ray is not installed here.
+    """
+    if workspace.server is not None or extras.has("ray"):
+        return
+    from rayjobs.target import starting
+
+    try:
+        if starting.wake(target, home=default_home(), workspace=workspace.path, registers=False):
+            return
+    except (RayjobsError, TimeoutError, OSError):
+        return  # the wake after the submit says what is wrong
+    extras.require(f"target {target!r} does not run, and starting it", "ray")
 
 
 def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core import ids
+from rayjobs.core import extras, ids
 from rayjobs.core.errors import TargetError
 from rayjobs.core.files import locked
 from rayjobs.core.paths import TargetPaths
@@ -244,6 +244,7 @@ class _Start:
         if answer is not None and not self.revives:
             stop_record.lift_if_free(location.paths, self.stop_seen)
         if answer is None:
+            extras.require(f"starting target {location.name!r}", "ray", "torch")
             with self._alone():  # a stop holds the lock until the target is completely gone
                 pass
             answer = self._start_local() if record.is_local else self._start_attached()

@@ -43,7 +43,7 @@ def programs(_context: DoctorContext) -> Iterator[Finding]:
     text = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
     level, remedy = Level.OK, ""
     if not found["ray"]:
-        level, remedy = Level.FAIL, "Install Ray: pip install 'ray[default]'."
+        level, remedy = Level.FAIL, "Install what runs jobs: pip install 'rayjobs[local]'."
     elif sqlite3.sqlite_version_info < OLDEST_SQLITE:
         level, remedy = Level.FAIL, "SQLite 3.35 or later is needed: use another Python."
     elif not found["torch"]:
