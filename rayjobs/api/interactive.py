@@ -25,6 +25,7 @@ from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.writers import ProcessWriter
 from rayjobs.store.requests import NewRun
 from rayjobs.submit.submitting import Checked, Packed, pack_source
+from rayjobs.workspace import connection
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
 if TYPE_CHECKING:
@@ -251,11 +252,21 @@ def _end_written() -> None:
     for folder in dict.fromkeys(left.values()):
         runs = [run for run, path in left.items() if path == folder]
         try:
-            with open_workspace(folder, create=False) as opened:
+            with _opened(folder) as opened:
                 opened.store.end_orphans(runs, reasons=dict.fromkeys(runs, UNFINISHED))
         except RayjobsError as error:
             # The next process that opens the workspace sees that this one is gone.
             sys.stderr.write(f"rayjobs: the end of {', '.join(runs)} is not recorded: {error}\n")
+
+
+def _opened(folder: Path) -> OpenWorkspace:
+    """Open the workspace of a run again: the server's, if this program uses one."""
+    server = connection.active()
+    if server is None:
+        return open_workspace(folder, create=False)
+    from rayjobs.remote.workspace import open_server
+
+    return open_server(server)
 
 
 def _signatures(folder: Path) -> dict[str, tuple[int, int]]:

@@ -16,6 +16,7 @@ from rayjobs.core.paths import WORKSPACE_DIR
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.refusing import refuses
 from rayjobs.injob.azureml.exceptions import WorkspaceException
+from rayjobs.workspace import connection
 from rayjobs.workspace.azure import AzureSettings, Identity
 from rayjobs.workspace.folder import OpenWorkspace, locate, open_workspace
 
@@ -81,12 +82,21 @@ class Workspace:
     ) -> None:
         """Open a workspace that exists: by its folder, by its name, else the one found from here.
 
+        After ``rayjobs login``, or with ``RAYJOBS_ADDRESS``, it is the one that the server serves,
+        unless `path` is given.
+
         Raises:
             NotFoundError: there is none.
+            UnreachableError: the server cannot be reached, or refuses the token.
         """
         self._identity: Identity | None = None
+        if path is None and (served := _served(workspace_name)) is not None:
+            self.opened: OpenWorkspace = served
+            if workspace_name is not None and program_rules.rules.unknown_is_local:
+                self._identify(subscription_id, resource_group, workspace_name)
+            return
         if path is None and workspace_name is not None and program_rules.rules.unknown_is_local:
-            self.opened: OpenWorkspace = open_workspace(locate())
+            self.opened = open_workspace(locate())
             self.opened.map_addresses()
             self._identify(subscription_id, resource_group, workspace_name)
             return
@@ -159,7 +169,8 @@ class Workspace:
                 f"there is no config.json in {start}, nor above; write one by "
                 f"workspace.write_config(), or leave the path out"
             )
-        opened = cls._of(open_workspace(named or locate()))
+        served = None if named is not None else _served(None)
+        opened = cls._of(served or open_workspace(named or locate()))
         if config is not None:
             ids = (config.get("subscription_id"), config.get("resource_group"))
             opened._identify(*ids, config.get("workspace_name"))
@@ -417,6 +428,26 @@ def _named_folder(name: str) -> Path:
     if not name or name in (".", "..") or "/" in name or not name.isprintable():
         raise UsageError(f"a workspace cannot be called {name!r}; use letters, digits and dashes")
     return default_home() / "workspaces" / name
+
+
+def _served(name: str | None) -> OpenWorkspace | None:
+    """Return the workspace of the server that this program uses; None: it uses a folder.
+
+    Raises:
+        WorkspaceNotFoundError: the server's workspace has another name.
+    """
+    server = connection.of_program()
+    if server is None:
+        return None
+    from rayjobs.remote.workspace import open_server
+
+    opened = open_server(server)
+    if name in (None, opened.name) or program_rules.rules.unknown_is_local:
+        return opened
+    raise WorkspaceNotFoundError(
+        f"{server.address} serves the workspace {opened.name!r}, not {name!r}; leave the name out, "
+        f"or use a folder of this machine with path=, after `rayjobs logout`"
+    )
 
 
 def _folder_of(name: str | None) -> Path:

@@ -19,6 +19,7 @@ from rayjobs.injob import exitrecord
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.jobs import hosts, queue_records, records
 from rayjobs.jobs.states import JobState
+from rayjobs.jobs.writers import AttemptWriter, ProcessWriter
 from rayjobs.store import requests
 from rayjobs.workspace.blobs import Blob
 
@@ -33,10 +34,12 @@ _RECORDS: dict[str, type] = {
             and value.__module__ == module.__name__
             and (dataclasses.is_dataclass(value) or hasattr(value, "_fields"))
         ),
+        AttemptWriter,
         Blob,
         DatasetRecord,
         DatastoreRecord,
         Failure,
+        ProcessWriter,
     )
 }
 _ENUMS: dict[str, type[Enum]] = {

@@ -31,7 +31,9 @@ class Operation:
         role: Who may call it.
         method: The method of the store; ``catalogue.…`` of the catalogue.
         user: The argument, or field of the argument ``new``, that the server sets to the user.
-        own: The argument that names a job, which a submitter may change only if it is his.
+        own: The argument (or ``argument.field``) that names a job, or a list of jobs, which
+            submitters may change only if they are theirs; None names no job.
+        kind: What the job that `own` names must be, such as ``interactive``; empty: anything.
         repeats: A second call does nothing more than the first.
     """
 
@@ -41,6 +43,7 @@ class Operation:
     method: str
     user: str = ""
     own: str = ""
+    kind: str = ""
     repeats: bool = True
 
     @property
@@ -111,6 +114,9 @@ OPERATIONS: tuple[Operation, ...] = (
         ("/v1/datasets/{name}/versions", "catalogue.dataset_versions"),
         ("/v1/dataset-ids/{id}", "catalogue.dataset_by_id"),
         ("/v1/manifests/{digest}", "catalogue.manifest"),
+        ("/v1/program-setting", "program_setting"),
+        ("/v1/program-settings", "program_settings"),
+        ("/v1/run-writers", "run_writers"),
     ),
     *_searches(
         ("/v1/jobs:list", "job_lines"),
@@ -135,10 +141,36 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("POST", "/v1/jobs/{job_id}/update", SUBMITTER, "update", own="job_id"),
     Operation("POST", "/v1/jobs/{job_id}/hold", SUBMITTER, "hold", own="job_id"),
     Operation("POST", "/v1/jobs/{job_id}/release", SUBMITTER, "release", own="job_id"),
+    Operation("POST", "/v1/jobs/{job_id}/fail", SUBMITTER, "request_fail", "by", "job_id"),
+    Operation("POST", "/v1/jobs:revise", SUBMITTER, "revise", own="read.id"),
+    Operation("POST", "/v1/runs", SUBMITTER, "start_run", user="new"),
+    Operation("POST", "/v1/runs:end-orphans", SUBMITTER, "end_orphans", own="runs"),
+    *(
+        Operation("POST", path, SUBMITTER, method, own=own, kind="interactive")
+        for path, method, own in (
+            ("/v1/runs/{run_id}/end", "end_run", "run_id"),
+            ("/v1/runs/{run_id}/snapshot", "set_run_snapshot", "run_id"),
+            ("/v1/runs/{job_id}/metrics", "add_metrics", "job_id"),
+            ("/v1/runs/{job_id}/files", "publish_files", "job_id"),
+            ("/v1/runs/{job_id}/dropped-files", "drop_files", "job_id"),
+        )
+    ),
+    Operation("POST", "/v1/published-pipelines", SUBMITTER, "publish_pipeline", "user"),
+    Operation(
+        "POST", "/v1/published-pipelines/{pipeline_id}/active", SUBMITTER, "set_published_active"
+    ),
+    Operation(
+        "POST", "/v1/endpoints/{name}/versions", SUBMITTER, "add_endpoint_version", repeats=False
+    ),
+    Operation("POST", "/v1/endpoints/{name}/rename", SUBMITTER, "rename_endpoint", repeats=False),
+    Operation("POST", "/v1/endpoints/{name}/active", SUBMITTER, "set_endpoint_active"),
+    Operation("POST", "/v1/endpoints/{name}/default", SUBMITTER, "set_endpoint_default"),
     Operation("POST", "/v1/environments/{name}", SUBMITTER, "put_environment", user="user"),
     Operation("PUT", "/v1/manifests", SUBMITTER, "catalogue.put_manifest"),
     Operation("PUT", "/v1/datasets", SUBMITTER, "catalogue.add_dataset", repeats=False),
     Operation("PUT", "/v1/dataset-ids/{id}/tags", SUBMITTER, "catalogue.set_dataset_tags"),
+    Operation("POST", "/v1/models:register", SUBMITTER, "put_model", own="run"),
+    Operation("PUT", "/v1/program-setting", SUBMITTER, "put_program_setting"),
     Operation("PUT", "/v1/models/{name}/aliases/{alias}", SUBMITTER, "set_model_alias"),
     Operation("POST", "/v1/models/{name}/update/{version}", SUBMITTER, "update_model"),
     Operation("PUT", "/v1/environments/{name}/labels/{label}", ADMIN, "set_environment_label"),

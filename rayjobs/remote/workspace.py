@@ -7,14 +7,18 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from rayjobs.core import paths
 from rayjobs.core.errors import NotFoundError, RayjobsError, StoreError, UsageError
-from rayjobs.core.ids import token
+from rayjobs.core.ids import job_id, token
+from rayjobs.datastore.backends import reach_through
+from rayjobs.datastore.catalogue import Catalogue
 from rayjobs.protocol.values import decode, encode
 from rayjobs.remote import operations
+from rayjobs.remote.datastores import Pool, ServedBackend
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import Blob, open_source
 from rayjobs.workspace.connection import Connection, upload
@@ -33,11 +37,13 @@ def open_server(server: Connection) -> OpenWorkspace:
     facts = server.json("GET", "/v1/workspace")
     here = paths.home() / "servers" / facts["id"]
     here.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store = HttpStore(server)
+    reach_through(partial(ServedBackend, store.pool))
     return OpenWorkspace(
         path=Path(facts["path"]),
         id=facts["id"],
         name=facts["name"],
-        store=cast(Store, HttpStore(server)),
+        store=cast(Store, store),
         blobs=HttpBlobs(server),
         client_folder=here,
         server=server,
@@ -47,12 +53,13 @@ def open_server(server: Connection) -> OpenWorkspace:
 class HttpPart:
     """Makes a request of every method call that the table of operations has."""
 
-    def __init__(self, server: Connection, part: str = "") -> None:
+    def __init__(self, server: Connection, contract: type, part: str = "") -> None:
         self._server = server
+        self._contract = contract
         self._part = part
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_"):
+        if name.startswith("_") or not hasattr(self._contract, name):
             raise AttributeError(name)
         operation = operations.BY_METHOD.get(self._part + name)
 
@@ -75,8 +82,9 @@ class HttpStore(HttpPart):
     """A `Store` behind a server."""
 
     def __init__(self, server: Connection) -> None:
-        super().__init__(server)
-        self.catalogue = HttpPart(server, "catalogue.")
+        super().__init__(server, Store)
+        self.catalogue = HttpPart(server, Catalogue, "catalogue.")
+        self.pool = Pool(server)
 
     def submit(self, new: Any) -> Any:
         """See `Store.submit`."""
@@ -94,6 +102,25 @@ class HttpStore(HttpPart):
         """See `Store.put_pipeline`."""
         return self._submit("put_pipeline", new)
 
+    def run_writers(self) -> list[tuple[str, Any]]:
+        """See `Store.run_writers`: of this user's runs, which alone this client may end."""
+        found = _call(self._server, operations.BY_METHOD["run_writers"], (), {})
+        if not found:
+            return []
+        user = self._server.json("GET", "/v1/user")["user"]
+        of_job = operations.BY_METHOD["job"]
+        return [
+            (run, writer)
+            for run, writer in found
+            if _call(self._server, of_job, (run,), {}).user == user
+        ]
+
+    def start_run(self, new: Any) -> Any:
+        """See `Store.start_run`: with an id, so that a request can be repeated."""
+        if new.id is None:
+            new = replace(new, id=job_id(new.experiment))
+        return _call(self._server, operations.BY_METHOD["start_run"], (new,), {})
+
     def _submit(self, method: str, new: Any) -> Any:
         """Submit with a key, so that a request whose answer was lost can be repeated."""
         has_key = new.idempotency_key is not None
@@ -104,6 +131,8 @@ class HttpStore(HttpPart):
 
     def close(self) -> None:
         """Close the connection."""
+        reach_through(None)
+        self.pool.close()
         self._server.close()
 
 

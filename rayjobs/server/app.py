@@ -21,10 +21,10 @@ from rayjobs.jobs.records import Job
 from rayjobs.protocol.values import ValueFormError, decode, encode
 from rayjobs.remote import operations
 from rayjobs.remote.operations import OPERATIONS, Operation
-from rayjobs.server import arguments, jobs, openapi, targets, uploads
+from rayjobs.server import arguments, datastores, jobs, openapi, targets, uploads
 from rayjobs.server.access import Caller, Guard, Refusal
 from rayjobs.server.bodies import body_of
-from rayjobs.store.requests import NewJob
+from rayjobs.store.requests import NewJob, NewRun
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
@@ -41,6 +41,7 @@ def make_app(workspace: OpenWorkspace) -> Starlette:
         *jobs.routes(workspace),
         *targets.routes(workspace),
         *uploads.routes(workspace),
+        *datastores.routes(workspace),
     ]
     routes = [_route(guard, verb, path, role, handler) for verb, path, role, handler in extra]
     routes += [
@@ -158,7 +159,10 @@ def _operation(workspace: OpenWorkspace, one: Operation) -> Handler:
         except TypeError as error:
             raise Refusal(400, str(error)) from None
         if one.own:
-            await run_in_threadpool(_own, workspace, given[one.own], caller)
+            for job_id in _jobs_named(given, one.own):
+                await run_in_threadpool(_own, workspace, job_id, caller, one.kind)
+        if one.method == "revise":
+            await run_in_threadpool(_check_spec, workspace, given.get("spec"))
 
         def call() -> object:
             return encode(getattr(part, one.name)(*bound.args, **bound.kwargs))
@@ -171,9 +175,29 @@ def _operation(workspace: OpenWorkspace, one: Operation) -> Handler:
     return handle
 
 
-def _own(workspace: OpenWorkspace, job_id: str, caller: Caller) -> None:
-    """Refuse a change of another user's job, unless the caller is an admin."""
+def _jobs_named(given: dict[str, Any], own: str) -> list[str]:
+    """Return the jobs that an argument names: itself, its field, or all of a list."""
+    argument, _, part = own.partition(".")
+    named = given.get(argument)
+    if part and named is not None:
+        named = getattr(named, part)
+    if named is None:
+        return []
+    return [named] if isinstance(named, str) else [*named]
+
+
+def _check_spec(workspace: OpenWorkspace, spec: Any) -> None:
+    """Refuse a spec that is not valid here."""
+    from rayjobs.submit import submitting
+
+    submitting.check(workspace, spec.model_copy(update={"source_directory": None}))
+
+
+def _own(workspace: OpenWorkspace, job_id: str, caller: Caller, kind: str) -> None:
+    """Refuse a change of another user's job, unless the caller is an admin, or of another kind."""
     job = workspace.store.job(job_id)
+    if kind and job.kind != kind:
+        raise Refusal(403, f"{job.id} is a {job.kind}; this changes runs of kind {kind} only")
     if caller.token.role < Role.ADMIN and job.user != caller.user:
         raise Refusal(403, f"job {job.id} is {job.user}'s: only an admin changes it for others")
 
@@ -181,9 +205,13 @@ def _own(workspace: OpenWorkspace, job_id: str, caller: Caller) -> None:
 def _checked(workspace: OpenWorkspace, new: object, caller: Caller) -> Any:
     """Return what is to be submitted, as the user's own and with a spec that is valid here."""
     kind = type(new).__name__
-    if kind not in ("NewJob", "NewSweep", "NewPipeline"):
-        raise Refusal(400, "`new` is not a job, a sweep or a pipeline")
+    if kind not in ("NewJob", "NewSweep", "NewPipeline", "NewRun"):
+        raise Refusal(400, "`new` is not a job, a sweep, a pipeline or a run")
     made: Any = new
+    if isinstance(new, NewRun):
+        if new.parent is not None:
+            _own(workspace, new.parent, caller, "")
+        return replace(new, user=caller.user)
     if isinstance(new, NewJob):
         if new.kind != "job" or new.claim is not None or new.id is not None:
             raise Refusal(403, "kind, id and claim of a job are the server's to set")
@@ -191,11 +219,10 @@ def _checked(workspace: OpenWorkspace, new: object, caller: Caller) -> Any:
             parent: Job = workspace.store.job(new.parent)
             if parent.user != caller.user:
                 raise Refusal(403, f"the parent {parent.id} is {parent.user}'s")
-        from rayjobs.submit import submitting
-
-        bare = new.spec.model_copy(update={"source_directory": None})
-        submitting.check(workspace, bare)
+        _check_spec(workspace, new.spec)
         if new.snapshot is not None:
+            from rayjobs.submit import submitting
+
             submitting.check_snapshot(workspace, new.snapshot)
     key = made.idempotency_key
     if key is not None:

@@ -31,16 +31,12 @@ _SNAPSHOT = re.compile(r"snapshots/sha256/[0-9a-f]{2}/[0-9a-f]{64}\.tar\.zst\Z")
 
 def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     """Return the routes."""
-    folder = workspace.path / "uploads"
+    folder = _folder(workspace)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _drop_abandoned(folder)
 
     def file_of(request: Request, caller: Caller) -> Path:
-        name = request.path_params["name"]
-        if not _NAME.match(name):
-            raise Refusal(400, "an upload has a name of 32 hexadecimal digits")
-        # Each user has uploads of his own.
-        return folder / f"{caller.user.encode().hex()}-{name}"
+        return upload_of(workspace, request.path_params["name"], caller)
 
     async def begin(request: Request, caller: Caller) -> Response:
         path = file_of(request, caller)
@@ -81,6 +77,22 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         ("PATCH", "/v1/uploads/{name}", submitter, append),
         ("POST", "/v1/uploads/{name}/keep", submitter, keep),
     ]
+
+
+def upload_of(workspace: OpenWorkspace, name: str, caller: Caller) -> Path:
+    """Return the file of a caller's upload; it may be missing.
+
+    Raises:
+        Refusal: it is not the name of an upload.
+    """
+    if not _NAME.match(name):
+        raise Refusal(400, "an upload has a name of 32 hexadecimal digits")
+    # Each user has uploads of their own.
+    return _folder(workspace) / f"{caller.user.encode().hex()}-{name}"
+
+
+def _folder(workspace: OpenWorkspace) -> Path:
+    return workspace.path / "uploads"
 
 
 def _append(path: Path, offset: int, data: bytes) -> int:

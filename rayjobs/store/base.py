@@ -677,6 +677,15 @@ class Store(
     def set_meta(self, key: str, value: str | None) -> None:
         """Set a value of the store's own; None removes it."""
 
+    def program_setting(self, key: str) -> str | None:
+        """Return a setting that programs of users keep here, apart from the store's own values."""
+
+    def program_settings(self, prefix: str) -> dict[str, str]:
+        """Return all settings of programs whose keys begin with `prefix`, by key."""
+
+    def put_program_setting(self, key: str, value: str | None) -> None:
+        """Keep a setting of programs; None removes it."""
+
     def facts(self) -> StoreFacts:
         """Return what is known of the store's server, or its library."""
 

@@ -73,6 +73,8 @@ WHERE job = :job AND number > 1 AND number NOT IN (
          OR (:completed AND number = :attempt))
 """  # noqa: S608 - made of our own names
 
+PROGRAMS = "azure/"  # what the keys of programs' settings begin with among the store's own
+
 LOCKS = """
 SELECT files.*, jobs.spec FROM jobs JOIN files ON files.job = jobs.id AND files.name = :name
 ORDER BY jobs.serial DESC LIMIT :most
@@ -279,6 +281,19 @@ class RunsPart(Part):
                 " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                 {"key": key, "value": value},
             )
+
+    def program_setting(self, key: str) -> str | None:
+        """See `Store.program_setting`."""
+        return self.meta(PROGRAMS + key)
+
+    def program_settings(self, prefix: str) -> dict[str, str]:
+        """See `Store.program_settings`."""
+        found = self.meta_under(PROGRAMS + prefix)
+        return {key.removeprefix(PROGRAMS): value for key, value in found.items()}
+
+    def put_program_setting(self, key: str, value: str | None) -> None:
+        """See `Store.put_program_setting`."""
+        self.set_meta(PROGRAMS + key, value)
 
 
 def _last_of(texts: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rayjobs.store.base import Store
 
-_PREFIX = "azure/"
-_IDENTITY = f"{_PREFIX}identity"
-_ALLOW_CPU = f"{_PREFIX}allow-cpu"
-_COMPUTE = f"{_PREFIX}compute/"
-_TARGET = f"{_PREFIX}target/"
-_URL = f"{_PREFIX}url/"
-_EXPERIMENT = f"{_PREFIX}experiment/"
+_IDENTITY = "identity"
+_ALLOW_CPU = "allow-cpu"
+_COMPUTE = "compute/"
+_TARGET = "target/"
+_URL = "url/"
+_EXPERIMENT = "experiment/"
 
 
 @dataclass(frozen=True)
@@ -138,12 +137,12 @@ class AzureSettings:
         self._write(_EXPERIMENT + name, dict(values) or None)
 
     def _read(self, key: str) -> Any:
-        text = self._store.meta(key)
+        text = self._store.program_setting(key)
         return None if text is None else json.loads(text)
 
     def _read_under(self, prefix: str) -> dict[str, Any]:
-        found = self._store.meta_under(prefix)
+        found = self._store.program_settings(prefix)
         return {key[len(prefix) :]: json.loads(text) for key, text in found.items()}
 
     def _write(self, key: str, value: Any) -> None:
-        self._store.set_meta(key, None if value is None else json.dumps(value))
+        self._store.put_program_setting(key, None if value is None else json.dumps(value))

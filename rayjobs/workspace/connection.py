@@ -286,7 +286,7 @@ def error_of(status: int, body: bytes, address: str) -> Exception:
 
 
 # -- which server this process uses ---------------------------------------------------------------
-_is_allowed = False
+_is_allowed: bool | None = None  # None: not said; a program that opens a workspace decides
 _active: Connection | None = None
 
 
@@ -325,6 +325,20 @@ def active() -> Connection | None:
     if _active is None and (login := chosen()) is not None:
         _active = Connection(login)
     return _active
+
+
+def of_program() -> Connection | None:
+    """Return the connection of a user's Python program to its server; None: it uses a folder.
+
+    A job never uses its submitter's login: its workspace is the one that runs it.
+
+    Raises:
+        UsageError: an address is given, and no token.
+    """
+    global _is_allowed
+    if _is_allowed is None and "RAYJOBS_RUN_ID" not in os.environ and chosen() is not None:
+        _is_allowed = True
+    return active()
 
 
 def refuse(what: str) -> None:

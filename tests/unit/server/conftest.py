@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from rayjobs.datastore.backends import reach_through
+from rayjobs.remote.datastores import Pool
 from rayjobs.remote.workspace import open_server
 from rayjobs.server.app import make_app
-from rayjobs.workspace import users
+from rayjobs.workspace import connection, users
 from rayjobs.workspace.connection import Connection, Login
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from rayjobs.workspace.users import Role
@@ -25,7 +27,7 @@ class Served:
 
     workspace: OpenWorkspace
     port: int
-    opened: list[Connection] = field(default_factory=list)
+    opened: list[Connection | Pool | OpenWorkspace] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -37,7 +39,8 @@ class Served:
         return made
 
     def client(self, user: str = "ada", role: Role = Role.SUBMITTER) -> OpenWorkspace:
-        return open_server(self.connection(user, role))
+        self.opened.append(made := open_server(self.connection(user, role)))
+        return made
 
 
 @pytest.fixture
@@ -59,10 +62,13 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         ended.append((server, thread, made))
         return made
 
+    monkeypatch.setattr(connection, "_is_allowed", None)
+    monkeypatch.setattr(connection, "_active", None)
     yield start
+    reach_through(None)
     for server, thread, made in ended:
-        for connection in made.opened:
-            connection.close()
+        for one in made.opened:
+            one.close()
         server.should_exit = True
         thread.join()
         made.workspace.close()

@@ -79,7 +79,7 @@ def test_every_route_of_the_application_is_in_the_document(served: Served) -> No
 
 @pytest.mark.parametrize(
     "method",
-    ["start", "move", "finish", "claim_target", "set_meta", "prune_records", "end_orphans"],
+    ["start", "move", "finish", "claim_target", "set_meta", "prune_records", "requeue"],
 )
 def test_what_belongs_to_the_target_cannot_be_called(served: Served, method: str) -> None:
     assert hasattr(Store, method)

@@ -1,0 +1,154 @@
+"""A datastore behind a server: its files as HTTP requests, whatever storage has them."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.ids import token
+from rayjobs.datastore.backends.base import CountBytes, Folder, StoredFile, ignore_bytes
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.errors import DataChanged, DataNotFound, DatastoreUnavailable
+from rayjobs.datastore.refs import clean_path
+from rayjobs.workspace.connection import Connection, upload
+
+PIECE_BYTES = 4 << 20
+
+
+class Pool:
+    """Connections to one server, each used by one thread at a time."""
+
+    def __init__(self, server: Connection) -> None:
+        self.address = server.address
+        self._server = server
+        self._free: list[Connection] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one(self) -> Iterator[Connection]:
+        """Give a connection to the caller for a while."""
+        with self._lock:
+            found = self._free.pop() if self._free else self._server.copy()
+        try:
+            yield found
+        finally:
+            with self._lock:
+                self._free.append(found)
+
+    def close(self) -> None:
+        """Close those that are not in use."""
+        with self._lock:
+            for one in self._free:
+                one.close()
+            self._free.clear()
+
+
+class ServedBackend:
+    """A `Backend` whose storage only the server reaches."""
+
+    def __init__(self, pool: Pool, record: DatastoreRecord) -> None:
+        self.where = f"{record.name} at {pool.address}"
+        self._pool = pool
+        self._top = f"/v1/datastores/{record.name}"
+
+    def local_path(self, path: str) -> Path | None:
+        """See `Backend`: it is never on this machine."""
+        clean_path(path)
+        return None
+
+    def stat(self, path: str) -> StoredFile | None:
+        """See `Backend`."""
+        clean = clean_path(path)
+        found = self._json("stat", clean) if clean else None
+        return None if found is None else StoredFile(**found)
+
+    def walk(self, path: str) -> Iterator[StoredFile]:
+        """See `Backend`."""
+        query = {"path": clean_path(path)}
+        try:
+            with self._pool.one() as server:
+                for line in server.lines(f"{self._top}/walk", query=query):
+                    if line.get("is_end"):
+                        return
+                    yield StoredFile(**line)
+        except (OSError, http.client.HTTPException) as error:
+            raise DatastoreUnavailable(f"the list of {self.where} broke off: {error}") from error
+        raise DatastoreUnavailable(f"the list of {self.where} broke off; repeat the command.")
+
+    def children(self, path: str) -> list[StoredFile | Folder]:
+        """See `Backend`."""
+        found: list[StoredFile | Folder] = []
+        for one in self._json("children", clean_path(path)):
+            is_folder = one.pop("is_folder")
+            found.append(Folder(one["path"]) if is_folder else StoredFile(**one))
+        return found
+
+    def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
+        """See `Backend`. A piece whose answer was lost is asked for again."""
+        query = {
+            "path": clean_path(file.path),
+            "size": str(file.size),
+            "etag": file.etag,
+            "digest": file.digest,
+        }
+        running, done = hashlib.sha256(), 0
+        try:
+            with to.open("xb") as writer, self._pool.one() as server:
+                while done < file.size or file.size == done == 0:
+                    data = server.whole(
+                        "GET", f"{self._top}/content", query={**query, "offset": str(done)}
+                    )
+                    running.update(data)
+                    writer.write(data)
+                    count(len(data))
+                    done += len(data)
+                    if not data:
+                        break
+        except BaseException:
+            to.unlink(missing_ok=True)
+            raise
+        digest = f"sha256:{running.hexdigest()}"
+        if done != file.size or (file.digest and digest != file.digest):
+            to.unlink(missing_ok=True)
+            raise DataChanged(
+                f"{file.path} of {self.where} has changed since it was listed ({file.size} bytes "
+                f"then, {done} now). Register a new version, or put the old file back."
+            )
+        return digest
+
+    def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
+        """See `Backend`. The file travels in pieces, and goes on after a lost connection."""
+        name = token(16)
+        with self._pool.one() as server:
+            try:
+                with source.open("rb") as stream:
+                    size = os.fstat(stream.fileno()).st_size
+                    upload(server, stream, size, name=name, chunk=PIECE_BYTES)
+            except FileNotFoundError as error:
+                raise DataNotFound(f"{source} does not exist.") from error
+            except OSError as error:
+                raise DatastoreUnavailable(f"{source} cannot be sent: {error}") from error
+            count(size)
+            body = {"upload": name, "path": clean_path(path), "size": size}
+            stored = server.json("POST", f"{self._top}/files", body=body, repeats=True)
+        return StoredFile(**stored)
+
+    def remove(self, path: str) -> None:
+        """See `Backend`."""
+        with self._pool.one() as server:
+            server.json("DELETE", f"{self._top}/files", query={"path": clean_path(path)})
+
+    def check(self) -> None:
+        """See `Backend`."""
+        with self._pool.one() as server:
+            server.json("GET", f"{self._top}/check")
+
+    def _json(self, what: str, path: str) -> Any:
+        with self._pool.one() as server:
+            return server.json("GET", f"{self._top}/{what}", query={"path": path})

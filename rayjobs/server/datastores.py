@@ -1,0 +1,201 @@
+"""Routes of files in datastores: a client reads and writes them without reaching the storage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from rayjobs.core.errors import StoreError
+from rayjobs.datastore.backends import Backend, Folder, StoredFile, open_directly
+from rayjobs.datastore.errors import DataChanged, DataNotFound
+from rayjobs.datastore.refs import clean_path
+from rayjobs.server.access import Caller, Refusal
+from rayjobs.server.bodies import body_of
+from rayjobs.server.uploads import upload_of
+from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.users import Role
+
+Handler = Callable[[Request, Caller], Awaitable[Response]]
+MOST_PIECE = 8 << 20
+FETCHED_S = 3600.0
+"""How long a file that was fetched from a bucket is kept for a client that stopped half-way."""
+
+
+def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
+    """Return the routes."""
+    files = _Files(workspace)
+    viewer, submitter = Role.VIEWER, Role.SUBMITTER
+    top = "/v1/datastores/{name}"
+    return [
+        ("GET", f"{top}/check", viewer, files.check),
+        ("GET", f"{top}/stat", viewer, files.stat),
+        ("GET", f"{top}/children", viewer, files.children),
+        ("GET", f"{top}/walk", viewer, files.walk),
+        ("GET", f"{top}/content", viewer, files.content),
+        ("POST", f"{top}/files", submitter, files.put),
+        ("DELETE", f"{top}/files", submitter, files.remove),
+    ]
+
+
+class _Files:
+    """The files of a workspace's datastores."""
+
+    def __init__(self, workspace: OpenWorkspace) -> None:
+        self._workspace = workspace
+        self._fetched = workspace.path / "fetched"
+        self._fetched.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _backend(self, request: Request) -> Backend:
+        return open_directly(self._workspace.catalogue.datastore(request.path_params["name"]))
+
+    async def check(self, request: Request, _caller: Caller) -> Response:
+        """Ask the storage for a sign of life."""
+        await run_in_threadpool(lambda: self._backend(request).check())
+        return JSONResponse(None)
+
+    async def stat(self, request: Request, _caller: Caller) -> Response:
+        """Return one file; null: there is none."""
+        path = clean_path(request.query_params.get("path"))
+        found = await run_in_threadpool(lambda: self._backend(request).stat(path))
+        return JSONResponse(None if found is None else asdict(found))
+
+    async def children(self, request: Request, _caller: Caller) -> Response:
+        """Return what lies directly in a folder."""
+        path = clean_path(request.query_params.get("path"))
+        found = await run_in_threadpool(lambda: self._backend(request).children(path))
+        return JSONResponse([_shown(one) for one in found])
+
+    async def walk(self, request: Request, _caller: Caller) -> Response:
+        """Stream all files below a folder as JSON lines; the last line says that it is the end."""
+        path = clean_path(request.query_params.get("path"))
+
+        def begin() -> tuple[list[StoredFile], Iterator[StoredFile]]:
+            files = self._backend(request).walk(path)
+            return [one for one in (next(files, None),) if one is not None], files
+
+        first, files = await run_in_threadpool(begin)  # errors come before the answer begins
+
+        def lines() -> Iterator[bytes]:
+            for one in chain(first, files):
+                yield json.dumps(asdict(one)).encode() + b"\n"
+            yield b'{"is_end": true}\n'
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    async def content(self, request: Request, _caller: Caller) -> Response:
+        """Return a piece of a file that was listed before."""
+        query = request.query_params
+        path, start = clean_path(query.get("path")), _number(request, "offset")
+        size, etag, digest = _number(request, "size"), query.get("etag"), query.get("digest")
+        file = StoredFile(path, size, etag or "", digest or "")
+
+        def read() -> bytes:
+            backend = self._backend(request)
+            here = backend.local_path(path)
+            if here is not None:
+                return _of_here(backend, file, here, start)
+            return _of_elsewhere(backend, file, self._fetched, start)
+
+        data = await run_in_threadpool(read)
+        return Response(data, media_type="application/octet-stream")
+
+    async def put(self, request: Request, caller: Caller) -> Response:
+        """Store an upload as a file."""
+        values = await body_of(request)
+        name, path, size = values.get("upload"), values.get("path"), values.get("size")
+        if not isinstance(name, str) or not isinstance(path, str) or not isinstance(size, int):
+            raise Refusal(400, "give upload, path and size")
+        if not clean_path(path):
+            raise Refusal(400, "give the path of a file")
+        upload = upload_of(self._workspace, name, caller)
+        stored = await run_in_threadpool(
+            lambda: _stored(self._backend(request), upload, clean_path(path), size)
+        )
+        return JSONResponse(asdict(stored))
+
+    async def remove(self, request: Request, _caller: Caller) -> Response:
+        """Remove a file, if it is there."""
+        path = clean_path(request.query_params.get("path"))
+        if not path:
+            raise Refusal(400, "give the path of a file")
+        await run_in_threadpool(lambda: self._backend(request).remove(path))
+        return JSONResponse(None)
+
+
+def _stored(backend: Backend, upload: Path, path: str, size: int) -> StoredFile:
+    """Store an upload; a repeated request finds it stored."""
+    if not upload.exists():
+        known = backend.stat(path)
+        if known is None or known.size != size:
+            raise StoreError("there is no such upload; send the file again")
+        return known
+    if upload.stat().st_size != size:
+        raise StoreError(f"the upload has {upload.stat().st_size} bytes instead of {size}")
+    stored = backend.put(upload, path)
+    upload.unlink(missing_ok=True)
+    return stored
+
+
+def _of_here(backend: Backend, file: StoredFile, here: Path, start: int) -> bytes:
+    """Return a piece of a file of this machine, if it is the one that was listed."""
+    now = backend.stat(file.path)
+    if now is None:
+        raise DataNotFound(f"{here} does not exist.")
+    if now.size != file.size or (not file.digest and now.etag != file.etag):
+        raise DataChanged(
+            f"{here} has changed since it was listed. Register a new version, or put the old file "
+            f"back."
+        )
+    with here.open("rb") as stream:
+        stream.seek(start)
+        return stream.read(MOST_PIECE)
+
+
+def _of_elsewhere(backend: Backend, file: StoredFile, folder: Path, start: int) -> bytes:
+    """Return a piece of a file of another storage; it is fetched once for all its pieces."""
+    named = json.dumps([backend.where, file.path, file.size, file.etag, file.digest])
+    kept = folder / hashlib.sha256(named.encode()).hexdigest()
+    if not kept.exists():
+        _drop_old(folder)
+        partial = kept.with_name(f"{kept.name}.{os.getpid()}-{time.monotonic_ns()}")
+        try:
+            backend.fetch(file, partial)
+            partial.replace(kept)
+        finally:
+            partial.unlink(missing_ok=True)
+    with kept.open("rb") as stream:
+        stream.seek(start)
+        data = stream.read(MOST_PIECE)
+    if start + len(data) >= file.size:
+        kept.unlink(missing_ok=True)
+    return data
+
+
+def _drop_old(folder: Path) -> None:
+    oldest = time.time() - FETCHED_S  # compared with file times, which are wall time
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
+
+def _shown(one: StoredFile | Folder) -> dict[str, object]:
+    return {**asdict(one), "is_folder": isinstance(one, Folder)}
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise Refusal(400, f"{name} is a whole number")
+    return int(text)

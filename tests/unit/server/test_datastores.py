@@ -1,0 +1,170 @@
+"""A client reads and writes the files of datastores through the server alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from rayjobs.core.errors import RayjobsError, UsageError
+from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore.backends import Backend, open_backend
+from rayjobs.datastore.errors import DataChanged, InvalidReference
+from rayjobs.remote import datastores as remote
+from rayjobs.remote.datastores import Pool, ServedBackend
+from rayjobs.server import datastores as serving
+from rayjobs.workspace.connection import Connection
+from rayjobs.workspace.users import Role
+from tests.contract.test_datastore_backends import BackendContract
+from tests.unit.server.conftest import Served
+
+STORE = "workspaceblobstore"
+
+
+def backend_of(served: Served, role: Role = Role.SUBMITTER, store: str = STORE) -> ServedBackend:
+    record = served.workspace.catalogue.datastore(store)
+    connection = served.connection(role.name.lower(), role)
+    pool = Pool(connection)
+    served.opened.append(pool)
+    return ServedBackend(pool, record)
+
+
+@pytest.mark.long
+class TestServedBackend(BackendContract):
+    @pytest.fixture
+    def backend(self, served: Served) -> Backend:
+        return backend_of(served)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_PIECE", 10)
+    monkeypatch.setattr(remote, "PIECE_BYTES", 7)
+
+
+def test_a_file_of_many_pieces_comes_back_from_any_storage(
+    served: Served, small: None, tmp_path: Path
+) -> None:
+    """Off switch: let `_of_elsewhere` read from the beginning."""
+    fsspec.filesystem("memory").mkdirs(tmp_path.name)
+    Datastore.register_fsspec(served.workspace, "lake", f"memory://{tmp_path.name}")
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(95))
+    for store in (STORE, "lake"):
+        backend = backend_of(served, store=store)
+        backend.put(source, "a/file")
+        (found,) = backend.walk("a")
+        backend.fetch(found, tmp_path / store)
+        assert (tmp_path / store).read_bytes() == source.read_bytes()
+    assert not list((served.workspace.path / "fetched").iterdir())
+    assert not list((served.workspace.path / "uploads").iterdir())
+
+
+def test_a_file_that_changes_between_two_pieces_is_not_mixed(
+    served: Served, small: None, tmp_path: Path
+) -> None:
+    """Off switch: let `_of_here` not compare."""
+    backend = backend_of(served)
+    source = tmp_path / "source"
+    source.write_bytes(b"1" * 30)
+    backend.put(source, "file")
+    (listed,) = backend.walk("")
+    stored = open_backend(served.workspace.catalogue.datastore(STORE)).local_path("file")
+    assert stored is not None
+
+    def change(_count: int) -> None:
+        stored.write_bytes(b"2" * 30)
+
+    with pytest.raises(DataChanged, match="has changed"):
+        backend.fetch(listed, tmp_path / "back", change)
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_viewer_reads_and_changes_nothing(served: Served, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    backend_of(served).put(source, "file")
+    viewer = backend_of(served, Role.VIEWER)
+    (found,) = viewer.walk("")
+    viewer.fetch(found, tmp_path / "back")
+    for change in (lambda: viewer.put(source, "other"), lambda: viewer.remove("file")):
+        with pytest.raises(RayjobsError, match="needs the role submitter"):
+            change()
+    assert [one.path for one in viewer.walk("")] == ["file"]
+
+
+@pytest.mark.parametrize("path", ["../up", "a/../../up", "a\0b"])
+def test_a_path_out_of_the_datastore_is_refused_by_the_server_too(
+    served: Served, path: str
+) -> None:
+    connection = served.connection()
+    for what in ("stat", "children", "walk"):
+        with pytest.raises(InvalidReference):
+            connection.whole("GET", f"/v1/datastores/{STORE}/{what}", query={"path": path})
+    body = {"upload": "0" * 32, "path": path, "size": 1}
+    with pytest.raises(InvalidReference):
+        connection.json("POST", f"/v1/datastores/{STORE}/files", body=body)
+
+
+def test_bad_requests_are_refused_with_what_is_missing(served: Served) -> None:
+    connection = served.connection()
+    top = f"/v1/datastores/{STORE}"
+    bad: list[Callable[[], Any]] = [
+        lambda: connection.json("POST", f"{top}/files", body={"upload": 1}),
+        lambda: connection.json("POST", f"{top}/files", body=_put(path="")),
+        lambda: connection.json("POST", f"{top}/files", body=_put(upload="../../etc")),
+        lambda: connection.json("DELETE", f"{top}/files"),
+        lambda: connection.whole("GET", f"{top}/content", query={"path": "a", "size": "-1"}),
+    ]
+    for request in bad:
+        with pytest.raises(UsageError):
+            request()
+
+
+def _put(**changes: Any) -> dict[str, Any]:
+    return {"upload": "0" * 32, "path": "a", "size": 1, **changes}
+
+
+def test_a_client_without_the_disk_uploads_registers_and_downloads(
+    served: Served, tmp_path: Path
+) -> None:
+    workspace = served.client()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("1")
+    store = Datastore(workspace)
+    store.upload(str(tmp_path / "data"), target_path="d", show_progress=False)
+    made = Dataset.File.from_files((store, "d/*")).register(workspace, "d")
+    assert made.download(str(tmp_path / "back")) == [str(tmp_path / "back" / "a.txt")]
+    with pytest.raises(AttributeError):
+        workspace.catalogue.catalogue
+
+
+def test_a_put_whose_answer_was_lost_is_stored_once(served: Served, tmp_path: Path) -> None:
+    """Off switch: let `_stored` refuse an upload that is gone."""
+    lost = LosesAnswers(served.connection()._login)
+    source = tmp_path / "source"
+    source.write_bytes(b"content")
+    backend = backend_of(served)
+    backend._pool._free = [lost]
+    stored = backend.put(source, "file")
+    assert lost.left == 0
+    (listed,) = backend_of(served).walk("")
+    assert (stored.size, stored.etag) == (7, listed.etag)
+
+
+class LosesAnswers(Connection):
+    """Loses the first answer of a request that stores a file."""
+
+    left = 1
+
+    def _exchange(self, *given: Any) -> Any:
+        answer = super()._exchange(*given)
+        if self.left and str(given[2]).endswith("/files"):
+            self.left -= 1
+            answer.read()
+            raise ConnectionResetError("the answer is lost")
+        return answer
