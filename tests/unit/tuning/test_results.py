@@ -68,6 +68,12 @@ def test_the_best_is_finished_and_finite() -> None:
     assert best_trial([], MAX) is None
 
 
+def test_the_best_of_values_is_finite() -> None:
+    values = [math.nan, -math.inf, 0.5, math.inf, 0.25, math.nan]
+    assert (MAX.best(values), MIN.best(values)) == (0.5, 0.25)
+    assert MAX.best([math.nan, math.inf]) is None
+
+
 def test_of_equal_bests_the_better_end_wins_and_then_the_first() -> None:
     trials = [
         trial(9, COMPLETED, 0.945, 0.936),
