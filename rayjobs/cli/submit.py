@@ -356,7 +356,7 @@ def tell(settings: Settings, done: Submitted) -> None:
     from rayjobs.cli.summary import useful_commands
 
     if done.starting:
-        settings.note(f"target {job.target} is not running; starting it")
+        settings.note(f"target {job.target} does not answer; starting it in the background")
     hints = [("logs -f", "follow its log"), ("show", "all details"), ("cancel", "cancel it")]
     if job.state.is_final:  # what it was to start after has ended otherwise
         settings.note(f"it has ended already ({job.state}): {job.reason}")

@@ -49,17 +49,6 @@ NEXT: Mapping[JobState, frozenset[JobState]] = MappingProxyType(
     }
 )
 
-# Shown by `wait_for_completion(show_output=True)`; source: Azure ML v1's stages.
-STAGES: Mapping[JobState, str] = MappingProxyType(
-    {
-        S.QUEUED: "Queued",
-        S.PROVISIONING: "Scaling",
-        S.PREPARING: "Preparing",
-        S.RUNNING: "Running",
-        S.FINALIZING: "Post-processing",
-    }
-)
-
 
 def may_move(old: JobState, new: JobState) -> bool:
     """Return whether the table has a step from `old` to `new`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rayjobs.core.errors import JobFailedError
 from rayjobs.core.paths import home as default_home
 from rayjobs.jobs.records import Job
-from rayjobs.jobs.states import STAGES, JobState
+from rayjobs.jobs.states import JobState
 from rayjobs.results.logs import Logs
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def attach(
 
     Args:
         show: Gets a rank's output as bytes; None follows only the stages.
-        on_stage: Called with Queued, Scaling, Preparing, Running, Post-processing or the final
+        on_stage: Called with Queued, Provisioning, Preparing, Running, Finalizing or the final
             state, each time it (or the reason to wait) changes.
         on_start: Gets the stages of the target's own start, if it does not run.
         start_target: Start the target if it does not run; otherwise wait for another process to
@@ -52,7 +52,7 @@ def attach(
     def look() -> Job:
         nonlocal shown
         job = store.job(job_id)
-        stage = STAGES.get(job.state, str(job.state))
+        stage = str(job.state)
         reason = job.reason if job.state is JobState.QUEUED else ""
         if (stage, reason) != shown:
             shown = (stage, reason)

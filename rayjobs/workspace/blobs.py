@@ -457,7 +457,7 @@ def _storage_errors(where: Path, *, key: str | None = None) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFullError(
                 f"no space is left for files in {where} ({error.strerror}); what was there is "
-                f"unchanged. Free space there (try `df -h {where}`), then repeat.",
+                f"unchanged. Free space there (try `df -h {where}`).",
                 path=str(where),
             ) from error
         raise StoreError(

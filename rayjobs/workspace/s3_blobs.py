@@ -526,7 +526,7 @@ class S3Blobs:
             if _code_of(error) in _FULL or status_of(error) == 507:
                 raise StorageFullError(
                     f"no space is left for files in {where} ({_code_of(error)}); what was there is "
-                    f"unchanged. Free space there, or raise the quota, then repeat"
+                    f"unchanged. Free space there, or raise the quota"
                 ) from error
             raise self._failed(explain(error, what=f"use {key!r}", where=where)) from error
         except OSError as error:

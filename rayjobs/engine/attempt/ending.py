@@ -141,7 +141,7 @@ class AttemptEnding:
                 FailureClass.STORAGE,
                 f"the script ended well, but its files could not be stored: {problems[0]} "
                 f"They are still in {kept} (work, and written for outputs)"
-                f"{self._way_to_store() if outage else ''}.",
+                f"{self._way_to_store() if outage else self._ways_by_hand()}.",
             )
             # No retry: the training is done, only its files are not in the store.
             await record.finish(Outcome.NOT_STORED, failure=failure)
@@ -164,6 +164,10 @@ class AttemptEnding:
             return ""
         job = self._record.job.id
         return f"; `rayjobs store {job}` stores the outputs once the storage answers"
+
+    def _ways_by_hand(self) -> str:
+        """Return what to do about files that no command stores after the job's end, as a clause."""
+        return f"; copy what you need from there, or `rayjobs rerun {self._record.job.id}`"
 
     async def _models(self, collected: Sequence[Collected]) -> Sequence[ModelDraft | ModelRefusal]:
         """Return the models that the script requested to register, ready for the transaction."""
