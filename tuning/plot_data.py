@@ -233,7 +233,9 @@ def nice_ticks(low: float, high: float, *, most: int = 6) -> list[float]:
 
 def _linear(label: str, numbers: Sequence[float], *, are_choices: bool = True) -> Axis:
     distinct = sorted({number for number in numbers if math.isfinite(number)})
-    are_choices &= len(distinct) <= 5 and all(float(f"{one:.2g}") == one for one in distinct)
+    are_choices &= len(distinct) <= 5 and all(
+        float(f"{one:.2g}") == one or (one == int(one) and abs(one) < 10_000) for one in distinct
+    )
     ticks = distinct if are_choices else nice_ticks(distinct[0], distinct[-1])
     return Axis(label, tuple(numbers), tuple((tick, f"{tick:g}") for tick in ticks))
 

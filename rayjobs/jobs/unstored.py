@@ -17,8 +17,8 @@ def why_not(job: Job, attempts: Sequence[Attempt], events: Iterable[Event]) -> s
     """Return why nothing is left to be stored of a job, as a sentence; empty: something may be."""
     if not job.spec.outputs:
         return (
-            f"job {job.id} has no outputs in datastores, which alone can be stored later. Where its "
-            f"other files are if they could not be stored, `rayjobs show {job.id}` says."
+            f"job {job.id} has no outputs in datastores, which alone can be stored later. "
+            f"`rayjobs show {job.id}` says where its other files are, if they were not stored."
         )
     if not job.state.is_final:
         return f"job {job.id} is {job.state}: its outputs are stored at its end."
