@@ -18,6 +18,7 @@ PARTS = (
     "warm",
     "store",
     "team",
+    "http",
     "cli",
     "log",
     "first",
@@ -57,10 +58,8 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
         return lambda rounds, quick: bench_store.measure(
             rounds=rounds, submits=20 if quick else 200
         )
-    if name == "team":
-        from benchmarks import bench_team
-
-        return lambda rounds, quick: bench_team.measure(rounds=rounds, submits=20 if quick else 200)
+    if name in ("team", "http"):
+        return _of_a_team(name)
     if name == "log":
         return lambda rounds, quick: bench_log.measure(
             rounds=rounds, calls=1000 if quick else 20_000
@@ -122,6 +121,18 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
     from benchmarks import bench_data
 
     return lambda rounds, quick: bench_data.measure(rounds=rounds, mib=16 if quick else 512)
+
+
+def _of_a_team(name: str) -> Callable[[int, bool], list[Figure]]:
+    if name == "team":
+        from benchmarks import bench_team
+
+        return lambda rounds, quick: bench_team.measure(rounds=rounds, submits=20 if quick else 200)
+    from benchmarks import bench_http
+
+    return lambda rounds, quick: bench_http.measure(
+        rounds=rounds, jobs=200 if quick else 10_000, requests=200 if quick else 10_000
+    )
 
 
 def _sweep(rounds: int, quick: bool) -> list[Figure]:

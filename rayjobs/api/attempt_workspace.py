@@ -184,6 +184,12 @@ class ChannelBlobs:
             self.get_to(key, path)
             return path.open("rb")
 
+    def read(self, key: str, start: int, length: int) -> bytes:
+        """See `BlobStore.read`."""
+        with self.open(key) as stream:
+            stream.seek(start)
+            return stream.read(length)
+
     def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
         """See `BlobStore.get_to`."""
         name, blob = self._ask(runcalls.FetchBlob(key, digest))

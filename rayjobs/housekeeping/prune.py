@@ -22,13 +22,13 @@ from rayjobs.results import live_logs
 from rayjobs.resume.resuming import PACKED
 from rayjobs.snapshots.pack import blob_key as snapshot_key
 from rayjobs.store.pruning import PrunableJob, PruneView
-from rayjobs.workspace.blobs import BlobStore, PrunableBlobs, blob_key
+from rayjobs.workspace.blobs import UPLOADS, BlobStore, PrunableBlobs, blob_key
 from rayjobs.workspace.folder import OpenWorkspace
 
 DEFAULT_AGE_S = 30 * 86_400.0
 GRACE_S = 3600.0
 # Keys that only we give: what stands elsewhere and was never in a row is not ours to judge.
-_OURS = ("files/", "snapshots/", live_logs.PREFIX)
+_OURS = ("files/", "snapshots/", UPLOADS, live_logs.PREFIX)
 
 
 @dataclass(frozen=True, kw_only=True)

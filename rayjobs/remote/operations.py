@@ -13,11 +13,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
+from rayjobs.remote import plain
 from rayjobs.store.base import Store
 from rayjobs.workspace.users import Role
 
+RECORDS = ("new", "draft")
 VIEWER, SUBMITTER, ADMIN = Role.VIEWER, Role.SUBMITTER, Role.ADMIN
 
 
@@ -30,11 +32,12 @@ class Operation:
         path: Its arguments in braces; the rest travels in the query (GET, DELETE) or the body.
         role: Who may call it.
         method: The method of the store; ``catalogue.…`` of the catalogue.
-        user: The argument, or field of the argument ``new``, that the server sets to the user.
+        user: The argument that the server sets to the user; of one in `RECORDS`, its field.
         own: The argument (or ``argument.field``) that names a job, or a list of jobs, which
             submitters may change only if they are theirs; None names no job.
         kind: What the job that `own` names must be, such as ``interactive``; empty: anything.
         repeats: A second call does nothing more than the first.
+        page: The most items of a list in one answer.
     """
 
     verb: str
@@ -45,6 +48,12 @@ class Operation:
     own: str = ""
     kind: str = ""
     repeats: bool = True
+    page: int = 500
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether the answer is a list, which comes in pages."""
+        return get_origin(hints_of(self.method)["return"]) is list
 
     @property
     def name(self) -> str:
@@ -76,7 +85,6 @@ OPERATIONS: tuple[Operation, ...] = (
         ("/v1/jobs/{job_id}/revision", "revision"),
         ("/v1/jobs/{job_id}/attempts", "attempts"),
         ("/v1/jobs/{job_id}/events", "events"),
-        ("/v1/jobs/{job_id}/metrics", "metrics"),
         ("/v1/jobs/{job_id}/files", "files"),
         ("/v1/jobs/{job_id}/step", "step_of"),
         ("/v1/jobs/{array_id}/members/{index}", "member"),
@@ -86,8 +94,6 @@ OPERATIONS: tuple[Operation, ...] = (
         ("/v1/changes", "change"),
         ("/v1/targets/{target}/live", "live"),
         ("/v1/targets/{target}/durations", "usual_durations"),
-        ("/v1/reports/queue", "queue_history"),
-        ("/v1/reports/usage", "usage"),
         ("/v1/sweeps", "sweeps"),
         ("/v1/sweeps/{sweep_id}", "sweep"),
         ("/v1/sweeps/{sweep_id}/trials", "trials"),
@@ -120,8 +126,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     *_searches(
         ("/v1/jobs:list", "job_lines"),
-        ("/v1/jobs:read", "jobs"),
-        ("/v1/jobs:serials", "jobs_of"),
         ("/v1/jobs:states", "job_states"),
         ("/v1/jobs:arguments", "job_arguments"),
         ("/v1/jobs:member-counts", "member_counts"),
@@ -133,6 +137,11 @@ OPERATIONS: tuple[Operation, ...] = (
         ("/v1/jobs:newest-lock", "newest_lock"),
         ("/v1/datastores:located", "catalogue.located"),
     ),
+    Operation("GET", "/v1/jobs/{job_id}/metrics", VIEWER, "metrics", page=5000),
+    Operation("GET", "/v1/reports/queue", VIEWER, "queue_history", page=2000),
+    Operation("GET", "/v1/reports/usage", VIEWER, "usage", page=2000),
+    Operation("POST", "/v1/jobs:read", VIEWER, "jobs", page=100),
+    Operation("POST", "/v1/jobs:serials", VIEWER, "jobs_of", page=100),
     Operation("POST", "/v1/jobs", SUBMITTER, "submit", user="new"),
     Operation("POST", "/v1/arrays", SUBMITTER, "submit_array", user="new"),
     Operation("POST", "/v1/sweeps", SUBMITTER, "put_sweep", user="new"),
@@ -169,7 +178,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("PUT", "/v1/manifests", SUBMITTER, "catalogue.put_manifest"),
     Operation("PUT", "/v1/datasets", SUBMITTER, "catalogue.add_dataset", repeats=False),
     Operation("PUT", "/v1/dataset-ids/{id}/tags", SUBMITTER, "catalogue.set_dataset_tags"),
-    Operation("POST", "/v1/models:register", SUBMITTER, "put_model", own="run"),
+    Operation("POST", "/v1/models:register", SUBMITTER, "put_model", "draft", "run"),
     Operation("PUT", "/v1/program-setting", SUBMITTER, "put_program_setting"),
     Operation("PUT", "/v1/models/{name}/aliases/{alias}", SUBMITTER, "set_model_alias"),
     Operation("POST", "/v1/models/{name}/update/{version}", SUBMITTER, "update_model"),
@@ -195,6 +204,12 @@ def method_of(method: str) -> Callable[..., Any]:
 
 
 @cache
+def hints_of(method: str) -> dict[str, Any]:
+    """Return the types of a method's arguments, and of what it returns."""
+    return plain.hints_of(method_of(method))
+
+
+@cache
 def signature_of(method: str) -> inspect.Signature:
     """Return the signature of an operation's method, without ``self``."""
     found = inspect.signature(method_of(method))
@@ -203,7 +218,7 @@ def signature_of(method: str) -> inspect.Signature:
 
 def others(operation: Operation) -> Iterator[inspect.Parameter]:
     """Yield the arguments of an operation that are not in its path, nor set by the server."""
-    hidden = {*operation.in_path, operation.user if operation.user != "new" else ""}
+    hidden = {*operation.in_path, "" if operation.user in RECORDS else operation.user}
     for parameter in signature_of(operation.method).parameters.values():
         if parameter.name not in hidden:
             yield parameter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -16,16 +17,16 @@ from rayjobs.core.errors import NotFoundError, RayjobsError, StoreError, UsageEr
 from rayjobs.core.ids import job_id, token
 from rayjobs.datastore.backends import reach_through
 from rayjobs.datastore.catalogue import Catalogue
-from rayjobs.protocol.values import decode, encode
-from rayjobs.remote import operations
+from rayjobs.remote import operations, plain
 from rayjobs.remote.datastores import Pool, ServedBackend
 from rayjobs.store.base import Store
-from rayjobs.workspace.blobs import Blob, open_source
+from rayjobs.workspace.blobs import Blob, blob_key, check_digest, open_source
 from rayjobs.workspace.connection import Connection, upload
 from rayjobs.workspace.fetched_blobs import FetchedBlobs
 from rayjobs.workspace.folder import OpenWorkspace
 
-UPLOAD_BYTES = 4 << 20
+UPLOAD_BYTES = 4 << 20  # a smaller file is one request
+UPLOAD_TRIES = 3
 
 
 def open_server(server: Connection) -> OpenWorkspace:
@@ -148,22 +149,32 @@ def _call(
         path = path.replace(f"{{{name}}}", str(bound[name]))
         if not str(bound[name]) or "/" in str(bound[name]):
             raise UsageError(f"{bound[name]!r} is not a name")
-    # An iterator is read once, here; the server gets a list.
-    rest = {
-        one.name: encode(_listed(bound[one.name]))
-        for one in operations.others(operation)
-        if one.name in bound
-    }
+    hints = operations.hints_of(operation.method)
+    rest = {one.name: bound[one.name] for one in operations.others(operation) if one.name in bound}
     if operation.in_body:
-        answer = server.json(operation.verb, path, body=rest, repeats=operation.repeats)
+        sent = {name: plain.encoder(hints[name])(value) for name, value in rest.items()}
     else:
-        query = {name: json.dumps(value) for name, value in rest.items()}
-        answer = server.json(operation.verb, path, query=query, repeats=operation.repeats)
-    return decode(answer)
+        sent = {
+            name: plain.to_query(hints[name], value)
+            for name, value in rest.items()
+            if value is not None
+        }
 
+    def ask(more: dict[str, Any]) -> Any:
+        given: dict[str, Any] = {"body" if operation.in_body else "query": sent | more}
+        return server.json(operation.verb, path, repeats=operation.repeats, **given)
 
-def _listed(value: Any) -> Any:
-    return list(value) if hasattr(value, "__next__") else value
+    decode = plain.decoder(hints["return"])
+    if not operation.is_paged:
+        return decode(ask({}))
+    found: list[Any] = []
+    cursor: dict[str, Any] = {}
+    while True:
+        answer = ask(cursor)
+        found += decode(answer["items"])
+        if answer["next"] is None:
+            return found
+        cursor = {"cursor": answer["next"]}
 
 
 class HttpBlobs(FetchedBlobs):
@@ -178,6 +189,8 @@ class HttpBlobs(FetchedBlobs):
 
     def put_bytes(self, data: bytes, key: str) -> Blob:
         """See `BlobStore.put_bytes`."""
+        if len(data) <= UPLOAD_BYTES:
+            return self._send_at_once(data, key, None)
         with tempfile.NamedTemporaryFile() as file:
             file.write(data)
             file.flush()
@@ -200,19 +213,44 @@ class HttpBlobs(FetchedBlobs):
     def _upload(self, path: str | Path, key: str | None, digest: str | None) -> Blob:
         from rayjobs.datastore.digests import digest_of_stream
 
-        name = token(16)
         try:
             with open_source(path) as stream:
                 size = os.fstat(stream.fileno()).st_size
-                if key is None and digest is None:
-                    # The server knows by it that it has done a request whose answer was lost.
-                    digest = digest_of_stream(stream)
-                upload(self._server, stream, size, name=name, chunk=UPLOAD_BYTES)
+                if size <= UPLOAD_BYTES:
+                    return self._send_at_once(stream.read(size), key, digest)
+                # Named by its bytes: a command that is repeated continues what it began, and the
+                # server recognizes a request whose answer was lost.
+                found = digest_of_stream(stream)
+                check_digest(digest, found, str(path))
+                if key is None and self._facts(blob_key(found)) == size:
+                    return Blob(blob_key(found), size, found)
+                name = hashlib.sha256(f"{key}:{found}:{size}".encode()).hexdigest()[:32]
+                body = {"key": key, "digest": found, "size": size}
+                for attempt in range(UPLOAD_TRIES):
+                    upload(self._server, stream, size, name=name, chunk=UPLOAD_BYTES)
+                    try:
+                        kept = self._server.json(
+                            "POST", f"/v1/uploads/{name}/keep", body=body, repeats=True
+                        )
+                        return cast(Blob, plain.decoder(Blob)(kept))
+                    except NotFoundError:  # a prune took the pieces of an upload that rested
+                        if attempt + 1 == UPLOAD_TRIES:
+                            raise
         except OSError as error:
             raise StoreError(f"{path} cannot be sent: {error}") from error
-        body = {"key": key, "digest": digest, "size": size}
-        kept = self._server.json("POST", f"/v1/uploads/{name}/keep", body=body, repeats=True)
-        return cast(Blob, decode(kept))
+        raise AssertionError("not reached")
+
+    def _send_at_once(self, data: bytes, key: str | None, digest: str | None) -> Blob:
+        query = {"key": key, "digest": digest}
+        kept = self._server.whole(
+            "POST",
+            "/v1/blobs",
+            query={name: value for name, value in query.items() if value is not None},
+            data=data,
+            headers={"Content-Type": "application/octet-stream"},
+            repeats=True,
+        )
+        return cast(Blob, plain.decoder(Blob)(json.loads(kept)))
 
     def _pieces(self, key: str) -> Iterator[bytes]:
         size, offset = self.size(key), 0

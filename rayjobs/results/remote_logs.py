@@ -14,6 +14,7 @@ from rayjobs.workspace.connection import Connection
 
 CHUNK_BYTES = 1 << 20
 AGAIN_S = 0.5
+SILENT_S = 30.0  # the server says each second that it lives
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def follow(server: Connection, job: str, rank: int, stop: Callable[[], bool]) ->
     nothing comes twice.
     """
     attempt, offset = 0, 0
-    own = server.copy()  # other requests go on meanwhile
+    own = server.copy(answer_s=SILENT_S)  # other requests go on meanwhile
     while not stop():
         query = {"rank": str(rank), "attempt": str(attempt), "offset": str(offset)}
         try:

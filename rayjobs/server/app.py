@@ -17,17 +17,20 @@ from starlette.routing import Route
 
 from rayjobs.core.errors import RayjobsError, SpecError, UsageError
 from rayjobs.datastore.errors import DatastoreError
-from rayjobs.jobs.records import Job
-from rayjobs.protocol.values import ValueFormError, decode, encode
-from rayjobs.remote import operations
+from rayjobs.injob.uploads import clean_name
+from rayjobs.jobs.records import Job, ModelDraft
+from rayjobs.remote import operations, plain
 from rayjobs.remote.operations import OPERATIONS, Operation
-from rayjobs.server import arguments, datastores, jobs, openapi, targets, uploads
+from rayjobs.server import datastores, jobs, openapi, targets, uploads
 from rayjobs.server.access import Caller, Guard, Refusal
 from rayjobs.server.bodies import body_of
-from rayjobs.store.requests import NewJob, NewRun
+from rayjobs.server.pages import Lists, page_of_jobs
+from rayjobs.store.requests import EVERY_JOB, NewJob, NewRun
+from rayjobs.workspace.blobs import check_key
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
+PAGING = {"page_size", "cursor"}
 DRIVER = "rayjobs.tuning.driver_actor:start"
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 
@@ -44,8 +47,9 @@ def make_app(workspace: OpenWorkspace) -> Starlette:
         *datastores.routes(workspace),
     ]
     routes = [_route(guard, verb, path, role, handler) for verb, path, role, handler in extra]
+    lists = Lists()
     routes += [
-        _route(guard, one.verb, one.path, one.role, _operation(workspace, one))
+        _route(guard, one.verb, one.path, one.role, _operation(workspace, one, lists))
         for one in OPERATIONS
     ]
     document = openapi.document([(verb, path, role) for verb, path, role, _ in extra])
@@ -70,10 +74,12 @@ def _route(guard: Guard, verb: str, path: str, role: Role, handler: Handler) -> 
             caller = await run_in_threadpool(
                 guard.admit, request.headers.get("authorization", ""), role
             )
+            for text in (*request.path_params.values(), *request.query_params.values()):
+                plain.decoder(str)(text)  # no store keeps what is not text
             return await handler(request, caller)
         except Refusal as refusal:
             return _error(refusal.status, "UsageError", str(refusal), refusal.headers)
-        except (ValueFormError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except plain.PlainFormError as error:
             return _error(400, "UsageError", f"the request cannot be read: {error}")
         except (RayjobsError, DatastoreError) as error:
             return _refused(error)
@@ -127,31 +133,41 @@ async def _whoami(_request: Request, caller: Caller) -> Response:
     )
 
 
-def _operation(workspace: OpenWorkspace, one: Operation) -> Handler:
+def _operation(workspace: OpenWorkspace, one: Operation, lists: Lists) -> Handler:
     """Return the handler of one row of the table."""
-    known = {parameter.name for parameter in operations.others(one)}
     part: Any = workspace.catalogue if one.method.startswith("catalogue.") else workspace.store
+    method = getattr(part, one.name)
     signature = operations.signature_of(one.method)
-    hints = arguments.hints_of(one.method)
+    hints = operations.hints_of(one.method)
+    known = {parameter.name for parameter in operations.others(one)}
+    encode = plain.encoder(hints["return"])
 
     async def handle(request: Request, caller: Caller) -> Response:
+        paging = {}
         if one.in_body:
             sent = await body_of(request)
+            paging = {name: sent.pop(name) for name in PAGING & sent.keys() if one.is_paged}
+            _set_user(one, sent, caller)
         else:
-            sent = {name: json.loads(text) for name, text in request.query_params.items()}
+            sent = dict(request.query_params)
+            paging = {name: sent.pop(name) for name in PAGING & sent.keys() if one.is_paged}
         if unknown := sent.keys() - known:
             raise Refusal(400, f"there is no argument {', '.join(sorted(unknown))}")
-        given: dict[str, Any] = {name: decode(value) for name, value in sent.items()}
-        for name, text in request.path_params.items():
-            is_number = "int" in str(signature.parameters[name].annotation)
-            if is_number and not str(text).lstrip("-").isdecimal():
-                raise Refusal(400, f"{name} is a whole number")
-            given[name] = int(text) if is_number else text
-        for name, value in given.items():
-            if wrong := arguments.problem(hints[name], value):
-                raise Refusal(400, f"{name}: {wrong}")
+        given: dict[str, Any] = {}
+        for name, value in (sent | request.path_params).items():
+            is_text = not one.in_body or name in request.path_params
+            try:
+                given[name] = (
+                    plain.from_query(hints[name], value)
+                    if is_text
+                    else plain.decoder(hints[name], strict=True)(value)
+                )
+            except plain.PlainFormError as error:
+                raise Refusal(400, f"{name}: {error}") from None
         if one.user == "new":
             given["new"] = await run_in_threadpool(_checked, workspace, given.get("new"), caller)
+        elif one.user == "draft":
+            given["draft"] = _checked_draft(given.get("draft"), caller)
         elif one.user:
             given[one.user] = caller.user
         try:
@@ -163,14 +179,26 @@ def _operation(workspace: OpenWorkspace, one: Operation) -> Handler:
                 await run_in_threadpool(_own, workspace, job_id, caller, one.kind)
         if one.method == "revise":
             await run_in_threadpool(_check_spec, workspace, given.get("spec"))
+        size, cursor = _paging(one, paging)
 
-        def call() -> object:
-            return encode(getattr(part, one.name)(*bound.args, **bound.kwargs))
+        def call() -> bytes:
+            if not one.is_paged:
+                answer = encode(method(*bound.args, **bound.kwargs))
+            else:
+                if one.name in ("jobs", "job_lines"):
+                    which = given.get("which", EVERY_JOB)
+                    items, following = page_of_jobs(method, which, size, cursor)
+                else:
+                    items, following = lists.page(
+                        lambda: method(*bound.args, **bound.kwargs), size, cursor
+                    )
+                answer = {"items": encode(items), "next": following}
+            return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
         started_s = time.perf_counter()
         answer = await run_in_threadpool(call)
         spent = f"store;dur={1000 * (time.perf_counter() - started_s):.1f}"
-        return JSONResponse(answer, headers={"Server-Timing": spent})
+        return Response(answer, media_type="application/json", headers={"Server-Timing": spent})
 
     return handle
 
@@ -191,6 +219,36 @@ def _check_spec(workspace: OpenWorkspace, spec: Any) -> None:
     from rayjobs.submit import submitting
 
     submitting.check(workspace, spec.model_copy(update={"source_directory": None}))
+
+
+def _set_user(one: Operation, sent: dict[str, Any], caller: Caller) -> None:
+    """Set who submits: a client need not say it, and cannot choose it."""
+    if one.user in operations.RECORDS and isinstance(sent.get(one.user), dict):
+        sent[one.user]["user"] = caller.user
+
+
+def _paging(one: Operation, given: dict[str, Any]) -> tuple[int, str]:
+    size = str(given.get("page_size", one.page))
+    if not size.isascii() or not size.isdecimal() or not 1 <= int(size[:9]) <= one.page:
+        raise Refusal(400, f"page_size is a whole number from 1 to {one.page}")
+    cursor = given.get("cursor", "")
+    if not isinstance(cursor, str) or ("cursor" in given and not cursor):
+        raise Refusal(400, f"{cursor!r:.60} is not a cursor")
+    return int(size), cursor
+
+
+def _checked_draft(draft: object, caller: Caller) -> ModelDraft:
+    """Return a model that is to be registered, as the user's own."""
+    if not isinstance(draft, ModelDraft):
+        raise Refusal(400, "`draft` is not a model")
+    for file in draft.files:
+        try:
+            if clean_name(file.name) != file.name:
+                raise UsageError(f"{file.name!r} is not the name of a model's file")
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        check_key(file.blob)
+    return replace(draft, user=caller.user)
 
 
 def _own(workspace: OpenWorkspace, job_id: str, caller: Caller, kind: str) -> None:

@@ -22,7 +22,7 @@ from rayjobs.datastore.errors import DataChanged, DataNotFound
 from rayjobs.datastore.refs import clean_path
 from rayjobs.server.access import Caller, Refusal
 from rayjobs.server.bodies import body_of
-from rayjobs.server.uploads import upload_of
+from rayjobs.server.uploads import Pieces, upload_of
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
@@ -133,17 +133,16 @@ class _Files:
         return JSONResponse(None)
 
 
-def _stored(backend: Backend, upload: Path, path: str, size: int) -> StoredFile:
+def _stored(backend: Backend, upload: Pieces, path: str, size: int) -> StoredFile:
     """Store an upload; a repeated request finds it stored."""
-    if not upload.exists():
-        known = backend.stat(path)
-        if known is None or known.size != size:
-            raise StoreError("there is no such upload; send the file again")
-        return known
-    if upload.stat().st_size != size:
-        raise StoreError(f"the upload has {upload.stat().st_size} bytes instead of {size}")
-    stored = backend.put(upload, path)
-    upload.unlink(missing_ok=True)
+    with upload.joined() as (file, found):
+        if found != size:
+            known = backend.stat(path)
+            if known is None or known.size != size:
+                raise StoreError(f"the upload has {found} bytes instead of {size}; send it again")
+            return known
+        stored = backend.put(file, path)
+    upload.remove()
     return stored
 
 

@@ -78,12 +78,8 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             raise Refusal(416, f"ask for a range of up to {MOST_RANGE} bytes")
         start, end = int(found[1]), min(int(found[2]), int(found[1]) + MOST_RANGE - 1)
 
-        def read() -> bytes:
-            with workspace.blobs.open(request.path_params["key"]) as file:
-                file.seek(start)
-                return file.read(max(0, end - start + 1))
-
-        data = await run_in_threadpool(read)
+        key, length = request.path_params["key"], max(0, end - start + 1)
+        data = await run_in_threadpool(workspace.blobs.read, key, start, length)
         return Response(data, status_code=206, media_type="application/octet-stream")
 
     viewer = Role.VIEWER

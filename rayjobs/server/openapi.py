@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from rayjobs.core.version import __version__
-from rayjobs.remote import operations
+from rayjobs.remote import operations, plain
 from rayjobs.remote.operations import OPERATIONS, Operation
+from rayjobs.workspace.blobs import Blob
 from rayjobs.workspace.users import Role
 
 _ERRORS = {
@@ -17,34 +18,150 @@ _ERRORS = {
     "401": "No token, or one that is wrong, expired or revoked.",
     "403": "The role does not allow it, or it is another user's.",
     "404": "There is no such thing.",
+    "409": "It cannot be done now.",
+    "413": "The body is too large.",
+    "416": "Ask for a range.",
     "422": "It is not valid.",
     "429": "Too many requests.",
+    "503": "The store or the storage cannot be reached.",
 }
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "kind": {"type": "string"},
+                "message": {"type": "string"},
+                "problems": {"type": "array", "items": {"type": "object"}},
+                "matches": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["kind", "message"],
+        }
+    },
+    "required": ["error"],
+}
+_TEXT: dict[str, Any] = {"type": "string"}
+_WHOLE: dict[str, Any] = {"type": "integer", "minimum": 0}
+_FLAG: dict[str, Any] = {"type": "boolean"}
+_OBJECT: dict[str, Any] = {"type": "object"}
+_OBJECTS: dict[str, Any] = {"type": "array", "items": _OBJECT}
+_BYTES = "application/octet-stream"
+_LINES = "application/x-ndjson"
+_RANK = {"rank": _WHOLE, "attempt": _WHOLE}
+_START = {"start": {"enum": ["1"]}}
+_FILES = "/v1/datastores/{name}"
+_UPLOAD = {"key": _TEXT, "digest": _TEXT}
+
+
+def _facts(*texts: str, **more: Any) -> dict[str, Any]:
+    fields = dict.fromkeys(texts, _TEXT) | more
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+# What the routes answer that are no methods of a store; a text names another kind than JSON.
+_ANSWERS: dict[tuple[str, str], Any] = {
+    ("GET", "/v1/workspace"): _facts("id", "name", "path"),
+    ("GET", "/v1/user"): _facts("user", "role", "token", "expires_at"),
+    ("GET", "/v1/jobs/{job_id}/logs"): {"type": "array", "items": _TEXT},
+    ("GET", "/v1/jobs/{job_id}/log"): _BYTES,
+    ("GET", "/v1/jobs/{job_id}/log-times"): _facts(
+        notes={"type": "array"}, after={"type": ["number", "null"]}, is_live=_FLAG
+    ),
+    ("GET", "/v1/jobs/{job_id}/log-stream"): _LINES,
+    ("GET", "/v1/blob-sizes/{key}"): {"type": ["integer", "null"]},
+    ("GET", "/v1/blobs/{key}"): _BYTES,
+    ("POST", "/v1/blobs"): Blob,
+    ("PUT", "/v1/uploads/{name}"): _WHOLE,
+    ("PATCH", "/v1/uploads/{name}"): _WHOLE,
+    ("POST", "/v1/uploads/{name}/keep"): Blob,
+    ("GET", "/v1/targets"): _OBJECTS,
+    ("GET", "/v1/targets/{target}"): _OBJECT,
+    ("GET", "/v1/targets/{target}/capacity"): _OBJECT,
+    ("POST", "/v1/targets/{target}/wake"): _FLAG,
+    ("POST", "/v1/targets/{target}/start"): _facts("version"),
+    ("POST", "/v1/targets/{target}/look"): _OBJECT,
+    ("POST", "/v1/targets/{target}/ask"): _OBJECT,
+    ("GET", f"{_FILES}/check"): {"type": "null"},
+    ("GET", f"{_FILES}/stat"): {"type": ["object", "null"]},
+    ("GET", f"{_FILES}/children"): _OBJECTS,
+    ("GET", f"{_FILES}/walk"): _LINES,
+    ("GET", f"{_FILES}/content"): _BYTES,
+    ("POST", f"{_FILES}/files"): _OBJECT,
+    ("DELETE", f"{_FILES}/files"): {"type": "null"},
+}
+_QUERIES: dict[tuple[str, str], dict[str, Any]] = {
+    ("GET", "/v1/jobs/{job_id}/log"): {"name": _TEXT},
+    ("GET", "/v1/jobs/{job_id}/log-times"): _RANK,
+    ("GET", "/v1/jobs/{job_id}/log-stream"): {**_RANK, "offset": _WHOLE},
+    ("POST", "/v1/blobs"): _UPLOAD,
+    ("PATCH", "/v1/uploads/{name}"): {"offset": _WHOLE},
+    ("GET", "/v1/targets/{target}"): {"ask": {"enum": ["1"]}},
+    ("POST", "/v1/targets/{target}/wake"): _START,
+    ("GET", f"{_FILES}/stat"): {"path": _TEXT},
+    ("GET", f"{_FILES}/children"): {"path": _TEXT},
+    ("GET", f"{_FILES}/walk"): {"path": _TEXT},
+    ("GET", f"{_FILES}/content"): {
+        "path": _TEXT,
+        "etag": _TEXT,
+        "digest": _TEXT,
+        "size": _WHOLE,
+        "offset": _WHOLE,
+    },
+    ("DELETE", f"{_FILES}/files"): {"path": _TEXT},
+}
+_BODIES: dict[tuple[str, str], Any] = {
+    ("POST", "/v1/blobs"): _BYTES,
+    ("PATCH", "/v1/uploads/{name}"): _BYTES,
+    ("POST", "/v1/uploads/{name}/keep"): {
+        "type": "object",
+        "properties": {**{name: {"type": ["string", "null"]} for name in _UPLOAD}, "size": _WHOLE},
+        "required": ["size"],
+    },
+    ("POST", "/v1/targets/{target}/ask"): _OBJECT,
+    ("POST", f"{_FILES}/files"): _facts("upload", "path", size=_WHOLE),
+}
+_SENT = ("JobFilter", "JobChanges", "NewJob", "NewSweep", "NewPipeline", "NewStep", "ModelDraft")
 
 
 def document(extra: Sequence[tuple[str, str, Role]]) -> dict[str, Any]:
     """Return the document; `extra` are the routes that are no methods of a store."""
     found: dict[str, dict[str, Any]] = {}
+    named: dict[str, Any] = {"Error": _ERROR}
     for verb, path, role in extra:
-        _add(found, verb, path, role, summary=path.rpartition("/v1/")[2])
+        entry = _add(found, verb, path, role, summary=path.rpartition("/v1/")[2])
+        _describe(entry, (verb, _bare(path)), named)
     for one in OPERATIONS:
         doc = inspect.getdoc(operations.method_of(one.method)) or ""
         entry = _add(found, one.verb, one.path, one.role, summary=doc.split("\n")[0])
         entry["operationId"] = one.method
-        _arguments(entry, one)
+        _arguments(entry, one, named)
+        _answer(entry, _result(one, named))
+    for name in _SENT:
+        named[name]["additionalProperties"] = False
+        # The server sets the user.
+        named[name]["required"] = [one for one in named[name]["required"] if one != "user"]
     return {
         "openapi": "3.1.0",
         "info": {"title": "rayjobs", "version": __version__},
-        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": named,
+        },
         "security": [{"token": []}],
         "paths": found,
     }
 
 
+def _bare(path: str) -> str:
+    return re.sub(r"{(\w+):\w+}", r"{\1}", path)
+
+
 def _add(
     found: dict[str, dict[str, Any]], verb: str, path: str, role: Role, *, summary: str
 ) -> dict[str, Any]:
-    bare = re.sub(r"{(\w+):\w+}", r"{\1}", path)
+    bare = _bare(path)
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     entry: dict[str, Any] = {
         "summary": summary,
         "description": f"Role: {role.name.lower()}.",
@@ -53,37 +170,85 @@ def _add(
             for name in re.findall(r"{(\w+)}", bare)
         ],
         "responses": {
-            "200": {"description": "Done."},
-            **{status: {"description": text} for status, text in _ERRORS.items()},
+            status: {"description": text, "content": error} for status, text in _ERRORS.items()
         },
     }
     found.setdefault(bare, {})[verb.lower()] = entry
     return entry
 
 
-def _arguments(entry: dict[str, Any], one: Operation) -> None:
-    """Describe the arguments that are not in the path. Their form is that of `protocol.values`."""
-    named = list(operations.others(one))
-    if not named:
-        return
+def _describe(entry: dict[str, Any], route: tuple[str, str], named: dict[str, Any]) -> None:
+    """Describe a route that is no method of a store."""
+    entry["parameters"] += [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in _QUERIES.get(route, {}).items()
+    ]
+    if route in _BODIES:
+        entry["requestBody"] = {"required": True, "content": _content(_BODIES[route])}
+    answer = _ANSWERS.get(route, {})
+    _answer(entry, plain.schema(answer, named) if isinstance(answer, type) else answer)
+    if route == ("GET", "/v1/blobs/{key}"):
+        entry["responses"]["206"] = entry["responses"].pop("200")
+
+
+def _content(schema: Any) -> dict[str, Any]:
+    if isinstance(schema, str):
+        return {schema: {"schema": {}}}
+    return {"application/json": {"schema": schema}}
+
+
+def _answer(entry: dict[str, Any], schema: Any) -> None:
+    entry["responses"]["200"] = {"description": "Done.", "content": _content(schema)}
+
+
+def _result(one: Operation, named: dict[str, Any]) -> dict[str, Any]:
+    hint = operations.hints_of(one.method)["return"]
+    if not one.is_paged:
+        return plain.schema(hint, named)
+    items = {"type": "array", "items": plain.schema(get_args(hint)[0], named)}
+    following = {
+        "type": ["string", "null"],
+        "description": "The cursor of the next page; null: this is the last one.",
+    }
+    return {
+        "type": "object",
+        "properties": {"items": items, "next": following},
+        "required": ["items", "next"],
+    }
+
+
+def _arguments(entry: dict[str, Any], one: Operation, named: dict[str, Any]) -> None:
+    """Describe the arguments."""
+    hints = operations.hints_of(one.method)
+    for parameter in entry["parameters"]:
+        parameter["schema"] = _scalar(hints[parameter["name"]], named)
+    others = list(operations.others(one))
+    fields = {each.name: plain.schema(hints[each.name], named) for each in others}
+    needed = [each.name for each in others if each.default is each.empty]
+    if one.is_paged:
+        fields["page_size"] = {"type": "integer", "minimum": 1, "maximum": one.page}
+        fields["cursor"] = {"type": "string", "description": "`next` of the page before."}
     if not one.in_body:
         entry["parameters"] += [
             {
-                "name": parameter.name,
+                "name": name,
                 "in": "query",
-                "required": parameter.default is parameter.empty,
-                "description": str(parameter.annotation),
-                "content": {"application/json": {}},
+                "required": name in needed,
+                "schema": _scalar(hints[name], named) if name in hints else schema,
             }
-            for parameter in named
+            for name, schema in fields.items()
         ]
-        return
-    schema = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            parameter.name: {"description": str(parameter.annotation)} for parameter in named
-        },
-        "required": [p.name for p in named if p.default is p.empty],
-    }
-    entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    elif fields:
+        schema = {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": fields,
+            "required": needed,
+        }
+        entry["requestBody"] = {"required": True, "content": _content(schema)}
+
+
+def _scalar(hint: Any, named: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an argument in a path or query, which cannot be null there."""
+    others = [one for one in get_args(hint) if one is not type(None)]
+    return plain.schema(others[0] if len(others) == 1 else hint, named)

@@ -1,29 +1,32 @@
-"""Routes of uploads: pieces at an offset, so that a lost connection costs one piece at most."""
+"""Routes of uploads: small files at once, large ones in pieces at an offset.
+
+The pieces are blobs of the workspace, so that every server of it can continue what another began.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import re
-import time
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rayjobs.core.errors import StorageFullError, StoreError, UsageError
-from rayjobs.protocol.values import encode
+from rayjobs.core.errors import NotFoundError, StorageFullError
+from rayjobs.remote import plain
 from rayjobs.server.access import Caller, Refusal
 from rayjobs.server.bodies import body_of
-from rayjobs.workspace.blobs import Blob, blob_key
+from rayjobs.workspace.blobs import UPLOADS, Blob, BlobStore, blob_key
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 MOST_PIECE = 8 << 20
 MOST_FILE = 64 << 30
-ABANDONED_S = 86_400.0
+_ENCODE = plain.encoder(Blob)
 _NAME = re.compile(r"[0-9a-f]{32}\Z")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SNAPSHOT = re.compile(r"snapshots/sha256/[0-9a-f]{2}/[0-9a-f]{64}\.tar\.zst\Z")
@@ -31,56 +34,68 @@ _SNAPSHOT = re.compile(r"snapshots/sha256/[0-9a-f]{2}/[0-9a-f]{64}\.tar\.zst\Z")
 
 def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     """Return the routes."""
-    folder = _folder(workspace)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _drop_abandoned(folder)
+    blobs, scratch = workspace.blobs, _scratch(workspace)
 
-    def file_of(request: Request, caller: Caller) -> Path:
+    def pieces_of(request: Request, caller: Caller) -> Pieces:
         return upload_of(workspace, request.path_params["name"], caller)
 
+    async def store(request: Request, _caller: Caller) -> Response:
+        key, digest = request.query_params.get("key"), request.query_params.get("digest")
+        _check_names(key, digest)
+        data = await _piece_of(request)
+
+        def call() -> Blob:
+            with tempfile.NamedTemporaryFile(dir=scratch) as file:
+                file.write(data)
+                file.flush()
+                return _store(blobs, Path(file.name), key, digest)
+
+        return JSONResponse(_ENCODE(await run_in_threadpool(_on_disk, call)))
+
     async def begin(request: Request, caller: Caller) -> Response:
-        path = file_of(request, caller)
-
-        def look() -> int:
-            with contextlib.suppress(FileNotFoundError):
-                return path.stat().st_size
-            path.touch(mode=0o600)
-            return 0
-
-        return JSONResponse(await run_in_threadpool(look))
+        pieces = pieces_of(request, caller)
+        return JSONResponse(await run_in_threadpool(lambda: pieces.size))
 
     async def append(request: Request, caller: Caller) -> Response:
-        path, offset = file_of(request, caller), request.query_params.get("offset", "")
-        if not offset.isascii() or not offset.isdecimal() or len(offset) > 15:
-            raise Refusal(400, "offset is a whole number")
-        data = bytearray()
-        async for part in request.stream():
-            data += part
-            if len(data) > MOST_PIECE:
-                raise Refusal(413, f"a piece has at most {MOST_PIECE} bytes")
-        size = await run_in_threadpool(_append, path, int(offset), bytes(data))
-        return JSONResponse(size)
+        pieces, offset = pieces_of(request, caller), request.query_params.get("offset", "")
+        if not offset.isascii() or not offset.isdecimal() or int(offset[:16]) > MOST_FILE:
+            raise Refusal(400, f"offset is a whole number of up to {MOST_FILE}")
+        data = await _piece_of(request)
+        await run_in_threadpool(pieces.add, int(offset), data)
+        return JSONResponse(int(offset) + len(data))
 
     async def keep(request: Request, caller: Caller) -> Response:
-        path, values = file_of(request, caller), await body_of(request)
+        pieces, values = pieces_of(request, caller), await body_of(request)
         key, digest, size = values.get("key"), values.get("digest"), values.get("size")
-        if key is not None and (not isinstance(key, str) or not _SNAPSHOT.match(key)):
-            raise Refusal(403, f"{key!r:.100} is not a snapshot's key; others are named by digest")
-        if not isinstance(size, int) or not isinstance(digest, str | None):
+        _check_names(key, digest)
+        if not isinstance(size, int) or isinstance(size, bool):
             raise Refusal(400, "give key, digest and size")
-        blob = await run_in_threadpool(_keep, workspace, path, key, digest, size)
-        return JSONResponse(encode(blob))
+
+        def call() -> Blob:
+            with pieces.joined() as (path, found):
+                if found != size:
+                    # Repeated after a lost answer, the pieces are gone and the bytes are there.
+                    known = key or (blob_key(digest) if digest else None)
+                    if known is not None and blobs.exists(known):
+                        return Blob(known, blobs.size(known), digest or "")
+                    raise NotFoundError(f"the upload has {found} bytes instead of {size}")
+                blob = _store(blobs, path, key, digest)
+            pieces.remove()
+            return blob
+
+        return JSONResponse(_ENCODE(await run_in_threadpool(_on_disk, call)))
 
     submitter = Role.SUBMITTER
     return [
+        ("POST", "/v1/blobs", submitter, store),
         ("PUT", "/v1/uploads/{name}", submitter, begin),
         ("PATCH", "/v1/uploads/{name}", submitter, append),
         ("POST", "/v1/uploads/{name}/keep", submitter, keep),
     ]
 
 
-def upload_of(workspace: OpenWorkspace, name: str, caller: Caller) -> Path:
-    """Return the file of a caller's upload; it may be missing.
+def upload_of(workspace: OpenWorkspace, name: str, caller: Caller) -> Pieces:
+    """Return a caller's upload; nothing of it may be there.
 
     Raises:
         Refusal: it is not the name of an upload.
@@ -88,54 +103,90 @@ def upload_of(workspace: OpenWorkspace, name: str, caller: Caller) -> Path:
     if not _NAME.match(name):
         raise Refusal(400, "an upload has a name of 32 hexadecimal digits")
     # Each user has uploads of their own.
-    return _folder(workspace) / f"{caller.user.encode().hex()}-{name}"
+    prefix = f"{UPLOADS}{caller.user.encode().hex()}-{name}/"
+    return Pieces(workspace.blobs, prefix, _scratch(workspace))
 
 
-def _folder(workspace: OpenWorkspace) -> Path:
-    return workspace.path / "uploads"
+def _scratch(workspace: OpenWorkspace) -> Path:
+    folder = workspace.path / "uploads"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
-def _append(path: Path, offset: int, data: bytes) -> int:
-    """Write a piece at its offset; return the size then. A piece that is there is not added."""
+class Pieces:
+    """The pieces of one upload that are there, each named by its offset and length."""
+
+    def __init__(self, blobs: BlobStore, prefix: str, scratch: Path) -> None:
+        self._blobs = blobs
+        self._prefix = prefix
+        self._scratch = scratch
+
+    def add(self, offset: int, data: bytes) -> None:
+        """Store a piece; one that is there is stored again with the same bytes."""
+        if data:
+            self._blobs.put_bytes(data, f"{self._prefix}{offset:012d}-{len(data)}")
+
+    @property
+    def size(self) -> int:
+        """Up to where the upload is whole."""
+        return sum(length for _, length in self._chain())
+
+    @contextmanager
+    def joined(self) -> Iterator[tuple[Path, int]]:
+        """Give a temporary file with the bytes up to there, and its size."""
+        with tempfile.NamedTemporaryFile(dir=self._scratch) as file:
+            size = 0
+            for key, _ in self._chain():
+                with self._blobs.open(key) as piece:
+                    size += file.write(piece.read())
+            file.flush()
+            yield Path(file.name), size
+
+    def remove(self) -> None:
+        """Remove all pieces."""
+        for key in self._blobs.list(self._prefix):
+            self._blobs.delete(key)
+
+    def _chain(self) -> list[tuple[str, int]]:
+        longest: dict[int, tuple[str, int]] = {}
+        for key in self._blobs.list(self._prefix):
+            start, _, length = key.removeprefix(self._prefix).partition("-")
+            if int(length) > longest.get(int(start), ("", 0))[1]:
+                longest[int(start)] = (key, int(length))
+        chain, at = [], 0
+        while at in longest:
+            chain.append(longest[at])
+            at += longest[at][1]
+        return chain
+
+
+def _check_names(key: object, digest: object) -> None:
+    if key is not None and (not isinstance(key, str) or not _SNAPSHOT.match(key)):
+        raise Refusal(403, f"{key!r:.100} is not a snapshot's key; others are named by digest")
+    if digest is not None and (not isinstance(digest, str) or not _DIGEST.fullmatch(digest)):
+        raise Refusal(400, f"{digest!r:.100} is not a digest such as sha256:0f…")
+
+
+async def _piece_of(request: Request) -> bytes:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > MOST_PIECE:
+            raise Refusal(413, f"a piece has at most {MOST_PIECE} bytes")
+    return bytes(data)
+
+
+def _store(blobs: BlobStore, path: Path, key: str | None, digest: str | None) -> Blob:
+    if key is None:
+        return blobs.add_file(path, digest=digest)
+    if blobs.exists(key):
+        # A snapshot's key says what is in it: what others run is never replaced.
+        return Blob(key, blobs.size(key), digest or "")
+    return blobs.put_file(path, key, digest=digest)
+
+
+def _on_disk(call: Callable[[], Blob]) -> Blob:
     try:
-        with path.open("r+b") as file:
-            size = file.seek(0, 2)
-            if offset > size or offset + len(data) > MOST_FILE:
-                raise UsageError(f"the upload has {size} bytes, and this piece begins at {offset}")
-            file.seek(offset)
-            file.write(data)
-            return max(size, offset + len(data))
-    except FileNotFoundError:
-        raise UsageError("there is no such upload; begin it again") from None
+        return call()
     except OSError as error:
         raise StorageFullError(f"the upload cannot be kept: {error.strerror}") from error
-
-
-def _keep(
-    workspace: OpenWorkspace, path: Path, key: str | None, digest: str | None, size: int
-) -> Blob:
-    # Repeated after a lost answer, the upload is gone and its bytes are there.
-    if not path.exists():
-        known = key or (blob_key(digest) if digest and _DIGEST.fullmatch(digest) else None)
-        if known is not None and workspace.blobs.exists(known):
-            return Blob(known, workspace.blobs.size(known), digest or "")
-        raise StoreError("there is no such upload; send the file again")
-    if path.stat().st_size != size:
-        raise StoreError(f"the upload has {path.stat().st_size} bytes instead of {size}")
-    if key is None:
-        blob = workspace.blobs.add_file(path, digest=digest)
-    elif workspace.blobs.exists(key):
-        # A snapshot's key says what is in it: what others run is never replaced.
-        blob = Blob(key, workspace.blobs.size(key), digest or "")
-    else:
-        blob = workspace.blobs.put_file(path, key, digest=digest)
-    path.unlink(missing_ok=True)
-    return blob
-
-
-def _drop_abandoned(folder: Path) -> None:
-    oldest = time.time() - ABANDONED_S  # compared with file times, which are wall time
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_mtime < oldest:
-                path.unlink()

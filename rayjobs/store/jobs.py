@@ -423,6 +423,9 @@ def _conditions(which: JobFilter) -> tuple[list[str], dict[str, Any]]:
         if value is not None:
             conditions.append(f"{column} = :{column}")
             values[column] = value
+    if which.after is not None:
+        conditions.append("serial < :after" if which.newest_first else "serial > :after")
+        values["after"] = which.after
     if which.tag is not None:
         conditions.append(
             "EXISTS (SELECT 1 FROM json_each(jobs.tags) AS tag"

@@ -28,6 +28,7 @@ class JobFilter:
         trials: Include trials of sweeps.
         limit: The most jobs to return; None returns all.
         newest_first: By time of submission, newest first; otherwise oldest first.
+        after: The serial of the job after which the list begins, in its order.
     """
 
     states: Sequence[JobState] | None = None
@@ -39,6 +40,7 @@ class JobFilter:
     trials: bool = True
     limit: int | None = None
     newest_first: bool = True
+    after: int | None = None
 
 
 EVERY_JOB = JobFilter()

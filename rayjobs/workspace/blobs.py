@@ -28,6 +28,7 @@ from rayjobs.core.safe_delete import OwnFolder, Removed
 
 CHUNK_BYTES = 1 << 20
 TEMPORARY = ".tmp"
+UPLOADS = "uploads/"  # keys of the pieces that a server receives; pruned when they are abandoned
 HASHED_AT_MOST = 16 * 1024**2  # bytes: what is kept and not larger is read before it is trusted
 ABANDONED_S = 86_400.0  # a temporary file untouched for so long is of a process that died
 
@@ -92,6 +93,10 @@ class BlobStore(Protocol):
 
     def open(self, key: str) -> BinaryIO:
         """Return a seekable file for reading. Raises NotFoundError."""
+        ...
+
+    def read(self, key: str, start: int, length: int) -> bytes:
+        """Return up to `length` bytes from `start`; none behind the end. Raises NotFoundError."""
         ...
 
     def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
@@ -236,6 +241,12 @@ class FolderBlobs:
         path = self._path(key)
         with _storage_errors(path, key=key):
             return path.open("rb")
+
+    def read(self, key: str, start: int, length: int) -> bytes:
+        """See `BlobStore.read`."""
+        with self.open(key) as source, _storage_errors(self.root):
+            source.seek(start)
+            return source.read(length)
 
     def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
         """See `BlobStore.get_to`."""

@@ -25,6 +25,7 @@ ADDRESS = "RAYJOBS_ADDRESS"
 TOKEN = "RAYJOBS_TOKEN"
 CERTIFICATES = "RAYJOBS_CA_FILE"
 ANSWER_S = 120.0
+CONNECT_S = 20.0
 TRIES = 8
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -35,7 +36,11 @@ _Taken = TypeVar("_Taken")
 
 @dataclass(frozen=True)
 class Login:
-    """Where a server is, and the token for it."""
+    """Where a server is, and the token for it.
+
+    Attributes:
+        address: ``https://HOST:PORT``; several servers of one workspace with commas between them.
+    """
 
     address: str
     token: str
@@ -81,26 +86,41 @@ def read_login() -> Login | None:
 
 
 class Connection:
-    """Sends requests to one server. Not safe for threads: `copy` gives each thread its own.
+    """Sends requests to a server. Not safe for threads: `copy` gives each thread its own.
 
     A request that may be repeated without harm is repeated with growing pauses while the server
-    cannot be reached or is busy.
+    cannot be reached or is busy; where the login names several servers, at the next one.
     """
 
-    def __init__(self, login: Login) -> None:
-        parts = urlsplit(login.address)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(
-                f"{login.address!r} is not the address of a server; write https://HOST:PORT"
-            )
-        self.address = login.address.rstrip("/")
+    def __init__(self, login: Login, *, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
+        self._servers = [one.strip().rstrip("/") for one in login.address.split(",")]
+        for one in self._servers:
+            parts = urlsplit(one)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise UsageError(f"{one!r} is not the address of a server; write https://HOST:PORT")
         self._login = login
-        self._parts = parts
         self._open: http.client.HTTPConnection | None = None
+        self._use(0)
 
-    def copy(self) -> Connection:
-        """Return another connection to the same server."""
-        return Connection(self._login)
+    @property
+    def address(self) -> str:
+        """The server that gets the next request."""
+        return self._servers[self._number]
+
+    def _use(self, number: int) -> None:
+        self._number = number % len(self._servers)
+        self._parts = urlsplit(self.address)
+
+    def copy(self, *, answer_s: float = ANSWER_S) -> Connection:
+        """Return another connection to the same server.
+
+        Args:
+            answer_s: The longest silence of the server.
+        """
+        made = Connection(self._login, answer_s=answer_s)
+        made._use(self._number)
+        return made
 
     def close(self) -> None:
         """Close the connection; the next request opens it again."""
@@ -160,8 +180,10 @@ class Connection:
     ) -> _Taken:
         may_repeat = verb in ("GET", "HEAD", "PUT", "DELETE") if repeats is None else repeats
         pause_s, failure = FIRST_PAUSE_S, ""
-        for attempt in range(TRIES):
+        for attempt in range(TRIES * len(self._servers)):
             if attempt:
+                self._use(self._number + 1)
+            if attempt and attempt % len(self._servers) == 0:
                 time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads clients
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             was_sent = False
@@ -188,7 +210,12 @@ class Connection:
                         f"{self.address} did not answer {verb} {path} ({failure}); it may have "
                         f"been done all the same: look before you repeat it"
                     ) from error
-        raise UnreachableError(f"the server {self.address} cannot be reached: {failure}")
+        what = (
+            f"server {self.address}"
+            if len(self._servers) == 1
+            else (f"servers {' and '.join(self._servers)}")
+        )
+        raise UnreachableError(f"the {what} cannot be reached: {failure}")
 
     def _connected(self) -> http.client.HTTPConnection:
         if self._open is not None:
@@ -197,11 +224,12 @@ class Connection:
         if self._parts.scheme == "https":
             context = ssl.create_default_context(cafile=os.environ.get(CERTIFICATES) or None)
             made: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port or 443, timeout=ANSWER_S, context=context
+                host, port or 443, timeout=CONNECT_S, context=context
             )
         else:
-            made = http.client.HTTPConnection(host, port or 80, timeout=ANSWER_S)
+            made = http.client.HTTPConnection(host, port or 80, timeout=CONNECT_S)
         made.connect()
+        made.sock.settimeout(self._answer_s)
         self._open = made
         return made
 

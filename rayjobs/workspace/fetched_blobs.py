@@ -43,6 +43,12 @@ class FetchedBlobs(ABC):
         stream.seek(0)
         return cast(BinaryIO, stream)
 
+    def read(self, key: str, start: int, length: int) -> bytes:
+        """See `BlobStore.read`."""
+        with self.open(key) as stream:
+            stream.seek(start)
+            return stream.read(length)
+
     def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
         """See `BlobStore.get_to`."""
         try:

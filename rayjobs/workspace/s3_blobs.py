@@ -207,6 +207,27 @@ class S3Blobs:
             finally:
                 draft.unlink(missing_ok=True)
 
+    def read(self, key: str, start: int, length: int) -> bytes:
+        """See `BlobStore.read`."""
+        from botocore.exceptions import ClientError
+
+        self._check(key)
+        if length <= 0:
+            return b""
+        with self._errors(key), self._absence(key):
+            try:
+                answer = self._client().get_object(
+                    Bucket=self.address.bucket,
+                    Key=self._at(BLOBS, key),
+                    Range=f"bytes={start}-{start + length - 1}",
+                )
+            except ClientError as error:
+                if _code_of(error) in ("InvalidRange", "416"):
+                    return b""
+                raise
+            with contextlib.closing(answer["Body"]) as body:
+                return bytes(body.read())
+
     def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
         """See `BlobStore.get_to`."""
         self._check(key)

@@ -40,6 +40,8 @@ class BlobContract:
             assert file.read() == data
             file.seek(size // 2)
             assert file.read() == data[size // 2 :]
+        assert blobs.read(blob.key, size // 2, 1000) == data[size // 2 :][:1000]
+        assert blobs.read(blob.key, size, 10) == b""
         assert blobs.get_to(blob.key, tmp_path / "copy", digest=blob.digest) == blob
         assert (tmp_path / "copy").read_bytes() == data
 

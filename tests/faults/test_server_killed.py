@@ -107,10 +107,8 @@ def test_an_upload_continues_on_the_next_server(
     done: list[Blob] = []
     thread = threading.Thread(target=lambda: done.append(client.blobs.add_file(tmp_path / "data")))
     thread.start()
-    uploads = tmp_path / "ws" / "uploads"
-    wait_until(
-        lambda: any(one.stat().st_size > 100_000 for one in uploads.iterdir()), "some is there"
-    )
+    uploads = tmp_path / "ws" / "blobs" / "uploads"
+    wait_until(lambda: sum(1 for _ in uploads.rglob("*-*")) > 10, "some is there")
     server.kill()
     server.start()
     thread.join(LONGEST_S)
@@ -132,6 +130,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(
 
     data = os.urandom(100_000)
     (tmp_path / "data").write_bytes(data)
+    monkeypatch.setattr(remote, "UPLOAD_BYTES", 64 << 10)
     with monkeypatch.context() as broken:
         broken.setattr(http.client.HTTPResponse, "read", cut)
         blob = client.blobs.add_file(tmp_path / "data")

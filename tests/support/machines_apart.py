@@ -56,12 +56,12 @@ class OtherMachine:
             check=False,
         )
 
-    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+    def begin(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start a command; the caller reads its output and ends it."""
         return subprocess.Popen(
             self.command(*arguments),
             env=self.environment,
-            cwd=self.home,
+            cwd=cwd or self.home,
             stdout=subprocess.PIPE,
             text=True,
         )

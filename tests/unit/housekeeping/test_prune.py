@@ -127,6 +127,12 @@ def test_files_that_no_job_refers_to_go(runs: Runs) -> None:
     assert runs.blobs.exists("elsewhere/x")
 
 
+def test_pieces_of_uploads_that_rest_go(runs: Runs) -> None:
+    runs.blobs.put_bytes(b"abc", "uploads/61-00/0-3")
+    prune_all(runs, Rules())
+    assert not list(runs.blobs.list("uploads/"))
+
+
 def test_records_go_where_that_is_asked_for(runs: Runs) -> None:
     gone, kept = runs.finished("gone", b"weights"), runs.finished("model", b"model")
     register(runs, kept)

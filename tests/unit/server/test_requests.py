@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import math
 import os
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rayjobs.core.errors import NotFoundError, RayjobsError, SpecError, StoreError, UsageError
+from rayjobs.jobs.records import Job, MetricPoint, ModelDraft, ModelFile
+from rayjobs.models import uploaded
+from rayjobs.server import pages
 from rayjobs.server.running import Listening, serve
 from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
-from rayjobs.store.requests import JobFilter, NewJob
+from rayjobs.store.base import Store
+from rayjobs.store.requests import JobChanges, JobFilter, NewJob
+from rayjobs.workspace.connection import Connection, Login
 from tests.unit.server.conftest import Served
 
 
@@ -26,6 +34,7 @@ def test_a_file_goes_there_and_back(served: Served, tmp_path: Path) -> None:
     assert blob.digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
     client.blobs.get_to(blob.key, tmp_path / "back", digest=blob.digest)
     assert (tmp_path / "back").read_bytes() == data
+    assert list(served.workspace.blobs.list("uploads/")) == []
     assert list((served.workspace.path / "uploads").iterdir()) == []
 
 
@@ -36,11 +45,44 @@ def test_an_upload_goes_on_where_it_stood(served: Served) -> None:
         connection.send("PATCH", f"/v1/uploads/{name}", query={"offset": offset}, data=b"abc")
         connection.close()
     assert connection.json("PUT", f"/v1/uploads/{name}") == 3
-    with pytest.raises(UsageError, match="has 3 bytes"):
-        connection.send("PATCH", f"/v1/uploads/{name}", query={"offset": "9"}, data=b"x")
-    body = {"key": None, "digest": None, "size": 4}
-    with pytest.raises(StoreError, match="3 bytes instead of 4"):
+    connection.send("PATCH", f"/v1/uploads/{name}", query={"offset": "9"}, data=b"x")
+    connection.close()
+    assert connection.json("PUT", f"/v1/uploads/{name}") == 3  # a piece behind a gap is not counted
+    body = {"key": None, "digest": None, "size": 10}
+    with pytest.raises(NotFoundError, match="3 bytes instead of 10"):
         connection.json("POST", f"/v1/uploads/{name}/keep", body=body)
+
+
+def test_a_command_that_is_repeated_continues_its_upload(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = served.client()
+    (tmp_path / "data").write_bytes(os.urandom(9 << 20))
+    sent: list[str] = []
+    whole = Connection.whole
+
+    def interrupted(self: Connection, verb: str, path: str, **more: Any) -> bytes:
+        if verb == "PATCH":
+            sent.append(more["query"]["offset"])
+            if len(sent) == 2:
+                raise KeyboardInterrupt
+        return whole(self, verb, path, **more)
+
+    monkeypatch.setattr(Connection, "whole", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.blobs.add_file(tmp_path / "data")
+    blob = served.client().blobs.add_file(tmp_path / "data")
+    assert sent == ["0", str(4 << 20), str(4 << 20), str(8 << 20)]
+    assert served.workspace.blobs.size(blob.key) == 9 << 20
+    assert list(served.workspace.blobs.list("uploads/")) == []
+    assert client.blobs.add_file(tmp_path / "data") == blob  # the server has it
+    assert len(sent) == 4
+
+
+def test_another_users_upload_is_another(served: Served) -> None:
+    name, first, second = "b" * 32, served.connection("ada"), served.connection("eve")
+    first.send("PATCH", f"/v1/uploads/{name}", query={"offset": "0"}, data=b"abc")
+    assert second.json("PUT", f"/v1/uploads/{name}") == 0
 
 
 def test_bytes_that_are_not_those_of_their_digest_are_refused(
@@ -82,7 +124,16 @@ def test_a_path_does_not_lead_out_of_the_blobs(served: Served, path: str) -> Non
         b'{"which": {"$": "os.system", "of": {}}}',
         b'{"which": 7}',
         b'{"unknown": 1}',
-        b'{"which": {"$": "JobFilter", "of": {"limit": "x"}}}',
+        b'{"which": {"limit": "x"}}',
+        b'{"which": {"limit": NaN}}',
+        b'{"which": {"experiment": "a\\u0000b"}}',
+        b'{"which": {"experiment": "\\ud800"}}',
+        b'{"which": {"limit": 1%s}}' % (b"0" * 5000),
+        b"[" * 100_000,
+        b'{"cursor": "x"}',
+        b'{"cursor": ""}',
+        b'{"page_size": 0}',
+        b'{"page_size": 501}',
     ],
 )
 def test_a_malformed_body_is_refused(served: Served, body: bytes) -> None:
@@ -139,3 +190,124 @@ def test_lists_and_names_are_those_of_the_store(served: Served) -> None:
 def test_a_certificate_that_cannot_be_read_is_named(served: Served) -> None:
     with pytest.raises(UsageError, match="--tls-cert /nothing cannot be read: name a PEM file"):
         serve(served.workspace, Listening(certificate="/nothing", key="/nothing"))
+
+
+def draft_of(name: str, blob: str = "files/sha256/ab/abcd") -> ModelDraft:
+    file = ModelFile(name=name, size=3, digest="sha256:abcd", blob=blob)
+    return ModelDraft(
+        name="digits",
+        path="m",
+        digest="sha256:0",
+        files=(file,),
+        sources=(),
+        lineage={},
+        user="root",
+    )
+
+
+def test_a_model_of_own_files_is_its_users(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"abc")
+    client = served.client("ada")
+    made = uploaded.put(client, name="digits", path=tmp_path / "weights.bin", user="root")
+    assert made.created_by == "ada"
+    assert served.workspace.store.model("digits") == made
+    with served.workspace.blobs.open(made.files[0].blob) as file:
+        assert file.read() == b"abc"
+
+
+@pytest.mark.parametrize("draft", [draft_of("../x"), draft_of("/x"), draft_of("x", "../../x")])
+def test_a_models_file_has_a_name_and_a_key(served: Served, draft: ModelDraft) -> None:
+    with pytest.raises(UsageError):
+        served.client().store.put_model(None, draft)
+
+
+def test_a_client_asks_the_next_server(served: Served) -> None:
+    with socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))  # nothing listens there
+        dead = f"http://127.0.0.1:{gone.getsockname()[1]}"
+        token = served.connection()._login.token
+        client = Connection(Login(f"{dead},{served.address}", token))
+        assert client.json("GET", "/v1/user")["user"] == "ada"
+        assert client.address == served.address
+        client.close()
+
+
+def submitted(store: Store, number: int) -> Job:
+    spec = JobSpec(command="true", name=f"n{number}")
+    return store.submit(NewJob(spec=spec, experiment="e", snapshot=None, user=""))[0]
+
+
+def test_lists_come_in_pages(served: Served) -> None:
+    store = served.workspace.store
+    ids = [submitted(store, number).id for number in range(5)]
+    connection = served.connection()
+
+    def page(**more: Any) -> dict[str, Any]:
+        body = {"page_size": 2, "which": {"newest_first": False}} | more
+        return dict(connection.json("POST", "/v1/jobs:list", body=body))
+
+    first = page()
+    assert [one["id"] for one in first["items"]] == ids[:2]
+    second = page(cursor=first["next"])
+    ids.append(submitted(store, 5).id)  # a new job does not move the pages
+    last = page(cursor=second["next"])
+    assert [one["id"] for one in (*second["items"], *last["items"])] == ids[2:]
+    assert last["next"] is None
+    newest = page(which={"limit": 3})
+    assert [one["id"] for one in newest["items"]] == ids[:3:-1]
+    rest = page(which={"limit": 3}, cursor=newest["next"])
+    assert ([one["id"] for one in rest["items"]], rest["next"]) == ([ids[3]], None)
+
+
+def test_a_list_continues_without_the_kept_rest(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submitted(served.workspace.store, 0)
+    for number in range(4):
+        served.workspace.store.update(job.id, JobChanges(priority=number + 1))
+    connection, path = served.connection(), f"/v1/jobs/{job.id}/events"
+    known = served.workspace.store.events(job.id)
+    assert len(known) >= 4
+    for kept in (60.0, -1.0):
+        monkeypatch.setattr(pages, "KEPT_S", kept)
+        found, query = [], {"page_size": "2"}
+        while True:
+            answer = connection.json("GET", path, query=query)
+            found += answer["items"]
+            if answer["next"] is None:
+                break
+            query["cursor"] = answer["next"]
+        assert [one["serial"] for one in found] == [one.serial for one in known]
+
+
+def test_a_client_reads_all_pages(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, client = served.workspace.store, served.client()
+    for number in range(7):
+        submitted(store, number)
+    whole, asked = Connection.json, []
+
+    def small(self: Connection, verb: str, path: str, **more: Any) -> Any:
+        if path.startswith("/v1/jobs:"):
+            asked.append(path)
+            more["body"]["page_size"] = 3
+        return whole(self, verb, path, **more)
+
+    monkeypatch.setattr(Connection, "json", small)
+    assert client.store.job_lines() == store.job_lines()
+    assert client.store.jobs(JobFilter(limit=5)) == store.jobs(JobFilter(limit=5))
+    assert len(asked) == 5
+
+
+def test_values_that_json_cannot_write_arrive(served: Served) -> None:
+    store = served.workspace.store
+    job = submitted(store, 0)
+    at = job.submitted_at
+    points = [
+        MetricPoint(attempt=0, rank=0, sequence=number, name="loss", value=value, step=None, at=at)
+        for number, value in enumerate((math.inf, -math.inf, 1.5, {"a": [math.inf]}))
+    ]
+    store.add_metrics(job.id, points)
+    assert served.client().store.metrics(job.id) == store.metrics(job.id)
+    assert store.metrics(job.id)[0].value == math.inf
+    tree = served.connection().json("GET", f"/v1/jobs/{job.id}")
+    assert tree["spec"]["command"] == "true" and tree["submitted_at"].endswith("Z")
