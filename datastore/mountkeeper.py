@@ -31,11 +31,11 @@ def keep(folder: MountFolder) -> None:
         cwd="/",
     )
     _note(folder, own_identity(), identity_of(server.pid))
-    told = False
+    is_reported = False
     while True:
         status = server.poll()
-        if status is not None and not told:
-            told = True
+        if status is not None and not is_reported:
+            is_reported = True
             how = f"signal {-status}" if status < 0 else f"exit code {status}"
             folder.say_trouble("MountLost", f"the process behind the mount ended with {how}")
             _note(folder, own_identity(), None)

@@ -91,13 +91,13 @@ def default_of(field: dataclasses.Field[object]) -> str:
 
 def section(cls: type[Message]) -> str:
     """Return what a class says of itself, and its fields."""
-    told, hints = meanings(cls), typing.get_type_hints(cls)
+    texts, hints = meanings(cls), typing.get_type_hints(cls)
     lines = [f"## {cls.__name__}", "", first_sentence(cls)]
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     if fields:
         lines += ["", "| key | value | default | meaning |", "|---|---|---|---|"]
     for one in fields:
-        cells = (f"`{one.name}`", form_of(hints[one.name]), default_of(one), told.get(one.name, ""))
+        cells = (f"`{one.name}`", form_of(hints[one.name]), default_of(one), texts.get(one.name, ""))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

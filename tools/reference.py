@@ -164,14 +164,14 @@ def section(
     model: type[spec.Model], properties: Mapping[str, Any], short: Mapping[str, str]
 ) -> str:
     """Return the table of one model's keys; `short` are keys with a unit, which are shown."""
-    told = meanings(model)
+    texts = meanings(model)
     by_field = {field: key for key, field in short.items()}
     rows = []
     for name, field in model.model_fields.items():
         key = by_field.get(name, name)
-        if name not in told:
+        if name not in texts:
             raise SystemExit(f"{model.__name__}: the docstring says nothing of {name!r}")
-        meaning = told[name]
+        meaning = texts[name]
         if key != name:
             meaning = re.sub(r" in (seconds|MiB|GiB)\b", "", meaning)
             meaning = meaning.replace("Seconds between", "Time between")
@@ -250,17 +250,17 @@ def settings_of(cls: type) -> str:
 
 def sweep_text() -> str:
     """Return docs/reference/sweep.md."""
-    told = meanings(SweepSpec)
+    texts = meanings(SweepSpec)
     rows = []
     for name, field in SweepSpec.model_fields.items():
-        if name not in told:
+        if name not in texts:
             raise SystemExit(f"SweepSpec: the docstring says nothing of {name!r}")
         form = SWEEP_FORMS.get(name, "`1`" if name == "version" else "text")
-        rows.append((f"`{name}`", form, default_of(name, field), told[name]))
+        rows.append((f"`{name}`", form, default_of(name, field), texts[name]))
     limits = Limits.model_json_schema()["properties"]
-    told = meanings(Limits)
+    texts = meanings(Limits)
     limit_rows = [
-        (f"`{name}`", form_of(limits[name], anchor), default_of(name, field), told[name])
+        (f"`{name}`", form_of(limits[name], anchor), default_of(name, field), texts[name])
         for name, field in Limits.model_fields.items()
     ]
     kinds = [getattr(samplers, name) for name in samplers.__all__ if name.endswith("Sampling")]

@@ -609,7 +609,7 @@ def stay(
 
     store = workspace.store
     found = store.pipeline(pipeline_id)
-    told: dict[str, str] = {}
+    printed: dict[str, str] = {}
     try:
         if start_target and not found.job.state.is_final:
             from rayjobs.core.paths import home
@@ -622,8 +622,8 @@ def stay(
         while True:
             job = store.job(pipeline_id)
             for view in views_of(workspace, found):
-                if told.get(view.name) != view.status and view.status != "Queued":
-                    told[view.name] = view.status
+                if printed.get(view.name) != view.status and view.status != "Queued":
+                    printed[view.name] = view.status
                     click.echo(f"{view.name}: {plain_text(view.text)}")
             if job.state.is_final:
                 break

@@ -328,15 +328,15 @@ class Images:
     @asynccontextmanager
     async def _alone(self, name: str, work: ImageWork) -> AsyncIterator[None]:
         """Hold the lock of an image or a name; waits while another one does."""
-        told = False
+        is_noted = False
         while True:
             work.control.check()
             with ExitStack() as stack:
                 if stack.enter_context(locked_if_free(self._cache.lock_of(name))):
                     yield
                     return
-            if not told:
-                told = True
+            if not is_noted:
+                is_noted = True
                 work.tell("waiting for another attempt that fetches it", {"step": "wait"})
             await work.control.pause()
 

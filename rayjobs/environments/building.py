@@ -223,17 +223,17 @@ class _Tail:
 
 
 def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
-    told = matter(lines)
+    relevant = matter(lines)
     if code < 0:
         message = f"{doing}: the program that did it was killed (signal {-code})"
-        return PrepareError(message, failure_class="system", lines=told)
+        return PrepareError(message, failure_class="system", lines=relevant)
     if any(word in line for line in lines for word in _FULL):
         message = f"{doing}: the disk of the node's scratch or of uv's cache is full"
-        return PrepareError(message, failure_class="storage", lines=told)
-    message = f"{doing}: {sentence(told) or f'exit code {code}'}. Full log: {BUILD_LOG}"
+        return PrepareError(message, failure_class="storage", lines=relevant)
+    message = f"{doing}: {sentence(relevant) or f'exit code {code}'}. Full log: {BUILD_LOG}"
     # Packages that do not exist, or not together, will not the next time either.
     is_permanent = any(words in line for line in lines for words in _FOR_GOOD)
-    return PrepareError(message, failure_class="environment", lines=told, is_permanent=is_permanent)
+    return PrepareError(message, failure_class="environment", lines=relevant, is_permanent=is_permanent)
 
 
 def matter(lines: Sequence[str]) -> tuple[str, ...]:

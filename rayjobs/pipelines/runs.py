@@ -200,12 +200,12 @@ class PipelineRun(JobRun):
                 ensure_target(
                     target, home=default_home(), workspace=self._opened.path, on_stage=say
                 )
-        told: dict[str, str] = {}
+        printed: dict[str, str] = {}
         try:
             while True:
                 job = self._job()
                 if show_output:
-                    self._tell(told)
+                    self._tell(printed)
                 if job.state.is_final:
                     break
                 if time.monotonic() > until_s:
@@ -224,12 +224,12 @@ class PipelineRun(JobRun):
             attaching.raise_for_end(job)
         return status_of(job.state)
 
-    def _tell(self, told: dict[str, str]) -> None:
+    def _tell(self, printed: dict[str, str]) -> None:
         """Print the steps' changes since the last call."""
         for view in self.views():
             status = view.status
-            if told.get(view.name) != status and status != JobState.QUEUED:
-                told[view.name] = status
+            if printed.get(view.name) != status and status != JobState.QUEUED:
+                printed[view.name] = status
                 self._say(f"[{view.name}] {view.text}")
 
     def cancel(self) -> None:

@@ -40,7 +40,7 @@ os.symlink("/x", "/tmp/link")
 """
 
 
-def test_a_rank_sees_the_image_and_its_own_folders_and_writes_beside_the_image(
+def test_a_rank_sees_the_image_and_its_own_folders_and_writes_next_to_the_image(
     short_path: Path, image: Path
 ) -> None:
     attempt = in_image(Attempt.make(short_path, LOOK, "--epochs", "3"), image)

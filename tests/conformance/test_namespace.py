@@ -46,7 +46,7 @@ def test_what_is_recorded_is_how_the_machine_knows_the_rank(short_path: Path, wa
     assert [rank["signal"] for rank in attempt.wait()["ranks"]] == [15, 15]
 
 
-def test_a_rank_sees_its_own_attempt_and_nobody_else(short_path: Path, warm: str) -> None:
+def test_a_rank_sees_its_own_attempt_and_no_one_else(short_path: Path, warm: str) -> None:
     source = (
         "import os, psutil\n"
         "names = sorted(int(name) for name in os.listdir('/proc') if name.isdigit())\n"

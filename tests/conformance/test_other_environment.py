@@ -88,7 +88,7 @@ def test_cold_rank_needs_nothing_of_ours(
     assert b"ImportError: another version" in attempt.log()
 
 
-def test_warm_interpreter_and_run_work_beside_clashing_packages(
+def test_warm_interpreter_and_run_work_next_to_clashing_packages(
     short_path: Path, other_python: str, injob_only: str
 ) -> None:
     socket = str(short_path / "w.sock")

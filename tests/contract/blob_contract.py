@@ -60,7 +60,7 @@ class BlobContract:
         assert list(blobs.list()) == [first.key]
 
     @pytest.mark.parametrize("damaged", [b"sam", b"SAME"])
-    def test_damaged_bytes_are_written_anew(
+    def test_damaged_bytes_are_written_again(
         self, blobs: BlobStore, tmp_path: Path, damaged: bytes
     ) -> None:
         (tmp_path / "a").write_bytes(b"same")

@@ -112,7 +112,7 @@ def test_a_job_that_went_on_from_checkpoints_teaches_what_all_its_attempts_ran(
     assert store.earlier_runs([job.id]) == {job.id: 500.0 + 13.0 + 9.0}
 
 
-def test_what_earlier_attempts_ran_is_told_while_their_job_waits_again(
+def test_what_earlier_attempts_ran_is_reported_while_their_job_waits_again(
     store: SqlStore, clock: SetClock
 ) -> None:
     job, other = submit(store), submit(store)

@@ -200,7 +200,7 @@ class SweepContract:
         assert news(store, sweep, {child.id: two.cursor})[child.id].points == ()
         assert store.child_news(sweep.job.id, metric="loss", cursors={}) == []
 
-    def test_a_new_attempt_begins_its_points_anew(self, store: Store) -> None:
+    def test_a_new_attempt_begins_its_points_again(self, store: Store) -> None:
         sweep = put(store)
         child = submit(store, parent=sweep.job.id)
         bring(store, child, JobState.RUNNING)

@@ -141,7 +141,7 @@ def test_a_clean_filter_that_hangs_delays_nothing_and_is_ended(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
-def test_a_repository_of_somebody_else_is_refused_by_git_in_its_own_words(
+def test_a_repository_of_another_user_is_refused_by_git_in_its_own_words(
     source: Path, tmp_path: Path
 ) -> None:
     subprocess.run(["chown", "-R", "12345", str(source)], check=True)

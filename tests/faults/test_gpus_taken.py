@@ -113,7 +113,7 @@ def living_attempt(attempts: Path, marker: str, gpus: str) -> Path:
     return root
 
 
-def test_another_program_is_told_and_not_waited_for(
+def test_another_program_is_reported_and_not_waited_for(
     gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodegpus, "PATIENCE_S", FOR_EVER_S)
@@ -149,7 +149,9 @@ def test_a_program_that_ends_is_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyP
     assert asyncio.run(scene()) == []
 
 
-def test_one_that_never_ends_is_told_in_the_end(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_never_ends_is_reported_in_the_end(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(nodegpus, "PATIENCE_S", 0.0)
     with program() as other:
         gpu.held_by(other.pid)
@@ -168,7 +170,7 @@ def test_jobs_may_share_a_gpu(gpu: Gpu, tmp_path: Path, gpus: str) -> None:
 
 
 @pytest.mark.parametrize("gpus", [None, "2", ""])
-def test_a_job_that_was_not_given_the_gpu_is_told(
+def test_a_job_that_was_not_given_the_gpu_is_reported(
     gpu: Gpu, tmp_path: Path, gpus: str | None
 ) -> None:
     if gpus is not None:
@@ -190,7 +192,7 @@ def test_what_an_ended_job_was_given_it_holds_no_more(gpu: Gpu, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("pid", ["4194999", "[N/A]"])
-def test_a_program_that_cannot_be_seen_is_told_and_not_waited_for(
+def test_a_program_that_cannot_be_seen_is_reported_and_not_waited_for(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, pid: str
 ) -> None:
     monkeypatch.setattr(nodegpus, "PATIENCE_S", FOR_EVER_S)
@@ -201,7 +203,7 @@ def test_a_program_that_cannot_be_seen_is_told_and_not_waited_for(
     assert len(gpu.asked) == nodegpus.LOOKS
 
 
-def test_memory_that_nobody_holds_who_can_be_seen_is_told(
+def test_memory_that_no_visible_process_holds_is_reported(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodegpus, "LOOK_S", 0.01)
@@ -211,7 +213,7 @@ def test_memory_that_nobody_holds_who_can_be_seen_is_told(
 
 
 @pytest.mark.parametrize("code", [6, 9])
-def test_a_tool_that_cannot_tell_is_told_and_holds_nothing_up(gpu: Gpu, code: int) -> None:
+def test_a_tool_that_cannot_tell_is_reported_and_holds_nothing_up(gpu: Gpu, code: int) -> None:
     with program() as other:
         gpu.held_by(other.pid)
         gpu.answers(code)
@@ -223,14 +225,14 @@ def test_a_tool_that_cannot_tell_is_told_and_holds_nothing_up(gpu: Gpu, code: in
 @pytest.mark.parametrize(
     ("lines", "used"), [("No devices were found\n", "4"), ("", "[N/A]"), ("", "[Unknown Error]")]
 )
-def test_an_answer_that_cannot_be_read_is_told(gpu: Gpu, lines: str, used: str) -> None:
+def test_an_answer_that_cannot_be_read_is_reported(gpu: Gpu, lines: str, used: str) -> None:
     gpu.hides(lines, used=4)
     (gpu.folder / "memory").write_text(MEMORY.format(used))
     (said,) = told()
     assert "could not be checked: nvidia-smi says" in said
 
 
-def test_a_machine_without_the_tool_is_told(
+def test_a_machine_without_the_tool_is_reported(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(short_path))
@@ -239,6 +241,6 @@ def test_a_machine_without_the_tool_is_told(
     ]
 
 
-def test_nobody_asks_for_a_job_without_gpus(gpu: Gpu, tmp_path: Path) -> None:
+def test_no_one_asks_for_a_job_without_gpus(gpu: Gpu, tmp_path: Path) -> None:
     assert [one for one in prepared(tmp_path) if one.kind == "gpu"] == []
     assert gpu.asked == []

@@ -60,7 +60,7 @@ def test_the_others_come_when_rank_zero_listens(
     assert record["outcome"] == "completed", (record, said)
 
 
-def test_nobody_needs_to_listen(short_path: Path, port: int, warm: str) -> None:
+def test_no_one_needs_to_listen(short_path: Path, port: int, warm: str) -> None:
     record = attempt_at(short_path, port, "print('ran')", 0.1).start(warm).wait()
     assert record["outcome"] == "completed"
     assert [one["exit_code"] for one in record["ranks"]] == [0, 0, 0]

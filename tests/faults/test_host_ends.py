@@ -190,7 +190,7 @@ def test_failing_rank_ends_the_others_and_is_named(short_path: Path, warm: str) 
     assert [rank["signal"] for rank in record["ranks"]] == [15, 11, 15]
 
 
-def test_deadline_is_kept_with_nobody_else_alive(short_path: Path) -> None:
+def test_deadline_is_kept_with_no_one_else_alive(short_path: Path) -> None:
     """Off switch: `Host.deadline_in_s` returns None. A warm interpreter of its own is killed."""
     warm = str(short_path / "w.sock")
     found = asyncio.run(

@@ -63,7 +63,7 @@ def test_a_taken_port_is_the_queues_fault_not_the_scripts(short_path: Path, warm
     assert record["ranks"] == []
 
 
-def test_a_held_port_is_not_given_to_who_asks_for_any() -> None:
+def test_a_held_port_is_not_given_to_a_process_that_asks_for_any() -> None:
     held = [masterport.hold() for _ in range(30)]
     try:
         assert len({port for _, port in held}) == len(held)

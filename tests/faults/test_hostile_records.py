@@ -238,7 +238,7 @@ def test_the_exit_record_is_written_over_whatever_was_put_in_its_way(attempt: At
     assert record_of(str(attempt.paths.root)) == ENDED
 
 
-def test_a_removed_attempt_folder_is_told(attempt: Attempt) -> None:
+def test_a_removed_attempt_folder_is_reported(attempt: Attempt) -> None:
     shutil.rmtree(attempt.paths.root)
     assert attempt.collect().problems == ()
     (told,) = attempt.left_out()
@@ -326,7 +326,7 @@ def test_an_attempt_whose_host_record_is_removed_can_be_ended(
     assert record.ranks[0].signal == signal.SIGTERM
 
 
-def test_a_log_that_was_removed_is_told(attempt: Attempt) -> None:
+def test_a_log_that_was_removed_is_reported(attempt: Attempt) -> None:
     attempt.paths.driver_log(0).unlink()
     attempt.collect()
     (told,) = attempt.left_out()
@@ -395,7 +395,7 @@ def test_a_collection_that_hangs_takes_no_thread_from_the_others(
 
 
 @pytest.mark.parametrize("cancels", [True, False])
-def test_a_collection_that_stands_still_is_told_and_ends(
+def test_a_collection_that_stands_still_is_reported_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancels: bool
 ) -> None:
     """The history and `why` say where; a cancel gives it up, and so does time."""

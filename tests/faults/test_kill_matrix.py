@@ -110,7 +110,7 @@ def test_the_warm_interpreter(jobs: Jobs, local_target: LocalTarget) -> None:
     assert jobs.attempt(after).cold_reason is None
 
 
-def test_a_host_and_a_rank_take_nobody_with_them(jobs: Jobs, local_target: LocalTarget) -> None:
+def test_a_host_and_a_rank_take_no_one_with_them(jobs: Jobs, local_target: LocalTarget) -> None:
     raylet = raylet_of(local_target)
     with all_states(
         jobs, agent=lambda: the_agent(local_target), raylet=raylet, running=(RUNNING, OTHER)

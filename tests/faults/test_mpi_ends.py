@@ -82,7 +82,9 @@ def test_the_rank_that_dies_under_mpirun_is_the_one_named(
     attempt.nothing_left()
 
 
-def test_an_abort_of_one_rank_ends_all_and_its_code_is_told(short_path: Path, warm: str) -> None:
+def test_an_abort_of_one_rank_ends_all_and_its_code_is_reported(
+    short_path: Path, warm: str
+) -> None:
     """Off switch: as above."""
     abort = MEET + "world.Abort(3) if rank == 1 else world.recv(source=1)\n"
     attempt = start(short_path, abort, warm, processes=2)
@@ -146,7 +148,9 @@ def test_ranks_that_save_their_state_have_their_grace_though_another_has_ended(
     attempt.nothing_left()
 
 
-def test_an_mpirun_that_cannot_start_is_told_with_its_words(short_path: Path, warm: str) -> None:
+def test_an_mpirun_that_cannot_start_is_reported_with_its_words(
+    short_path: Path, warm: str
+) -> None:
     attempt = MpiAttempt.make(short_path, MEET, processes=1)
     attempt.nodes[0].plan["extras"]["command"] = ["mpirun", "--no-such-option"]
     failure = attempt.cause(attempt.start(warm).wait())

@@ -81,7 +81,7 @@ def test_a_stopped_rank_is_a_stall_although_another_one_talks(short_path: Path, 
 
 
 @pytest.mark.parametrize("kind", ["warm", "cold"])
-def test_a_rank_tells_its_stacks_itself_where_nobody_may_look(
+def test_a_rank_tells_its_stacks_itself_where_no_one_may_look(
     short_path: Path, warm: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = Attempt.make(short_path, HANGS, ranks=2, stall_timeout_s=600.0)

@@ -264,7 +264,7 @@ def server_of(folder: str) -> int:
     return record.server.pid
 
 
-def test_a_server_that_goes_while_a_mount_is_read_is_the_cause_that_is_told(
+def test_a_server_that_goes_while_a_mount_is_read_is_the_cause_that_is_reported(
     source: DataInput, proxy: Proxy, node: Path, tmp_path: Path
 ) -> None:
     done = materialise(source, None, node, into=tmp_path / "in")
@@ -279,7 +279,7 @@ def test_a_server_that_goes_while_a_mount_is_read_is_the_cause_that_is_told(
     release(done)
 
 
-def test_a_killed_mount_process_is_told_unmounted_and_replaced(
+def test_a_killed_mount_process_is_reported_unmounted_and_replaced(
     source: DataInput, node: Path, tmp_path: Path
 ) -> None:
     done = materialise(source, None, node, into=tmp_path / "one")
@@ -300,7 +300,7 @@ def test_a_killed_mount_process_is_told_unmounted_and_replaced(
     assert not is_mounted(Path(other.mount_folder) / "files")
 
 
-def test_a_stopped_mount_process_is_told_and_does_not_hang_the_release(
+def test_a_stopped_mount_process_is_reported_and_does_not_hang_the_release(
     source: DataInput, node: Path, tmp_path: Path
 ) -> None:
     done = materialise(source, None, node, into=tmp_path / "one")

@@ -57,7 +57,7 @@ def saved(path: Path, tmp_path: Path) -> Path:
     return tmp_path / "backup.db"
 
 
-def test_a_removed_wal_is_told_and_a_restore_puts_it_right(path: Path, saved: Path) -> None:
+def test_a_removed_wal_is_reported_and_a_restore_puts_it_right(path: Path, saved: Path) -> None:
     killed_after(path, 3)
     SqlStore(path).close()  # what a killed process left is whole
     killed_after(path, 3)
@@ -96,7 +96,9 @@ def test_a_store_without_its_wal_can_be_accepted(path: Path) -> None:
     store.close()
 
 
-def test_a_deleted_store_is_told_also_to_who_has_it_open(path: Path, saved: Path) -> None:
+def test_a_deleted_store_is_reported_to_processes_that_have_it_open_too(
+    path: Path, saved: Path
+) -> None:
     store = SqlStore(path)
     job = submit(store)
     for name in ("store.db", "store.db-wal", "store.db-shm"):

@@ -138,7 +138,7 @@ def test_no_process_of_a_job_holds_what_is_the_warm_interpreters(
     assert attempt.wait()["outcome"] == "completed"
 
 
-def test_a_name_that_somebody_else_holds_is_said_and_not_waited_for(
+def test_a_name_that_another_user_holds_is_said_and_not_waited_for(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off switch: wait until the time for a start is over."""

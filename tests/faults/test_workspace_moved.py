@@ -215,7 +215,7 @@ def start_in(path: Path) -> str:
         return workspace.store.start_run(new)[0].id
 
 
-def test_a_copy_is_told_from_a_moved_workspace(tmp_path: Path) -> None:
+def test_a_copy_is_distinguished_from_a_moved_workspace(tmp_path: Path) -> None:
     original, copy = tmp_path / OLD, tmp_path / NEW
     with open_workspace(original) as workspace:
         _ = workspace.catalogue  # its default datastore is a folder inside of it

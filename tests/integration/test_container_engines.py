@@ -57,7 +57,7 @@ def kept(folder: Path, text: bytes) -> None:
     subprocess.run(words, check=True, capture_output=True)
 
 
-def test_an_image_of_podmans_is_taken_and_taken_anew_when_it_was_replaced(
+def test_an_image_of_podmans_is_taken_and_taken_again_when_it_was_replaced(
     podman: Path, image_node: ImageNode
 ) -> None:
     kept(podman, b"one\n")

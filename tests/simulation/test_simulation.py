@@ -52,7 +52,9 @@ def test_a_wall_clock_that_is_set_forth_and_back_changes_nothing(tmp_path: Path)
         play(seed, tmp_path, jobs=20, moves_clock=True)
 
 
-def test_machines_that_are_lost_frozen_or_cut_off_never_run_beside_a_retry(tmp_path: Path) -> None:
+def test_machines_that_are_lost_frozen_or_cut_off_never_run_with_a_retry_at_once(
+    tmp_path: Path,
+) -> None:
     for seed in range(8, 32):
         play(seed, tmp_path, jobs=12, apart=True)
 

@@ -245,7 +245,7 @@ def test_a_prune_removes_what_is_unused_and_nothing_else(blobs: S3Blobs) -> None
     assert content(blobs, "kept") == b"kept"
 
 
-def test_what_somebody_relies_on_is_young_again(
+def test_what_someone_relies_on_is_young_again(
     blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blobs.put_bytes(b"x", "a")
@@ -337,7 +337,7 @@ def test_who_comes_in_the_middle_of_a_prune_loses_nothing(
     assert (key in list(blobs.list())) is (way != "relies")
 
 
-def test_a_prune_that_was_killed_holds_nobody_up_for_long(
+def test_a_prune_that_was_killed_holds_no_one_up_for_long(
     blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blobs.put_bytes(b"x", "a")

@@ -250,7 +250,7 @@ def test_a_target_elsewhere_is_woken_and_none_is_started(
     assert not (own_home / "targets" / "local" / "log").exists()
 
 
-def test_wakes_of_others_wake_nobody(first: OpenWorkspace, woken: list[float]) -> None:
+def test_wakes_of_others_wake_no_one(first: OpenWorkspace, woken: list[float]) -> None:
     first.store.wake_target("other")
     first.store.wake_target("local")
     until(lambda: len(woken) == 1)

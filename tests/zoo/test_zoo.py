@@ -19,7 +19,7 @@ def test_the_zoo_is_large_enough() -> None:
 
 
 @pytest.mark.parametrize("broken", ZOO, ids=lambda broken: broken.name)
-def test_the_root_cause_is_told(broken: Broken, short_path: Path, warm: str) -> None:
+def test_the_root_cause_is_reported(broken: Broken, short_path: Path, warm: str) -> None:
     attempt = Attempt.make(
         short_path,
         broken.script,

@@ -230,7 +230,7 @@ def _run(
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment = {**settings.for_pip(environment), **environment}
     last: list[str] = []
-    told = -1
+    printed = -1
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {' '.join(command)}\n")
         with subprocess.Popen(
@@ -248,9 +248,9 @@ def _run(
                 file.write(line)
                 last = [*last, line.rstrip()][-_LINES_TO_QUOTE * 4 :]
                 match = _PERCENT.search(line)
-                if say is not None and match is not None and int(match[1]) // 10 > told:
-                    told = int(match[1]) // 10
-                    say(f"compiling: {told * 10} %")
+                if say is not None and match is not None and int(match[1]) // 10 > printed:
+                    printed = int(match[1]) // 10
+                    say(f"compiling: {printed * 10} %")
         code = process.returncode
     if code:
         telling = [line for line in last if "error" in line.lower()] or last

@@ -149,7 +149,7 @@ def test_a_manifest_that_leads_out_is_torn(in_job: InJob, tmp_path: Path) -> Non
     assert checkpoint.latest() is None
 
 
-def test_wrong_arguments_are_told(in_job: InJob) -> None:
+def test_wrong_arguments_are_reported(in_job: InJob) -> None:
     calls: tuple[Callable[[], object], ...] = (
         lambda: checkpoint.save(-1, {"a": b""}),
         lambda: checkpoint.save(1.5, {"a": b""}),

@@ -91,7 +91,7 @@ def test_a_run_config_wins_over_the_other_arguments() -> None:
         lambda: RunConfiguration(communicator="Smoke"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(make: Callable[[], Any]) -> None:
+def test_what_is_wrong_is_reported_in_a_sentence(make: Callable[[], Any]) -> None:
     with pytest.raises(UsageError, match=r"\w") as told:
         made = make()
         if isinstance(made, RunConfiguration):

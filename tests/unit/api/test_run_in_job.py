@@ -127,7 +127,7 @@ def test_what_is_no_number_is_refused(
         lambda run: run.log_list("m", range(1_000_000)),
     ],
 )
-def test_limits_are_told(in_job: InJob, call: Callable[[Any], None]) -> None:
+def test_limits_are_reported(in_job: InJob, call: Callable[[Any], None]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         call(Run.get_context())
     assert records(in_job) == []

@@ -221,7 +221,7 @@ def test_ls_filters(
     assert [one["name"] for one in listed] == names
 
 
-def test_a_live_job_that_nobody_answers_for_is_shown_as_such(
+def test_a_live_job_that_no_one_answers_for_is_shown_as_such(
     queue: Queue, terminal: Terminal
 ) -> None:
     job = queue.start(queue.submit())
@@ -284,7 +284,7 @@ def test_a_job_is_found_by_parts_of_its_id_and_by_its_name(
         assert json.loads(terminal.type("show", "--json", text).out)["id"] == job.id
 
 
-def test_an_unknown_or_ambiguous_job_is_told(queue: Queue, terminal: Terminal) -> None:
+def test_an_unknown_or_ambiguous_job_is_reported(queue: Queue, terminal: Terminal) -> None:
     jobs = [queue.completed(), queue.completed()]
     assert terminal.type("show", "zzz").code == 3
     done = terminal.type("show", "mnist_")

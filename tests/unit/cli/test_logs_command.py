@@ -64,7 +64,7 @@ def test_the_newest_of_the_earlier_logs_is_named(queue: Queue, terminal: Termina
 
 
 @pytest.mark.long
-def test_logs_of_each_rank_are_told_apart(queue: Queue, terminal: Terminal) -> None:
+def test_logs_of_each_rank_are_distinguished(queue: Queue, terminal: Terminal) -> None:
     job = queue.start(queue.submit(distribution={"processes_per_node": 2, "backend": "gloo"}))
     for rank in (0, 1):
         name = f"azureml-logs/70_driver_log_{rank}.txt"

@@ -193,7 +193,7 @@ def test_an_error_prints_its_causes_outermost_first(capsys: pytest.CaptureFixtur
     ]
 
 
-def test_a_cause_that_was_told_is_not_told_again() -> None:
+def test_a_cause_that_was_reported_is_not_reported_again() -> None:
     inner = OSError("disk")
     outer = TargetError("cannot write: disk")
     outer.__cause__ = inner
@@ -239,7 +239,7 @@ def test_a_reader_that_stops_is_no_error(queue: Queue) -> None:
 
 
 @pytest.mark.long
-def test_a_full_disk_behind_stdout_is_told(queue: Queue) -> None:
+def test_a_full_disk_behind_stdout_is_reported(queue: Queue) -> None:
     queue.completed()
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

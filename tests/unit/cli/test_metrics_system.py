@@ -55,7 +55,7 @@ def test_samples_are_metrics_by_name_with_seconds_as_steps() -> None:
     assert points[0].at == datetime.fromtimestamp(1_001.0, UTC)
 
 
-def test_nodes_are_told_apart() -> None:
+def test_nodes_are_distinguished() -> None:
     hosts = (HostRecord(0), HostRecord(1))
     exits = tuple(exit_of(node) for node in (0, 1))
     names = {one.name for one in system_points([attempt(hosts=hosts, exits=exits, ended_at=NOW)])}

@@ -76,7 +76,7 @@ def test_aliases_are_moved_and_taken_away(runs: Runs, terminal: Terminal) -> Non
     assert terminal.type("model", "show", "m@live").code == 3
 
 
-def test_mistakes_are_told_in_a_sentence(runs: Runs, terminal: Terminal) -> None:
+def test_mistakes_are_reported_in_a_sentence(runs: Runs, terminal: Terminal) -> None:
     job = runs.begin()
     done = terminal.type("model", "register", "m", "--run", job.id, "--path", "model.pt")
     assert done.code == 2

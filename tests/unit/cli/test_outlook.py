@@ -44,7 +44,7 @@ def test_a_target_that_is_slow_is_not_gone(
     assert listed["shown_state"] == "Running"
 
 
-def test_a_target_on_its_way_up_is_told(queue: Queue, terminal: Terminal) -> None:
+def test_a_target_on_its_way_up_is_reported(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     lock = TargetPaths.of("local", under=home()).keeper_lock
     lock.parent.mkdir(parents=True)

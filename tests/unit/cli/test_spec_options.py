@@ -154,7 +154,7 @@ def test_a_command_packs_a_folder_only_when_it_is_given_one(project: Path) -> No
     assert Path(spec.source_directory).resolve() == project.resolve()
 
 
-def test_all_mistakes_are_told_at_once_by_the_options_typed(
+def test_all_mistakes_are_reported_at_once_by_the_options_typed(
     project: Path, terminal: Terminal
 ) -> None:
     done = terminal.type(
@@ -260,7 +260,7 @@ def test_what_can_never_fit_is_refused(project: Path, terminal: Terminal) -> Non
     assert "1000 GPUs" in done.err
 
 
-def test_what_stands_beside_a_mistake_is_checked_too(project: Path, terminal: Terminal) -> None:
+def test_what_stands_next_to_a_mistake_is_checked_too(project: Path, terminal: Terminal) -> None:
     done = terminal.type(
         *("submit", "code/train.py", "--nodes", "2", "--max-duration", "soon", "--tag", "x"),
         *("--gpus-per-proc", "1.5"),

@@ -56,7 +56,7 @@ def test_a_waiting_job_gets_a_new_revision_in_its_place(queue: Queue, terminal: 
     assert "Revision" not in terminal.type("show", later.id).out
 
 
-def test_two_who_read_the_same_and_change_it_lose_nothing(queue: Queue) -> None:
+def test_two_processes_that_read_the_same_and_change_it_lose_nothing(queue: Queue) -> None:
     store, read = queue.workspace.store, queue.submit()
     revise(queue.workspace, read, {"max_duration": "2h"})
     revise(queue.workspace, read, {}, JobChanges(tags={"a": "b"}))

@@ -313,7 +313,7 @@ def test_configuration_and_manifest_are_compared_with_their_digests(tmp_path: Pa
         digest(folder)
 
 
-def test_an_image_of_another_machine_and_one_of_several_are_told_apart(tmp_path: Path) -> None:
+def test_an_image_of_another_machine_and_one_of_several_are_distinguished(tmp_path: Path) -> None:
     arm = oci_folder(tmp_path / "arm", [layer([file("a")])], architecture="arm64")
     with pytest.raises(BadImageError, match="it is for arm64"):
         digest(arm)

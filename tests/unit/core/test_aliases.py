@@ -39,7 +39,7 @@ def test_a_record_of_an_older_version_finds_its_driver(monkeypatch: pytest.Monke
     assert resolve("rayjobs.tuning.driver_actor:start") is start
 
 
-def test_a_package_of_somebody_else_keeps_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_of_another_user_keeps_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("datastore")  # the finder is there
     theirs = ModuleType("datastore")
     theirs.__path__ = []

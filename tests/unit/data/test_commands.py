@@ -64,7 +64,7 @@ def test_a_file_is_not_a_destination(
 
 
 @pytest.mark.long
-def test_files_that_are_kept_are_told_and_counted(
+def test_files_that_are_kept_are_reported_and_counted(
     terminal: Terminal,  # noqa: F811
     folder: Path,
 ) -> None:

@@ -93,7 +93,9 @@ def test_the_scripts_own_faults_stay_its_own(log: str, known: DataFacts) -> None
 
 
 @pytest.mark.parametrize("is_outage", [False, True])
-def test_a_storage_that_went_away_while_it_was_read_is_told_as_an_outage(is_outage: bool) -> None:
+def test_a_storage_that_went_away_while_it_was_read_is_reported_as_an_outage(
+    is_outage: bool,
+) -> None:
     known = replace(facts(), troubles=(replace(TROUBLE, is_outage=is_outage),))
     _, failure = diagnose([FAILED], {0: UNREADABLE.encode()}, data=[known])
     assert failure is not None

@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_looked_at_is_not_told_as_a_change(
     assert (facts["count"], facts["unknown_count"]) == (int(changes), 1)
 
 
-def test_where_a_job_could_have_done_it_by_another_path_nobody_is_blamed(
+def test_where_a_job_could_have_done_it_by_another_path_no_one_is_blamed(
     make: Callable[[Protection], Node], stored: Path
 ) -> None:
     node = make(OPEN)

@@ -70,7 +70,7 @@ class Attempt:
         return list(self.node.facts(self.root).refused)
 
 
-def test_bytes_that_would_be_lost_are_told_and_no_version_is_made_of_the_others(
+def test_bytes_that_would_be_lost_are_reported_and_no_version_is_made_of_the_others(
     node: NodeData, workspace: OpenWorkspace, tmp_path: Path
 ) -> None:
     first = Attempt(node, workspace, tmp_path, "one")

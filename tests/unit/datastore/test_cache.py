@@ -168,7 +168,7 @@ def test_making_room_takes_what_was_only_copied(server: Server, tmp_path: Path) 
     assert (tmp_path / "mine").read_bytes() == b"1234567890"
 
 
-def test_a_file_its_user_wrote_to_is_fetched_anew(server: Server, tmp_path: Path) -> None:
+def test_a_file_its_user_wrote_to_is_fetched_again(server: Server, tmp_path: Path) -> None:
     entry = server.entry("a", b"content")
     cache = cache_at(tmp_path)
     cache.link(entry, server, tmp_path / "mine")

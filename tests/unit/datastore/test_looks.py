@@ -82,7 +82,7 @@ def test_a_fifo_in_the_place_of_a_file_does_not_block(folder: Path) -> None:
     assert [change.digest_now for change in found] == [""]
 
 
-def test_each_file_and_each_part_that_is_read_is_told_and_may_end_it(folder: Path) -> None:
+def test_each_file_and_each_part_that_is_read_is_reported_and_may_end_it(folder: Path) -> None:
     content = b"x" * (CHUNK_BYTES + 1)
     (folder / "a").write_bytes(content)
     seen = look(folder, a=digest_of(content))

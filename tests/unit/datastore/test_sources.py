@@ -69,7 +69,7 @@ def test_a_file_named_twice_is_there_once(record: DatastoreRecord) -> None:
     assert paths(record, "cats", "cats/1.jpg") == ["1.jpg", "2.jpg"]
 
 
-def test_several_datastores_are_told_apart(record: DatastoreRecord, tmp_path: Path) -> None:
+def test_several_datastores_are_distinguished(record: DatastoreRecord, tmp_path: Path) -> None:
     other = DatastoreRecord("other", "local", {"root": str(tmp_path / "store" / "cats")})
     manifest = resolve(
         [Source("store", "cats"), Source("other", "")],

@@ -170,7 +170,7 @@ def test_the_longest_mapping_of_the_newest_source_counts(
     assert urlmap.map_url("https://h/a/b") == "/a/b"
 
 
-def test_kept_files_go_when_nobody_has_used_them_for_long(
+def test_kept_files_go_when_no_one_has_used_them_for_long(
     server: WebServer, cache: Path, tmp_path: Path
 ) -> None:
     backend = backend_of(server, cache)

@@ -195,7 +195,7 @@ def test_a_node_that_cannot_prepare_gives_the_class(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
-def test_an_error_nobody_foresaw_fails_one_job_and_not_the_queue(tmp_path: Path) -> None:
+def test_an_error_no_one_foresaw_fails_one_job_and_not_the_queue(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.agent.prepare_error = ZeroDivisionError("oh")
         job = here.submit(retries=Retries(system=0))
@@ -279,7 +279,7 @@ def test_an_attempt_not_proven_dead_drains_its_allocation(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_files_that_cannot_be_stored_are_told_and_not_trained_again(
+def test_files_that_cannot_be_stored_are_reported_and_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "STORE_PAUSE_S", 0.02)
@@ -337,7 +337,7 @@ def test_a_new_engine_follows_what_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_cancel_that_nobody_heard_is_honoured(tmp_path: Path) -> None:
+def test_a_cancel_that_no_one_heard_is_honoured(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
@@ -391,7 +391,7 @@ def test_another_cluster_ends_survivors_first_and_retries(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_an_end_that_nobody_saw_is_believed_on_another_cluster(tmp_path: Path) -> None:
+def test_an_end_that_no_one_saw_is_believed_on_another_cluster(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
@@ -407,7 +407,7 @@ def test_an_end_that_nobody_saw_is_believed_on_another_cluster(tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_groups_that_belong_to_nobody_are_removed(tmp_path: Path) -> None:
+def test_groups_that_belong_to_no_one_are_removed(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(distribution=Distribution())
         await here.launched(job)

@@ -161,7 +161,7 @@ def test_a_new_engine_takes_over_every_node(tmp_path: Path) -> None:
     play(scene, tmp_path, **TWO)
 
 
-def test_a_chosen_port_is_given_to_nobody_else_until_it_is_let_go() -> None:
+def test_a_chosen_port_is_given_to_no_one_else_until_it_is_let_go() -> None:
     ports = HeldPorts()
     chosen = ports.take()
     others = {ports.take() for _ in range(20)}

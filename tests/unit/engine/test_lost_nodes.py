@@ -346,7 +346,7 @@ def test_nothing_is_placed_on_a_node_whose_raylet_has_ended_though_ray_still_lis
 
 
 @pytest.mark.long
-def test_a_loss_that_the_host_saw_before_ray_is_told_once(tmp_path: Path) -> None:
+def test_a_loss_that_the_host_saw_before_ray_is_reported_once(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(retries={"node_lost": 3})
         await here.launched(job)

@@ -118,7 +118,7 @@ def test_all_nodes_of_a_group_give_way_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_is_lost_is_told_with_the_step_that_it_goes_on_from(tmp_path: Path) -> None:
+def test_what_is_lost_is_reported_with_the_step_that_it_goes_on_from(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         (here.folder / "blobs").mkdir()
         job = here.submit()
@@ -161,7 +161,7 @@ def test_the_sentence_of_what_is_lost(lost: Lost, steps: int | None, words: str)
     assert words in lost.sentence
 
 
-def test_a_failure_beside_a_node_that_gave_way_is_the_cause() -> None:
+def test_a_failure_next_to_a_node_that_gave_way_is_the_cause() -> None:
     gave_way = exit_record("j", 1, signal=15, cause=EndCause(EndReason.PREEMPTED, "x"))
     failed = exit_record("j", 1, exit_code=3, node=1)
     assert diagnose([gave_way, failed], {1: b""})[0] == "failed"

@@ -115,7 +115,7 @@ def test_a_held_job_starts_once_it_is_released(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_start_that_was_foretold_is_kept(tmp_path: Path) -> None:
+def test_the_start_that_was_predicted_is_kept(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         first = here.submit(resources=Resources(cpus=2), max_duration_s=100)
         await here.launched(first)
@@ -209,7 +209,7 @@ def test_a_job_that_the_target_cannot_look_at_is_held_and_others_run(
     play(scene, tmp_path)
 
 
-def test_a_damaged_spec_stops_nobody_else(tmp_path: Path) -> None:
+def test_a_damaged_spec_stops_no_one_else(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         # Of another target until it is damaged: the engine is looking already.
         damaged = here.submit(target="elsewhere")

@@ -102,7 +102,7 @@ def test_a_change_that_is_not_of_the_queue_leaves_it_the_same(tmp_path: Path) ->
     play(scene, tmp_path)
 
 
-def test_who_starts_or_is_canceled_waits_no_more_and_comes_back_anew(tmp_path: Path) -> None:
+def test_a_job_that_starts_or_is_canceled_no_longer_waits_and_may_come_back(tmp_path: Path) -> None:
     async def scene(store: Counted, view: QueueView) -> None:
         started, canceled = store.submit(script="a.py"), store.submit(script="b.py")
         await view.look()

@@ -105,7 +105,7 @@ def test_without_uv_one_sentence_says_what_to_do(
     assert "uv is not there" in finding.text
 
 
-def test_versions_of_pyenv_are_looked_for_beside_its_shims(tmp_path: Path) -> None:
+def test_versions_of_pyenv_are_looked_for_next_to_its_shims(tmp_path: Path) -> None:
     root = tmp_path / ".pyenv"
     (root / "versions" / "3.9.1" / "bin").mkdir(parents=True)
     environment = {"HOME": str(tmp_path), "PATH": f"{root}/shims:/usr/bin"}
@@ -219,7 +219,7 @@ def plan(home: Path) -> scratch.ScratchPlan:
 
 
 @pytest.mark.long
-def test_an_environment_goes_when_nobody_has_used_it_for_long(builder: Builder) -> None:
+def test_an_environment_goes_when_no_one_has_used_it_for_long(builder: Builder) -> None:
     home = builder.node.root.parent
     found, wish = builder.build()
     cache = Cache(builder.node.environments)

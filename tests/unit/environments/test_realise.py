@@ -68,7 +68,7 @@ def test_what_is_asked_for_tells_environments_apart(builder: Builder, wheels: Pa
     assert (same.key, same.built) == (one.key, False)
 
 
-def test_a_wheel_that_was_replaced_under_its_name_is_installed_anew(
+def test_a_wheel_that_was_replaced_under_its_name_is_installed_again(
     builder: Builder, wheels: Path
 ) -> None:
     wheel = make_wheel(wheels, "tiny-tool", "1.0", value="before")
@@ -116,7 +116,7 @@ def test_another_interpreter_gives_another_environment(
     assert other.lock == own.lock
 
 
-def test_an_interpreter_that_has_gone_lets_an_environment_be_built_anew(
+def test_an_interpreter_that_has_gone_lets_an_environment_be_built_again(
     builder: Builder, wheels: Path
 ) -> None:
     first, _ = builder.build(*lines(wheels, "tiny-tool"))

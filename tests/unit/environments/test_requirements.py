@@ -254,7 +254,7 @@ def test_a_spec_survives_writing_and_reading(tmp_path: Path) -> None:
         (3, "environment", "not text"),
     ],
 )
-def test_wrong_forms_are_told_with_their_place(environment: Any, path: str, words: str) -> None:
+def test_wrong_forms_are_reported_with_their_place(environment: Any, path: str, words: str) -> None:
     with pytest.raises(SpecError) as told:
         build_spec({"script": "a.py", "environment": environment})
     (problem,) = told.value.problems

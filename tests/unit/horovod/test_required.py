@@ -169,7 +169,7 @@ def test_no_host_is_started_for_it(tmp_path: Path, packages: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["mpi", "horovod-gloo"])
-def test_an_environment_with_a_torch_of_its_own_is_refused_beside_another_ones_horovod(
+def test_an_environment_with_a_torch_of_its_own_is_refused_next_to_another_ones_horovod(
     tmp_path: Path, packages: Path, backend: str
 ) -> None:
     wheels = tmp_path / "wheels"

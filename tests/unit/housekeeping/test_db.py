@@ -124,7 +124,7 @@ def test_a_check_and_a_backup_leave_an_old_store_old(
     assert (version_of(path), version_of(tmp_path / "copy.db")) == (old, old)
 
 
-def test_an_upgrade_keeps_the_old_store_beside_it(
+def test_an_upgrade_keeps_the_old_store_next_to_it(
     own_home: Path, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, old = old_workspace(own_home), schema.VERSION

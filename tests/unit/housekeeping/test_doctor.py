@@ -145,7 +145,7 @@ def test_a_newer_store_fails_and_an_older_one_is_warned_of(
         (("lost", ""), Level.WARN),
     ],
 )
-def test_a_target_that_does_not_fit_is_told(
+def test_a_target_that_does_not_fit_is_reported(
     view: tuple[str, str], level: Level, context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -175,7 +175,7 @@ def test_without_cgroups_the_lesser_ways_are_named(
     assert "sysctl says no" in other.text and not other.data["works"]
 
 
-def test_how_inputs_are_protected_is_told(
+def test_how_inputs_are_protected_is_reported(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYJOBS_INPUT_VIEWS", "0")
@@ -253,7 +253,7 @@ def test_a_target_without_a_token_is_shown(context: DoctorContext) -> None:
 @pytest.mark.parametrize(
     ("free", "level"), [(10 * 2**30, Level.OK), (2**30, Level.WARN), (2**20, Level.FAIL)]
 )
-def test_a_disk_that_fills_up_is_told(
+def test_a_disk_that_fills_up_is_reported(
     free: int, level: Level, context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = SimpleNamespace(
@@ -268,7 +268,7 @@ def test_a_disk_that_fills_up_is_told(
     assert found.level is level
 
 
-def test_records_from_the_future_are_told(queue: Queue, own_home: Path) -> None:
+def test_records_from_the_future_are_reported(queue: Queue, own_home: Path) -> None:
     job = queue.submit()
     with queue.workspace.store._database.write() as connection:  # type: ignore[attr-defined]
         connection.execute(
@@ -278,7 +278,7 @@ def test_records_from_the_future_are_told(queue: Queue, own_home: Path) -> None:
     assert found.level is Level.WARN and "2999" in found.text
 
 
-def test_a_clock_that_was_moved_is_told() -> None:
+def test_a_clock_that_was_moved_is_reported() -> None:
     now = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
     assert resources.steadiness(*now).level in (Level.OK, Level.WARN)  # another may move it
     assert resources.steadiness(now[0] - 3600, now[1]).level is Level.WARN

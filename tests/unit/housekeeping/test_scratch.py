@@ -123,7 +123,7 @@ def test_an_agent_is_left_the_time_to_clean_up_itself(runs: Runs, node: Path) ->
     assert plan(runs, older_than_s=0.0).items == []
 
 
-def test_attempts_that_nobody_knows_go_when_they_are_old(runs: Runs, node: Path) -> None:
+def test_attempts_that_no_one_knows_go_when_they_are_old(runs: Runs, node: Path) -> None:
     folder = attempt_of(node, "other_1_ab")
     assert plan(runs).items == []
     set_back(folder)
@@ -170,7 +170,7 @@ def snapshot_of(node: Path) -> Path:
     return folder
 
 
-def test_unpacked_snapshots_go_when_nobody_used_them_for_long(runs: Runs, node: Path) -> None:
+def test_unpacked_snapshots_go_when_no_one_used_them_for_long(runs: Runs, node: Path) -> None:
     folder = snapshot_of(node)
     assert plan(runs).items == []
     age(node)

@@ -54,7 +54,7 @@ def test_pictures_are_drawn_whatever_the_names_of_the_classes(
     assert [row["class"] for row in rows] == sorted(names)
 
 
-def test_long_names_can_be_told_apart() -> None:
+def test_long_names_can_be_distinguished() -> None:
     names = [f"a rather long name {n} of a class of things" for n in range(12)]
     short = evaluation._short([*names, "brief", "one whose ends differ: first"], 20)
     assert len(set(short)) == 14

@@ -116,7 +116,7 @@ def test_only_what_an_import_would_prefer_is_a_shadow(
     assert found == (entry.partition("/")[0] if is_shadow else None)
 
 
-def test_shadow_is_looked_for_beside_the_script(tmp_path: Path) -> None:
+def test_shadow_is_looked_for_next_to_the_script(tmp_path: Path) -> None:
     (tmp_path / "work/src").mkdir(parents=True)
     (tmp_path / "work/random.py").touch()
     assert cold_reason(plan(tmp_path, argv=["src/train.py"]), LOADED) is None

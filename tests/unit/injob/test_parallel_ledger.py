@@ -114,7 +114,7 @@ def test_too_many_failures_stop_everybody(
     assert one.take("me").get("stop") == reason
 
 
-def test_one_who_waits_hears_of_what_comes_back(tmp_path: Path) -> None:
+def test_a_waiting_request_is_notified_of_what_comes_back(tmp_path: Path) -> None:
     one = ledger(tmp_path, count=1)
     number = taken(one, "first")
     found: list[Any] = []

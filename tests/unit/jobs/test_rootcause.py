@@ -281,7 +281,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
-def test_the_root_cause_is_told(broken: Broken) -> None:
+def test_the_root_cause_is_reported(broken: Broken) -> None:
     rank = rank_record(exit_code=broken.code, signal=broken.signal)
     outcome, failure = diagnose([record("failed", rank)], {0: broken.log.encode()})
     assert outcome == "failed"
@@ -354,7 +354,7 @@ def test_a_fault_of_the_host_is_ours() -> None:
 
 
 @pytest.mark.parametrize(("brings", "expected"), [(True, F.ENVIRONMENT), (False, F.USER)])
-def test_a_program_that_cannot_be_started_is_of_who_brought_it_and_not_tried_again(
+def test_a_program_that_cannot_be_started_is_blamed_on_its_environment_and_not_tried_again(
     brings: bool, expected: FailureClass
 ) -> None:
     why = "/bin/sh cannot be started: No such file or directory"
@@ -387,7 +387,7 @@ def test_of_several_nodes_the_first_to_fail_is_the_cause() -> None:
     assert (failure.rank, failure.exit_code) == (2, 5)
 
 
-def test_a_full_disk_without_a_traceback_is_told() -> None:
+def test_a_full_disk_without_a_traceback_is_reported() -> None:
     rank = rank_record(exit_code=120)
     reason = (
         "rank 0 ended with exit code 120; the disk that holds the attempt's files is full (ENOSPC)"

@@ -56,7 +56,7 @@ def test_of_two_found_dead_at_once_the_one_that_was_not_left_is_named() -> None:
     assert (failure.rank, failure.exit_code) == (1, 7)
 
 
-def test_a_lost_peer_that_nobody_explains_is_told_as_it_is() -> None:
+def test_a_lost_peer_that_no_one_explains_is_reported_as_it_is() -> None:
     late = rank_record(1, exit_code=143, ended_at=2.5)  # was asked to end, and did
     exits = [record("failed", rank_record(0, exit_code=1), late)]
     _, failure = diagnose(exits, {0: LEFT, 1: b"saved\n"})

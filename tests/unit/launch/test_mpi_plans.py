@@ -45,7 +45,7 @@ def test_mpirun_alone_sets_the_variables_of_open_mpi() -> None:
             assert not [name for name in rank["env"] if name.startswith("OMPI_")]
 
 
-def test_nodes_that_share_a_machine_are_told_so() -> None:
+def test_nodes_that_share_a_machine_are_reported() -> None:
     apart = written(MpiLauncher().plans(context(2, 1)))
     assert [plan["extras"]["shares_machine"] for plan in apart] == [False, False]
     together = written(MpiLauncher().plans(context(3, 1, address="127.0.0.1")))

@@ -72,7 +72,7 @@ def test_the_best_trial_becomes_a_model_with_its_lineage(runs: Runs) -> None:
     assert len(runs.workspace.store.models()) == 1
 
 
-def test_a_refusal_is_told_and_takes_nothing_away(runs: Runs) -> None:
+def test_a_refusal_is_reported_and_takes_nothing_away(runs: Runs) -> None:
     sweep, job = a_sweep(runs), runs.begin()
     told = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.9))
     assert "trial 3 was not registered as model 'digits-best'" in told

@@ -71,7 +71,7 @@ def test_it_does_not_wait_for_ever_for_a_target_that_never_launches(
     assert linger.due_in_s() == 0
 
 
-def test_it_stays_as_long_as_a_host_lives_that_nobody_follows(time: Time, tmp_path: Path) -> None:
+def test_it_stays_as_long_as_a_host_lives_that_no_one_follows(time: Time, tmp_path: Path) -> None:
     linger = Linger(30.0, time)
     linger.expect(on_node(tmp_path))
     me = own_identity()

@@ -36,7 +36,7 @@ def test_priority_comes_before_age() -> None:
     assert "first in line" in explain(plan, "old").reason
 
 
-def test_nobody_without_a_limit_overtakes_a_job_that_waits_for_room() -> None:
+def test_no_one_without_a_limit_overtakes_a_job_that_waits_for_room() -> None:
     busy = runs("busy", "n0", cpus=2)
     waiting = [job("big", at=1, cpus=4), job("small", at=2, cpus=1)]
     plan = decide(Situation(waiting=waiting, running=[busy], capacities=[less(capacity(), busy)]))
@@ -66,7 +66,7 @@ def test_a_pause_ends_though_the_clock_was_set_back() -> None:
     assert plan.rule("w") is Rule.PAUSE
 
 
-def test_what_can_never_fit_stops_nobody() -> None:
+def test_what_can_never_fit_stops_no_one() -> None:
     plan = decide(
         Situation(waiting=[job("big", cpus=8), job("small", at=1)], capacities=[capacity()])
     )
@@ -436,7 +436,7 @@ def test_only_preemptible_jobs_of_lower_priority_that_come_back_behind_make_way(
         assert bool(decide(situation).preempts) is gives_way, victim
 
 
-def test_nobody_makes_way_in_vain() -> None:
+def test_no_one_makes_way_in_vain() -> None:
     small = runs("small", "n0", cpus=1, preemptible=True)
     fixed = runs("fixed", "n0", cpus=3)
     situation = Situation(
@@ -529,7 +529,7 @@ def test_a_higher_limit_of_an_array_is_advised_only_where_it_would_start_the_job
     assert (told.rule, told.remedy) == (Rule.ARRAY_LIMIT, "")
 
 
-def test_who_asks_for_more_gpus_than_its_user_may_ever_hold_is_told_so() -> None:
+def test_a_job_that_asks_for_more_gpus_than_its_user_may_ever_hold_says_so() -> None:
     situation = Situation(
         waiting=[job("big", gpus=4)], capacities=[capacity(gpus=8)], limits=Limits(gpus_per_user=2)
     )

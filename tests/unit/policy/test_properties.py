@@ -278,7 +278,7 @@ def test_the_order_of_the_rows_does_not_matter(situation: Situation) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(situations(), st.integers(1, 10**6))
-def test_waiting_changes_nobodys_turn(situation: Situation, later_s: int) -> None:
+def test_waiting_changes_no_ones_turn(situation: Situation, later_s: int) -> None:
     """Of two that stand in the line on their own, the first stays first however long both wait."""
     alone = [replace(one, group=None) for one in situation.waiting]
     now = replace(situation, waiting=alone, promise=None, running=())

@@ -84,7 +84,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, named: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["submit,duration,colour\n0,1,red\n", '{"submit": 1\n'])
-def test_a_wrong_line_is_told_once(tmp_path: Path, text: str) -> None:
+def test_a_wrong_line_is_reported_once(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:

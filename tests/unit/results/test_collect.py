@@ -215,7 +215,7 @@ def test_an_unreadable_file_is_named_and_the_rest_stored(
     assert list(shelf.rows) == ["outputs/b"]
 
 
-def test_a_full_disk_is_told_and_a_second_try_stores_the_rest(
+def test_a_full_disk_is_reported_and_a_second_try_stores_the_rest(
     root: Path, blobs: FolderBlobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(9):
@@ -326,7 +326,7 @@ def test_a_delivered_batch_is_in_the_store_once(
     assert {"script_error", "metrics_dropped"} <= kinds
 
 
-def test_a_property_that_exists_is_told_and_stops_nothing(
+def test_a_property_that_exists_is_reported_and_stops_nothing(
     root: Path, workspace: OpenWorkspace, job: Job
 ) -> None:
     workspace.store.update(job.id, JobChanges(properties={"author": "you"}))

@@ -34,7 +34,7 @@ def test_a_long_line_comes_in_parts(tmp_path: Path) -> None:
     assert [len(part) for part in parts] == [driver_log.CHUNK_BYTES] * 3 + [1]
 
 
-def test_a_hole_is_told_and_never_shown_as_zeros(tmp_path: Path) -> None:
+def test_a_hole_is_reported_and_never_shown_as_zeros(tmp_path: Path) -> None:
     path = tmp_path / "driver_0.log"
     path.write_bytes(b"start" + b"\0" * 1000 + b"end")
     note_hole(path, 5, 1000)

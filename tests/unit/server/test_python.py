@@ -75,7 +75,7 @@ def test_a_model_is_registered_from_files_of_the_client(program: Served) -> None
     assert Path("back/model.pt").read_bytes() == b"weights"
 
 
-def test_nobody_writes_into_the_runs_of_others_or_into_jobs(served: Served) -> None:
+def test_no_one_writes_into_the_runs_of_others_or_into_jobs(served: Served) -> None:
     """Off switches: let `_own` compare neither the user nor the kind."""
     ada, eve = served.client("ada"), served.client("eve")
     job, _ = ada.store.submit(JOB)

@@ -151,7 +151,7 @@ def test_an_array_may_be_one_text() -> None:
         ("1000000", "the largest is 999999"),
     ],
 )
-def test_an_array_that_cannot_be_read_is_told(text: str, told: str) -> None:
+def test_an_array_that_cannot_be_read_is_reported(text: str, told: str) -> None:
     with pytest.raises(SpecError) as caught:
         build_spec({"script": "a.py", "array": text})
     assert told in str(caught.value)
@@ -175,7 +175,7 @@ def test_the_schema_refuses_what_the_spec_refuses() -> None:
     assert not list(validator.iter_errors({"script": "a", "max_duration": "6h"}))
 
 
-def test_a_script_without_source_directory_stands_beside_its_file(tmp_path: Path) -> None:
+def test_a_script_without_source_directory_stands_next_to_its_file(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("script: train.py\n")
     assert load_spec_file(tmp_path / "job.yaml")["source_directory"] == str(tmp_path)
     (tmp_path / "job.yaml").write_text("command: ls\n")

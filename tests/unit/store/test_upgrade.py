@@ -174,7 +174,7 @@ def test_a_newer_store_is_refused_in_one_sentence(tmp_path: Path) -> None:
     assert caught.value.exit_code == 5
 
 
-def test_an_open_store_is_refused_once_somebody_upgraded_it(tmp_path: Path) -> None:
+def test_an_open_store_is_refused_once_someone_upgraded_it(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = SqlStore(path)
     job, _ = store.submit(

@@ -41,7 +41,7 @@ CHANGES: dict[str, Callable[[SqlStore, str], object]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_every_change_of_the_queue_is_told(store: SqlStore, what: str) -> None:
+def test_every_change_of_the_queue_is_reported(store: SqlStore, what: str) -> None:
     job = submit(store)
     before, marks = store.change(), store.queue_marks("local")
     store.job(job)
@@ -52,7 +52,7 @@ def test_every_change_of_the_queue_is_told(store: SqlStore, what: str) -> None:
     store.close()
 
 
-def test_a_change_of_another_process_is_told(tmp_path: Path) -> None:
+def test_a_change_of_another_process_is_reported(tmp_path: Path) -> None:
     store, other = SqlStore(tmp_path / "store.db"), SqlStore(tmp_path / "store.db")
     before = store.change()
     job = submit(other)
@@ -122,7 +122,7 @@ def test_a_job_whose_hosts_are_recorded_is_not_put_back_as_one_without(store: Sq
 
 
 @pytest.mark.long
-def test_a_fork_can_ask_and_so_can_who_forked(tmp_path: Path) -> None:
+def test_a_fork_can_ask_and_so_can_its_parent(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db")
     before = store.change()
     context = multiprocessing.get_context("fork")

@@ -102,7 +102,7 @@ def test_nccl_needs_a_whole_gpu_for_each_process() -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "horovod-gloo"])
-def test_idle_gpus_of_a_distributed_job_are_told(backend: str) -> None:
+def test_idle_gpus_of_a_distributed_job_are_reported(backend: str) -> None:
     shape = {"nodes": 2, "processes_per_node": 2, "backend": backend}
     (told,) = warnings(spec(resources={"gpus": 2}, distribution=shape))
     assert told.startswith("2 processes per node for 4 GPUs")
@@ -110,7 +110,7 @@ def test_idle_gpus_of_a_distributed_job_are_told(backend: str) -> None:
     assert warnings(spec(resources={"gpus": 1}, distribution=shape)) == []
 
 
-def test_idle_gpus_of_one_process_are_told() -> None:
+def test_idle_gpus_of_one_process_are_reported() -> None:
     (told,) = warnings(spec(resources={"gpus": 2}))
     assert told.startswith("1 process per node for 2 GPUs")
     assert "--procs-per-node 2 --gpus-per-proc 1 --backend nccl" in told

@@ -227,7 +227,7 @@ def test_a_setting_that_is_no_number_is_told_before_anything_starts(
     assert not TargetPaths.of("local", under=home).head.exists()
 
 
-def test_a_runtime_folder_too_long_for_sockets_is_told(
+def test_a_runtime_folder_too_long_for_sockets_is_reported(
     home: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYJOBS_RUNTIME_BASE", str(short_path / ("long" * 12)))
@@ -288,7 +288,7 @@ def test_a_target_that_answers_is_not_started_again(
     assert (status.epoch, status.was_started, stages) == ("e1", False, [])
 
 
-def test_a_socket_whose_owner_died_is_nobody(location: TargetLocation) -> None:
+def test_a_socket_whose_owner_died_has_no_owner(location: TargetLocation) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(location.socket))
     assert location.socket.exists()

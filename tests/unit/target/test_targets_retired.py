@@ -454,7 +454,7 @@ def test_a_client_starts_a_target_again_once_its_stop_is_over(
 
 
 @pytest.mark.parametrize("is_registered", [False, True])
-def test_a_full_disk_is_told_with_its_path_and_what_helps(
+def test_a_full_disk_is_reported_with_its_path_and_what_helps(
     location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_registered: bool
 ) -> None:
     if is_registered:

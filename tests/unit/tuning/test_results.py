@@ -197,7 +197,7 @@ def test_long_choices_are_folded_and_failures_counted() -> None:
     st.floats(0.02, 0.2),
 )
 @pytest.mark.long
-def test_texts_beside_curves_never_overlap_and_stay_near_their_point(
+def test_texts_next_to_curves_never_overlap_and_stay_near_their_point(
     points: list[tuple[float, float]], up: float
 ) -> None:
     heights = apart(points, across=0.05, up=up, reach=0.3)

@@ -226,7 +226,7 @@ class TestBayesian:
         late = [abs(r.parameters["--x"] - 1) for r in records[-10:]]
         assert sum(late) < sum(early)
 
-    def test_trials_without_a_result_and_nan_are_told_and_harm_nothing(self) -> None:
+    def test_trials_without_a_result_and_nan_are_reported_and_harm_nothing(self) -> None:
         sampling = BayesianParameterSampling({"a/b": uniform(0, 1)}, {"seed": 3})
         sampler = sampling.sampler(MIN)
         for number, value in enumerate([None, float("nan"), float("inf"), 0.5]):

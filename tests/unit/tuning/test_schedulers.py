@@ -67,7 +67,7 @@ def test_what_tune_answers_is_the_policys_decision(policy: Policy, interval: int
     assert told == {n: policy.judge(history, n, interval, goal=MAX) for n in TABLE}
 
 
-def test_asha_stops_who_comes_to_a_rung_below_its_limit() -> None:
+def test_asha_stops_a_trial_that_comes_to_a_rung_below_its_limit() -> None:
     # In order of number.  rung 1: .50 first; .40 < .50; .30 < q(2/3 of .40 .50) = .4667;
     #                              .52 > q(.30 .40 .50) = .4333
     #                       rung 3: .65 first; .51 < .65

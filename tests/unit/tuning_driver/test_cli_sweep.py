@@ -154,7 +154,7 @@ def test_a_wrong_file_is_refused_before_anything_is_submitted(
 
 
 @pytest.mark.long
-def test_all_that_is_wrong_with_a_file_is_told_at_once(
+def test_all_that_is_wrong_with_a_file_is_reported_at_once(
     world: World, call: Call, tmp_path: Path
 ) -> None:
     finished(world)

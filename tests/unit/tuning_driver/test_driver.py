@@ -263,7 +263,7 @@ def test_when_the_time_is_up_what_runs_is_stopped(world: World) -> None:
     assert [job.state for job in world.jobs(sweep)] == [JobState.CANCELED] * 2
 
 
-def test_a_retry_that_starts_over_reports_its_intervals_anew(world: World) -> None:
+def test_a_retry_that_starts_over_reports_its_intervals_again(world: World) -> None:
     sweep = world.submit(limits={"total": 1})
     driver = world.driver(sweep)
     for _ in range(3):  # begins, reports twice

@@ -44,7 +44,7 @@ def test_the_same_curve_is_no_finding() -> None:
     assert said([point(1, 1.0)], [point(1, 1.0 + 1e-6)]) == []
 
 
-def test_gaps_doubles_and_values_are_told_apart() -> None:
+def test_gaps_doubles_and_values_are_distinguished() -> None:
     assert said(FIVE, [FIVE[0], FIVE[1], FIVE[4]]) == [
         "metric 'loss' has a gap: steps 2, 3 missing"
     ]

@@ -53,7 +53,7 @@ def test_a_file_of_that_name_is_not_a_workspace(project: Path) -> None:
     assert locate() == paths.home() / "workspace"
 
 
-def test_a_folder_of_somebody_else_is_not_taken_up(
+def test_a_folder_of_another_user_is_not_taken_up(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / ".rayjobs").mkdir()
