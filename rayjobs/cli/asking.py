@@ -10,6 +10,7 @@ from rayjobs.core.errors import NotFoundError, TargetError, UsageError
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.target.requests import TargetRequest
+from rayjobs.workspace.connection import Connection
 
 
 def check_running(job: Job) -> None:
@@ -32,9 +33,17 @@ def check_running(job: Job) -> None:
 
 
 def ask_target(
-    job: Job, workspace: Path, request: TargetRequest, *, timeout_s: float
+    job: Job,
+    workspace: Path,
+    request: TargetRequest,
+    *,
+    timeout_s: float,
+    server: Connection | None = None,
 ) -> dict[str, Any]:
     """Return what the job's target answers to `request`, to which the job is added.
+
+    Args:
+        server: See `wake_client.ask_target`.
 
     Raises:
         TargetError: the target does not answer, or not in time.
@@ -45,7 +54,7 @@ def ask_target(
 
     asked = replace(request, workspace=str(workspace), job=job.id)
     try:
-        answer = ask_socket(job.target, home(), asked, timeout_s=timeout_s)
+        answer = ask_socket(job.target, home(), asked, timeout_s=timeout_s, server=server)
     except TimeoutError as error:
         raise TargetError(
             f"target {job.target!r} does not answer: {error}. Ask again; `rayjobs target show "

@@ -31,8 +31,9 @@ from rayjobs.engine.sweep_drivers import Drivers
 from rayjobs.engine.wake_server import WakeServer
 from rayjobs.engine.workspace_server import WorkspaceServer
 from rayjobs.injob import openfiles
+from rayjobs.injob.sessionsteps import SessionStep
 from rayjobs.protocol import ray_jobs
-from rayjobs.protocol.calls import STACKS
+from rayjobs.protocol.calls import SESSION, STACKS, SessionCall
 from rayjobs.protocol.names import NAMESPACE, actor_name
 from rayjobs.store.base import Store
 from rayjobs.target.limits import LimitsFile
@@ -197,7 +198,7 @@ class TargetActor:
             return {**me, "decision": None if decision is None else decision.to_dict()}
         if asked.op == "store":
             return {**me, **await _store_late(engine, asked)}
-        if asked.op in ("evict", "stacks"):
+        if asked.op in ("evict", "stacks", "session"):
             return {**me, **await _answer_of_job(engine, asked)}
         return {"ok": False, "error": f"no operation {asked.op!r}"}
 
@@ -273,6 +274,8 @@ async def _answer_of_job(engine: Engine, asked: TargetRequest) -> dict[str, Any]
         return _no(f"job {asked.job} has no running attempt")
     if asked.op == "evict":
         return _evict(supervisor, asked.notice_s)
+    if asked.op == "session":
+        return await _session(engine, supervisor, asked.step)
     return await _stacks(engine, supervisor)
 
 
@@ -315,6 +318,23 @@ async def _stacks(engine: Engine, supervisor: AttemptSupervisor) -> dict[str, An
         "attempt": supervisor.record.number,
         "ranks": sorted(ranks, key=lambda rank: int(rank["rank"])),
     }
+
+
+async def _session(
+    engine: Engine, supervisor: AttemptSupervisor, step: SessionStep | None
+) -> dict[str, Any]:
+    if step is None:
+        return _no("a session needs a step")
+    nodes = supervisor.record.nodes
+    node = next((one for one in nodes if step.rank in one.on.ranks), None)
+    if node is None:
+        return _no(f"job {supervisor.record.job.id} has no running rank {step.rank}")
+    try:
+        agent = await engine.cluster.agent(node.node_id)
+        reply = await agent.call(SESSION, SessionCall(node.on, step))
+    except RayjobsError as error:
+        return _no(f"the node of rank {step.rank} cannot be asked: {error}")
+    return {"reply": reply.to_json()}
 
 
 def _no(sentence: str) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import termios
 from dataclasses import dataclass
 from typing import Mapping, Sequence
 
-from rayjobs.injob import detach, kernel, startup
+from rayjobs.injob import detach, kernel, openfiles, startup
 from rayjobs.injob.identity import Identity, identity_of, send_signal
 from rayjobs.injob.starter import Starter
 from rayjobs.injob.waitstatus import WaitStatus
@@ -53,6 +55,8 @@ def start(
     log: str,
     starter: Starter,
     give: int | None = None,
+    files: Sequence[int] = (),
+    is_terminal: bool = False,
 ) -> Helper:
     """Start a program that dies with this process; what it prints is appended to `log`.
 
@@ -61,6 +65,8 @@ def start(
         starter: Adds it to the attempt's processes.
         give: a descriptor that the program gets as its standard input; without one, it reads
             nothing.
+        files: Descriptors that become its standard input, output and error, instead of `log`.
+        is_terminal: The first of `files` is a terminal, which becomes the program's own.
 
     Raises:
         OSError: no process can be made. A missing program ends with code 127.
@@ -88,11 +94,22 @@ def start(
             os._exit(1)
         os.setsid()
         given = None if give is None else os.dup(give)
+        kept = [os.dup(one) for one in files]
         starter.abandon()
         detach.point_output(log)
         if given is not None:
             os.dup2(given, 0)
+        for number, one in enumerate(kept):
+            os.dup2(one, number)
+        if is_terminal:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         os.chdir(folder)
+        if files:
+            openfiles.give_back(starter.plan.soft_files)
+            if starter.plan.container is not None:
+                from rayjobs.injob import container
+
+                container.set_limits(starter.plan.container)
         os.umask(starter.plan.umask)
         startup.close_descriptors(keep=())
         os.execvpe(arguments[0], list(arguments), dict(env))

@@ -25,6 +25,7 @@ from rayjobs.injob.mlflow_start import MlflowPort
 from rayjobs.injob.outcomes import CANCELED, Outcome, end_reason
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.ranks import Program, Rank, WarmState
+from rayjobs.injob.sessions import Sessions
 from rayjobs.injob.starter import Starter
 from rayjobs.injob.text import duration_text
 from rayjobs.injob.tree import Tree
@@ -101,6 +102,7 @@ class Host:
             control.listen(plan.socket), self._selector, self._answer
         )
         self._mlflow.serve(self._starter, self._selector)
+        self._sessions = Sessions(self._starter)
         self._extras = _extras_of(plan, self._starter)
         exitrecord.write_file(os.path.join(plan.root, HOST_FILE), self._description().to_json())
 
@@ -292,6 +294,7 @@ class Host:
 
     def _is_leaving(self) -> bool:
         self._mlflow.end()
+        self._sessions.end()
         return self._extras.is_leaving()
 
     def _serve(self, timeout_s: float) -> None:
@@ -323,6 +326,7 @@ class Host:
                 return True
             self._extras.child_ended(pid, status, now)
             self._mlflow.child_ended(pid, status, now)
+            self._sessions.child_ended(pid, status, now)
             for rank in self.ranks:
                 if rank.identity.pid == pid and not rank.has_ended:
                     rank.ended(status, usage.ru_maxrss * 1024, at=now)
@@ -373,7 +377,7 @@ class Host:
         if request.op == "stalled":
             self.watch.end_stalled(request.reason or "the attempt has stalled")
             return HostState(state=self.state)
-        answer = self.watch.answer(request)
+        answer = self.watch.answer(request) or self._sessions.answer(request)
         return refusal(f"unknown operation {request.op!r}") if answer is None else answer
 
     def _status(self) -> HostStatus:

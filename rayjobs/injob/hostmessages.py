@@ -74,11 +74,18 @@ class HostRequest(Message):
     """A request on a host's control socket; each operation reads its own fields.
 
     Attributes:
-        op: "status", "wait" (for the exit record), "cancel", "lease", "stacks" or "stalled".
+        op: "status", "wait" (for the exit record), "cancel", "lease", "stacks", "stalled", "exec",
+            "exec-state", "exec-signal" or "listens".
         reason: Why the attempt is canceled or counts as stalled, as a sentence.
         end_reason: Value of the `EndReason` of a cancel.
         grace_s: Seconds from SIGTERM to SIGKILL of a cancel; None: the plan's.
         stamp: The stamp of the last answer, to renew the lease; None only queries.
+        session: Name of the session.
+        rank: The rank that a new session's process is started beside.
+        arguments: Program and arguments of a new session; none: a shell.
+        files: Of a new session, the paths of its standard input, output and error.
+        terminal: Kind of the terminal (``TERM``) that they are; empty: they are pipes.
+        number: The signal for a session, or the port that is asked about.
     """
 
     op: str
@@ -86,6 +93,12 @@ class HostRequest(Message):
     end_reason: Optional[str] = None
     grace_s: Optional[float] = None
     stamp: Optional[float] = None
+    session: str = ""
+    rank: int = 0
+    arguments: Tuple[str, ...] = ()
+    files: Tuple[str, ...] = ()
+    terminal: str = ""
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,6 +183,25 @@ class StacksAnswer(Answer):
     """A host's answer to "stacks": where each living rank is."""
 
     ranks: Tuple[RankStack, ...] = ()
+
+
+@dataclass(frozen=True)
+class SessionAnswer(Answer):
+    """A host's answer to "exec" and "exec-state".
+
+    Attributes:
+        exit_code: Of a process that has ended; 128 and the signal's number if one ended it.
+    """
+
+    ended: bool = False
+    exit_code: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class PortAnswer(Answer):
+    """A host's answer to "listens": where processes of the attempt listen at a port."""
+
+    addresses: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from rayjobs.injob import openfiles
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.lease import boot_clock_s
 from rayjobs.injob.plan import Peer
+from rayjobs.injob.sessionsteps import SessionReply
 from rayjobs.launch import mpirelay
 from rayjobs.launch.plan import inherited
 from rayjobs.node import watch
@@ -26,6 +27,7 @@ from rayjobs.node.linger import Linger
 from rayjobs.node.node import Node
 from rayjobs.node.ports import HeldPorts
 from rayjobs.node.served_log import ServedLogs
+from rayjobs.node.sessions import Sessions
 from rayjobs.protocol import calls, ray_jobs
 from rayjobs.protocol.attempts import AttemptOnNode, Launched, LaunchRequest
 from rayjobs.protocol.calls import (
@@ -37,6 +39,7 @@ from rayjobs.protocol.calls import (
     Port,
     Renew,
     Renewed,
+    SessionCall,
     Settle,
     Silence,
     Stacks,
@@ -75,6 +78,7 @@ class NodeAgent:
         self._leaving: asyncio.Task[None] | None = None
         self._ports = HeldPorts()
         self._logs = ServedLogs(ray_jobs.log_path, ray_jobs.is_our_log)
+        self._sessions = Sessions()
         self._prune_at_s = 0.0
         self._pruning: asyncio.Future[list[Path]] | None = None
         self._methods = dict(
@@ -89,6 +93,7 @@ class NodeAgent:
                 self._answering(calls.SILENCE, self._silence),
                 self._answering(calls.STALLED, self._stalled),
                 self._answering(calls.STACKS, self._stacks),
+                self._answering(calls.SESSION, self._session),
                 self._answering(calls.COLLECT, self._node.collect),
                 self._answering(calls.STORE_LATE, self._node.store_late),
                 self._answering(calls.STORE_PROGRESS, self._node.store_progress),
@@ -212,6 +217,9 @@ class NodeAgent:
 
     async def _stacks(self, on: AttemptOnNode) -> Stacks:
         return Stacks(await watch.stacks(on))
+
+    async def _session(self, asked: SessionCall) -> SessionReply:
+        return await self._sessions.step(asked.on, asked.step)
 
     async def _settle(self, asked: Settle) -> Settled:
         answer = await self._node.ends.settle(asked.on, end=asked.end)

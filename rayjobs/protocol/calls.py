@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 from rayjobs.injob.exitrecord import ExitRecord, RankStack
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import EndCause
+from rayjobs.injob.sessionsteps import SessionReply, SessionStep
 from rayjobs.protocol.attempts import AttemptOnNode, Launched, LaunchRequest
 from rayjobs.protocol.collected import Collected
 from rayjobs.protocol.nodes import Hello, Prepared
@@ -84,6 +85,14 @@ class Stacks(Message):
     """Where each rank of a node is; None: no host answers."""
 
     ranks: tuple[RankStack, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCall(Message):
+    """A client's step in a session at a rank of an attempt."""
+
+    on: AttemptOnNode
+    step: SessionStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +175,7 @@ RENEW = Call("renew", Renew, Renewed)
 SILENCE = Call("silence", AttemptOnNode, Silence)
 STALLED = Call("stalled", Stalled, Nothing)
 STACKS = Call("stacks", AttemptOnNode, Stacks)
+SESSION = Call("session", SessionCall, SessionReply)
 COLLECT = Call("collect", AttemptOnNode, Collected)
 # After the job's end, what of its outputs could not be stored then.
 STORE_LATE = Call("store_late", AttemptOnNode, Collected)

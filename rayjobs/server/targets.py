@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -25,7 +24,7 @@ Handler = Callable[[Request, Caller], Awaitable[Response]]
 ANSWER_S = 20.0
 # What a target may be asked; others, such as its end, are not for clients.
 READ = ("ping", "status", "explain")
-OF_A_JOB = ("evict", "stacks", "store")
+OF_A_JOB = ("evict", "stacks", "store", "session")
 
 
 def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
@@ -108,14 +107,11 @@ def _asking(workspace: OpenWorkspace) -> Handler:
             raise Refusal(403, f"a client may not ask a target for {asked.op!r:.40}")
         asked = replace(asked, workspace=str(workspace.path))
 
-        def call() -> dict[str, Any]:
-            try:
-                path = wake_client.socket_of(name, home())
-                answer = wake_client.ask(path, asked, timeout_s=ANSWER_S)
-            except TimeoutError:
-                return {"is_late": True, "answer": None}
-            return {"is_late": False, "answer": answer}
-
-        return JSONResponse(await run_in_threadpool(call))
+        try:
+            path = wake_client.socket_of(name, home())
+            answer = await wake_client.ask_async(path, asked, timeout_s=ANSWER_S)
+        except TimeoutError:
+            return JSONResponse({"is_late": True, "answer": None})
+        return JSONResponse({"is_late": False, "answer": answer})
 
     return ask

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rayjobs.injob.messages import Message
+from rayjobs.injob.sessionsteps import SessionStep
 
 
 @dataclass(frozen=True)
@@ -14,16 +15,17 @@ class TargetRequest(Message):
     """A request on a target's wake socket; each operation reads its own fields.
 
     Attributes:
-        op: "ping", "wake", "status", "explain", "sees", "evict", "stacks", "store", "retire" or
-            "resume".
+        op: "ping", "wake", "status", "explain", "sees", "evict", "stacks", "store", "session",
+            "retire" or "resume".
         workspace: Folder of the workspace to serve, or of the job.
         client: Version of the client's rayjobs.
         force: A retire puts running jobs back into the queue.
         names: Environment variables whose values the actor returns.
         keys: Jobs whose state to return; None: all.
         key: The job whose decision to return.
-        job: Id of the job to evict, whose stacks to return, or whose outputs to store.
+        job: Id of the job to evict, whose stacks to return, whose outputs to store, or to reach.
         notice_s: Seconds that an evicted job gets; None: it is killed immediately.
+        step: Of a session at a rank of the job.
     """
 
     op: str
@@ -35,6 +37,7 @@ class TargetRequest(Message):
     key: str = ""
     job: str = ""
     notice_s: float | None = None
+    step: SessionStep | None = None
 
     @classmethod
     def from_json(cls, values: object) -> Self:

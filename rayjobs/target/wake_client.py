@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Mapping
@@ -14,8 +15,10 @@ from rayjobs.injob import recordfiles
 from rayjobs.injob.messages import Message
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace import connection
+from rayjobs.workspace.connection import Connection
 
 SOCKET_KIND = "target"
+MOST_ANSWER = 64 << 20
 
 
 def socket_of(name: str, home: Path) -> Path:
@@ -55,11 +58,44 @@ def ask(
     return decoded if isinstance(decoded, dict) else None
 
 
+async def ask_async(path: Path, request: Message, *, timeout_s: float) -> dict[str, Any] | None:
+    """Do as `ask` does, without a thread that waits."""
+    writer = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(str(path), limit=MOST_ANSWER)
+            writer.write(json.dumps(request.to_json()).encode() + b"\n")
+            await writer.drain()
+            answer = await reader.readline()
+    except TimeoutError:
+        raise
+    except (OSError, ValueError):
+        return None
+    finally:
+        if writer is not None:
+            writer.close()
+    try:
+        decoded = recordfiles.parse_json(answer)
+    except ValueError:
+        return None
+    return decoded if isinstance(decoded, dict) else None
+
+
 def ask_target(
-    name: str, home: Path, request: TargetRequest, *, timeout_s: float = 5.0
+    name: str,
+    home: Path,
+    request: TargetRequest,
+    *,
+    timeout_s: float = 5.0,
+    server: Connection | None = None,
 ) -> dict[str, Any] | None:
-    """Send a request to the target called `name`, through the server if there is one; see `ask`."""
-    if (server := connection.active()) is None:
+    """Send a request to the target called `name`, through the server if there is one; see `ask`.
+
+    Args:
+        server: The connection to use, for a thread that has one of its own.
+    """
+    server = server or connection.active()
+    if server is None:
         return ask(socket_of(name, home), request, timeout_s=timeout_s)
     found = server.json("POST", f"/v1/targets/{name}/ask", body=request.to_json(), repeats=True)
     if found["is_late"]:

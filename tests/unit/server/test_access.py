@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.injob.sessionsteps import SessionStep
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
 from rayjobs.store.requests import JobChanges, NewJob
+from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace import users
 from rayjobs.workspace.connection import Login, drop_login, login_file, read_login, save_login
 from rayjobs.workspace.folder import open_workspace
@@ -103,6 +105,17 @@ def test_only_an_admin_changes_what_is_anothers(served: Served) -> None:
     with pytest.raises(UsageError, match="ada's"):
         served.client("eve").store.update(job.id, JobChanges(priority=5))
     assert str(served.client("root", Role.ADMIN).store.request_cancel(job.id)) == "Canceled"
+
+
+def test_a_session_at_anothers_job_is_refused(served: Served) -> None:
+    new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="")
+    job, _ = served.client("ada").store.submit(new)
+    asked = TargetRequest("session", job=job.id, step=SessionStep("exec", "0" * 32)).to_json()
+    for user, role in (("eve", Role.SUBMITTER), ("ada", Role.VIEWER)):
+        with pytest.raises(UsageError, match=r"ada's|needs the role submitter"):
+            served.connection(user, role).json("POST", "/v1/targets/local/ask", body=asked)
+    answer = served.connection("ada").json("POST", "/v1/targets/local/ask", body=asked)
+    assert answer == {"is_late": False, "answer": None}  # nothing runs jobs here
 
 
 def test_a_key_is_its_users_own(served: Served) -> None:

@@ -1,0 +1,135 @@
+"""`rayjobs notify`: who is told that jobs have ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from rayjobs.cli.output import print_json
+from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
+from rayjobs.core.users import user_name
+
+EPILOG = """\b
+Examples:
+  rayjobs notify add ada@example.org
+  rayjobs notify add failed=https://hooks.example.org/$RAYJOBS_SECRET_HOOK --everyone
+  rayjobs notify mail smtps://robot@mail.example.org --from robot@example.org
+  rayjobs notify ls
+  rayjobs submit train.py --notify ada@example.org     for one job
+"""
+
+
+@click.group(cls=CommandList, epilog=EPILOG)
+def notify() -> None:
+    """Tell people and programs that jobs have ended, by mail or a web request."""
+
+
+@notify.command(
+    epilog="""\b
+Examples:
+  rayjobs notify add ada@example.org
+  rayjobs notify add failed=https://hooks.example.org/$RAYJOBS_SECRET_HOOK --everyone
+
+$RAYJOBS_SECRET_… stands for a secret of the target (`rayjobs target secret set`).
+"""
+)
+@click.argument("receiver", metavar="[STATE=]URL|MAILBOX")
+@click.option("--everyone", is_flag=True, help="For the jobs of all users, not only one's own.")
+@json_option
+@common_options
+@click.pass_obj
+def add(settings: Settings, receiver: str, everyone: bool) -> None:
+    """Add a receiver for the ends of one's own jobs."""
+    from rayjobs.workspace import notifications
+
+    with settings.open(create=True) as workspace:
+        if workspace.server is not None:
+            body = {"receiver": receiver, "everyone": everyone}
+            made = workspace.server.json("POST", "/v1/notifications", body=body, repeats=True)
+        else:
+            name = user_name()
+            made = _row(
+                notifications.subscribe(
+                    workspace.store, receiver, user=None if everyone else name, by=name
+                )
+            )
+    if settings.as_json:
+        print_json(made)
+        return
+    click.echo(made["id"])
+
+
+@notify.command(
+    epilog="""\b
+Examples:
+  rayjobs notify ls
+"""
+)
+@json_option
+@common_options
+@click.pass_obj
+def ls(settings: Settings) -> None:
+    """List the receivers."""
+    from rayjobs.workspace import notifications
+
+    with settings.open() as workspace:
+        if workspace.server is not None:
+            rows = workspace.server.json("GET", "/v1/notifications")
+        else:
+            rows = [_row(one) for one in notifications.subscriptions(workspace.store)]
+    if settings.as_json:
+        print_json(rows)
+        return
+    for one in rows:
+        click.echo(f"{one['id']}  {one['user'] or 'everyone':<20}  {one['receiver']}")
+
+
+@notify.command(
+    epilog="""\b
+Examples:
+  rayjobs notify rm 1f3c88aa9c2e
+"""
+)
+@click.argument("name", metavar="ID")
+@common_options
+@click.pass_obj
+def rm(settings: Settings, name: str) -> None:
+    """Remove a receiver."""
+    from rayjobs.workspace import notifications
+
+    with settings.open() as workspace:
+        if workspace.server is not None:
+            workspace.server.json("DELETE", f"/v1/notifications/{name}")
+        else:
+            notifications.unsubscribe(workspace.store, name)
+    settings.note(f"removed {name}")
+
+
+@notify.command(
+    epilog="""\b
+Examples:
+  rayjobs notify mail smtps://robot@mail.example.org --from robot@example.org
+  rayjobs notify mail smtp://localhost --from robot@example.org
+  rayjobs notify mail none
+
+With a user, the password is the target's secret RAYJOBS_SECRET_SMTP:
+`rayjobs target secret set RAYJOBS_SECRET_SMTP`.
+"""
+)
+@click.argument("server", metavar="smtp[s]://[USER@]HOST[:PORT]|none")
+@click.option("--from", "sender", metavar="MAILBOX", help="Whom the mails come from.")
+@common_options
+@click.pass_obj
+def mail(settings: Settings, server: str, sender: str | None) -> None:
+    """Set the mail server of a workspace. Works on the server's own machine."""
+    from rayjobs.workspace import connection, notifications
+
+    connection.refuse("`rayjobs notify mail`")
+    with settings.open(create=True) as workspace:
+        made = None if server == "none" else notifications.mailer_of(server, sender)
+        notifications.set_mailer(workspace.store, made)
+
+
+def _row(one: Any) -> dict[str, Any]:
+    return {"id": one.id, "user": one.user, "receiver": one.receiver, "by": one.by}

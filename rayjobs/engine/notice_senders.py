@@ -1,0 +1,118 @@
+"""Sends one notification, by a web request or a mail. Blocks; raises if it was not taken."""
+
+from __future__ import annotations
+
+import json
+import smtplib
+import ssl
+import urllib.request
+from collections.abc import Mapping
+from email.message import EmailMessage
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from rayjobs.core.version import __version__
+from rayjobs.spec.notify import Receiver
+from rayjobs.workspace.notifications import PASSWORD, Mailer
+
+TIMEOUT_S = 15.0
+
+
+class NotSentError(Exception):
+    """The receiver did not take it, as a sentence without secrets."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None  # a POST would arrive as a GET, and with our header elsewhere
+
+
+def send(
+    receiver: Receiver,
+    facts: Mapping[str, Any],
+    *,
+    key: str,
+    secrets: Mapping[str, str],
+    mailer: Mailer | None,
+) -> None:
+    """Send one notification.
+
+    Args:
+        facts: What is said of the job.
+        key: The same for each try of it.
+
+    Raises:
+        NotSentError: it was not taken.
+    """
+    missing = [name for name in receiver.secrets if name not in secrets]
+    if missing:
+        raise NotSentError(
+            f"the target has no secret {missing[0]}: `rayjobs target secret set {missing[0]}`"
+        )
+    if receiver.is_mail:
+        _mail(receiver, facts, key=key, secrets=secrets, mailer=mailer)
+    else:
+        _post(receiver.filled(dict(secrets)), facts, key=key)
+
+
+def _post(address: str, facts: Mapping[str, Any], *, key: str) -> None:
+    request = urllib.request.Request(  # noqa: S310 - only http and https are receivers
+        address,
+        data=json.dumps(facts).encode(),
+        headers={
+            "Content-Type": "application/json",
+            "User-Agent": f"rayjobs/{__version__}",
+            "X-Rayjobs-Delivery": key,
+        },
+        method="POST",
+    )
+    try:
+        opener = urllib.request.build_opener(_NoRedirects)
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
+            answer.read(1024)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise NotSentError(f"it answered {error.code} {error.reason}") from None
+    except (OSError, ValueError, UnicodeError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise NotSentError(f"it cannot be reached: {reason}") from None
+
+
+def _mail(
+    receiver: Receiver,
+    facts: Mapping[str, Any],
+    *,
+    key: str,
+    secrets: Mapping[str, str],
+    mailer: Mailer | None,
+) -> None:
+    if mailer is None:
+        raise NotSentError("no mail server is set: `rayjobs notify mail smtp://HOST --from WHO`")
+    parts = urlsplit(mailer.server)
+    message = EmailMessage()
+    message["From"] = mailer.sender
+    message["To"] = receiver.to
+    message["Subject"] = f"{facts['name']} {facts['state'].lower()} ({facts['id']})"
+    message["Message-ID"] = f"<rayjobs-{facts['workspace_id']}-{key}@{parts.hostname}>"
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content("".join(f"{name}: {value}\n" for name, value in facts.items() if value))
+    try:
+        with _server(mailer.server) as server:
+            if parts.username:
+                if not isinstance(server, smtplib.SMTP_SSL):
+                    server.starttls(context=ssl.create_default_context())
+                if PASSWORD not in secrets:
+                    raise NotSentError(f"the target has no secret {PASSWORD}")
+                server.login(unquote(parts.username), secrets[PASSWORD])
+            server.send_message(message)
+    except (OSError, smtplib.SMTPException) as error:
+        raise NotSentError(f"the mail server did not take it: {error}") from None
+
+
+def _server(address: str) -> smtplib.SMTP:
+    parts = urlsplit(address)
+    host = str(parts.hostname)
+    if parts.scheme == "smtps":
+        context = ssl.create_default_context()
+        return smtplib.SMTP_SSL(host, parts.port or 465, timeout=TIMEOUT_S, context=context)
+    return smtplib.SMTP(host, parts.port or (587 if parts.username else 25), timeout=TIMEOUT_S)
