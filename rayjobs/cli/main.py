@@ -70,6 +70,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compute": {
         "target": ("target:target", "Create, list, start and stop compute targets."),
         "simulate": ("simulate:simulate", "Replay a job trace under each scheduling policy."),
+        "notify": ("notify:notify", "Tell people and programs that jobs have ended."),
         "report": ("report:report", "Report wait times and how accurate the estimates were."),
         "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),
         "env": ("env:env", "List, build, compare and remove environments."),

@@ -161,6 +161,12 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         metavar="RUN|PATH",
         help="Continue from a checkpoint; passed on as --resume-from DIR.",
     ),
+    _option(
+        "--notify",
+        multiple=True,
+        metavar="[STATE=]URL|MAILBOX",
+        help="Whom to tell that it has ended; STATE: failed, completed, canceled. Repeatable.",
+    ),
     _option("--tag", "tags", multiple=True, metavar="K=V", help="A label; repeatable."),
     _option(
         "--source",
@@ -244,6 +250,8 @@ def from_options(
                 continue
             given[name] = value
             first[name] = shown
+    if options.get("notify"):
+        data["notify"] = list(options["notify"])
     if options.get("after"):
         data["depends_on"] = [_after(text) for text in options["after"]]
     return data
@@ -301,6 +309,8 @@ def named_by_option(
         typed["resources.memory_gib"] = typed["resources.memory"]
     if only_options or options.get("after"):
         typed["depends_on"] = "--after"
+    if only_options or options.get("notify"):
+        typed["notify"] = "--notify"
     given = {part: flag for part, flag in NAMED.items() if only_options or options.get(part)}
     for option, part in (("env_var", "environment_variables"), ("secret", "secrets")):
         if options.get(option):

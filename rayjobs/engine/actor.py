@@ -26,6 +26,7 @@ from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.board import Board
 from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.engine.engine import Engine
+from rayjobs.engine.notifications import Notifications
 from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.engine.sweep_drivers import Drivers
 from rayjobs.engine.wake_server import WakeServer
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from rayjobs.engine.gauges import Gauges
 
 log = logging.getLogger(__name__)
+SECRET = "RAYJOBS_SECRET_"
 
 START_TIMEOUT_S = 180.0
 # Nodes that do not share the disk transfer files and records through these calls.
@@ -149,16 +151,26 @@ class TargetActor:
             ),
         )
         self._engine = engine
+        notifications = Notifications(
+            self.target, lambda: engine.board.served, SystemClock(), self._notify_secrets
+        )
         server = WakeServer(short_socket("target", self.target, of=self.home), self._answer)
         await server.start()
         self._ready.set()
         warming = asyncio.ensure_future(_warm_up(engine)) if self._shares_machine else None
+        telling = asyncio.ensure_future(notifications.run())
         try:
             await engine.run()
         finally:
+            telling.cancel()
             if warming is not None:
                 warming.cancel()
             await server.stop()
+
+    def _notify_secrets(self) -> Mapping[str, str]:
+        """Return the secrets that receivers of notifications may need."""
+        given = {name: value for name, value in os.environ.items() if name.startswith(SECRET)}
+        return {**given, **TargetSecrets(self.target, home=self.home).values()}
 
     def _wake_engine(self) -> None:
         if self._engine is not None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from rayjobs.core.clock import Clock, to_text
@@ -74,6 +75,8 @@ class Notifications:
                 await found.turn()
             except (RayjobsError, OSError) as error:
                 log.info("notifications of %s: %s", path, error)
+            except Exception:
+                log.exception("notifications of %s", path)  # others are still notified
 
     async def _call(self, function: Callable[[], Result]) -> Result:
         loop = asyncio.get_running_loop()
@@ -118,7 +121,10 @@ class _OfWorkspace:
             if one.receiver not in self._sending and now_s >= until_s:
                 task = asyncio.ensure_future(self._send(one))
                 self._sending[one.receiver] = task
-                task.add_done_callback(lambda _, to=one.receiver: self._sending.pop(to, None))
+                task.add_done_callback(partial(self._sent, one.receiver))
+
+    def _sent(self, receiver: str, _task: asyncio.Task[None]) -> None:
+        self._sending.pop(receiver, None)
 
     async def _send(self, due: Due) -> None:
         store, assert_due = self.served.store, self._due
@@ -138,8 +144,8 @@ class _OfWorkspace:
                 self._pauses.pop(due.receiver, None)
                 return
             await self._not_sent(due, receiver, problem)
-        except (RayjobsError, OSError) as error:
-            log.info("a notification of %s: %s", due.job, error)
+        except Exception as error:
+            log.info("a notification of %s: %r", due.job, error)
             self._pause(due.receiver)
 
     def _try(self, receiver: Receiver, due: Due, job: Job) -> str:
@@ -237,7 +243,7 @@ def _facts(job: Job, served: Served) -> dict[str, Any]:
         "user": job.user,
         "target": job.target,
         "workspace": served.name,
-        "workspace_id": served.store.meta("workspace_id") or "",
+        "workspace_id": served.store.meta("workspace") or "",
         "attempts": job.attempt,
         "submitted_at": to_text(job.submitted_at),
         "started_at": None if job.started_at is None else to_text(job.started_at),

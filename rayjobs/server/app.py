@@ -21,7 +21,7 @@ from rayjobs.injob.uploads import clean_name
 from rayjobs.jobs.records import Job, ModelDraft
 from rayjobs.remote import operations, plain
 from rayjobs.remote.operations import OPERATIONS, Operation
-from rayjobs.server import datastores, jobs, openapi, targets, uploads
+from rayjobs.server import datastores, jobs, notifications, openapi, targets, uploads
 from rayjobs.server.access import Caller, Guard, Refusal
 from rayjobs.server.bodies import body_of
 from rayjobs.server.pages import Lists, page_of_jobs
@@ -43,6 +43,7 @@ def make_app(workspace: OpenWorkspace) -> Starlette:
         ("GET", "/v1/user", Role.VIEWER, _whoami),
         *jobs.routes(workspace),
         *targets.routes(workspace),
+        *notifications.routes(workspace),
         *uploads.routes(workspace),
         *datastores.routes(workspace),
     ]

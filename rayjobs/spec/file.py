@@ -224,6 +224,8 @@ def canonical(data: Mapping[str, Any], problems: list[Problem] | None = None) ->
         result["depends_on"] = [
             {"job": value} if isinstance(value, str) else value for value in result["depends_on"]
         ]
+    if isinstance(result.get("notify"), str):
+        result["notify"] = [result["notify"]]
     if isinstance(result.get("container"), str):
         result["container"] = {"image": result["container"]}
     retries = result.get("retries")
@@ -363,6 +365,7 @@ def editor_schema() -> dict[str, Any]:
             properties[part]["patternProperties"][key] = {"anyOf": [value, {"type": "string"}]}
     items = properties["depends_on"]["items"]
     properties["depends_on"]["items"] = {"anyOf": [items, {"type": "string"}]}
+    properties["notify"] = {"anyOf": [properties["notify"], {"type": "string"}]}
     properties["array"] = {
         "anyOf": [{"$ref": "#/$defs/Array"}, {"type": ["string", "integer", "null"]}],
         "examples": ["0-15", "0-15%4", "1,3,8-20:4"],

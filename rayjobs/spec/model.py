@@ -21,6 +21,7 @@ from rayjobs.core.failures import FailureClass
 from rayjobs.core.numbers import is_whole
 from rayjobs.injob import parallel_settings
 from rayjobs.spec import arrays, container_arguments, requirements
+from rayjobs.spec.notify import Receiver
 from rayjobs.spec.problems import PARTS, spec_error
 
 Backend = Literal["none", "gloo", "nccl", "mpi", "horovod-gloo"]
@@ -495,6 +496,7 @@ class JobSpec(Model):
         priority: Higher starts earlier.
         tags: Labels to find the job by.
         depends_on: Jobs that must have ended first.
+        notify: Who is told of its end: ``[STATE=]URL`` or a mailbox; see `notify.Receiver`.
         target: The target that runs the job.
         preemptible: May be stopped and queued again for a job of higher priority.
         cold: Start each process in a new interpreter instead of a fork of the warm one.
@@ -535,6 +537,7 @@ class JobSpec(Model):
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     tags: Mapping[str, str] = Field(default_factory=dict)
     depends_on: tuple[Dependency, ...] = ()
+    notify: Annotated[tuple[str, ...], Field(max_length=10)] = ()
     array: Array | None = None
     target: str = "local"
     preemptible: bool = False
@@ -543,6 +546,11 @@ class JobSpec(Model):
     log_cap_mib: Annotated[float, Field(gt=0)] | None = 1024.0
     strict: bool = False
     substitutes: tuple[Substitute, ...] = ()
+
+    @field_validator("notify")
+    @classmethod
+    def _receivers(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(Receiver.of(text)) for text in texts)
 
     @model_validator(mode="after")
     def _one_entry(self) -> JobSpec:

@@ -401,6 +401,12 @@ class RunStore(Protocol):
     def events(self, job_id: str, *, after: int = 0) -> list[Event]:
         """Return a job's events with a serial above `after`, oldest first."""
 
+    def history(self, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Return the events of all jobs with a serial above `after`, oldest first.
+
+        An event that is written later has a higher serial than all that were read before.
+        """
+
     def add_metrics(self, job_id: str, points: Sequence[MetricPoint]) -> int:
         """Store a batch of points; return how many were new. Repeated keys are ignored.
 

@@ -126,6 +126,15 @@ class RunsPart(Part):
             ).fetchall()
         return [event_of(row) for row in rows]
 
+    def history(self, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        """See `Store.history`."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT * FROM events WHERE serial > :after ORDER BY serial LIMIT :most",
+                {"after": after, "most": limit},
+            ).fetchall()
+        return [event_of(row) for row in rows]
+
     # -- metrics -----------------------------------------------------------------------------
 
     def add_metrics(self, job_id: str, points: Sequence[MetricPoint]) -> int:

@@ -137,6 +137,17 @@ class StoreContract:
         assert job.submitted_at.tzinfo == UTC
         assert steps(store, job) == [(None, "Queued")]
 
+    def test_the_history_of_all_jobs_is_read_on(self, store: Store) -> None:
+        new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="u")
+        first, _ = store.submit(new)
+        second, _ = store.submit(new)
+        page = store.history(limit=1)
+        assert [event.job for event in page] == [first.id]
+        rest = store.history(after=page[-1].serial)
+        assert [event.job for event in rest] == [second.id]
+        store.add_event(first.id, "note", "later")
+        assert [event.kind for event in store.history(after=rest[-1].serial)] == ["note"]
+
     def test_a_repeated_key_gives_the_first_job(self, store: Store) -> None:
         first, is_new = store.submit(
             NewJob(

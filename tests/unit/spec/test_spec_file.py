@@ -122,6 +122,7 @@ def test_everything_in_a_file_reaches_the_spec() -> None:
         for name in (
             *("v1-everything.yaml", "v1-array.yaml", "v1-umask.yaml"),
             *("v1-container.yaml", "v1-environment.yaml", "v1-parallel-run.yaml"),
+            "v1-notify.yaml",
         )
         for key in merge(load_spec_file(FILES / name), {})
     }

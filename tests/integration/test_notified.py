@@ -1,0 +1,22 @@
+"""A real target tells a receiver that a job has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.test_notifications import Receiver
+from tests.support.jobs import Jobs, until
+
+pytestmark = pytest.mark.ray
+
+
+def test_the_target_tells_that_a_job_has_ended(jobs: Jobs) -> None:
+    receiver = Receiver()
+    try:
+        job = jobs.submit("print('done')", notify=(receiver.address,))
+        jobs.wait(job)
+        until(lambda: receiver.got, "the receiver is told")
+        ((_, _, body),) = receiver.got
+        assert (body["id"], body["state"]) == (job.id, "Completed")
+    finally:
+        receiver.close()
