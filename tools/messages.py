@@ -97,7 +97,12 @@ def section(cls: type[Message]) -> str:
     if fields:
         lines += ["", "| key | value | default | meaning |", "|---|---|---|---|"]
     for one in fields:
-        cells = (f"`{one.name}`", form_of(hints[one.name]), default_of(one), texts.get(one.name, ""))
+        cells = (
+            f"`{one.name}`",
+            form_of(hints[one.name]),
+            default_of(one),
+            texts.get(one.name, ""),
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -233,7 +233,9 @@ def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
     message = f"{doing}: {sentence(relevant) or f'exit code {code}'}. Full log: {BUILD_LOG}"
     # Packages that do not exist, or not together, will not the next time either.
     is_permanent = any(words in line for line in lines for words in _FOR_GOOD)
-    return PrepareError(message, failure_class="environment", lines=relevant, is_permanent=is_permanent)
+    return PrepareError(
+        message, failure_class="environment", lines=relevant, is_permanent=is_permanent
+    )
 
 
 def matter(lines: Sequence[str]) -> tuple[str, ...]:
