@@ -63,6 +63,7 @@ from rayjobs.store.requests import (
     JobFilter,
     NewJob,
 )
+from rayjobs.store.settings_contract import SettingsStore
 
 if TYPE_CHECKING:  # importing pydantic would dominate the time of a listing
     from rayjobs.datastore.catalogue import Catalogue
@@ -451,14 +452,6 @@ class RunStore(Protocol):
     def files(self, job_id: str) -> list[StoredFile]:
         """Return a run's visible files, by name."""
 
-    def newest_lock(self, spec: JobSpec) -> tuple[str, StoredFile] | None:
-        """Return the newest job that ran with the packages that `spec` asks for, and its lock.
-
-        Jobs that ask for the same packages have different locks if an index offered other versions
-        in between. None: `spec` asks for no packages, or none of the newest 1,000 jobs with a lock
-        asked for the same.
-        """
-
 
 class QueueStore(Protocol):
     """The queue: the target actor's reads in each turn, and statistics of the past."""
@@ -670,6 +663,7 @@ class Store(
     PipelineStore,
     ModelStore,
     EnvironmentStore,
+    SettingsStore,
     DataStore,
     PruneStore,
     TargetStore,
@@ -682,15 +676,6 @@ class Store(
 
     def set_meta(self, key: str, value: str | None) -> None:
         """Set a value of the store's own; None removes it."""
-
-    def program_setting(self, key: str) -> str | None:
-        """Return a setting that programs of users keep here, apart from the store's own values."""
-
-    def program_settings(self, prefix: str) -> dict[str, str]:
-        """Return all settings of programs whose keys begin with `prefix`, by key."""
-
-    def put_program_setting(self, key: str, value: str | None) -> None:
-        """Keep a setting of programs; None removes it."""
 
     def facts(self) -> StoreFacts:
         """Return what is known of the store's server, or its library."""

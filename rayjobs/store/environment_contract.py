@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rayjobs.jobs.records import EnvironmentVersion
+from rayjobs.jobs.records import EnvironmentVersion, StoredFile
+
+if TYPE_CHECKING:
+    from rayjobs.spec.model import JobSpec
 
 
 class EnvironmentStore(Protocol):
-    """Registered environments: definitions with versions, and labels for versions."""
+    """Registered environments: definitions with versions, labels; and the locks of jobs."""
 
     def put_environment(self, name: str, definition: str, *, user: str) -> EnvironmentVersion:
         """Write the next version of an environment durably; return it.
@@ -29,4 +32,12 @@ class EnvironmentStore(Protocol):
 
         Raises:
             NotFoundError: there is no such version.
+        """
+
+    def newest_lock(self, spec: JobSpec) -> tuple[str, StoredFile] | None:
+        """Return the newest job that ran with the packages that `spec` asks for, and its lock.
+
+        Jobs that ask for the same packages have different locks if an index offered other versions
+        in between. None: `spec` asks for no packages, or none of the newest 1,000 jobs with a lock
+        asked for the same.
         """
