@@ -211,6 +211,56 @@ def take_over(settings: Settings, target: str) -> None:
     click.echo(f"start it: rayjobs target start {target}, or the next submit does", err=True)
 
 
+@workspace.command(epilog="\b\nExample:\n  rayjobs workspace backup /backup/team\n")
+@click.argument("to", metavar="FOLDER", type=click.Path(path_type=Path))
+@json_option
+@common_options
+@click.pass_obj
+def backup(settings: Settings, to: Path) -> None:
+    """Copy records and stored files into FOLDER, while jobs run.
+
+    An earlier copy there gets the new records and the files that it lacks. Data in datastores is
+    not copied.
+    """
+    from rayjobs.housekeeping import workspace_backup
+    from rayjobs.workspace import connection
+    from rayjobs.workspace.folder import locate
+
+    connection.refuse("`rayjobs workspace backup`")
+    found = locate(settings.workspace).resolve()
+    _say_copied(settings, workspace_backup.backup(found, to.expanduser().absolute()))
+
+
+@workspace.command(epilog="\b\nExample:\n  rayjobs workspace restore /backup/team ~/team-again\n")
+@click.argument("source", metavar="BACKUP", type=click.Path(path_type=Path))
+@click.argument("to", metavar="FOLDER", type=click.Path(path_type=Path))
+@json_option
+@common_options
+@click.pass_obj
+def restore(settings: Settings, source: Path, to: Path) -> None:
+    """Make a workspace in FOLDER of a BACKUP.
+
+    Its records are in a file there; `rayjobs db move` moves them into PostgreSQL. Unfinished jobs
+    go on there, unless the original is still in its place.
+    """
+    from rayjobs.housekeeping import workspace_backup
+
+    done = workspace_backup.restore(source.expanduser().absolute(), to.expanduser().absolute())
+    _say_copied(settings, done)
+
+
+def _say_copied(settings: Settings, done: Any) -> None:
+    from rayjobs.core.text import counted, size_text
+
+    if settings.as_json:
+        print_json({**vars(done), "folder": str(done.folder)})
+        return
+    click.echo(
+        f"{done.folder}: records and {counted(done.files, 'file')} "
+        f"({done.copied} copied now, {size_text(done.size)})"
+    )
+
+
 def _opened(settings: Settings) -> Any:
     from rayjobs.workspace.folder import locate, open_workspace
 

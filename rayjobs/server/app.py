@@ -21,7 +21,7 @@ from rayjobs.injob.uploads import clean_name
 from rayjobs.jobs.records import Job, ModelDraft
 from rayjobs.remote import operations, plain
 from rayjobs.remote.operations import OPERATIONS, Operation
-from rayjobs.server import datastores, jobs, notifications, openapi, targets, uploads
+from rayjobs.server import datastores, jobs, metrics, notifications, openapi, targets, uploads
 from rayjobs.server.access import Caller, Guard, Refusal
 from rayjobs.server.bodies import body_of
 from rayjobs.server.pages import Lists, page_of_jobs
@@ -38,19 +38,23 @@ Handler = Callable[[Request, Caller], Awaitable[Response]]
 def make_app(workspace: OpenWorkspace) -> Starlette:
     """Return the application that serves `workspace`."""
     guard = Guard(workspace.store)
+    requests = metrics.Requests()
     extra: list[tuple[str, str, Role, Handler]] = [
         ("GET", "/v1/workspace", Role.VIEWER, _about(workspace)),
         ("GET", "/v1/user", Role.VIEWER, _whoami),
+        metrics.route(workspace, requests),
         *jobs.routes(workspace),
         *targets.routes(workspace),
         *notifications.routes(workspace),
         *uploads.routes(workspace),
         *datastores.routes(workspace),
     ]
-    routes = [_route(guard, verb, path, role, handler) for verb, path, role, handler in extra]
+    routes = [
+        _route(guard, requests, verb, path, role, handler) for verb, path, role, handler in extra
+    ]
     lists = Lists()
     routes += [
-        _route(guard, one.verb, one.path, one.role, _operation(workspace, one, lists))
+        _route(guard, requests, one.verb, one.path, one.role, _operation(workspace, one, lists))
         for one in OPERATIONS
     ]
     document = openapi.document([(verb, path, role) for verb, path, role, _ in extra])
@@ -69,7 +73,9 @@ def make_app(workspace: OpenWorkspace) -> Starlette:
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
 
 
-def _route(guard: Guard, verb: str, path: str, role: Role, handler: Handler) -> Route:
+def _route(
+    guard: Guard, requests: metrics.Requests, verb: str, path: str, role: Role, handler: Handler
+) -> Route:
     async def endpoint(request: Request) -> Response:
         try:
             caller = await run_in_threadpool(
@@ -85,7 +91,7 @@ def _route(guard: Guard, verb: str, path: str, role: Role, handler: Handler) -> 
         except (RayjobsError, DatastoreError) as error:
             return _refused(error)
 
-    return Route(path, endpoint, methods=[verb])
+    return Route(path, requests.timed(verb, path, endpoint), methods=[verb])
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

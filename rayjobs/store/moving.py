@@ -156,6 +156,25 @@ def to_file(url: str, path: Path, *, switch: Switch) -> Moved:
     return Moved(rows, len(_tables()), database.where)
 
 
+def copy_to_file(url: str, path: Path) -> int:
+    """Write all rows of a store in PostgreSQL into a new file; writers wait. Return how many.
+
+    Raises:
+        StoreVersionError: the store is of another version.
+        StoreError: the server cannot be reached, the file cannot be written, or rows differ.
+    """
+    database = PostgresDatabase(url, busy_timeout_s=BUSY_TIMEOUT_S)
+    try:
+        with database.exclusive() as source:
+            if _check_postgres(source, database) == MOVED:
+                raise StoreError(f"the records of {database.where} were moved into a file")
+            return _write_file(source, path)
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"{path} cannot be written: {error}", path=str(path)) from error
+    finally:
+        database.close()
+
+
 # --- the two stores ------------------------------------------------------------------------------
 
 

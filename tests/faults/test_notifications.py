@@ -162,6 +162,15 @@ def test_a_receiver_that_was_away_is_told_by_the_next_life_of_the_target(
     assert body["id"] == job.id and key
 
 
+def test_a_target_that_dies_before_it_sends_is_followed_by_one_that_does(
+    place: Place, receiver: Receiver
+) -> None:
+    job = place.ended(receiver.address)
+    assert [due.job for due in engine._look(place.store, "local")] == [job.id]  # and dies here
+    place.notify(lambda: bool(receiver.got) and not place.due)
+    assert [body["id"] for _, _, body in receiver.got] == [job.id]
+
+
 def test_a_death_between_writing_and_reading_on_loses_nothing(
     place: Place, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +205,16 @@ def test_a_receiver_that_hangs_keeps_nobody_waiting(place: Place, receiver: Rece
             found._threads.shutdown(wait=False, cancel_futures=True)
 
         asyncio.run(life())
+        silent.setblocking(False)
+        held = []
+        while True:
+            try:
+                held.append(silent.accept()[0])
+            except BlockingIOError:
+                break
+        for one in held:
+            one.close()
+    assert len(held) == 1  # of twelve that are due
     assert [body["id"] for _, _, body in receiver.got] == [job.id]
 
 

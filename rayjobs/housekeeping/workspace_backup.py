@@ -1,0 +1,144 @@
+"""A copy of a workspace in a folder (records and stored files) and a workspace made of a copy."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.clock import SystemClock, to_text
+from rayjobs.core.durable import sync_folder
+from rayjobs.core.errors import NotFoundError, StoreError, UsageError
+from rayjobs.core.files import write_atomic
+from rayjobs.store import care
+from rayjobs.workspace import folder
+from rayjobs.workspace.blobs import FolderBlobs
+from rayjobs.workspace.folder import WorkspaceFiles
+
+_FILE = "backup.json"
+_ELSEWHERE = (
+    "store",
+    "blobs",
+)  # of a workspace's record: where its parts are, if not in its folder
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What a backup or a restore did.
+
+    Attributes:
+        files: Stored files in the copy.
+        copied: How many of them were copied now.
+        size: Bytes that were copied now.
+    """
+
+    folder: Path
+    files: int
+    copied: int
+    size: int
+
+
+def backup(workspace: Path, to: Path) -> Copied:
+    """Copy the records and files of a workspace into a folder, while jobs run.
+
+    An earlier copy there gets the new records, and the files that it lacks. It is whole at every
+    moment: files come first that the new records name, and the records are replaced at once.
+
+    Raises:
+        UsageError: the folder holds something else, or the copy of another workspace.
+        StoreError: something cannot be read or written.
+    """
+    record = dict(folder.record_of(workspace) or {})
+    if not record:
+        raise NotFoundError(f"there is no workspace in {workspace}")
+    known = _known(to)
+    if known is not None and known["workspace"]["id"] != record["id"]:
+        raise UsageError(f"{to} is a copy of another workspace, {known['workspace']['name']}")
+    if known is None and to.exists() and any(to.iterdir()):
+        raise UsageError(f"{to} holds something else; name a new folder, or an earlier backup")
+    try:
+        to.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = to / f".store.{os.getpid()}.part"
+        try:
+            address = record.get("store")
+            if address is None:
+                care.backup(WorkspaceFiles(workspace).store, draft)
+            else:
+                from rayjobs.store import moving
+
+                moving.copy_to_file(address, draft)
+            # After the records: what they name is there by now, and stays for an hour at least.
+            with folder.open_workspace(workspace, create=False) as opened:
+                done = _copy_files(opened.blobs, FolderBlobs(WorkspaceFiles(to).blobs), to)
+            draft.replace(WorkspaceFiles(to).store)
+        finally:
+            draft.unlink(missing_ok=True)
+        values = {"version": 1, "at": to_text(SystemClock().now()), "workspace": record}
+        write_atomic(to / _FILE, json.dumps(values, indent=1).encode() + b"\n", mode=0o600)
+        sync_folder(to)
+    except OSError as error:
+        raise StoreError(f"the backup {to} cannot be written: {error.strerror}") from error
+    return done
+
+
+def restore(source: Path, to: Path) -> Copied:
+    """Make a workspace in a folder of a copy.
+
+    It is the workspace that was copied: unfinished jobs go on there, unless the original is still
+    in its place; then it is a copy, and becomes a workspace of its own with its first submit.
+
+    Raises:
+        NotFoundError: there is no backup.
+        UsageError: the folder holds something.
+        StoreError: something cannot be read or written.
+    """
+    known = _known(source)
+    if known is None:
+        raise NotFoundError(f"{source} is not a backup of `rayjobs workspace backup`")
+    if to.exists() and any(to.iterdir()):
+        raise UsageError(f"{to} holds something; name a new folder")
+    try:
+        to.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = WorkspaceFiles(to)
+        done = _copy_files(FolderBlobs(WorkspaceFiles(source).blobs), FolderBlobs(files.blobs), to)
+        draft = to / ".store.part"
+        draft.unlink(missing_ok=True)
+        care.backup(WorkspaceFiles(source).store, draft)
+        draft.replace(files.store)
+        record = {key: one for key, one in known["workspace"].items() if key not in _ELSEWHERE}
+        # At last: a folder with a part of it is no workspace.
+        folder.write_record(to, record)
+    except OSError as error:
+        raise StoreError(f"{to} cannot be written: {error.strerror}") from error
+    return done
+
+
+def _copy_files(source: Any, target: FolderBlobs, to: Path) -> Copied:
+    files = copied = size = 0
+    scratch = to / ".file.part"
+    for key in source.list():
+        files += 1
+        if target.exists(key):
+            continue  # blobs never change
+        try:
+            source.get_to(key, scratch)
+        except NotFoundError:
+            files -= 1  # it was pruned meanwhile: no record names it
+            continue
+        size += scratch.stat().st_size
+        target.put_file(scratch, key)
+        copied += 1
+        scratch.unlink()
+    return Copied(to, files, copied, size)
+
+
+def _known(to: Path) -> dict[str, Any] | None:
+    try:
+        values: dict[str, Any] = json.loads((to / _FILE).read_text(encoding="utf-8"))
+        return values if values["workspace"]["id"] else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{to / _FILE} cannot be read: {error}") from error

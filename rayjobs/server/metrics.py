@@ -1,0 +1,180 @@
+"""Figures of a workspace and its server, in the text format of Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rayjobs.core.paths import home
+from rayjobs.jobs.states import JobState
+from rayjobs.server.access import Caller
+from rayjobs.store.requests import JobFilter
+from rayjobs.target import targets, wake_client
+from rayjobs.target.requests import TargetRequest
+from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.users import Role
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request, Caller], Awaitable[Response]]
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+RECENT = timedelta(hours=1)
+OLDEST = 100  # of those that wait: enough to find the oldest of each target
+KEPT_S = 5.0  # several scrapers cost the store no more than one
+TARGET_S = 2.0
+QUANTILES = (0.5, 0.95, 1.0)
+FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Requests:
+    """How long requests took, to the first byte of their answer. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._buckets: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS_S) + 1))
+        self._sums: dict[str, float] = defaultdict(float)
+        self._counts: dict[tuple[str, str, int], int] = defaultdict(int)
+
+    def timed(self, verb: str, path: str, endpoint: Endpoint) -> Endpoint:
+        """Return an endpoint whose requests are counted."""
+
+        async def measured(request: Request) -> Response:
+            started_s = time.perf_counter()
+            status = 500
+            try:
+                answer = await endpoint(request)
+                status = answer.status_code
+                return answer
+            finally:
+                self.add(verb, path, status, time.perf_counter() - started_s)
+
+        return measured
+
+    def add(self, verb: str, path: str, status: int, seconds: float) -> None:
+        """Count one request."""
+        place = next((n for n, limit in enumerate(BUCKETS_S) if seconds <= limit), len(BUCKETS_S))
+        with self._lock:
+            self._buckets[verb][place] += 1
+            self._sums[verb] += seconds
+            self._counts[verb, path, status] += 1
+
+    def lines(self) -> Iterable[str]:
+        """Yield the lines of all figures."""
+        with self._lock:
+            buckets = {verb: list(found) for verb, found in self._buckets.items()}
+            sums, counts = dict(self._sums), dict(self._counts)
+        name = "rayjobs_http_request_seconds"
+        yield from _head(name, "histogram", "Seconds to the first byte of an answer.")
+        for verb, found in sorted(buckets.items()):
+            total = 0
+            for limit, number in zip((*BUCKETS_S, "+Inf"), found, strict=True):
+                total += number
+                yield _line(f"{name}_bucket", total, verb=verb, le=str(limit))
+            yield _line(f"{name}_sum", sums[verb], verb=verb)
+            yield _line(f"{name}_count", total, verb=verb)
+        yield from _head("rayjobs_http_requests_total", "counter", "Requests by route and status.")
+        for (verb, path, status), number in sorted(counts.items()):
+            yield _line(
+                "rayjobs_http_requests_total", number, verb=verb, route=path, status=str(status)
+            )
+
+
+def route(workspace: OpenWorkspace, requests: Requests) -> tuple[str, str, Role, Handler]:
+    """Return the route of the figures."""
+    kept: tuple[float, list[str]] = (float("-inf"), [])
+    lock = asyncio.Lock()
+
+    async def metrics(_request: Request, _caller: Caller) -> Response:
+        nonlocal kept
+        async with lock:
+            if time.monotonic() - kept[0] > KEPT_S:
+                found = await run_in_threadpool(lambda: list(_of_store(workspace)))
+                found += await _of_targets()
+                kept = (time.monotonic(), found)
+        text = "\n".join([*kept[1], *requests.lines()]) + "\n"
+        return Response(text, media_type=FORMAT)
+
+    return ("GET", "/metrics", Role.VIEWER, metrics)
+
+
+def _of_store(workspace: OpenWorkspace) -> Iterable[str]:
+    store, now = workspace.store, datetime.now(UTC)
+    counts = store.counts()
+    yield from _head("rayjobs_jobs", "gauge", "Jobs by state.")
+    for state in JobState:
+        yield _line("rayjobs_jobs", counts.get(state, 0), state=str(state))
+    waits: dict[str, list[float]] = defaultdict(list)
+    for row in store.queue_history(since=now - RECENT):
+        if row.placed_at is not None:
+            waits[row.target].append((row.placed_at - row.submitted_at).total_seconds())
+    oldest: dict[str, float] = {}
+    waiting = JobFilter(states=(JobState.QUEUED,), newest_first=False, limit=OLDEST)
+    for line in store.job_lines(waiting):
+        oldest.setdefault(line.target, (now - line.submitted_at).total_seconds())
+    yield from _head(
+        "rayjobs_wait_seconds", "gauge", "Waits of the jobs submitted in the last hour."
+    )
+    for target, found in sorted(waits.items()):
+        found.sort()
+        for quantile in QUANTILES:
+            value = found[min(len(found) - 1, int(quantile * len(found)))]
+            yield _line("rayjobs_wait_seconds", value, target=target, quantile=str(quantile))
+    yield from _head("rayjobs_waiting_seconds", "gauge", "Longest wait of those that still wait.")
+    for target, age_s in sorted(oldest.items()):
+        yield _line("rayjobs_waiting_seconds", age_s, target=target)
+
+
+async def _of_targets() -> list[str]:
+    names = [one.name for one in await run_in_threadpool(targets.list_targets)]
+    answers = await asyncio.gather(*(_status(name) for name in names))
+    lines = _head("rayjobs_target_up", "gauge", "Whether the target answers.")
+    up: dict[str, Mapping[str, Any]] = {}
+    for name, answer in zip(names, answers, strict=True):
+        lines.append(_line("rayjobs_target_up", int(answer is not None), target=name))
+        if answer is not None:
+            up[name] = answer
+    lines += _head("rayjobs_queue", "gauge", "Jobs that wait at a target, and that run on it.")
+    for name, answer in up.items():
+        for kind, number in (("waiting", len(answer["waiting"])), ("live", len(answer["live"]))):
+            lines.append(_line("rayjobs_queue", number, target=name, kind=kind))
+    lines += _head("rayjobs_nodes", "gauge", "Living nodes.")
+    lines += [_line("rayjobs_nodes", len(one["nodes"]), target=n) for n, one in up.items()]
+    for resource in ("cpus", "gpus"):
+        lines += _head(f"rayjobs_{resource}", "gauge", f"{resource} of the nodes: all, and used.")
+        for name, answer in up.items():
+            total = sum(node[resource] for node in answer["nodes"])
+            free = sum(node[f"free_{resource}"] for node in answer["nodes"])
+            lines.append(_line(f"rayjobs_{resource}", total, target=name, kind="total"))
+            lines.append(_line(f"rayjobs_{resource}", total - free, target=name, kind="used"))
+    return lines
+
+
+async def _status(name: str) -> Mapping[str, Any] | None:
+    try:
+        path = wake_client.socket_of(name, home())
+        request = TargetRequest("status", keys=None)
+        answer = await wake_client.ask_async(path, request, timeout_s=TARGET_S)
+    except TimeoutError:
+        return None
+    return answer if answer is not None and answer.get("ok") else None
+
+
+def _head(name: str, kind: str, text: str) -> list[str]:
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+
+
+def _line(name: str, value: float, **labels: str) -> str:
+    shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    return f"{name}{{{shown}}} {value:g}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

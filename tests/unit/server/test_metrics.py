@@ -1,0 +1,71 @@
+"""`/metrics`: the text that Prometheus reads, and what it says of a queue."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rayjobs.server.metrics import Requests
+from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
+from rayjobs.workspace.users import Role
+from tests.unit.server.conftest import Served
+
+LINE = re.compile(r'[a-z_]+\{([a-z]+="([^"\\\n]|\\["\\n])*",?)*\} [-+0-9.eInf]+\Z')
+
+
+def text_of(served: Served) -> str:
+    return served.connection("prometheus", Role.VIEWER).whole("GET", "/metrics").decode()
+
+
+def test_each_line_has_the_form_of_prometheus(served: Served) -> None:
+    names = set()
+    for line in text_of(served).splitlines():
+        if line.startswith("#"):
+            _, word, name, _ = line.split(" ", 3)
+            assert word in ("HELP", "TYPE")
+            names.add(name)
+        else:
+            assert LINE.match(line), line
+            assert (
+                line.partition("{")[0]
+                .removesuffix("_bucket")
+                .removesuffix("_sum")
+                .removesuffix("_count")
+                in names
+            )
+
+
+def test_jobs_waits_targets_and_requests_are_counted(served: Served) -> None:
+    new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="")
+    for _ in range(3):
+        served.client("ada").store.submit(new)
+    text = text_of(served)
+    assert 'rayjobs_jobs{state="Queued"} 3\n' in text
+    assert re.search(r'rayjobs_waiting_seconds\{target="local"\} \d', text)
+    assert 'rayjobs_target_up{target="local"} 0\n' in text  # nothing runs jobs here
+    assert 'rayjobs_http_requests_total{verb="POST",route="/v1/jobs",status="200"} 3\n' in text
+
+
+def test_a_histogram_counts_up_to_all() -> None:
+    requests = Requests()
+    for seconds in (0.001, 0.02, 0.3, 99.0):
+        requests.add("GET", "/x", 200, seconds)
+    lines = list(requests.lines())
+    buckets = [line for line in lines if "_bucket" in line]
+    assert [line.rpartition(" ")[2] for line in buckets] == [
+        "1", "1", "2", "2", "2", "2", "3", "3", "3", "3", "3", "4",
+    ]  # fmt: skip
+    assert buckets[-1].startswith('rayjobs_http_request_seconds_bucket{verb="GET",le="+Inf"}')
+    assert 'rayjobs_http_request_seconds_count{verb="GET"} 4' in lines
+
+
+@pytest.mark.parametrize("status", [401])
+def test_it_needs_a_token(served: Served, status: int) -> None:
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", served.port)
+    connection.request("GET", "/metrics")
+    assert connection.getresponse().status == status
+    connection.close()
