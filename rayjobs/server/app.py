@@ -19,6 +19,7 @@ from rayjobs.core.errors import RayjobsError, SpecError, UsageError
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.injob.uploads import clean_name
 from rayjobs.jobs.records import Job, ModelDraft
+from rayjobs.jobs.writers import Writer
 from rayjobs.remote import operations, plain
 from rayjobs.remote.operations import OPERATIONS, Operation
 from rayjobs.server import datastores, jobs, metrics, notifications, openapi, targets, uploads
@@ -258,6 +259,17 @@ def _checked_draft(draft: object, caller: Caller) -> ModelDraft:
     return replace(draft, user=caller.user)
 
 
+def _check_writer(new: NewRun) -> None:
+    """Refuse a run whose writer is none that a store can read."""
+    fields = {name: value for name, value in new.writer.items() if name != "kind"}
+    try:
+        writer: Writer = plain.decoder(Writer, strict=True)(fields)
+    except plain.PlainFormError as error:
+        raise Refusal(400, f"writer: {error}") from None
+    if writer.to_json() != new.writer:
+        raise Refusal(400, "writer: give its kind and all its fields")
+
+
 def _own(workspace: OpenWorkspace, job_id: str, caller: Caller, kind: str) -> None:
     """Refuse a change of another user's job, unless the caller is an admin, or of another kind."""
     job = workspace.store.job(job_id)
@@ -276,6 +288,7 @@ def _checked(workspace: OpenWorkspace, new: object, caller: Caller) -> Any:
     if isinstance(new, NewRun):
         if new.parent is not None:
             _own(workspace, new.parent, caller, "")
+        _check_writer(new)
         return replace(new, user=caller.user)
     if isinstance(new, NewJob):
         if new.kind != "job" or new.claim is not None or new.id is not None:

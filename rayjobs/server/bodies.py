@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,23 +11,38 @@ from starlette.requests import Request
 from rayjobs.server.access import Refusal
 
 MOST_BODY = 8 << 20  # files travel as uploads
+BODY_S = 120.0
 
 
 async def body_of(request: Request) -> dict[str, Any]:
-    """Return a request's JSON object; refuses one that is too large while it arrives.
+    """Return a request's JSON object.
 
     Raises:
-        Refusal: it is too large, or not an object.
+        Refusal: it is too large, too slow, or not an object.
     """
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > MOST_BODY:
-            raise Refusal(413, f"a request has at most {MOST_BODY} bytes")
-    values = parsed(bytes(data) or b"{}")
+    data = await bytes_of(request, MOST_BODY, "a request")
+    values = parsed(data or b"{}")
     if not isinstance(values, dict):
         raise Refusal(400, "the body is not a JSON object")
     return values
+
+
+async def bytes_of(request: Request, most: int, what: str) -> bytes:
+    """Return a request's body; refuses one that is too large, or too slow, while it arrives.
+
+    Raises:
+        Refusal: it is.
+    """
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                data += part
+                if len(data) > most:
+                    raise Refusal(413, f"{what} has at most {most} bytes")
+    except TimeoutError:
+        raise Refusal(408, f"{what} has to arrive within {BODY_S:g} s") from None
+    return bytes(data)
 
 
 def parsed(text: str | bytes) -> Any:

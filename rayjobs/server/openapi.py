@@ -18,6 +18,7 @@ _ERRORS = {
     "401": "No token, or one that is wrong, expired or revoked.",
     "403": "The role does not allow it, or it is another user's.",
     "404": "There is no such thing.",
+    "408": "The body arrives too slowly.",
     "409": "It cannot be done now.",
     "413": "The body is too large.",
     "416": "Ask for a range.",
@@ -82,6 +83,10 @@ _ANSWERS: dict[tuple[str, str], Any] = {
     ("POST", "/v1/targets/{target}/start"): _facts("version"),
     ("POST", "/v1/targets/{target}/look"): _OBJECT,
     ("POST", "/v1/targets/{target}/ask"): _OBJECT,
+    ("GET", "/metrics"): "text/plain",
+    ("GET", "/v1/notifications"): _OBJECTS,
+    ("POST", "/v1/notifications"): _OBJECT,
+    ("DELETE", "/v1/notifications/{id}"): _FLAG,
     ("GET", f"{_FILES}/check"): {"type": "null"},
     ("GET", f"{_FILES}/stat"): {"type": ["object", "null"]},
     ("GET", f"{_FILES}/children"): _OBJECTS,
@@ -119,6 +124,7 @@ _BODIES: dict[tuple[str, str], Any] = {
         "required": ["size"],
     },
     ("POST", "/v1/targets/{target}/ask"): _OBJECT,
+    ("POST", "/v1/notifications"): _OBJECT,
     ("POST", f"{_FILES}/files"): _facts("upload", "path", size=_WHOLE),
 }
 _SENT = ("JobFilter", "JobChanges", "NewJob", "NewSweep", "NewPipeline", "NewStep", "ModelDraft")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import UsageError
 from rayjobs.workspace import connection
 from rayjobs.workspace.folder import OpenWorkspace
+
+if TYPE_CHECKING:
+    import uvicorn
 
 KEEP_ALIVE_S = 60
 MOST_AT_ONCE = 1000
@@ -32,7 +36,7 @@ def serve(workspace: OpenWorkspace, listening: Listening) -> None:
     try:
         import uvicorn
 
-        from rayjobs.server.app import make_app
+        import rayjobs.server.app  # noqa: F401 - what it needs may be missing, too
     except ImportError as error:
         raise UsageError(
             f"`rayjobs serve` needs {error.name}: pip install 'rayjobs[server]'"
@@ -48,10 +52,21 @@ def serve(workspace: OpenWorkspace, listening: Listening) -> None:
     connection.allow(False)
     for name in (connection.ADDRESS, connection.TOKEN):
         os.environ.pop(name, None)
-    uvicorn.run(
+    uvicorn.Server(config_of(workspace, listening)).run()
+
+
+def config_of(workspace: OpenWorkspace, listening: Listening, **more: Any) -> uvicorn.Config:
+    """Return how uvicorn serves a workspace; `more` are options of its own."""
+    import uvicorn
+
+    from rayjobs.server.app import make_app
+    from rayjobs.server.connections import BoundedProtocol
+
+    return uvicorn.Config(
         make_app(workspace),
         host=listening.host,
         port=listening.port,
+        http=BoundedProtocol,
         ssl_certfile=listening.certificate,
         ssl_keyfile=listening.key,
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -59,6 +74,5 @@ def serve(workspace: OpenWorkspace, listening: Listening) -> None:
         limit_concurrency=MOST_AT_ONCE,
         h11_max_incomplete_event_size=64 << 10,
         server_header=False,
-        access_log=True,
-        log_level="info",
+        **{"access_log": True, "log_level": "info", **more},
     )

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from rayjobs.core.errors import NotFoundError, StorageFullError
 from rayjobs.remote import plain
 from rayjobs.server.access import Caller, Refusal
-from rayjobs.server.bodies import body_of
+from rayjobs.server.bodies import body_of, bytes_of
 from rayjobs.workspace.blobs import UPLOADS, Blob, BlobStore, blob_key
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
@@ -42,7 +42,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     async def store(request: Request, _caller: Caller) -> Response:
         key, digest = request.query_params.get("key"), request.query_params.get("digest")
         _check_names(key, digest)
-        data = await _piece_of(request)
+        data = await bytes_of(request, MOST_PIECE, "a piece")
 
         def call() -> Blob:
             with tempfile.NamedTemporaryFile(dir=scratch) as file:
@@ -60,7 +60,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         pieces, offset = pieces_of(request, caller), request.query_params.get("offset", "")
         if not offset.isascii() or not offset.isdecimal() or int(offset[:16]) > MOST_FILE:
             raise Refusal(400, f"offset is a whole number of up to {MOST_FILE}")
-        data = await _piece_of(request)
+        data = await bytes_of(request, MOST_PIECE, "a piece")
         await run_in_threadpool(pieces.add, int(offset), data)
         return JSONResponse(int(offset) + len(data))
 
@@ -165,15 +165,6 @@ def _check_names(key: object, digest: object) -> None:
         raise Refusal(403, f"{key!r:.100} is not a snapshot's key; others are named by digest")
     if digest is not None and (not isinstance(digest, str) or not _DIGEST.fullmatch(digest)):
         raise Refusal(400, f"{digest!r:.100} is not a digest such as sha256:0f…")
-
-
-async def _piece_of(request: Request) -> bytes:
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > MOST_PIECE:
-            raise Refusal(413, f"a piece has at most {MOST_PIECE} bytes")
-    return bytes(data)
 
 
 def _store(blobs: BlobStore, path: Path, key: str | None, digest: str | None) -> Blob:

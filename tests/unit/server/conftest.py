@@ -14,7 +14,7 @@ import uvicorn
 from rayjobs.datastore.backends import reach_through
 from rayjobs.remote.datastores import Pool
 from rayjobs.remote.workspace import open_server
-from rayjobs.server.app import make_app
+from rayjobs.server.running import Listening, config_of
 from rayjobs.workspace import connection, users
 from rayjobs.workspace.connection import Connection, Login
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
@@ -51,7 +51,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def start() -> Served:
         workspace = open_workspace(tmp_path / "workspace", create=True)
         server = uvicorn.Server(
-            uvicorn.Config(make_app(workspace), host="127.0.0.1", port=0, log_level="warning")
+            config_of(workspace, Listening(port=0), log_level="warning", access_log=False)
         )
         thread = threading.Thread(target=server.run)
         thread.start()

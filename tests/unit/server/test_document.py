@@ -18,7 +18,7 @@ def test_each_answer_has_a_schema(served: Served) -> None:
             answers = entry["responses"]
             done = answers.get("200") or answers["206"]
             (content,) = done["content"].values()
-            is_stream = "octet" in str(done) or "ndjson" in str(done)
+            is_stream = "application/json" not in done["content"]
             assert content["schema"] or is_stream, f"describe {verb} {path} in server/openapi.py"
     for reference in references(document):
         assert reference.removeprefix("#/components/schemas/") in named

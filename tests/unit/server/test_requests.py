@@ -311,3 +311,12 @@ def test_values_that_json_cannot_write_arrive(served: Served) -> None:
     assert store.metrics(job.id)[0].value == math.inf
     tree = served.connection().json("GET", f"/v1/jobs/{job.id}")
     assert tree["spec"]["command"] == "true" and tree["submitted_at"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    "writer", [{}, {"kind": "attempt"}, {"kind": "x", "job": "a", "attempt": 1}]
+)
+def test_a_run_has_a_writer_that_can_be_read(served: Served, writer: dict[str, Any]) -> None:
+    new = {"experiment": "e", "name": "n", "writer": writer}
+    with pytest.raises(UsageError, match="writer"):
+        served.connection().json("POST", "/v1/runs", body={"new": new})

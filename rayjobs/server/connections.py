@@ -1,0 +1,58 @@
+"""Connections that do not wait for ever: a request's head has to arrive within a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_S = 20.0
+REST_S = 5.0  # for the rest of a body that was refused: its sender then reads the answer
+
+
+class BoundedProtocol(H11Protocol):
+    """Closes a connection whose next request does not arrive, however slowly its bytes come.
+
+    Idle connections after an answer are bounded by uvicorn's own keep-alive time, and bodies that
+    are read by whoever reads them.
+    """
+
+    _ending: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the time at once: nothing may ever come."""
+        super().connection_made(transport)
+        self._end_in(HEAD_S)
+
+    def data_received(self, data: bytes) -> None:
+        """Start the time at a head's first byte; the following ones do not renew it."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._end_in(HEAD_S)
+        elif not self._is_refused():
+            self._go_on()
+
+    def on_response_complete(self) -> None:
+        """Give the rest of a refused body a short time."""
+        super().on_response_complete()
+        if self._is_refused():
+            self._end_in(REST_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the time."""
+        self._go_on()
+        super().connection_lost(exc)
+
+    def _is_refused(self) -> bool:
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        return is_answered and self.conn.their_state is h11.SEND_BODY
+
+    def _end_in(self, seconds: float) -> None:
+        if self._ending is None:
+            self._ending = self.loop.call_later(seconds, self.transport.close)
+
+    def _go_on(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
