@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -170,7 +171,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="append each result to this file, and skip the mutants that it lists as red",
     )
+    parser.add_argument(
+        "--table", type=Path, metavar="FILE", help="with --log: write it as a page and run nothing"
+    )
     options = parser.parse_args(arguments)
+    if options.table and not options.log:
+        parser.error("--table needs --log")
     mutants = [
         mutant
         for mutant in load(ROOT / FOLDER)
@@ -182,6 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(mutant.name, *mutant.tests, sep="\n       ")
         return 0
     proven = _red(options.log) if options.log else set()
+    if options.table:
+        options.table.write_text(table(mutants, proven), encoding="utf-8")
+        return 0
     left = [mutant for mutant in mutants if mutant.name not in proven]
     folder = Path(tempfile.mkdtemp(prefix="prove-", dir="/tmp"))
     folder.chmod(0o755)  # some tests run what is in it as another user
@@ -213,6 +222,37 @@ def _results(copy: Copy, mutants: Sequence[Mutant]) -> Iterator[tuple[str, bool]
         took = f"{time.monotonic() - started_s:6.1f} s"
         line = f"{'SURVIVED' if problem else 'red':<8} {took}  {mutant.name}"
         yield f"{line}\n                    {problem}" if problem else line, not problem
+
+
+def table(mutants: Sequence[Mutant], proven: set[str]) -> str:
+    """Return a page: for each fault its handlers, and how many of them were proven."""
+    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    titles = {
+        int(number): title for number, title in re.findall(r"(?m)^### Fault (\d+): (.+)$", text)
+    }
+    red = sum(mutant.name in proven for mutant in mutants)
+    lines = [
+        "# Proven handlers",
+        "",
+        "This page is written by `tools/prove_faults.py --log FILE --table docs/proven.md`. Each",
+        "handler was switched off once, in a copy of the tree, and its tests had to fail.",
+        "",
+        f"**{red} of {len(mutants)} handlers are proven.** Why the others are not:",
+        "[what is not proven](faults.md#what-is-not-proven).",
+        "",
+        "| fault | handlers | proven | not proven |",
+        "|---|---|---|---|",
+    ]
+    for fault, group in itertools.groupby(
+        sorted(mutants, key=lambda mutant: mutant.fault), key=lambda mutant: mutant.fault
+    ):
+        all_ = list(group)
+        left = "; ".join(one.handler for one in all_ if one.name not in proven)
+        named = f"{fault}: {titles[fault]}" if fault in titles else str(fault)
+        lines.append(
+            f"| {named} | {len(all_)} | {sum(one.name in proven for one in all_)} | {left} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def _red(log: Path) -> set[str]:
