@@ -283,8 +283,9 @@ def show(settings: Settings, name: str) -> None:
         )
     )
     for node in view.nodes:
+        seen = ", when it was last reached" if view.state == "unreachable" else ""
         click.echo(
-            f"node {str(node.get('node_id', ''))[:12]}: {_number(node, 'cpus', 'CPU')}, "
+            f"node {str(node.get('node_id', ''))[:12]}{seen}: {_number(node, 'cpus', 'CPU')}, "
             f"{_number(node, 'gpus', 'GPU')}, {size_text(float(node.get('memory', 0)))} memory"
         )
     for held in detail.get("allocations", ()):
@@ -469,7 +470,8 @@ def _size(view: TargetView) -> str:
         return "-"
     cpus = sum(float(node.get("cpus", 0)) for node in view.nodes)
     gpus = sum(float(node.get("gpus", 0)) for node in view.nodes)
-    return f"{len(view.nodes)} ({counted(cpus, 'CPU')}, {counted(gpus, 'GPU')})"
+    seen = ", last seen" if view.state == "unreachable" else ""
+    return f"{len(view.nodes)} ({counted(cpus, 'CPU')}, {counted(gpus, 'GPU')}{seen})"
 
 
 def _number(node: dict[str, object], key: str, what: str) -> str:
