@@ -16,19 +16,25 @@ from rayjobs.cli.settings import Settings, json_option, talk_options
 Examples:
   rayjobs login https://head.example.org:8400
   rayjobs login http://127.0.0.1:8400 < token
+  rayjobs login https://head.example.org:8400 --oidc
 """
 )
 @click.argument("address", metavar="URL")
+@click.option("--oidc", is_flag=True, help="Log in at your team's provider, in a browser.")
 @talk_options
 @click.pass_obj
-def login(settings: Settings, address: str) -> None:
+def login(settings: Settings, address: str, oidc: bool) -> None:
     """Use the workspace of a server from now on. The token is asked for, or read from stdin.
 
     RAYJOBS_TOKEN gives it, too. It is kept in a file that only you can read.
     """
     from rayjobs.workspace import connection
 
-    text = os.environ.get(connection.TOKEN)
+    text = None if oidc else os.environ.get(connection.TOKEN)
+    if oidc:
+        from rayjobs.cli.oidc_login import token_of
+
+        text = token_of(address.rstrip("/"), settings.note)
     if not text:
         is_terminal = sys.stdin.isatty()
         text = click.prompt("Token", hide_input=True) if is_terminal else sys.stdin.readline()

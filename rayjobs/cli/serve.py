@@ -18,10 +18,50 @@ Examples:
 @click.option("--port", default=8400, show_default=True, type=click.IntRange(1, 65535))
 @click.option("--tls-cert", metavar="FILE", help="The certificate chain, as PEM.")
 @click.option("--tls-key", metavar="FILE", help="Its private key, as PEM.")
+@click.option("--oidc-issuer", metavar="URL", help="Log users in by this OpenID Connect provider.")
+@click.option("--oidc-client", metavar="ID", help="What the provider calls rayjobs.")
+@click.option(
+    "--oidc-claim",
+    metavar="NAME",
+    default="preferred_username",
+    show_default=True,
+    help="The claim that names the user.",
+)
+@click.option(
+    "--oidc-groups",
+    metavar="NAME",
+    default="groups",
+    show_default=True,
+    help="The claim with the user's groups.",
+)
+@click.option(
+    "--oidc-role",
+    "oidc_roles",
+    metavar="ROLE=GROUP",
+    multiple=True,
+    help="The role of a group's users; repeatable.",
+)
+@click.option(
+    "--oidc-default",
+    type=click.Choice(["none", "viewer", "submitter"]),
+    default="submitter",
+    show_default=True,
+    help="The role of users without such a group.",
+)
 @common_options
 @click.pass_obj
 def serve(
-    settings: Settings, host: str, port: int, tls_cert: str | None, tls_key: str | None
+    settings: Settings,
+    host: str,
+    port: int,
+    tls_cert: str | None,
+    tls_key: str | None,
+    oidc_issuer: str | None,
+    oidc_client: str | None,
+    oidc_claim: str,
+    oidc_groups: str,
+    oidc_roles: tuple[str, ...],
+    oidc_default: str,
 ) -> None:
     """Serve the workspace to clients with tokens (`rayjobs user add`).
 
@@ -29,14 +69,26 @@ def serve(
     ends TLS, wherever others share the network. A target is one trust domain: whoever may submit
     runs code as the user of the target.
     """
-    from rayjobs.server.running import Listening
+    from rayjobs.server.running import Listening, provider_of
     from rayjobs.server.running import serve as run
     from rayjobs.workspace import connection
 
     connection.allow(False)
+    if (oidc_issuer is None) != (oidc_client is None):
+        raise click.UsageError("give both --oidc-issuer and --oidc-client.")
+    provider = None
+    if oidc_issuer is not None and oidc_client is not None:
+        provider = provider_of(
+            oidc_issuer,
+            oidc_client,
+            claim=oidc_claim,
+            groups=oidc_groups,
+            roles=oidc_roles,
+            default=oidc_default,
+        )
     with settings.open(create=True) as workspace:
         is_alone = host in ("127.0.0.1", "::1", "localhost")
         if tls_cert is None and not is_alone:
             settings.note("without --tls-cert, tokens travel in plain text unless a proxy ends TLS")
         settings.note(f"serving {workspace.path} at {host}:{port}")
-        run(workspace, Listening(host, port, tls_cert, tls_key))
+        run(workspace, Listening(host, port, tls_cert, tls_key, provider))

@@ -76,7 +76,7 @@ def add(settings: Settings, name: str, role: str, days: float) -> None:
 
 
 @user.command("ls", epilog=LS_EPILOG)
-@click.option("--audit", is_flag=True, help="List every change of the users.")
+@click.option("--audit", is_flag=True, help="List every change: of users, and over HTTP.")
 @json_option
 @common_options
 @click.pass_obj
@@ -87,11 +87,12 @@ def ls(settings: Settings, audit: bool) -> None:
     connection.refuse("`rayjobs user`")
     with settings.open() as workspace:
         if audit:
-            changes = users.audit(workspace.store)
+            changes = [*users.audit(workspace.store), *users.http_audit(workspace.store)]
+            changes.sort(key=lambda one: str(one["at"]))
             if settings.as_json:
                 print_json([dict(one) for one in changes])
             for one in [] if settings.as_json else changes:
-                click.echo(f"{one['at']}  {one['by']}  {one['change']}  {one['user']}")
+                click.echo(f"{one['at']}  {one['by']}  {one['change']}  {one.get('user', '')}")
             return
         found = users.all_tokens(workspace.store)
     if settings.as_json:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -22,8 +23,18 @@ from rayjobs.jobs.records import Job, ModelDraft
 from rayjobs.jobs.writers import Writer
 from rayjobs.remote import operations, plain
 from rayjobs.remote.operations import OPERATIONS, Operation
-from rayjobs.server import datastores, jobs, metrics, notifications, openapi, targets, uploads
+from rayjobs.server import (
+    datastores,
+    jobs,
+    login,
+    metrics,
+    notifications,
+    openapi,
+    targets,
+    uploads,
+)
 from rayjobs.server.access import Caller, Guard, Refusal
+from rayjobs.server.audit import Audit
 from rayjobs.server.bodies import body_of
 from rayjobs.server.pages import Lists, page_of_jobs
 from rayjobs.store.requests import EVERY_JOB, NewJob, NewRun
@@ -31,15 +42,25 @@ from rayjobs.workspace.blobs import check_key
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
+if TYPE_CHECKING:
+    from rayjobs.server.oidc import Provider
+
 PAGING = {"page_size", "cursor"}
+# A piece of an upload, which changes nothing before it is kept; a wake; reads with a body.
+UNAUDITED = ("/v1/uploads/{name}", "/wake")
 DRIVER = "rayjobs.tuning.driver_actor:start"
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
-def make_app(workspace: OpenWorkspace) -> Starlette:
-    """Return the application that serves `workspace`."""
+def make_app(workspace: OpenWorkspace, provider: Provider | None = None) -> Starlette:
+    """Return the application that serves `workspace`.
+
+    Args:
+        provider: Of logins by OpenID Connect; None: users have tokens only.
+    """
     guard = Guard(workspace.store)
     requests = metrics.Requests()
+    audit = Audit(workspace.store)
     extra: list[tuple[str, str, Role, Handler]] = [
         ("GET", "/v1/workspace", Role.VIEWER, _about(workspace)),
         ("GET", "/v1/user", Role.VIEWER, _whoami),
@@ -51,11 +72,14 @@ def make_app(workspace: OpenWorkspace) -> Starlette:
         *datastores.routes(workspace),
     ]
     routes = [
-        _route(guard, requests, verb, path, role, handler) for verb, path, role, handler in extra
+        _route(guard, requests, audit, verb, path, role, handler)
+        for verb, path, role, handler in extra
     ]
     lists = Lists()
     routes += [
-        _route(guard, requests, one.verb, one.path, one.role, _operation(workspace, one, lists))
+        _route(
+            guard, requests, audit, one.verb, one.path, one.role, _operation(workspace, one, lists)
+        )
         for one in OPERATIONS
     ]
     document = openapi.document([(verb, path, role) for verb, path, role, _ in extra])
@@ -71,11 +95,28 @@ def make_app(workspace: OpenWorkspace) -> Starlette:
         Route("/healthz", healthy, methods=["GET"]),
         Route("/v1/openapi.json", described, methods=["GET"]),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    if provider is not None:
+        routes += [
+            Route(path, requests.timed(verb, path, endpoint), methods=[verb])
+            for verb, path, endpoint in login.routes(workspace.store, provider, audit)
+        ]
+
+    @contextlib.asynccontextmanager
+    async def life(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(audit.close)
+
+    return Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _http_error})
 
 
 def _route(
-    guard: Guard, requests: metrics.Requests, verb: str, path: str, role: Role, handler: Handler
+    guard: Guard,
+    requests: metrics.Requests,
+    audit: Audit,
+    verb: str,
+    path: str,
+    role: Role,
+    handler: Handler,
 ) -> Route:
     async def endpoint(request: Request) -> Response:
         try:
@@ -84,7 +125,17 @@ def _route(
             )
             for text in (*request.path_params.values(), *request.query_params.values()):
                 plain.decoder(str)(text)  # no store keeps what is not text
-            return await handler(request, caller)
+            answer = await handler(request, caller)
+            is_change = verb != "GET" and role > Role.VIEWER and not path.endswith(UNAUDITED)
+            if getattr(request.state, "is_change", is_change):
+                audit.add(
+                    user=caller.user,
+                    token_id=caller.token.id,
+                    what=getattr(request.state, "change", f"{verb} {request.url.path}"),
+                    status=answer.status_code,
+                    client="" if request.client is None else request.client.host,
+                )
+            return answer
         except Refusal as refusal:
             return _error(refusal.status, "UsageError", str(refusal), refusal.headers)
         except plain.PlainFormError as error:

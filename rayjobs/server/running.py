@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import UsageError
 from rayjobs.workspace import connection
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.users import role_of
 
 if TYPE_CHECKING:
     import uvicorn
+
+    from rayjobs.server.oidc import Provider
 
 KEEP_ALIVE_S = 60
 MOST_AT_ONCE = 1000
@@ -25,6 +29,45 @@ class Listening:
     port: int = 8400
     certificate: str | None = None
     key: str | None = None
+    provider: Provider | None = None
+
+
+def provider_of(
+    issuer: str,
+    client_id: str,
+    *,
+    claim: str,
+    groups: str,
+    roles: Sequence[str],
+    default: str,
+) -> Provider:
+    """Return the provider of logins by OpenID Connect.
+
+    Raises:
+        UsageError: PyJWT is not installed, or a setting is not valid.
+    """
+    try:
+        from rayjobs.server.oidc import Provider, Settings
+    except ImportError as error:
+        raise UsageError(
+            f"logins by OpenID Connect need {error.name}: pip install 'rayjobs[server]'"
+        ) from error
+    known = {}
+    for text in roles:
+        name, sign, group = text.partition("=")
+        if not sign or not group:
+            raise UsageError(f"{text!r} is not ROLE=GROUP")
+        known[group] = role_of(name)
+    return Provider(
+        Settings(
+            issuer=issuer,
+            client_id=client_id,
+            claim=claim,
+            groups=groups,
+            roles=known,
+            default=None if default == "none" else role_of(default),
+        )
+    )
 
 
 def serve(workspace: OpenWorkspace, listening: Listening) -> None:
@@ -63,7 +106,7 @@ def config_of(workspace: OpenWorkspace, listening: Listening, **more: Any) -> uv
     from rayjobs.server.connections import BoundedProtocol
 
     return uvicorn.Config(
-        make_app(workspace),
+        make_app(workspace, listening.provider),
         host=listening.host,
         port=listening.port,
         http=BoundedProtocol,

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.paths import home
+from rayjobs.injob import sessionsteps
 from rayjobs.injob.messages import MessageError
 from rayjobs.server.access import Caller, Refusal
 from rayjobs.server.bodies import body_of
@@ -105,6 +106,10 @@ def _asking(workspace: OpenWorkspace) -> Handler:
                 raise Refusal(403, f"job {job.id} is {job.user}'s")
         elif asked.op not in READ:
             raise Refusal(403, f"a client may not ask a target for {asked.op!r:.40}")
+        step = None if asked.step is None else asked.step.op
+        if asked.op in ("evict", "store") or step in (sessionsteps.EXEC, sessionsteps.PORT):
+            request.state.is_change = True
+            request.state.change = f"{step or asked.op} at {asked.job}"
         asked = replace(asked, workspace=str(workspace.path))
 
         try:

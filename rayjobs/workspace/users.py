@@ -26,6 +26,7 @@ PREFIX = "rj_"
 DAYS = 90.0
 _TOKEN = "token:"
 _AUDIT = "audit:"
+HTTP_AUDIT = "audit-http:"  # lists of changes over HTTP
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")
 
 
@@ -147,6 +148,13 @@ def audit(store: Store) -> list[Mapping[str, Any]]:
     """Return every change of the users, oldest first."""
     found = store.meta_under(_AUDIT)
     return [json.loads(found[key]) for key in sorted(found)]
+
+
+def http_audit(store: Store) -> list[Mapping[str, Any]]:
+    """Return every change that was made over HTTP, oldest first."""
+    found = store.meta_under(HTTP_AUDIT)
+    rows = [row for text in found.values() for row in json.loads(text)]
+    return sorted(rows, key=lambda row: str(row["at"]))
 
 
 def _audit(store: Store, what: str, token: Token, *, by: str, at: datetime) -> None:

@@ -1,0 +1,82 @@
+"""The device flow of OAuth 2.0 (RFC 8628): a login in a browser, for a program without one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+from rayjobs.core.errors import UnreachableError, UsageError
+from rayjobs.workspace.connection import Connection, Login
+
+GRANT = "urn:ietf:params:oauth:grant-type:device_code"
+TIMEOUT_S = 30.0
+PAUSE_S = 5.0  # where the provider names none
+LONGEST_S = 900.0
+
+
+def token_of(address: str, note: Callable[[str], None]) -> str:
+    """Return a token of a server for the user who logs in at its provider.
+
+    Raises:
+        UsageError: the server or the provider has no such login, or it was refused.
+        UnreachableError: the provider does not answer.
+    """
+    with contextlib.closing(Connection(Login(address, ""))) as server:
+        facts = server.json("GET", "/v1/login")
+        begin = facts["device_authorization_endpoint"]
+        if not begin:
+            raise UsageError(f"{facts['issuer']} has no device flow: ask for a token instead")
+        begun = _ask(begin, {"client_id": facts["client_id"], "scope": facts["scope"]})
+        where = begun.get("verification_uri_complete") or begun["verification_uri"]
+        note(f"open {where} and enter {begun['user_code']}")
+        id_token = _await(facts, begun)
+        made = server.json("POST", "/v1/login", body={"id_token": id_token})
+    return str(made["token"])
+
+
+def _await(facts: dict[str, Any], begun: dict[str, Any]) -> str:
+    pause_s = float(begun.get("interval", PAUSE_S))
+    end_s = time.monotonic() + min(LONGEST_S, float(begun.get("expires_in", LONGEST_S)))
+    asked = {
+        "grant_type": GRANT,
+        "device_code": begun["device_code"],
+        "client_id": facts["client_id"],
+    }
+    while time.monotonic() < end_s:
+        time.sleep(pause_s)
+        answer = _ask(facts["token_endpoint"], asked)
+        problem = answer.get("error")
+        if problem is None:
+            if "id_token" not in answer:
+                raise UsageError(f"{facts['issuer']} gave no ID token")
+            return str(answer["id_token"])
+        if problem == "slow_down":
+            pause_s += PAUSE_S
+        elif problem != "authorization_pending":
+            raise UsageError(f"the login was refused: {answer.get('error_description') or problem}")
+    raise UsageError("nobody logged in there in time; repeat the command")
+
+
+def _ask(address: str, values: dict[str, str]) -> dict[str, Any]:
+    """Return a provider's JSON answer, that of a refusal too."""
+    if not address.startswith(("https://", "http://127.0.0.1", "http://localhost")):
+        raise UsageError(f"{address!r} is not an https:// address")
+    request = urllib.request.Request(address, data=urlencode(values).encode())  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+            text = answer.read(1 << 20)
+    except urllib.error.HTTPError as error:
+        text = error.read(1 << 20)
+    except OSError as error:
+        raise UnreachableError(f"{address} cannot be reached: {error}") from error
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError:
+        raise UnreachableError(f"{address} answered something else than JSON") from None
+    return found

@@ -1,0 +1,77 @@
+"""Routes of logins by OpenID Connect: the only ones without a token."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rayjobs.core.errors import UnreachableError
+from rayjobs.server.access import Refusal
+from rayjobs.server.audit import Audit
+from rayjobs.server.bodies import body_of
+from rayjobs.store.base import Store
+
+if TYPE_CHECKING:
+    from rayjobs.server.oidc import Provider
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+PATH = "/v1/login"
+PER_SECOND, BURST = 5.0, 20.0  # of all clients: each costs the check of a signature
+
+
+def routes(store: Store, provider: Provider, audit: Audit) -> list[tuple[str, str, Endpoint]]:
+    """Return the routes."""
+    lock, left, at_s = threading.Lock(), BURST, time.monotonic()
+
+    def has_left() -> bool:
+        nonlocal left, at_s
+        with lock:
+            now_s = time.monotonic()
+            left, at_s = min(BURST, left + (now_s - at_s) * PER_SECOND), now_s
+            if left < 1:
+                return False
+            left -= 1
+            return True
+
+    async def answered(call: Callable[[], Awaitable[Response]]) -> Response:
+        try:
+            if not has_left():
+                raise Refusal(429, "too many requests", {"Retry-After": "1"})
+            return await call()
+        except Refusal as refusal:
+            return _error(refusal.status, "UsageError", str(refusal), refusal.headers)
+        except ValueError:
+            return _error(400, "UsageError", "the request cannot be read")
+        except UnreachableError as error:
+            return _error(500, "UnreachableError", str(error))
+
+    async def facts(_request: Request) -> Response:
+        async def call() -> Response:
+            return JSONResponse(await run_in_threadpool(provider.facts))
+
+        return await answered(call)
+
+    async def login(request: Request) -> Response:
+        async def call() -> Response:
+            given = (await body_of(request)).get("id_token")
+            if not isinstance(given, str):
+                raise Refusal(400, "give `id_token`, a text")
+            token, text = await run_in_threadpool(provider.login, store, given)
+            client = "" if request.client is None else request.client.host
+            audit.add(user=token.user, token_id=token.id, what="login", status=200, client=client)
+            return JSONResponse({"token": text, "expires_at": token.expires_at.isoformat()})
+
+        return await answered(call)
+
+    return [("GET", PATH, facts), ("POST", PATH, login)]
+
+
+def _error(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> Response:
+    body = {"error": {"kind": kind, "message": message}}
+    return JSONResponse(body, status_code=status, headers=headers)

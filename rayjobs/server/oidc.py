@@ -1,0 +1,164 @@
+"""Logins by OpenID Connect: an ID token of the team's provider becomes a token of this server.
+
+PyJWT checks the signature and the claims. The client gets the ID token by itself, by the device
+flow (RFC 8628), so this server needs neither a secret of the provider nor a page.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import jwt
+
+from rayjobs.core.errors import UnreachableError, UsageError
+from rayjobs.server.access import Refusal
+from rayjobs.store.base import Store
+from rayjobs.workspace import users
+from rayjobs.workspace.users import Role, Token
+
+WELL_KNOWN = "/.well-known/openid-configuration"
+# Of public keys alone: with a symmetric one, the public key would be the password.
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
+LEEWAY_S = 60
+TIMEOUT_S = 10.0
+KEPT_S = 3600.0
+DAYS = 7.0
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The provider, and what its claims mean here.
+
+    Attributes:
+        issuer: Its address, as ID tokens have it.
+        client_id: Of rayjobs, as the provider knows it.
+        claim: Names the user.
+        groups: The claim with a user's groups.
+        roles: Group → role; a user has the highest.
+        default: The role of a user without such a group; None: refused.
+        days: How long a token is valid.
+    """
+
+    issuer: str
+    client_id: str
+    claim: str = "preferred_username"
+    groups: str = "groups"
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    default: Role | None = Role.SUBMITTER
+    days: float = DAYS
+
+
+class Provider:
+    """A team's provider of identities. Thread-safe."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Know a provider; it is asked at the first login.
+
+        Raises:
+            UsageError: its address is not https (or of this machine).
+        """
+        parts = urlsplit(settings.issuer)
+        if parts.scheme != "https" and parts.hostname not in _HERE:
+            raise UsageError(f"the issuer {settings.issuer!r} is not an https:// address")
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._known: tuple[float, dict[str, Any]] | None = None
+        self._keys: jwt.PyJWKClient | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a client needs for the device flow.
+
+        Raises:
+            UnreachableError: the provider does not answer, or its answer is not one.
+        """
+        found = self._configuration()
+        return {
+            "issuer": self.settings.issuer,
+            "client_id": self.settings.client_id,
+            "device_authorization_endpoint": found.get("device_authorization_endpoint"),
+            "token_endpoint": found["token_endpoint"],
+            "scope": "openid profile email",
+        }
+
+    def login(self, store: Store, text: str) -> tuple[Token, str]:
+        """Return a new token of the user whom an ID token names.
+
+        Raises:
+            Refusal: the ID token is not valid here, or the user has no role.
+            UnreachableError: the provider does not answer.
+        """
+        claims = self._claims(text)
+        name, role = self._user(claims), self._role(claims)
+        try:
+            return users.add(store, name, role, by="openid", days=self.settings.days)
+        except UsageError as error:
+            raise Refusal(403, str(error)) from None
+
+    def _claims(self, text: str) -> dict[str, Any]:
+        settings = self.settings
+        self._configuration()
+        assert self._keys is not None
+        try:
+            key = self._keys.get_signing_key_from_jwt(text)
+            claims: dict[str, Any] = jwt.decode(
+                text,
+                key.key,
+                algorithms=list(ALGORITHMS),
+                audience=settings.client_id,
+                issuer=settings.issuer,
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iat", "aud", "iss", "sub"]},
+            )
+        except jwt.PyJWKClientConnectionError as error:
+            raise UnreachableError(f"the keys of {settings.issuer} cannot be read") from error
+        except (jwt.PyJWTError, ValueError, TypeError) as error:
+            raise Refusal(401, f"the ID token is not valid here: {error}") from None
+        audience = claims["aud"]
+        is_shared = isinstance(audience, list) and len(audience) > 1
+        if is_shared and claims.get("azp") != settings.client_id:
+            raise Refusal(401, "the ID token was made for another program")
+        return claims
+
+    def _user(self, claims: Mapping[str, Any]) -> str:
+        claim = self.settings.claim
+        name = claims.get(claim)
+        if not isinstance(name, str) or not name:
+            raise Refusal(403, f"the ID token has no {claim!r}")
+        if claim == "email" and claims.get("email_verified") is not True:
+            raise Refusal(403, f"the provider has not verified {name}")
+        return name
+
+    def _role(self, claims: Mapping[str, Any]) -> Role:
+        given = claims.get(self.settings.groups, ())
+        groups: Sequence[Any] = given if isinstance(given, list) else (given,)
+        found = [self.settings.roles[one] for one in groups if one in self.settings.roles]
+        role = max(found, default=self.settings.default)
+        if role is None:
+            raise Refusal(403, "no group of this user has a role here")
+        return role
+
+    def _configuration(self) -> dict[str, Any]:
+        with self._lock:
+            if self._known is not None and time.monotonic() - self._known[0] < KEPT_S:
+                return self._known[1]
+            issuer = self.settings.issuer
+            try:
+                address = issuer.rstrip("/") + WELL_KNOWN
+                with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:  # noqa: S310
+                    found: dict[str, Any] = json.loads(answer.read(1 << 20))
+                if found["issuer"] != issuer:
+                    raise ValueError(f"it calls itself {found['issuer']!r}")
+                keys, _ = str(found["jwks_uri"]), str(found["token_endpoint"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise UnreachableError(f"the provider {issuer} cannot be asked: {error}") from error
+            self._known = (time.monotonic(), found)
+            self._keys = jwt.PyJWKClient(keys, timeout=int(TIMEOUT_S))
+            return found
