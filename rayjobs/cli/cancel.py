@@ -19,7 +19,7 @@ from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter
 from rayjobs.target import abandoned
-from rayjobs.target.revive import Standing
+from rayjobs.target.condition import Standing
 
 EPILOG = """\b
 Examples:

@@ -13,7 +13,7 @@ from rayjobs.core.text import counted
 from rayjobs.jobs.records import INTERACTIVE, Job, JobLine
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
-from rayjobs.submit import copies
+from rayjobs.target.condition import looked_after_by
 from rayjobs.target.elsewhere import find_quietly
 from rayjobs.target.keeping import is_kept
 from rayjobs.target.requests import TargetRequest
@@ -23,7 +23,7 @@ from rayjobs.workspace.folder import original_of
 from rayjobs.workspace.orphans import end_orphans
 
 if TYPE_CHECKING:
-    from rayjobs.target.revive import Condition
+    from rayjobs.target.condition import Condition
 
 LOCAL = "local"
 NOT_RESPONDING = "NotResponding"
@@ -84,6 +84,8 @@ def outlooks(
     original = original_of(workspace) if waiting else None
     for job in listed:
         if original is not None and not job.state.is_final:
+            from rayjobs.submit import copies  # only where it is needed
+
             state = str(job.state) if job.state is JobState.QUEUED else NOT_RESPONDING
             found[job.id] = Outlook(state, copies.sentence(original))
             continue
@@ -204,8 +206,9 @@ def _condition(target: str, workspace: Path, answers: bool) -> Condition | None:
 
     One that died, or whose keeper did, is brought back meanwhile: nothing here waits for that.
     """
-    if answers and connection.active() is not None:
-        return None  # the server looks after its keeper
+    if (server := connection.active()) is not None:
+        # The server looks after the keeper of a target that answers.
+        return None if answers else looked_after_by(server, target)
     if answers and (target != LOCAL or is_kept(TargetPaths.of(target, under=home()))):
         return None
     from rayjobs.target.revive import look_after  # only where it is needed

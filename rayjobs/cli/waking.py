@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, ServedElsewhereError
 from rayjobs.core.paths import home
-from rayjobs.target.revive import Condition, Standing, look_after
+from rayjobs.target.condition import Condition, Standing
+from rayjobs.target.revive import look_after
 from rayjobs.target.starting import wake
 
 

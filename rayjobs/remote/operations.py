@@ -56,6 +56,11 @@ class Operation:
         return get_origin(hints_of(self.method)["return"]) is list
 
     @property
+    def has_offset(self) -> bool:
+        """Whether the store itself returns the parts of the list."""
+        return "offset" in signature_of(self.method).parameters
+
+    @property
     def name(self) -> str:
         """The method without its part."""
         return self.method.rpartition(".")[2]
@@ -138,8 +143,8 @@ OPERATIONS: tuple[Operation, ...] = (
         ("/v1/datastores:located", "catalogue.located"),
     ),
     Operation("GET", "/v1/jobs/{job_id}/metrics", VIEWER, "metrics", page=5000),
-    Operation("GET", "/v1/reports/queue", VIEWER, "queue_history", page=2000),
-    Operation("GET", "/v1/reports/usage", VIEWER, "usage", page=2000),
+    Operation("GET", "/v1/reports/queue", VIEWER, "queue_history", page=1000),
+    Operation("GET", "/v1/reports/usage", VIEWER, "usage", page=1000),
     Operation("POST", "/v1/jobs:read", VIEWER, "jobs", page=100),
     Operation("POST", "/v1/jobs:serials", VIEWER, "jobs_of", page=100),
     Operation("POST", "/v1/jobs", SUBMITTER, "submit", user="new"),
@@ -219,6 +224,8 @@ def signature_of(method: str) -> inspect.Signature:
 def others(operation: Operation) -> Iterator[inspect.Parameter]:
     """Yield the arguments of an operation that are not in its path, nor set by the server."""
     hidden = {*operation.in_path, "" if operation.user in RECORDS else operation.user}
+    if operation.has_offset:
+        hidden |= {"limit", "offset"}  # of the pages
     for parameter in signature_of(operation.method).parameters.values():
         if parameter.name not in hidden:
             yield parameter

@@ -36,7 +36,7 @@ from rayjobs.server import (
 from rayjobs.server.access import Caller, Guard, Refusal
 from rayjobs.server.audit import Audit
 from rayjobs.server.bodies import body_of
-from rayjobs.server.pages import Lists, page_of_jobs
+from rayjobs.server.pages import Lists, page_at, page_of_jobs
 from rayjobs.store.requests import EVERY_JOB, NewJob, NewRun
 from rayjobs.workspace.blobs import check_key
 from rayjobs.workspace.folder import OpenWorkspace
@@ -247,6 +247,14 @@ def _operation(workspace: OpenWorkspace, one: Operation, lists: Lists) -> Handle
                 if one.name in ("jobs", "job_lines"):
                     which = given.get("which", EVERY_JOB)
                     items, following = page_of_jobs(method, which, size, cursor)
+                elif one.has_offset:
+                    items, following = page_at(
+                        lambda limit, offset: method(
+                            *bound.args, **bound.kwargs, limit=limit, offset=offset
+                        ),
+                        size,
+                        cursor,
+                    )
                 else:
                     items, following = lists.page(
                         lambda: method(*bound.args, **bound.kwargs), size, cursor

@@ -34,6 +34,15 @@ def page_of_jobs(
     return items, f"{items[-1].serial}:{'' if left is None else left}"
 
 
+def page_at(
+    ask: Callable[[int, int], Sequence[Any]], size: int, cursor: str
+) -> tuple[Sequence[Any], str | None]:
+    """Return a page of a list of which `ask` returns a part: so many, after so many."""
+    at = _numbers(cursor)[0] if cursor else 0
+    found = ask(size + 1, at)
+    return found[:size], f"{at + size}" if len(found) > size else None
+
+
 class Lists:
     """The rest of lists that a store returns as a whole, kept for a minute for the next page.
 

@@ -510,11 +510,23 @@ class QueueStore(Protocol):
         """
 
     def queue_history(
-        self, *, since: datetime | None = None, target: str | None = None
+        self,
+        *,
+        since: datetime | None = None,
+        target: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[QueueRow]:
-        """Return how the jobs submitted at or after `since` waited, in order of submission."""
+        """Return how the jobs submitted at or after `since` waited, `limit` of them at most."""
 
-    def usage(self, *, since: datetime | None = None, target: str | None = None) -> list[Usage]:
+    def usage(
+        self,
+        *,
+        since: datetime | None = None,
+        target: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[Usage]:
         """Return the resources of the attempts that ended at or after `since`, or still run."""
 
 

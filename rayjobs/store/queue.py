@@ -88,7 +88,7 @@ SELECT jobs.id, jobs.name, jobs.display_name, jobs.submitted_by, jobs.priority, 
 FROM jobs LEFT JOIN predictions ON predictions.job = jobs.id
 WHERE jobs.kind = 'job' AND (:since IS NULL OR jobs.submitted_at >= :since)
     AND (:target IS NULL OR jobs.target = :target)
-ORDER BY jobs.serial
+ORDER BY jobs.serial LIMIT :limit OFFSET :offset
 """
 
 USAGE = """
@@ -99,6 +99,7 @@ JOIN jobs ON jobs.id = attempts.job
 JOIN allocations ON allocations.name = attempts.allocation
 WHERE (:since IS NULL OR attempts.ended_at IS NULL OR attempts.ended_at >= :since)
     AND (:target IS NULL OR jobs.target = :target)
+ORDER BY jobs.serial, attempts.number LIMIT :limit OFFSET :offset
 """
 
 
@@ -170,10 +171,15 @@ class QueuePart(Part):
             )
 
     def queue_history(
-        self, *, since: datetime | None = None, target: str | None = None
+        self,
+        *,
+        since: datetime | None = None,
+        target: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[QueueRow]:
         """See `Store.queue_history`."""
-        values = {"since": time_text(since), "target": target}
+        values = _part_of({"since": time_text(since), "target": target}, limit, offset)
         with self._database.read() as connection:
             rows = connection.execute(HISTORY, values).fetchall()
         return [
@@ -194,9 +200,16 @@ class QueuePart(Part):
             for row in rows
         ]
 
-    def usage(self, *, since: datetime | None = None, target: str | None = None) -> list[Usage]:
+    def usage(
+        self,
+        *,
+        since: datetime | None = None,
+        target: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[Usage]:
         """See `Store.usage`."""
-        values = {"since": time_text(since), "target": target}
+        values = _part_of({"since": time_text(since), "target": target}, limit, offset)
         with self._database.read() as connection:
             rows = connection.execute(USAGE, values).fetchall()
         return [
@@ -210,6 +223,10 @@ class QueuePart(Part):
             )
             for row in rows
         ]
+
+
+def _part_of(values: dict[str, Any], limit: int | None, offset: int) -> dict[str, Any]:
+    return {**values, "limit": -1 if limit is None else limit, "offset": offset}
 
 
 def _durations(

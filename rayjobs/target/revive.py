@@ -11,8 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from rayjobs.core.errors import NotFoundError
 from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.jobs.serving import Serving
 from rayjobs.target import elsewhere, keeping, local_head, reach, starting, stop_record, wake_client
+from rayjobs.target.condition import Condition, Standing, looked_after_by
 from rayjobs.target.record import load_target
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.workspace import connection
@@ -28,42 +27,6 @@ QUICK_LOOK_S = 0.3  # reads of the store do not wait for a cluster
 SPAWNED_WITHIN_S = 5.0  # by then, a spawned process has written its own record
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
-
-
-class Standing(StrEnum):
-    """The condition of a target."""
-
-    RUNNING = "running"
-    STARTING = "starting"
-    STOPPED = "stopped"  # a user asked for it
-    ELSEWHERE = "elsewhere"  # it belongs to another machine, and does not run there
-    ABSENT = "absent"  # it was never started for these jobs
-    FAILING = "failing"  # will be tried again later
-    UNKNOWN = "unknown"  # there is no target of that name
-
-
-@dataclass(frozen=True)
-class Condition:
-    """The condition of a target, with one sentence about it unless it runs."""
-
-    standing: Standing
-    reason: str = ""
-    may_run_on: bool = False  # a user stopped it, and its cluster could not be reached
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether no target of that name exists."""
-        return self.standing is Standing.UNKNOWN
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether a revival failed and will be tried again later."""
-        return self.standing is Standing.FAILING
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether it does not run, as intended."""
-        return self.standing is Standing.STOPPED
 
 
 def look_after(
@@ -78,9 +41,7 @@ def look_after(
         answers: Whether it has just answered, if known.
     """
     if (server := connection.active()) is not None:
-        found = server.json("POST", f"/v1/targets/{name}/look", repeats=True)
-        standing, reason = Standing(found["standing"]), str(found["reason"])
-        return Condition(standing, reason, bool(found["may_run_on"]))
+        return looked_after_by(server, name)
     location = TargetLocation(name, home)
     serving = elsewhere.find_quietly(workspace, name, home=home)
     if serving is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 from collections.abc import Mapping
@@ -60,6 +59,8 @@ def ask(
 
 async def ask_async(path: Path, request: Message, *, timeout_s: float) -> dict[str, Any] | None:
     """Do as `ask` does, without a thread that waits."""
+    import asyncio  # not for commands, which start with this module
+
     writer = None
     try:
         async with asyncio.timeout(timeout_s):

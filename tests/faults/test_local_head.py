@@ -16,7 +16,7 @@ from rayjobs.core.errors import TargetError
 from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.identity import Identity, is_alive, send_signal
 from rayjobs.target import keeping, local_head, revive, starters, starting, targets, wake_client
-from rayjobs.target.revive import Standing
+from rayjobs.target.condition import Standing
 from rayjobs.target.stopping import TargetLocation
 
 # A start takes 5 s, and ten times that on a machine that is busy with other things.

@@ -17,7 +17,8 @@ from rayjobs.store import postgres_watch
 from rayjobs.store import serving as in_store
 from rayjobs.store.sql import SqlStore
 from rayjobs.target import elsewhere, starting
-from rayjobs.target.revive import Standing, look_after
+from rayjobs.target.condition import Standing
+from rayjobs.target.revive import look_after
 from rayjobs.workspace import shared
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace, record_of
 from rayjobs.workspace.s3_address import S3Address

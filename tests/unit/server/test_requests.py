@@ -320,3 +320,17 @@ def test_a_run_has_a_writer_that_can_be_read(served: Served, writer: dict[str, A
     new = {"experiment": "e", "name": "n", "writer": writer}
     with pytest.raises(UsageError, match="writer"):
         served.connection().json("POST", "/v1/runs", body={"new": new})
+
+
+def test_reports_come_in_pages_of_the_store(served: Served) -> None:
+    store = served.workspace.store
+    ids = [submitted(store, number).id for number in range(5)]
+    connection, query, found = served.connection(), {"page_size": "2"}, []
+    while True:
+        answer = connection.json("GET", "/v1/reports/queue", query=query)
+        found += [one["job"] for one in answer["items"]]
+        if answer["next"] is None:
+            break
+        query["cursor"] = answer["next"]
+    assert found == ids
+    assert served.client().store.queue_history() == store.queue_history()

@@ -19,8 +19,8 @@ from rayjobs.target import (
     stop_record,
     stopping,
 )
+from rayjobs.target.condition import Condition, Standing
 from rayjobs.target.record import TargetRecord, save_target
-from rayjobs.target.revive import Condition, Standing
 from rayjobs.target.stopping import TargetLocation
 
 

@@ -1,0 +1,51 @@
+"""The condition of a target, as clients show it; a client of a server needs no more than this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rayjobs.workspace.connection import Connection
+
+
+class Standing(StrEnum):
+    """The condition of a target."""
+
+    RUNNING = "running"
+    STARTING = "starting"
+    STOPPED = "stopped"  # a user asked for it
+    ELSEWHERE = "elsewhere"  # it belongs to another machine, and does not run there
+    ABSENT = "absent"  # it was never started for these jobs
+    FAILING = "failing"  # will be tried again later
+    UNKNOWN = "unknown"  # there is no target of that name
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The condition of a target, with one sentence about it unless it runs."""
+
+    standing: Standing
+    reason: str = ""
+    may_run_on: bool = False  # a user stopped it, and its cluster could not be reached
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no target of that name exists."""
+        return self.standing is Standing.UNKNOWN
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a revival failed and will be tried again later."""
+        return self.standing is Standing.FAILING
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it does not run, as intended."""
+        return self.standing is Standing.STOPPED
+
+
+def looked_after_by(server: Connection, name: str) -> Condition:
+    """Return the condition of a target that the server looks after."""
+    found = server.json("POST", f"/v1/targets/{name}/look", repeats=True)
+    standing, reason = Standing(found["standing"]), str(found["reason"])
+    return Condition(standing, reason, bool(found["may_run_on"]))
