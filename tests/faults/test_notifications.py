@@ -105,7 +105,7 @@ class Place:
         end(self.workspace, job, root, state=state, failure=failure)
         return job
 
-    def notify(self, is_enough: Callable[[], bool], turns: int = 500) -> None:
+    def notify(self, is_enough: Callable[[], bool], turns: int = 5000) -> None:
         """Let one life of the target notify until it is enough."""
 
         async def life() -> None:
@@ -197,7 +197,7 @@ def test_a_receiver_that_hangs_keeps_nobody_waiting(place: Place, receiver: Rece
         async def life() -> None:
             served = Served("/w", "w", place.store)
             found = Notifications("local", lambda: [served], place.clock, dict)
-            for _ in range(500):
+            for _ in range(5000):
                 await found.turn()
                 await asyncio.sleep(0.01)
                 if receiver.got:
