@@ -34,6 +34,7 @@ NOT_COUNTED = frozenset(
     {
         # how it is written down and found
         "version",
+        "notify",
         "name",
         "display_name",
         "tags",
