@@ -46,7 +46,10 @@ MIGRATIONS = Path(__file__).parent / "migrations" / "postgres"
 MOVED = -1  # the version of a store whose rows were moved into a file
 VERSION_OF = "SELECT version FROM store_state"
 NUMBER_OF = "SELECT CAST(pg_current_xact_id() AS TEXT)"
-COUNTED = "UPDATE store_state SET changes = changes + 1; COMMIT"
+# Waits until the server's disk has all commits so far. It writes something, since only a
+# transaction that wrote waits; waits of several clients are one write to the disk.
+FLUSH = "SELECT pg_logical_emit_message(true, 'rayjobs', '')"
+COUNTED = f"UPDATE store_state SET changes = changes + 1; COMMIT; {FLUSH}"  # noqa: S608 - made of our own words
 MANY = 200  # statements that are sent together
 MOST_IDLE = 8  # connections that are kept open
 CHANNEL = "rayjobs"  # of notifications, of all schemas of a database
@@ -334,6 +337,8 @@ class PostgresDatabase:
             self._busy()
         try:
             begin = f"BEGIN; SET LOCAL lock_timeout = {self.busy_timeout_s * 1000:.0f}; "
+            # The next writer gets the lock at the commit; `_commit` waits for the disk after it.
+            begin += "SET LOCAL synchronous_commit = off; "
             begin += f"SELECT {self._lock()}; {NUMBER_OF}"
             with self._errors(), self._begun(begin) as connection:
                 yield connection
@@ -465,7 +470,11 @@ class PostgresDatabase:
             self._refuse_version(found)
 
     def _commit(self, connection: Connection) -> None:
-        """Commit; where the answer is lost, find out from the server what became of it."""
+        """Commit durably; where the answer is lost, find out what became of it.
+
+        Others may read what is not on the disk yet. What they then write comes after it in the
+        server's log: their commit is durable with this one, or neither is.
+        """
         import psycopg
 
         number = connection.number
@@ -488,10 +497,14 @@ class PostgresDatabase:
                     (status,) = connection.plain.execute(
                         "SELECT pg_xact_status(CAST(%s AS xid8))", (number,)
                     ).fetchone() or ("",)
+                    if status == "committed":
+                        connection.plain.execute(FLUSH)
                 finally:
                     connection.plain.close()
                 if status != "in progress":
                     return str(status) == "committed"
+            except psycopg.errors.InvalidParameterValue:
+                return False  # the server was restarted without it: it gives that number again
             except psycopg.OperationalError:
                 pass
             if time.monotonic() > end:
