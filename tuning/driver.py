@@ -40,7 +40,7 @@ from rayjobs.tuning.engine import (
 )
 from rayjobs.tuning.policies import Scheduler
 from rayjobs.tuning.registering import register_best
-from rayjobs.tuning.results import best_trial
+from rayjobs.tuning.results import MODEL_MISSING, best_trial
 from rayjobs.tuning.samplers import Sampler
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
 from rayjobs.tuning.stored_results import store_results
@@ -64,7 +64,6 @@ NAMES_S = 2.0
 # if it reports a similar name, else after it has reported other metrics for this time.
 NO_METRIC_S = 30.0
 METRIC_MISSING = "metric_missing"
-MODEL_MISSING = "model_missing"
 TRIAL_TAG = "trial"
 SWEEP_TAG = "sweep"
 _REASONS_SHOWN = 5

@@ -13,6 +13,9 @@ from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.trials import TrialRecord, TrialState
 
+# The event of a sweep whose best trial could not be registered as a model.
+MODEL_MISSING = "model_missing"
+
 
 def best_trial(
     trials: Iterable[TrialRecord],

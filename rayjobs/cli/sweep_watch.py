@@ -159,7 +159,7 @@ def metric_text(settings: Settings, state: SweepState, spec: SweepSpec) -> str:
 
 def model_text(settings: Settings, workspace: OpenWorkspace, sweep_id: str) -> str:
     """Return a notice that completed trials store no model to register; else empty."""
-    from rayjobs.tuning.driver import MODEL_MISSING
+    from rayjobs.tuning.results import MODEL_MISSING
 
     for event in workspace.store.events(sweep_id):
         if event.kind == MODEL_MISSING:
