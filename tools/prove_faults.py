@@ -121,7 +121,7 @@ def _place_of(dotted: str, root: Path) -> str:
 
     A report's own file is the one in which a test is written: not where a class has inherited it.
     """
-    parts = dotted.split(".")
+    parts = dotted.split(".") if dotted else []  # a file that cannot be collected has no class
     for count in range(len(parts), 0, -1):
         file = Path(*parts[:count]).with_suffix(".py")
         if (root / file).is_file():
