@@ -53,6 +53,7 @@ READS: Mapping[str, frozenset[str]] = {
     )
     | {"revision", "member", "member_counts", "attempts", "events", "metrics", "last_metrics"}
     | {"metric_names", "files", "sweep", "sweeps", "trials", "model", "models", "meta"}
+    | {"program_setting", "program_settings", "newest_lock"}
     | {"meta_under", "environment", "environments"},
     "catalogue": frozenset(
         ("datastore", "datastores", "default_datastore", "manifest", "dataset", "dataset_by_id")

@@ -32,13 +32,15 @@ FREE = {
     *("--session-token-env", "--max-size", "--set", "--since", "--grep", "--credentials"),
     *("--image", "--shm-size", "--docker-arg", "--parameter", "--label", "--published"),
     *("--fetch", "--code", "--from", "--remove", "--store", "--weights", "--model"),
-    *("--blobs", "--endpoint-url"),
+    *("--blobs", "--endpoint-url", "--notify"),
+    *("--oidc-issuer", "--oidc-client", "--oidc-claim", "--oidc-groups", "--oidc-role"),
     *("--every", "--at", "--on", "--start", "--time-zone", "--path-parameter", "--epochs"),
     *("--batch-size", "--warmup-epochs", "--learning-rate", "--random-seed", "--patience"),
     "--print-frequency",
     *("--host", "--port", "--days"),
 }
 FREE_ARGUMENTS = {
+    *("port ports", "notify add receiver", "notify mail server", "notify rm name"),
     *("submit extra", "verify-resume extra", "rerun extra", "datastore add name"),
     *("datastore add url", "model register name", "target create name", "pipeline why-rerun step"),
     *("azureml map mappings", "env build environment", "env diff one", "env diff other"),
