@@ -360,20 +360,19 @@ def _lock(settings: Settings, text: str) -> str:
 
 def _lock_of_job(settings: Settings, text: str) -> str | None:
     from rayjobs.core.errors import RayjobsError
-    from rayjobs.core.paths import ENVIRONMENT_LOCK
+    from rayjobs.environments import locks
 
     if Path(text).exists():
         return None
     try:
         with settings.open() as workspace:
             job = workspace.store.find(text)
-            for file in workspace.store.files(job.id):
-                if file.name == ENVIRONMENT_LOCK:
-                    with workspace.blobs.open(file.blob) as stream:
-                        return stream.read().decode()
+            lock = locks.stored(workspace, job.id)
     except RayjobsError:
         return None  # no job; it may be the name of an environment
-    raise UsageError(f"job {job.id} has no environment of packages")
+    if lock is None:
+        raise UsageError(f"job {job.id} has no environment of packages")
+    return lock
 
 
 def _packages(settings: Settings, text: str) -> Packages:

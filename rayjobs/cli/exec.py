@@ -1,4 +1,4 @@
-"""`rayjobs exec`: a command or a shell beside a rank of a running job."""
+"""`rayjobs exec`: a command or a shell next to a rank of a running job."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ The exit code is that of the command; 137: the attempt ended before it.
 def exec_(
     settings: Settings, job: str, command: tuple[str, ...], rank: int, terminal: bool | None
 ) -> int:
-    """Run a command beside a rank of a running job; without one, a shell."""
+    """Run a command next to a rank of a running job; without one, a shell."""
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     wants = has_terminal if terminal is None else terminal
     with settings.open() as workspace:
@@ -108,7 +108,7 @@ class _Input(threading.Thread):
             signal.signal(signal.SIGWINCH, lambda *_: os.write(resized, b"r"))
 
     def run(self) -> None:
-        """Send until there is nothing more, or nobody wants it."""
+        """Send until there is nothing more, or the other side takes no more."""
         try:
             while True:
                 readable, _, _ = select.select([0, self._resized], [], [])

@@ -33,7 +33,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "update": ("update:update", "Change a waiting job's limit, resources, priority or tags."),
         "stacks": ("stacks:stacks", "Show the Python stack of each rank of a running job."),
-        "exec": ("exec:exec_", "Run a command or a shell beside a rank of a running job."),
+        "exec": ("exec:exec_", "Run a command or a shell next to a rank of a running job."),
         "port": ("port:port", "Reach a port of a running job from this machine."),
         "simulate-eviction": (
             "simulate_eviction:simulate_eviction",

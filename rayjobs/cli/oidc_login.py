@@ -60,7 +60,7 @@ def _await(facts: dict[str, Any], begun: dict[str, Any]) -> str:
             pause_s += PAUSE_S
         elif problem != "authorization_pending":
             raise UsageError(f"the login was refused: {answer.get('error_description') or problem}")
-    raise UsageError("nobody logged in there in time; repeat the command")
+    raise UsageError("no login was completed there in time; repeat the command")
 
 
 def _ask(address: str, values: dict[str, str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import smtplib
 import ssl
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from email.message import EmailMessage
@@ -46,13 +47,15 @@ def send(
     """
     missing = [name for name in receiver.secrets if name not in secrets]
     if missing:
-        raise NotSentError(
-            f"the target has no secret {missing[0]}: `rayjobs target secret set {missing[0]}`"
-        )
+        raise NotSentError(_no_secret(missing[0]))
     if receiver.is_mail:
         _mail(receiver, facts, key=key, secrets=secrets, mailer=mailer)
     else:
         _post(receiver.filled(dict(secrets)), facts, key=key)
+
+
+def _no_secret(name: str) -> str:
+    return f"the target has no secret {name}: `rayjobs target secret set {name}`"
 
 
 def _post(address: str, facts: Mapping[str, Any], *, key: str) -> None:
@@ -102,7 +105,7 @@ def _mail(
                 if not isinstance(server, smtplib.SMTP_SSL):
                     server.starttls(context=ssl.create_default_context())
                 if PASSWORD not in secrets:
-                    raise NotSentError(f"the target has no secret {PASSWORD}")
+                    raise NotSentError(_no_secret(PASSWORD))
                 server.login(unquote(parts.username), secrets[PASSWORD])
             server.send_message(message)
     except (OSError, smtplib.SMTPException) as error:

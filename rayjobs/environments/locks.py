@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
+from rayjobs.core.errors import NotFoundError, StoreError
+from rayjobs.core.paths import ENVIRONMENT_LOCK
 from rayjobs.environments import condas
 from rayjobs.spec.requirements import name_of
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.folder import OpenWorkspace
+
+log = logging.getLogger(__name__)
 
 _PIP = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;\\]+)|@\s*(\S+))")
 # A file that was requested only by its path or address.
@@ -44,6 +53,22 @@ def packages(lock: str) -> list[Package]:
         elif match is not None and not line.startswith("--"):
             found.append(Package(name_of(match[1]), match[2] or match[3], source))
     return sorted(set(found), key=lambda one: (one.name, one.source))
+
+
+def stored(workspace: OpenWorkspace, job: str, *, attempt: int | None = None) -> str | None:
+    """Return the lock that is stored with a job; None: there is none, or it cannot be read.
+
+    Args:
+        attempt: Only the lock of this attempt; None: of any.
+    """
+    try:
+        for file in workspace.store.files(job):
+            if file.name == ENVIRONMENT_LOCK and attempt in (None, file.attempt):
+                with workspace.blobs.open(file.blob) as stream:
+                    return stream.read().decode()
+    except (StoreError, NotFoundError, OSError) as error:
+        log.info("the stored packages of %s are not known: %s", job, error)
+    return None
 
 
 def has_own_torch(lock: str) -> bool:

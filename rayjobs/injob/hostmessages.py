@@ -81,7 +81,7 @@ class HostRequest(Message):
         grace_s: Seconds from SIGTERM to SIGKILL of a cancel; None: the plan's.
         stamp: The stamp of the last answer, to renew the lease; None only queries.
         session: Name of the session.
-        rank: The rank that a new session's process is started beside.
+        rank: The rank that a new session's process is started next to.
         arguments: Program and arguments of a new session; none: a shell.
         files: Of a new session, the paths of its standard input, output and error.
         terminal: Kind of the terminal (``TERM``) that they are; empty: they are pipes.

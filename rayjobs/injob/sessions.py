@@ -1,4 +1,4 @@
-"""Processes that a user starts beside a rank, and the question which ports the attempt listens at.
+"""Processes that a user starts next to a rank, and the question which ports the attempt listens at.
 
 They are children of the attempt's host: they share the rank's environment, folder, namespaces,
 limits and end. The node's agent makes their pipes or their terminal, and names them by path.

@@ -1,4 +1,4 @@
-"""Messages of sessions: what a client asks of a process beside a rank, or of a port of the job."""
+"""Messages of sessions: what a client asks of a process next to a rank, or of a port of the job."""
 
 from __future__ import annotations
 

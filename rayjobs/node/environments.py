@@ -18,6 +18,7 @@ from rayjobs import snapshots
 from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
 from rayjobs.core.files import locked
 from rayjobs.core.paths import ENVIRONMENT_LOCK, AttemptPaths
+from rayjobs.environments import locks
 from rayjobs.environments.building import Control
 from rayjobs.environments.cache import Cache
 from rayjobs.environments.horovod import required
@@ -177,13 +178,10 @@ class NodeEnvironments:
         """Return the lock that is stored with a job, for one attempt or for any."""
         try:
             workspace = self._workspaces.of(on)
-            for file in workspace.store.files(on.job):
-                if file.name == ENVIRONMENT_LOCK and attempt in (None, file.attempt):
-                    with workspace.blobs.open(file.blob) as stream:
-                        return stream.read().decode()
         except (StoreError, NotFoundError, OSError) as error:
-            log.info("the stored packages of %s are not known: %s", on.job, error)
-        return None
+            log.info("the workspace of %s is not known: %s", on.job, error)
+            return None
+        return locks.stored(workspace, on.job, attempt=attempt)
 
     def _publish_lock(self, on: AttemptOnNode, paths: AttemptPaths, lock: str) -> None:
         """Store the lock at once: the job's other nodes wait for it."""

@@ -1,4 +1,4 @@
-"""Sessions of clients on this node: processes beside ranks, and connections to ports of jobs.
+"""Sessions of clients on this node: processes next to ranks, and connections to ports of jobs.
 
 A session buffers what its process or connection gives until the client has it, and stops reading
 while much is buffered. It ends with its process, with the attempt, or when the client is silent.
@@ -186,7 +186,7 @@ class _Session(ABC):
                 try:
                     await self._write(rest)
                 except OSError:
-                    pass  # nobody reads it any more: the end says how that came
+                    pass  # its reader has gone: the end of the session says why
                 self._taken += len(rest)
             if step.is_last:
                 self._finish_input()
@@ -268,7 +268,7 @@ class _Tunnel(_Session):
 
 
 class _Process(_Session):
-    """A process beside a rank, at pipes or a terminal."""
+    """A process next to a rank, at pipes or a terminal."""
 
     def __init__(self, on: AttemptOnNode, step: SessionStep) -> None:
         super().__init__(on, step)
@@ -336,7 +336,7 @@ class _Process(_Session):
                 data = os.read(descriptor, PIECE)
             except BlockingIOError:
                 continue
-            except OSError:  # of a terminal: nobody has it open any more
+            except OSError:  # of a terminal that no process has open any more
                 return
             if not data:
                 return

@@ -18,8 +18,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.core.errors import NotFoundError, StoreError
-from rayjobs.core.paths import ENVIRONMENT_LOCK
 from rayjobs.data import made
 from rayjobs.spec.model import JobSpec
 
@@ -210,16 +208,19 @@ class Decisions:
             return Decision("runs: the run regenerates all outputs")
         if not step.reuse.allow:
             return Decision("runs: reuse is off for this step")
-        damaged = ""
+        damaged, outdated = "", None
         # An input that is made in this run has a new name, so no earlier step can have read it.
         for one in () if fresh else store.reusable_steps(key_of(parts)):
             wrong = made.damage(self.workspace, one.job, outputs)
+            if wrong is None and (others := self._other_packages(spec, one.job)):
+                reason = f"runs: {one.job} had other packages: {others}"
+                outdated = outdated or Decision(reason, compared_with=one.job, differs=(PACKAGES,))
+                continue
             if wrong is None:
-                if others := self._other_packages(spec, one.job):
-                    reason = f"runs: {one.job} had other packages: {others}"
-                    return Decision(reason, compared_with=one.job, differs=(PACKAGES,))
                 return Decision(f"reused from {one.job}", one.job)
             damaged = damaged or f"{one.job} did the same, but {wrong}"
+        if outdated is not None:
+            return outdated
         if damaged:
             return Decision(f"runs: {damaged}")
         return compared(parts, store.earlier_step(self.pipeline, name), fresh=fresh)
@@ -250,7 +251,7 @@ def changed_packages(workspace: OpenWorkspace, then: str, now: str) -> tuple[str
 
     found: list[dict[tuple[str, str], str]] = []
     for job in (then, now):
-        lock = _lock_of(workspace, job)
+        lock = locks.stored(workspace, job)
         if lock is None:
             return (f"the packages of {job} are not recorded",)
         found.append({(one.name, one.source): one.version for one in locks.packages(lock)})
@@ -260,17 +261,6 @@ def changed_packages(workspace: OpenWorkspace, then: str, now: str) -> tuple[str
         for name, source in sorted({*before, *after})
         if before.get((name, source)) != after.get((name, source))
     )
-
-
-def _lock_of(workspace: OpenWorkspace, job: str) -> str | None:
-    try:
-        for file in workspace.store.files(job):
-            if file.name == ENVIRONMENT_LOCK:
-                with workspace.blobs.open(file.blob) as stream:
-                    return stream.read().decode()
-    except (NotFoundError, StoreError, OSError):
-        pass
-    return None
 
 
 def compared(

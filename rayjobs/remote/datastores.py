@@ -78,8 +78,8 @@ class ServedBackend:
                         return
                     yield StoredFile(**line)
         except (OSError, http.client.HTTPException) as error:
-            raise DatastoreUnavailable(f"the list of {self.where} broke off: {error}") from error
-        raise DatastoreUnavailable(f"the list of {self.where} broke off; repeat the command.")
+            raise DatastoreUnavailable(self._broken_off(str(error))) from error
+        raise DatastoreUnavailable(self._broken_off("the server ended it"))
 
     def children(self, path: str) -> list[StoredFile | Folder]:
         """See `Backend`."""
@@ -100,7 +100,7 @@ class ServedBackend:
         running, done = hashlib.sha256(), 0
         try:
             with to.open("xb") as writer, self._pool.one() as server:
-                while done < file.size or file.size == done == 0:
+                while True:
                     data = server.whole(
                         "GET", f"{self._top}/content", query={**query, "offset": str(done)}
                     )
@@ -108,7 +108,7 @@ class ServedBackend:
                     writer.write(data)
                     count(len(data))
                     done += len(data)
-                    if not data:
+                    if not data or done >= file.size:
                         break
         except BaseException:
             to.unlink(missing_ok=True)
@@ -129,12 +129,11 @@ class ServedBackend:
             try:
                 with source.open("rb") as stream:
                     size = os.fstat(stream.fileno()).st_size
-                    upload(server, stream, size, name=name, chunk=PIECE_BYTES)
+                    upload(server, stream, size, name=name, chunk=PIECE_BYTES, count=count)
             except FileNotFoundError as error:
                 raise DataNotFound(f"{source} does not exist.") from error
             except OSError as error:
                 raise DatastoreUnavailable(f"{source} cannot be sent: {error}") from error
-            count(size)
             body = {"upload": name, "path": clean_path(path), "size": size}
             stored = server.json("POST", f"{self._top}/files", body=body, repeats=True)
         return StoredFile(**stored)
@@ -148,6 +147,9 @@ class ServedBackend:
         """See `Backend`."""
         with self._pool.one() as server:
             server.json("GET", f"{self._top}/check")
+
+    def _broken_off(self, why: str) -> str:
+        return f"the list of {self.where} broke off ({why}); repeat the command."
 
     def _json(self, what: str, path: str) -> Any:
         with self._pool.one() as server:

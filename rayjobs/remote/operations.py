@@ -35,6 +35,7 @@ class Operation:
         user: The argument that the server sets to the user; of one in `RECORDS`, its field.
         own: The argument (or ``argument.field``) that names a job, or a list of jobs, which
             submitters may change only if they are theirs; None names no job.
+        spec: The argument that is a job's spec, which has to be valid where the server runs.
         kind: What the job that `own` names must be, such as ``interactive``; empty: anything.
         repeats: A second call does nothing more than the first.
         page: The most items of a list in one answer.
@@ -47,6 +48,7 @@ class Operation:
     user: str = ""
     own: str = ""
     kind: str = ""
+    spec: str = ""
     repeats: bool = True
     page: int = 500
 
@@ -156,7 +158,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("POST", "/v1/jobs/{job_id}/hold", SUBMITTER, "hold", own="job_id"),
     Operation("POST", "/v1/jobs/{job_id}/release", SUBMITTER, "release", own="job_id"),
     Operation("POST", "/v1/jobs/{job_id}/fail", SUBMITTER, "request_fail", "by", "job_id"),
-    Operation("POST", "/v1/jobs:revise", SUBMITTER, "revise", own="read.id"),
+    Operation("POST", "/v1/jobs:revise", SUBMITTER, "revise", own="read.id", spec="spec"),
     Operation("POST", "/v1/runs", SUBMITTER, "start_run", user="new"),
     Operation("POST", "/v1/runs:end-orphans", SUBMITTER, "end_orphans", own="runs"),
     *(

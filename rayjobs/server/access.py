@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from rayjobs.store.base import Store
 from rayjobs.workspace import users
@@ -14,6 +18,8 @@ from rayjobs.workspace.users import Role, Token
 KNOWN_FOR_S = 1.0  # a revoked token is refused at the latest after this
 PER_SECOND = 200.0  # requests of one token, over time
 BURST = 400.0
+Handler = Callable[[Request, "Caller"], Awaitable[Response]]
+"""Answers a request of an admitted caller."""
 
 
 class Refusal(Exception):
@@ -44,7 +50,7 @@ class Guard:
         self._store = store
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, Token]] = {}
-        self._left: dict[str, tuple[float, float]] = {}
+        self._buckets: dict[str, Bucket] = {}
 
     def admit(self, header: str, role: Role) -> Caller:
         """Return the caller.
@@ -85,12 +91,39 @@ class Guard:
         return token
 
     def _has_left(self, token_id: str) -> bool:
-        now_s = time.monotonic()
         with self._lock:
-            at_s, left = self._left.get(token_id, (now_s, BURST))
-            left = min(BURST, left + (now_s - at_s) * PER_SECOND)
-            self._left[token_id] = (now_s, left - 1 if left >= 1 else left)
-        return left >= 1
+            bucket = self._buckets.setdefault(token_id, Bucket(PER_SECOND, BURST))
+        return bucket.take()
+
+
+class Bucket:
+    """Bounds how often something is done: so often a second over time, and a burst. Thread-safe."""
+
+    def __init__(self, per_second: float, burst: float) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._left = burst
+        self._at_s = time.monotonic()
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """Whether it may be done once more now."""
+        with self._lock:
+            now_s = time.monotonic()
+            self._left = min(self._burst, self._left + (now_s - self._at_s) * self._per_second)
+            self._at_s = now_s
+            if self._left < 1:
+                return False
+            self._left -= 1
+            return True
+
+
+def error_answer(
+    status: int, kind: str, message: str, headers: dict[str, str] | None = None
+) -> Response:
+    """Return the answer that says an error; its kind is the class that clients raise."""
+    body = {"error": {"kind": kind, "message": message}}
+    return JSONResponse(body, status_code=status, headers=headers)
 
 
 def _now() -> datetime:

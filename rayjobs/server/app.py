@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +21,7 @@ from rayjobs.datastore.errors import DatastoreError
 from rayjobs.injob.uploads import clean_name
 from rayjobs.jobs.records import Job, ModelDraft
 from rayjobs.jobs.writers import Writer
+from rayjobs.models.uploaded import UPLOADED
 from rayjobs.remote import operations, plain
 from rayjobs.remote.operations import OPERATIONS, Operation
 from rayjobs.server import (
@@ -33,7 +34,7 @@ from rayjobs.server import (
     targets,
     uploads,
 )
-from rayjobs.server.access import Caller, Guard, Refusal
+from rayjobs.server.access import Caller, Guard, Handler, Refusal, error_answer
 from rayjobs.server.audit import Audit
 from rayjobs.server.bodies import body_of
 from rayjobs.server.pages import Lists, page_at, page_of_jobs
@@ -49,7 +50,6 @@ PAGING = {"page_size", "cursor"}
 # A piece of an upload, which changes nothing before it is kept; a wake; reads with a body.
 UNAUDITED = ("/v1/uploads/{name}", "/wake")
 DRIVER = "rayjobs.tuning.driver_actor:start"
-Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 def make_app(workspace: OpenWorkspace, provider: Provider | None = None) -> Starlette:
@@ -137,9 +137,9 @@ def _route(
                 )
             return answer
         except Refusal as refusal:
-            return _error(refusal.status, "UsageError", str(refusal), refusal.headers)
+            return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
         except plain.PlainFormError as error:
-            return _error(400, "UsageError", f"the request cannot be read: {error}")
+            return error_answer(400, "UsageError", f"the request cannot be read: {error}")
         except (RayjobsError, DatastoreError) as error:
             return _refused(error)
 
@@ -148,7 +148,9 @@ def _route(
 
 async def _http_error(_request: Request, error: Exception) -> Response:
     known = cast(HTTPException, error)
-    return _error(known.status_code, "NotFoundError", f"there is no such route: {known.detail}")
+    return error_answer(
+        known.status_code, "NotFoundError", f"there is no such route: {known.detail}"
+    )
 
 
 def _refused(error: Exception) -> Response:
@@ -164,11 +166,6 @@ def _refused(error: Exception) -> Response:
     message = str(error).split(":\n", 1)[0] if isinstance(error, SpecError) else str(error)
     body = {"error": {"kind": type(error).__name__, "message": message, **more}}
     return JSONResponse(body, status_code=status)
-
-
-def _error(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> Response:
-    body = {"error": {"kind": kind, "message": message}}
-    return JSONResponse(body, status_code=status, headers=headers)
 
 
 def _about(workspace: OpenWorkspace) -> Handler:
@@ -236,8 +233,8 @@ def _operation(workspace: OpenWorkspace, one: Operation, lists: Lists) -> Handle
         if one.own:
             for job_id in _jobs_named(given, one.own):
                 await run_in_threadpool(_own, workspace, job_id, caller, one.kind)
-        if one.method == "revise":
-            await run_in_threadpool(_check_spec, workspace, given.get("spec"))
+        if one.spec:
+            await run_in_threadpool(_check_spec, workspace, given[one.spec])
         size, cursor = _paging(one, paging)
 
         def call() -> bytes:
@@ -315,7 +312,10 @@ def _checked_draft(draft: object, caller: Caller) -> ModelDraft:
         except ValueError as error:
             raise UsageError(str(error)) from None
         check_key(file.blob)
-    return replace(draft, user=caller.user)
+    lineage = dict(draft.lineage)
+    if isinstance(by_hand := lineage.get(UPLOADED), Mapping):
+        lineage[UPLOADED] = {**by_hand, "by": caller.user}  # not the name on the client's machine
+    return replace(draft, user=caller.user, lineage=lineage)
 
 
 def _check_writer(new: NewRun) -> None:

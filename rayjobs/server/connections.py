@@ -14,8 +14,8 @@ REST_S = 5.0  # for the rest of a body that was refused: its sender then reads t
 class BoundedProtocol(H11Protocol):
     """Closes a connection whose next request does not arrive, however slowly its bytes come.
 
-    Idle connections after an answer are bounded by uvicorn's own keep-alive time, and bodies that
-    are read by whoever reads them.
+    Idle connections after an answer are bounded by uvicorn's own keep-alive time, and bodies by
+    their readers.
     """
 
     _ending: asyncio.TimerHandle | None = None

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
@@ -20,13 +20,12 @@ from rayjobs.core.errors import StoreError
 from rayjobs.datastore.backends import Backend, Folder, StoredFile, open_directly
 from rayjobs.datastore.errors import DataChanged, DataNotFound
 from rayjobs.datastore.refs import clean_path
-from rayjobs.server.access import Caller, Refusal
+from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
-from rayjobs.server.uploads import Pieces, upload_of
+from rayjobs.server.uploads import Pieces, on_disk, upload_of
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
-Handler = Callable[[Request, Caller], Awaitable[Response]]
 MOST_PIECE = 8 << 20
 FETCHED_S = 3600.0
 """How long a file that was fetched from a bucket is kept for a client that stopped half-way."""
@@ -120,7 +119,7 @@ class _Files:
             raise Refusal(400, "give the path of a file")
         upload = upload_of(self._workspace, name, caller)
         stored = await run_in_threadpool(
-            lambda: _stored(self._backend(request), upload, clean_path(path), size)
+            on_disk, lambda: _stored(self._backend(request), upload, clean_path(path), size)
         )
         return JSONResponse(asdict(stored))
 
@@ -165,15 +164,19 @@ def _of_elsewhere(backend: Backend, file: StoredFile, folder: Path, start: int) 
     """Return a piece of a file of another storage; it is fetched once for all its pieces."""
     named = json.dumps([backend.where, file.path, file.size, file.etag, file.digest])
     kept = folder / hashlib.sha256(named.encode()).hexdigest()
-    if not kept.exists():
+    try:
+        stream = kept.open("rb")
+    except FileNotFoundError:
         _drop_old(folder)
         partial = kept.with_name(f"{kept.name}.{os.getpid()}-{time.monotonic_ns()}")
         try:
             backend.fetch(file, partial)
+            # Opened before others see it: a client that reads the last piece removes it.
+            stream = partial.open("rb")
             partial.replace(kept)
         finally:
             partial.unlink(missing_ok=True)
-    with kept.open("rb") as stream:
+    with stream:
         stream.seek(start)
         data = stream.read(MOST_PIECE)
     if start + len(data) >= file.size:

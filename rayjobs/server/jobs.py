@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -14,11 +14,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rayjobs.core.errors import NotFoundError
 from rayjobs.results.logs import Logs, Part
-from rayjobs.server.access import Caller, Refusal
+from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
-Handler = Callable[[Request, Caller], Awaitable[Response]]
 MOST_RANGE = 8 << 20
 POLL_S = 0.1
 FRESH_S = 0.3

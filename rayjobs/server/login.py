@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.errors import UnreachableError
-from rayjobs.server.access import Refusal
+from rayjobs.server.access import Bucket, Refusal, error_answer
 from rayjobs.server.audit import Audit
 from rayjobs.server.bodies import body_of
 from rayjobs.store.base import Store
@@ -27,29 +25,19 @@ PER_SECOND, BURST = 5.0, 20.0  # of all clients: each costs the check of a signa
 
 def routes(store: Store, provider: Provider, audit: Audit) -> list[tuple[str, str, Endpoint]]:
     """Return the routes."""
-    lock, left, at_s = threading.Lock(), BURST, time.monotonic()
-
-    def has_left() -> bool:
-        nonlocal left, at_s
-        with lock:
-            now_s = time.monotonic()
-            left, at_s = min(BURST, left + (now_s - at_s) * PER_SECOND), now_s
-            if left < 1:
-                return False
-            left -= 1
-            return True
+    bucket = Bucket(PER_SECOND, BURST)
 
     async def answered(call: Callable[[], Awaitable[Response]]) -> Response:
         try:
-            if not has_left():
+            if not bucket.take():
                 raise Refusal(429, "too many requests", {"Retry-After": "1"})
             return await call()
         except Refusal as refusal:
-            return _error(refusal.status, "UsageError", str(refusal), refusal.headers)
+            return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
         except ValueError:
-            return _error(400, "UsageError", "the request cannot be read")
+            return error_answer(400, "UsageError", "the request cannot be read")
         except UnreachableError as error:
-            return _error(500, "UnreachableError", str(error))
+            return error_answer(500, "UnreachableError", str(error))
 
     async def facts(_request: Request) -> Response:
         async def call() -> Response:
@@ -70,8 +58,3 @@ def routes(store: Store, provider: Provider, audit: Audit) -> list[tuple[str, st
         return await answered(call)
 
     return [("GET", PATH, facts), ("POST", PATH, login)]
-
-
-def _error(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> Response:
-    body = {"error": {"kind": kind, "message": message}}
-    return JSONResponse(body, status_code=status, headers=headers)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
-from rayjobs.server.access import Caller
+from rayjobs.server.access import Caller, Handler
 from rayjobs.store.requests import JobFilter
 from rayjobs.target import targets, wake_client
 from rayjobs.target.requests import TargetRequest
@@ -24,7 +24,6 @@ from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-Handler = Callable[[Request, Caller], Awaitable[Response]]
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 RECENT = timedelta(hours=1)
 OLDEST = 100  # of those that wait: enough to find the oldest of each target

@@ -1,22 +1,19 @@
-"""Routes of notifications: each user changes his own, an admin those of everyone."""
+"""Routes of notifications: users change their own, an admin everyone's."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rayjobs.server.access import Caller, Refusal
+from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
 from rayjobs.workspace import notifications
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.notifications import Subscription
 from rayjobs.workspace.users import Role
-
-Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:

@@ -139,7 +139,8 @@ class Provider:
     def _role(self, claims: Mapping[str, Any]) -> Role:
         given = claims.get(self.settings.groups, ())
         groups: Sequence[Any] = given if isinstance(given, list) else (given,)
-        found = [self.settings.roles[one] for one in groups if one in self.settings.roles]
+        names = [one for one in groups if isinstance(one, str)]
+        found = [self.settings.roles[one] for one in names if one in self.settings.roles]
         role = max(found, default=self.settings.default)
         if role is None:
             raise Refusal(403, "no group of this user has a role here")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 
 from starlette.concurrency import run_in_threadpool
@@ -12,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from rayjobs.core.paths import home
 from rayjobs.injob import sessionsteps
 from rayjobs.injob.messages import MessageError
-from rayjobs.server.access import Caller, Refusal
+from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
 from rayjobs.submit.submitting import wake_or_start
 from rayjobs.target import revive, starting, targets, wake_client
@@ -21,7 +20,6 @@ from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
-Handler = Callable[[Request, Caller], Awaitable[Response]]
 ANSWER_S = 20.0
 # What a target may be asked; others, such as its end, are not for clients.
 READ = ("ping", "status", "explain")

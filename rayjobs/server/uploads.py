@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -17,15 +18,15 @@ from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.errors import NotFoundError, StorageFullError
 from rayjobs.remote import plain
-from rayjobs.server.access import Caller, Refusal
+from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of, bytes_of
 from rayjobs.workspace.blobs import UPLOADS, Blob, BlobStore, blob_key
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
-Handler = Callable[[Request, Caller], Awaitable[Response]]
 MOST_PIECE = 8 << 20
 MOST_FILE = 64 << 30
+_Result = TypeVar("_Result")
 _ENCODE = plain.encoder(Blob)
 _NAME = re.compile(r"[0-9a-f]{32}\Z")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -50,7 +51,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
                 file.flush()
                 return _store(blobs, Path(file.name), key, digest)
 
-        return JSONResponse(_ENCODE(await run_in_threadpool(_on_disk, call)))
+        return JSONResponse(_ENCODE(await run_in_threadpool(on_disk, call)))
 
     async def begin(request: Request, caller: Caller) -> Response:
         pieces = pieces_of(request, caller)
@@ -83,7 +84,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             pieces.remove()
             return blob
 
-        return JSONResponse(_ENCODE(await run_in_threadpool(_on_disk, call)))
+        return JSONResponse(_ENCODE(await run_in_threadpool(on_disk, call)))
 
     submitter = Role.SUBMITTER
     return [
@@ -176,7 +177,8 @@ def _store(blobs: BlobStore, path: Path, key: str | None, digest: str | None) ->
     return blobs.put_file(path, key, digest=digest)
 
 
-def _on_disk(call: Callable[[], Blob]) -> Blob:
+def on_disk(call: Callable[[], _Result]) -> _Result:
+    """Return what `call` returns. Raises StorageFullError where the server's disk refuses."""
     try:
         return call()
     except OSError as error:

@@ -381,24 +381,35 @@ def refuse(what: str) -> None:
         )
 
 
-def upload(server: Connection, stream: BinaryIO, size: int, *, name: str, chunk: int) -> None:
-    """Send a file's first `size` bytes as the upload `name`; goes on where the server stands."""
+def upload(
+    server: Connection,
+    stream: BinaryIO,
+    size: int,
+    *,
+    name: str,
+    chunk: int,
+    count: Callable[[int], None] = lambda _bytes: None,
+) -> None:
+    """Send a file's first `size` bytes as the upload `name`; goes on where the server stands.
+
+    Args:
+        count: Called with the bytes that the server has got since the last call.
+    """
     offset = int(server.json("PUT", f"/v1/uploads/{name}"))
+    count(offset)
     while offset < size:
         stream.seek(offset)
         data = stream.read(min(chunk, size - offset))
         if not data:
             raise OSError("the file became shorter while it was read")
         # An offset makes it safe to repeat: bytes that are there are not written twice.
-        offset = int(
-            json.loads(
-                server.whole(
-                    "PATCH",
-                    f"/v1/uploads/{name}",
-                    query={"offset": str(offset)},
-                    data=data,
-                    headers={"Content-Type": "application/octet-stream"},
-                    repeats=True,
-                )
-            )
+        answer = server.whole(
+            "PATCH",
+            f"/v1/uploads/{name}",
+            query={"offset": str(offset)},
+            data=data,
+            headers={"Content-Type": "application/octet-stream"},
+            repeats=True,
         )
+        sent, offset = offset, int(json.loads(answer))
+        count(offset - sent)
