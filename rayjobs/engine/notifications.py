@@ -163,9 +163,9 @@ class _OfWorkspace:
         return ""
 
     def _done(self, due: Due, receiver: Receiver) -> None:
-        # In this order: after a death in between it is sent once more.
-        notifications.drop_due(self.served.store, self._target, due)
+        # In this order: after a death in between it is sent once more, and each time is recorded.
         self.served.store.add_event(due.job, SENT, f"notified {receiver.shown}")
+        notifications.drop_due(self.served.store, self._target, due)
 
     async def _not_sent(self, due: Due, receiver: Receiver, problem: str) -> None:
         store, known = self.served.store, self._due
@@ -173,16 +173,17 @@ class _OfWorkspace:
         self._pause(due.receiver)
         if self._clock.now() - due.first_at > GIVE_UP:
             sentence = f"{receiver.shown} was not notified in {GIVE_UP.days} days: {problem}"
-            await self._call(lambda: notifications.drop_due(store, self._target, due))
+            # The event comes first, here and below: a death in between repeats it, and loses none.
             await self._call(lambda: store.add_event(due.job, NOT_SENT, sentence))
+            await self._call(lambda: notifications.drop_due(store, self._target, due))
             del known[due.key]
             return
         again = notifications.failed(due)
-        known[due.key] = again
-        await self._call(lambda: notifications.put_due(store, self._target, again))
         if again.tries == 1:
             sentence = f"{receiver.shown} was not notified yet: {problem}; it is tried again"
             await self._call(lambda: store.add_event(due.job, NOT_SENT, sentence))
+        await self._call(lambda: notifications.put_due(store, self._target, again))
+        known[due.key] = again
 
     def _pause(self, receiver: str) -> None:
         _, before_s = self._pauses.get(receiver, (0.0, 0.0))

@@ -187,6 +187,26 @@ def test_a_death_between_writing_and_reading_on_loses_nothing(
     assert len({key for _, key, _ in receiver.got}) == 1  # a receiver can drop repeats
 
 
+@pytest.mark.parametrize("status", [200, 503])
+def test_a_death_after_a_try_repeats_its_event_and_loses_none(
+    place: Place, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    receiver.status = status
+    job = place.ended(receiver.address)
+    kind = engine.SENT if status == 200 else engine.NOT_SENT
+
+    def die(*_: object) -> None:
+        raise StoreError("the target died here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(notifications, "drop_due", die)
+        place.notify(lambda: any(one == kind for one, _ in place.events(job)))
+    receiver.status = 200
+    place.notify(lambda: not place.due)
+    assert kind in [one for one, _ in place.events(job)]
+    assert len({key for _, key, _ in receiver.got}) == 1
+
+
 def test_a_receiver_that_hangs_keeps_nobody_waiting(place: Place, receiver: Receiver) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
         hung = f"http://127.0.0.1:{silent.getsockname()[1]}/"
