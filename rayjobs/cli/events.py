@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 
 import click
@@ -13,8 +12,8 @@ from rayjobs.cli.params import job_argument
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.terminal import plain_text
 from rayjobs.jobs.records import Event
+from rayjobs.remote.events import follow as follow_events
 
-POLL_S = 0.3
 EPILOG = """\b
 Examples:
   rayjobs events 1f3c
@@ -35,33 +34,22 @@ def events(settings: Settings, job: str, follow: bool) -> None:
     With -v also the whole text of an error of which a line shows the beginning.
     """
     with settings.open() as workspace:
-        store = workspace.store
-        found = newest_named(settings, store, job)
-        listed = store.events(found.id)
-        if not follow:
-            if settings.as_json:
-                print_json([asdict(event) for event in listed])
-            elif listed:
-                header = ("TIME", "ATTEMPT", "EVENT", "")
-                click.echo(
-                    table([_row(event, settings.verbose) for event in listed], header, right=(1,))
-                )
-            return
-        shown = 0
-        while True:
-            # Read before the events, so that the last ones are never missed.
-            is_final = store.job(found.id).state.is_final
-            for event in listed:
-                shown = event.serial
+        found = newest_named(settings, workspace.store, job)
+        if follow:
+            for event in follow_events(workspace, found.id):
                 if settings.as_json:
                     print_json_line(asdict(event))
                 else:
                     click.echo("  ".join(part for part in _row(event, settings.verbose) if part))
-            if is_final and not listed:
-                return
-            if not listed:
-                time.sleep(POLL_S)
-            listed = store.events(found.id, after=shown)
+            return
+        listed = workspace.store.events(found.id)
+        if settings.as_json:
+            print_json([asdict(event) for event in listed])
+        elif listed:
+            header = ("TIME", "ATTEMPT", "EVENT", "")
+            click.echo(
+                table([_row(event, settings.verbose) for event in listed], header, right=(1,))
+            )
 
 
 def _row(event: Event, verbose: bool) -> tuple[str, str, str, str]:

@@ -18,6 +18,13 @@ Examples:
 @click.option("--port", default=8400, show_default=True, type=click.IntRange(1, 65535))
 @click.option("--tls-cert", metavar="FILE", help="The certificate chain, as PEM.")
 @click.option("--tls-key", metavar="FILE", help="Its private key, as PEM.")
+@click.option(
+    "--bucket-address",
+    metavar="URL",
+    default="",
+    help="Where clients reach the S3 server of the workspace's files, if not at its own address; "
+    "'none': they do not, and all bytes travel through this server.",
+)
 @click.option("--oidc-issuer", metavar="URL", help="Log users in by this OpenID Connect provider.")
 @click.option("--oidc-client", metavar="ID", help="What the provider calls rayjobs.")
 @click.option(
@@ -56,6 +63,7 @@ def serve(
     port: int,
     tls_cert: str | None,
     tls_key: str | None,
+    bucket_address: str,
     oidc_issuer: str | None,
     oidc_client: str | None,
     oidc_claim: str,
@@ -69,13 +77,14 @@ def serve(
     ends TLS, wherever others share the network. A target is one trust domain: whoever may submit
     runs code as the user of the target.
     """
-    from rayjobs.server.running import Listening, provider_of
+    from rayjobs.server.running import Listening, check_bucket_address, provider_of
     from rayjobs.server.running import serve as run
     from rayjobs.workspace import connection
 
     connection.allow(False)
     if (oidc_issuer is None) != (oidc_client is None):
         raise click.UsageError("give both --oidc-issuer and --oidc-client.")
+    check_bucket_address(bucket_address)
     provider = None
     if oidc_issuer is not None and oidc_client is not None:
         provider = provider_of(
@@ -91,4 +100,4 @@ def serve(
         if tls_cert is None and not is_alone:
             settings.note("without --tls-cert, tokens travel in plain text unless a proxy ends TLS")
         settings.note(f"serving {workspace.path} at {host}:{port}")
-        run(workspace, Listening(host, port, tls_cert, tls_key, provider))
+        run(workspace, Listening(host, port, tls_cert, tls_key, provider, bucket_address))

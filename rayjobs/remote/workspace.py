@@ -19,6 +19,7 @@ from rayjobs.datastore.backends import reach_through
 from rayjobs.datastore.catalogue import Catalogue
 from rayjobs.remote import operations, plain
 from rayjobs.remote.datastores import Pool, ServedBackend
+from rayjobs.remote.direct import Bucket
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import Blob, blob_key, check_digest, open_source
 from rayjobs.workspace.connection import Connection, upload
@@ -27,6 +28,7 @@ from rayjobs.workspace.folder import OpenWorkspace
 
 UPLOAD_BYTES = 4 << 20  # a smaller file is one request
 UPLOAD_TRIES = 3
+DIRECT_BYTES = 16 << 20  # read from the bucket with one request
 
 
 def open_server(server: Connection) -> OpenWorkspace:
@@ -182,6 +184,7 @@ class HttpBlobs(FetchedBlobs):
 
     def __init__(self, server: Connection) -> None:
         self._server = server
+        self._bucket = Bucket(server)
 
     def put_file(self, path: str | Path, key: str, *, digest: str | None = None) -> Blob:
         """See `BlobStore.put_file`."""
@@ -225,20 +228,25 @@ class HttpBlobs(FetchedBlobs):
                 if key is None and self._facts(blob_key(found)) == size:
                     return Blob(blob_key(found), size, found)
                 name = hashlib.sha256(f"{key}:{found}:{size}".encode()).hexdigest()[:32]
-                body = {"key": key, "digest": found, "size": size}
                 for attempt in range(UPLOAD_TRIES):
-                    upload(self._server, stream, size, name=name, chunk=UPLOAD_BYTES)
+                    is_direct = self._bucket.send(stream, size, name)
+                    if not is_direct:
+                        upload(self._server, stream, size, name=name, chunk=UPLOAD_BYTES)
+                    body = {"key": key, "digest": found, "size": size, "direct": is_direct}
                     try:
-                        kept = self._server.json(
-                            "POST", f"/v1/uploads/{name}/keep", body=body, repeats=True
-                        )
-                        return cast(Blob, plain.decoder(Blob)(kept))
+                        return self._keep(name, body)
                     except NotFoundError:  # a prune took the pieces of an upload that rested
                         if attempt + 1 == UPLOAD_TRIES:
                             raise
         except OSError as error:
             raise StoreError(f"{path} cannot be sent: {error}") from error
         raise AssertionError("not reached")
+
+    def _keep(self, name: str, body: dict[str, Any]) -> Blob:
+        while True:
+            kept = self._server.json("POST", f"/v1/uploads/{name}/keep", body=body, repeats=True)
+            if kept is not None:  # else the server still reads the bytes
+                return cast(Blob, plain.decoder(Blob)(kept))
 
     def _send_at_once(self, data: bytes, key: str | None, digest: str | None) -> Blob:
         query = {"key": key, "digest": digest}
@@ -254,6 +262,19 @@ class HttpBlobs(FetchedBlobs):
 
     def _pieces(self, key: str) -> Iterator[bytes]:
         size, offset = self.size(key), 0
+        if size <= UPLOAD_BYTES:
+            yield from self._through_server(key, 0, size)
+            return
+        with self._bucket.reading(key) as read:
+            while offset < size:
+                data = read(offset, min(size, offset + DIRECT_BYTES) - 1)
+                if not data:
+                    yield from self._through_server(key, offset, size)
+                    return
+                offset += len(data)
+                yield data
+
+    def _through_server(self, key: str, offset: int, size: int) -> Iterator[bytes]:
         while offset < size:
             end = min(size, offset + UPLOAD_BYTES) - 1
             data = self._server.whole(

@@ -26,6 +26,7 @@ from rayjobs.remote import operations, plain
 from rayjobs.remote.operations import OPERATIONS, Operation
 from rayjobs.server import (
     datastores,
+    events,
     jobs,
     login,
     metrics,
@@ -48,15 +49,18 @@ if TYPE_CHECKING:
 
 PAGING = {"page_size", "cursor"}
 # A piece of an upload, which changes nothing before it is kept; a wake; reads with a body.
-UNAUDITED = ("/v1/uploads/{name}", "/wake")
+UNAUDITED = ("/v1/uploads/{name}", "/v1/uploads/{name}/parts", "/wake")
 DRIVER = "rayjobs.tuning.driver_actor:start"
 
 
-def make_app(workspace: OpenWorkspace, provider: Provider | None = None) -> Starlette:
+def make_app(
+    workspace: OpenWorkspace, provider: Provider | None = None, *, bucket: str = ""
+) -> Starlette:
     """Return the application that serves `workspace`.
 
     Args:
         provider: Of logins by OpenID Connect; None: users have tokens only.
+        bucket: See `uploads.presigned_of`.
     """
     guard = Guard(workspace.store)
     requests = metrics.Requests()
@@ -66,9 +70,10 @@ def make_app(workspace: OpenWorkspace, provider: Provider | None = None) -> Star
         ("GET", "/v1/user", Role.VIEWER, _whoami),
         metrics.route(workspace, requests),
         *jobs.routes(workspace),
+        *events.routes(workspace),
         *targets.routes(workspace),
         *notifications.routes(workspace),
-        *uploads.routes(workspace),
+        *uploads.routes(workspace, uploads.presigned_of(workspace, bucket)),
         *datastores.routes(workspace),
     ]
     routes = [

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
+from types import UnionType
 from typing import Any, get_args
 
 from rayjobs.core.version import __version__
 from rayjobs.remote import operations, plain
 from rayjobs.remote.operations import OPERATIONS, Operation
 from rayjobs.workspace.blobs import Blob
+from rayjobs.workspace.s3_presigned import Parts
 from rayjobs.workspace.users import Role
 
 _ERRORS = {
@@ -70,12 +72,16 @@ _ANSWERS: dict[tuple[str, str], Any] = {
         notes={"type": "array"}, after={"type": ["number", "null"]}, is_live=_FLAG
     ),
     ("GET", "/v1/jobs/{job_id}/log-stream"): _LINES,
+    ("GET", "/v1/jobs/{job_id}/event-stream"): _LINES,
+    ("GET", "/v1/event-stream"): _LINES,
     ("GET", "/v1/blob-sizes/{key}"): {"type": ["integer", "null"]},
     ("GET", "/v1/blobs/{key}"): _BYTES,
     ("POST", "/v1/blobs"): Blob,
     ("PUT", "/v1/uploads/{name}"): _WHOLE,
     ("PATCH", "/v1/uploads/{name}"): _WHOLE,
-    ("POST", "/v1/uploads/{name}/keep"): Blob,
+    ("POST", "/v1/uploads/{name}/keep"): Blob | None,
+    ("POST", "/v1/uploads/{name}/parts"): Parts | None,
+    ("GET", "/v1/blob-addresses/{key}"): {"type": ["string", "null"]},
     ("GET", "/v1/targets"): _OBJECTS,
     ("GET", "/v1/targets/{target}"): _OBJECT,
     ("GET", "/v1/targets/{target}/capacity"): _OBJECT,
@@ -99,6 +105,8 @@ _QUERIES: dict[tuple[str, str], dict[str, Any]] = {
     ("GET", "/v1/jobs/{job_id}/log"): {"name": _TEXT},
     ("GET", "/v1/jobs/{job_id}/log-times"): _RANK,
     ("GET", "/v1/jobs/{job_id}/log-stream"): {**_RANK, "offset": _WHOLE},
+    ("GET", "/v1/jobs/{job_id}/event-stream"): {"after": _WHOLE},
+    ("GET", "/v1/event-stream"): {"after": _WHOLE},
     ("POST", "/v1/blobs"): _UPLOAD,
     ("PATCH", "/v1/uploads/{name}"): {"offset": _WHOLE},
     ("GET", "/v1/targets/{target}"): {"ask": {"enum": ["1"]}},
@@ -120,9 +128,14 @@ _BODIES: dict[tuple[str, str], Any] = {
     ("PATCH", "/v1/uploads/{name}"): _BYTES,
     ("POST", "/v1/uploads/{name}/keep"): {
         "type": "object",
-        "properties": {**{name: {"type": ["string", "null"]} for name in _UPLOAD}, "size": _WHOLE},
+        "properties": {
+            **{name: {"type": ["string", "null"]} for name in _UPLOAD},
+            "size": _WHOLE,
+            "direct": _FLAG,
+        },
         "required": ["size"],
     },
+    ("POST", "/v1/uploads/{name}/parts"): _facts(size=_WHOLE),
     ("POST", "/v1/targets/{target}/ask"): _OBJECT,
     ("POST", "/v1/notifications"): _OBJECT,
     ("POST", f"{_FILES}/files"): _facts("upload", "path", size=_WHOLE),
@@ -192,7 +205,7 @@ def _describe(entry: dict[str, Any], route: tuple[str, str], named: dict[str, An
     if route in _BODIES:
         entry["requestBody"] = {"required": True, "content": _content(_BODIES[route])}
     answer = _ANSWERS.get(route, {})
-    _answer(entry, plain.schema(answer, named) if isinstance(answer, type) else answer)
+    _answer(entry, plain.schema(answer, named) if isinstance(answer, type | UnionType) else answer)
     if route == ("GET", "/v1/blobs/{key}"):
         entry["responses"]["206"] = entry["responses"].pop("200")
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from rayjobs.core.errors import UsageError
 from rayjobs.workspace import connection
@@ -23,13 +24,19 @@ MOST_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Listening:
-    """Where the server listens; with certificate and key files it speaks TLS."""
+    """Where the server listens; with certificate and key files it speaks TLS.
+
+    Attributes:
+        bucket: The address at which clients reach S3; empty: that of the workspace; ``none``: they
+            do not reach it.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8400
     certificate: str | None = None
     key: str | None = None
     provider: Provider | None = None
+    bucket: str = ""
 
 
 def provider_of(
@@ -70,6 +77,22 @@ def provider_of(
     )
 
 
+def check_bucket_address(address: str) -> None:
+    """Check where clients are said to reach S3.
+
+    Raises:
+        UsageError: it is not the address of a server, nor ``none``.
+    """
+    if address in ("", "none"):
+        return
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        raise UsageError(
+            f"--bucket-address {address!r} is not valid; write http://HOST:PORT, https://HOST, or "
+            f"'none'"
+        )
+
+
 def serve(workspace: OpenWorkspace, listening: Listening) -> None:
     """Serve a workspace until the process is asked to end.
 
@@ -106,7 +129,7 @@ def config_of(workspace: OpenWorkspace, listening: Listening, **more: Any) -> uv
     from rayjobs.server.connections import BoundedProtocol
 
     return uvicorn.Config(
-        make_app(workspace, listening.provider),
+        make_app(workspace, listening.provider, bucket=listening.bucket),
         host=listening.host,
         port=listening.port,
         http=BoundedProtocol,

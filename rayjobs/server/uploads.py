@@ -1,10 +1,12 @@
 """Routes of uploads: small files at once, large ones in pieces at an offset.
 
 The pieces are blobs of the workspace, so that every server of it can continue what another began.
+Where the blobs are in S3, clients send large files there themselves, to signed addresses.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,22 +22,42 @@ from rayjobs.core.errors import NotFoundError, StorageFullError
 from rayjobs.remote import plain
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of, bytes_of
-from rayjobs.workspace.blobs import UPLOADS, Blob, BlobStore, blob_key
+from rayjobs.workspace.blobs import UPLOADS, Blob, BlobStore, blob_key, check_key
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.s3_blobs import S3Blobs
+from rayjobs.workspace.s3_presigned import Parts, Presigned
 from rayjobs.workspace.users import Role
 
+NO_BUCKET = "none"
+KEEP_WAITS_S = 30.0
+KEPT_FOR_S = 600.0
 MOST_PIECE = 8 << 20
 MOST_FILE = 64 << 30
 _Result = TypeVar("_Result")
 _ENCODE = plain.encoder(Blob)
+_ENCODE_PARTS = plain.encoder(Parts)
 _NAME = re.compile(r"[0-9a-f]{32}\Z")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SNAPSHOT = re.compile(r"snapshots/sha256/[0-9a-f]{2}/[0-9a-f]{64}\.tar\.zst\Z")
 
 
-def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
+def presigned_of(workspace: OpenWorkspace, bucket: str) -> Presigned | None:
+    """Return what signs addresses for clients; None: all bytes travel through the server.
+
+    Args:
+        bucket: The address at which clients reach S3; empty: that of the workspace; ``none``: they
+            do not reach it.
+    """
+    if not isinstance(workspace.blobs, S3Blobs) or bucket == NO_BUCKET:
+        return None
+    return Presigned(workspace.blobs, bucket or None)
+
+
+def routes(
+    workspace: OpenWorkspace, presigned: Presigned | None
+) -> list[tuple[str, str, Role, Handler]]:
     """Return the routes."""
-    blobs, scratch = workspace.blobs, _scratch(workspace)
+    blobs, scratch, keeping = workspace.blobs, _scratch(workspace), _Keeping()
 
     def pieces_of(request: Request, caller: Caller) -> Pieces:
         return upload_of(workspace, request.path_params["name"], caller)
@@ -72,7 +94,14 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         if not isinstance(size, int) or isinstance(size, bool):
             raise Refusal(400, "give key, digest and size")
 
+        is_direct = values.get("direct") is True
+        if is_direct and (presigned is None or not isinstance(digest, str)):
+            raise Refusal(400, "only files in S3 are sent directly, and with their digest")
+
         def call() -> Blob:
+            if is_direct:
+                assert presigned is not None
+                return presigned.keep(pieces.staged, size, key, str(digest))
             with pieces.joined() as (path, found):
                 if found != size:
                     # Repeated after a lost answer, the pieces are gone and the bytes are there.
@@ -84,7 +113,8 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             pieces.remove()
             return blob
 
-        return JSONResponse(_ENCODE(await run_in_threadpool(on_disk, call)))
+        kept = await keeping.result(pieces.staged, call)
+        return JSONResponse(None if kept is None else _ENCODE(kept))
 
     submitter = Role.SUBMITTER
     return [
@@ -92,7 +122,66 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         ("PUT", "/v1/uploads/{name}", submitter, begin),
         ("PATCH", "/v1/uploads/{name}", submitter, append),
         ("POST", "/v1/uploads/{name}/keep", submitter, keep),
+        *_direct(workspace, presigned),
     ]
+
+
+def _direct(
+    workspace: OpenWorkspace, presigned: Presigned | None
+) -> list[tuple[str, str, Role, Handler]]:
+    """Return the routes that answer signed addresses; null: the server has to get the bytes."""
+
+    async def parts(request: Request, caller: Caller) -> Response:
+        pieces, values = (
+            upload_of(workspace, request.path_params["name"], caller),
+            await body_of(request),
+        )
+        size = values.get("size")
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= MOST_FILE:
+            raise Refusal(400, f"size is a whole number of up to {MOST_FILE}")
+        if presigned is None:
+            return JSONResponse(None)
+        found = await run_in_threadpool(presigned.parts, pieces.staged, size)
+        return JSONResponse(_ENCODE_PARTS(found))
+
+    async def address(request: Request, _caller: Caller) -> Response:
+        key = request.path_params["key"]
+        check_key(key)
+        return JSONResponse(None if presigned is None else presigned.download(key))
+
+    return [
+        ("POST", "/v1/uploads/{name}/parts", Role.SUBMITTER, parts),
+        ("GET", "/v1/blob-addresses/{key:path}", Role.VIEWER, address),
+    ]
+
+
+class _Keeping:
+    """The uploads that are being kept, which takes minutes for the largest."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, asyncio.Task[Blob]] = {}
+
+    async def result(self, name: str, call: Callable[[], Blob]) -> Blob | None:
+        """Return what `call` returns; None if it still runs after a while: ask again then."""
+        task = self._running.get(name)
+        if task is None:
+            task = asyncio.create_task(run_in_threadpool(on_disk, call))
+            self._running[name] = task
+        done, _ = await asyncio.wait({task}, timeout=KEEP_WAITS_S)
+        if not done:
+            # The client may be gone when it ends.
+            task.add_done_callback(
+                lambda _: asyncio.get_running_loop().call_later(KEPT_FOR_S, self._drop, name, task)
+            )
+            return None
+        self._drop(name, task)
+        return task.result()
+
+    def _drop(self, name: str, task: asyncio.Task[Blob]) -> None:
+        if self._running.get(name) is task:
+            del self._running[name]
+            if not task.cancelled():
+                task.exception()  # the client that wanted to know it may be gone
 
 
 def upload_of(workspace: OpenWorkspace, name: str, caller: Caller) -> Pieces:
@@ -121,6 +210,11 @@ class Pieces:
         self._blobs = blobs
         self._prefix = prefix
         self._scratch = scratch
+
+    @property
+    def staged(self) -> str:
+        """The key of what a client sends to S3 itself."""
+        return f"{self._prefix.rstrip('/')}.direct"
 
     def add(self, offset: int, data: bytes) -> None:
         """Store a piece; one that is there is stored again with the same bytes."""

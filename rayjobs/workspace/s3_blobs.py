@@ -68,6 +68,7 @@ DIGEST_FIELD = "sha256"
 MOST_KEY_BYTES = 1024  # of S3, with the prefix
 PART_BYTES = 16 << 20  # larger files are sent in parts of this size
 MOST_PARTS = 10_000
+COPIED_AT_ONCE = 1 << 30  # bytes; S3 copies up to 5 GiB with one request, and slowly
 PARTS_AT_ONCE = 4
 FILES_AT_ONCE = 8
 # A blob that was stored or relied on within this time is only looked at; for an older one the time
@@ -92,7 +93,7 @@ class S3Blobs:
 
     def __init__(self, address: S3Address, scratch: Path, *, touch_s: float = TOUCH_S) -> None:
         self.address = address
-        self._scratch = scratch
+        self.scratch = scratch
         self._touch_s = touch_s
         self._prefix = f"{address.prefix}/" if address.prefix else ""
         self._opened: S3Backend | None = None
@@ -103,20 +104,20 @@ class S3Blobs:
     def put_file(self, path: str | Path, key: str, *, digest: str | None = None) -> Blob:
         """See `BlobStore.put_file`."""
         self._check(key)
-        with self._errors(key), open_source(path) as source:
+        with self.errors(key), open_source(path) as source:
             return self._upload(_Source(source, str(path), digest), key)
 
     def put_bytes(self, data: bytes, key: str) -> Blob:
         """See `BlobStore.put_bytes`."""
         self._check(key)
-        with self._errors(key):
+        with self.errors(key):
             return self._upload(_Source(io.BytesIO(data), key, None, len(data)), key)
 
     def add_file(self, path: str | Path, *, digest: str | None = None) -> Blob:
         """See `BlobStore.add_file`."""
         if digest is not None:
             blob_key(digest)
-        with self._errors(str(path)), open_source(path) as source:
+        with self.errors(str(path)), open_source(path) as source:
             found = _Source(source, str(path), digest)
             key = blob_key(found.digest)
             if not self._holds(key, found.size, found.digest):
@@ -144,7 +145,10 @@ class S3Blobs:
             if self._stays(key):
                 return Blob(key, source.size, source.digest)
             self._wait_for_prunes(key)
-        raise StoreError(
+        raise self._always_pruned(key)
+
+    def _always_pruned(self, key: str) -> StoreError:
+        return StoreError(
             f"{key} cannot be stored in {self.address.where}: one prune after the other removes "
             f"it. Repeat the command once `rayjobs prune` has ended everywhere"
         )
@@ -152,7 +156,7 @@ class S3Blobs:
     def _put_at_once(self, source: _Source, key: str) -> None:
         data = source.data()
         check = base64.b64encode(bytes.fromhex(_hex_of(source.digest))).decode()
-        self._client().put_object(
+        self.client().put_object(
             Bucket=self.address.bucket,
             Key=self._at(BLOBS, key),
             Body=data,
@@ -163,7 +167,7 @@ class S3Blobs:
 
     def _put_in_parts(self, source: _Source, key: str) -> None:
         """Send a large file in parts, several at once; nothing is visible before the last call."""
-        client = self._client()
+        client = self.client()
         target = {"Bucket": self.address.bucket, "Key": self._at(BLOBS, key)}
         upload = client.create_multipart_upload(
             **target, Metadata={DIGEST_FIELD: _hex_of(source.digest)}
@@ -190,6 +194,50 @@ class S3Blobs:
                 client.abort_multipart_upload(**target, UploadId=upload)
             raise
 
+    def copy_in(self, source: str, key: str, *, digest: str, size: int, etag: str) -> Blob:
+        """Store under `key` what the blob `source` holds, without fetching it.
+
+        Args:
+            digest: Of the bytes, which the caller has compared.
+            etag: Of the object that was compared; another one is not copied.
+        """
+        origin = {"CopySource": self.object_of(source), "CopySourceIfMatch": etag}
+        with self.errors(key):
+            for _ in range(STORE_TRIES):
+                self._copy(origin, self.object_of(key), digest, size)
+                if self._stays(key):
+                    return Blob(key, size, digest)
+                self._wait_for_prunes(key)
+        raise self._always_pruned(key)
+
+    def _copy(
+        self, origin: Mapping[str, Any], target: Mapping[str, str], digest: str, size: int
+    ) -> None:
+        client, metadata = self.client(), {DIGEST_FIELD: _hex_of(digest)}
+        if size <= COPIED_AT_ONCE:
+            client.copy_object(**target, **origin, Metadata=metadata, MetadataDirective="REPLACE")
+            return
+        upload = client.create_multipart_upload(**target, Metadata=metadata)["UploadId"]
+        try:
+            parts = []
+            for number, start in enumerate(range(0, size, COPIED_AT_ONCE), 1):
+                end = min(size, start + COPIED_AT_ONCE) - 1
+                answer = client.upload_part_copy(
+                    **target,
+                    **origin,
+                    UploadId=upload,
+                    PartNumber=number,
+                    CopySourceRange=f"bytes={start}-{end}",
+                )
+                parts.append({"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]})
+            client.complete_multipart_upload(
+                **target, UploadId=upload, MultipartUpload={"Parts": parts}
+            )
+        except BaseException:
+            with contextlib.suppress(Exception):
+                client.abort_multipart_upload(**target, UploadId=upload)
+            raise
+
     # -- reading -----------------------------------------------------------------------------
 
     def open(self, key: str) -> BinaryIO:
@@ -198,7 +246,7 @@ class S3Blobs:
         Its bytes have been compared with the digest that was stored with them.
         """
         self._check(key)
-        with self._errors(key):
+        with self.errors(key):
             file = self._stat(key)
             draft = self._draft()
             try:
@@ -214,9 +262,9 @@ class S3Blobs:
         self._check(key)
         if length <= 0:
             return b""
-        with self._errors(key), self._absence(key):
+        with self.errors(key), self._absence(key):
             try:
-                answer = self._client().get_object(
+                answer = self.client().get_object(
                     Bucket=self.address.bucket,
                     Key=self._at(BLOBS, key),
                     Range=f"bytes={start}-{start + length - 1}",
@@ -231,7 +279,7 @@ class S3Blobs:
     def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
         """See `BlobStore.get_to`."""
         self._check(key)
-        with self._errors(key):
+        with self.errors(key):
             file = self._stat(key)
             try:
                 with replacing(path) as draft:
@@ -244,19 +292,19 @@ class S3Blobs:
     def exists(self, key: str) -> bool:
         """See `BlobStore.exists`."""
         self._check(key)
-        with self._errors(key):
+        with self.errors(key):
             return self._relied_on(key, self._head(key))
 
     def size(self, key: str) -> int:
         """See `BlobStore.size`."""
         self._check(key)
-        with self._errors(key):
+        with self.errors(key):
             return int(self._stat(key).size)
 
     def delete(self, key: str) -> bool:
         """See `BlobStore.delete`."""
         self._check(key)
-        with self._errors(key):
+        with self.errors(key):
             if self._head(key) is None:
                 return False
             self._remove(BLOBS, key)
@@ -264,7 +312,7 @@ class S3Blobs:
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `BlobStore.list`."""
-        with self._errors(prefix):
+        with self.errors(prefix):
             found = [one["Key"] for one in self._objects(BLOBS + prefix)]
         start = len(self._prefix) + len(BLOBS)
         return iter(sorted(key[start:] for key in found))
@@ -273,7 +321,7 @@ class S3Blobs:
 
     def stored(self) -> Iterator[Stored]:
         """See `BlobStore.stored`."""
-        with self._errors(""):
+        with self.errors(""):
             touched = {
                 one["Key"][len(self._prefix) + len(TOUCHED) :]: one["LastModified"]
                 for one in self._objects(TOUCHED)
@@ -289,7 +337,7 @@ class S3Blobs:
         """See `BlobStore.discard`; parts of uploads that died are removed, too."""
         removed = Removed()
         waiting = sorted(keys)
-        with self._errors("prune"):
+        with self.errors("prune"):
             for start in range(0, len(waiting), PRUNED_TOGETHER):
                 self._discard(waiting[start : start + PRUNED_TOGETHER], unused_s, removed)
             self._drop_parts()
@@ -328,7 +376,7 @@ class S3Blobs:
             self._remove(PRUNE, name)
 
     def _drop_parts(self) -> None:
-        client, now = self._client(), self._now()
+        client, now = self.client(), self._now()
         found = client.list_multipart_uploads(
             Bucket=self.address.bucket, Prefix=self._prefix + BLOBS
         )
@@ -390,7 +438,7 @@ class S3Blobs:
 
     def owner(self) -> dict[str, Any] | None:
         """Return the record of the workspace whose prefix this is; None: of none."""
-        with self._errors(RECORD):
+        with self.errors(RECORD):
             try:
                 found = json.loads(self._get(self._prefix + RECORD))
             except NotFoundError:
@@ -410,14 +458,14 @@ class S3Blobs:
         """
         found = self.owner()
         if found is None:
-            with self._errors(RECORD):
+            with self.errors(RECORD):
                 self._put("", RECORD, json.dumps(dict(values)).encode(), only_new=True)
             found = self.owner()
         return found or {}
 
     def clock_s(self) -> float:
         """Return the server's time, in seconds since 1970."""
-        with self._errors(RECORD):
+        with self.errors(RECORD):
             return self._now().timestamp()
 
     # -- requests ----------------------------------------------------------------------------
@@ -432,8 +480,14 @@ class S3Blobs:
                 )
             return self._opened
 
-    def _client(self) -> Any:
+    def client(self) -> Any:
+        """Return botocore's client; it may be used from several threads."""
         return self._backend().client()
+
+    def object_of(self, key: str) -> dict[str, str]:
+        """Return the bucket and the object that hold a blob."""
+        self._check(key)
+        return {"Bucket": self.address.bucket, "Key": self._at(BLOBS, key)}
 
     def _at(self, kind: str, key: str) -> str:
         return self._prefix + kind + key
@@ -464,11 +518,11 @@ class S3Blobs:
 
     def _head_of(self, full: str) -> Any:
         with self._absence(full):
-            return self._client().head_object(Bucket=self.address.bucket, Key=full)
+            return self.client().head_object(Bucket=self.address.bucket, Key=full)
 
     def _get(self, full: str) -> bytes:
         with self._absence(full):
-            answer = self._client().get_object(Bucket=self.address.bucket, Key=full)
+            answer = self.client().get_object(Bucket=self.address.bucket, Key=full)
             with contextlib.closing(answer["Body"]) as body:
                 return bytes(body.read())
 
@@ -477,7 +531,7 @@ class S3Blobs:
 
         options = {"IfNoneMatch": "*"} if only_new else {}
         try:
-            self._client().put_object(
+            self.client().put_object(
                 Bucket=self.address.bucket, Key=self._at(kind, key), Body=data, **options
             )
         except ClientError as error:
@@ -486,25 +540,25 @@ class S3Blobs:
                 raise
 
     def _remove(self, kind: str, key: str) -> None:
-        self._client().delete_object(Bucket=self.address.bucket, Key=self._at(kind, key))
+        self.client().delete_object(Bucket=self.address.bucket, Key=self._at(kind, key))
 
     def _objects(self, below: str) -> Iterator[Any]:
-        pages = self._client().get_paginator("list_objects_v2")
+        pages = self.client().get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=self.address.bucket, Prefix=self._prefix + below):
             yield from page.get("Contents", ())
 
     def _now(self) -> datetime:
         """Return the time of the server."""
         return _date_of(
-            self._client().list_objects_v2(
+            self.client().list_objects_v2(
                 Bucket=self.address.bucket, Prefix=self._prefix + RECORD, MaxKeys=1
             )
         )
 
     def _draft(self) -> Path:
-        make_folders(self._scratch)
-        drop_abandoned(self._scratch)
-        return self._scratch / f"{os.getpid()}-{token(8)}"
+        make_folders(self.scratch)
+        drop_abandoned(self.scratch)
+        return self.scratch / f"{os.getpid()}-{token(8)}"
 
     def _at_once(self, work: Callable[[Any], Result], items: Iterable[Any]) -> Iterator[Result]:
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
@@ -524,7 +578,7 @@ class S3Blobs:
             raise
 
     @contextmanager
-    def _errors(self, key: str) -> Iterator[None]:
+    def errors(self, key: str) -> Iterator[None]:
         """Say the errors of storage and disk in the words of a blob store."""
         from botocore.exceptions import BotoCoreError, ClientError
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from rayjobs.jobs.records import Event
 from rayjobs.remote import workspace as remote
+from rayjobs.remote.events import follow
 from rayjobs.results.logs import Logs
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
@@ -186,3 +188,22 @@ def test_a_followed_log_continues_on_the_next_server(
     end(workspace, job, root)
     thread.join(LONGEST_S)
     assert b"".join(seen) == b"one\ntwo\nthree\n"
+
+
+def test_followed_events_continue_on_the_next_server(
+    client: OpenWorkspace, workspace: OpenWorkspace, server: Server, tmp_path: Path
+) -> None:
+    job, _ = workspace.store.submit(new_job())
+    root = tmp_path / "a1"
+    begin(workspace, job, root)
+    seen: list[Event] = []
+    thread = threading.Thread(target=lambda: seen.extend(follow(client, job.id)))
+    thread.start()
+    wait_until(lambda: len(seen) == len(workspace.store.events(job.id)), "the events so far")
+    server.kill()
+    workspace.store.add_event(job.id, "note", "while the server is away")
+    server.start()
+    wait_until(lambda: "away" in seen[-1].message, "the event that nobody saw")
+    end(workspace, job, root)
+    thread.join(LONGEST_S)
+    assert seen == workspace.store.events(job.id)

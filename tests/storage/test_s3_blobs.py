@@ -98,7 +98,7 @@ def test_a_large_file_that_changes_meanwhile_is_not_stored(
 
 def uploads(blobs: S3Blobs) -> list[Any]:
     """Return the uploads in parts that are not complete."""
-    found = blobs._client().list_multipart_uploads(Bucket=blobs.address.bucket)
+    found = blobs.client().list_multipart_uploads(Bucket=blobs.address.bucket)
     return [one for one in found.get("Uploads", ()) if one["Key"].startswith(blobs._prefix)]
 
 

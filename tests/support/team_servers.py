@@ -40,7 +40,9 @@ class Serving:
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        self.process = self.machine.begin("serve", "--port", str(self.port))
+        self.process = self.machine.begin(
+            "serve", "--port", str(self.port), "--bucket-address", "none"
+        )
         end_s = time.monotonic() + LONGEST_S
         while True:
             try:

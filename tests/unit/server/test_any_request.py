@@ -20,7 +20,12 @@ from tests.unit.server.conftest import Served
 
 EXAMPLES = 6
 # A followed log of a job that waits has no end; a target is not to be started.
-ENDLESS = {"/v1/jobs/{job_id}/log-stream", "/v1/targets/{target}/start"}
+ENDLESS = {
+    "/v1/jobs/{job_id}/log-stream",
+    "/v1/jobs/{job_id}/event-stream",
+    "/v1/event-stream",
+    "/v1/targets/{target}/start",
+}
 
 
 @pytest.fixture

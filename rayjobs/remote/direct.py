@@ -1,0 +1,155 @@
+"""Large files between this client and the bucket of a server's workspace, at signed addresses.
+
+Where the bucket cannot be used from here, all bytes travel through the server.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Self
+from urllib.parse import SplitResult, urlsplit
+
+from rayjobs.workspace.connection import CERTIFICATES, Connection
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 3.0  # a network that drops packets costs this once per process
+ANSWER_S = 30.0
+PARTS_AT_ONCE = 4
+TRIES = 4
+FIRST_PAUSE_S = 0.2
+_BUSY = (429, 500, 502, 503, 504)
+
+
+class Bucket:
+    """The bucket as this process reaches it; after a failure it is not asked again."""
+
+    def __init__(self, server: Connection) -> None:
+        self._server = server
+        self._is_used = True
+
+    def send(self, stream: BinaryIO, size: int, name: str) -> bool:
+        """Send the missing parts of the upload `name`; False: the server has to get the bytes."""
+        path = f"/v1/uploads/{name}/parts"
+        with Requests() as requests:
+            while self._is_used:
+                answer = self._server.json("POST", path, body={"size": size}, repeats=True)
+                if answer is None:
+                    self._is_used = False
+                    break
+                if not answer["missing"]:
+                    return True
+
+                def put(part: dict[str, Any], part_bytes: int = answer["part_bytes"]) -> None:
+                    start = (part["number"] - 1) * part_bytes
+                    data = os.pread(stream.fileno(), part_bytes, start)
+                    requests.send("PUT", part["url"], data, {})
+
+                try:
+                    with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+                        sent = [pool.submit(put, part) for part in answer["missing"]]
+                        try:
+                            for one in sent:
+                                one.result()
+                        except BaseException:
+                            pool.shutdown(wait=True, cancel_futures=True)
+                            raise
+                except (OSError, http.client.HTTPException) as error:
+                    self._give_up(error)
+        return False
+
+    @contextmanager
+    def reading(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
+        """Give what returns the bytes of a blob from a first to a last one, both included.
+
+        It returns none where the server has to send them. The bytes are not compared with anything.
+        """
+        found = self._server.json("GET", f"/v1/blob-addresses/{key}") if self._is_used else None
+        self._is_used, address = found is not None, str(found)
+
+        def read(start: int, end: int) -> bytes:
+            if not self._is_used:
+                return b""
+            try:
+                return requests.send("GET", address, None, {"Range": f"bytes={start}-{end}"})
+            except (OSError, http.client.HTTPException) as error:
+                self._give_up(error)
+                return b""
+
+        with Requests() as requests:
+            yield read
+
+    def _give_up(self, error: Exception) -> None:
+        self._is_used = False
+        log.info("files travel through %s: the bucket's server: %s", self._server.address, error)
+
+
+class Requests:
+    """Requests to one server from several threads; as a context manager it closes connections."""
+
+    def __init__(self) -> None:
+        self._free: list[http.client.HTTPConnection] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for one in self._free:
+            one.close()
+
+    def send(self, verb: str, address: str, data: bytes | None, headers: dict[str, str]) -> bytes:
+        """Return the answer's body; a request that fails is tried a few times.
+
+        Raises:
+            OSError, http.client.HTTPException: it failed.
+        """
+        pause_s, parts = FIRST_PAUSE_S, urlsplit(address)
+        expected = 206 if "Range" in headers else 200
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(pause_s)
+                pause_s *= 2
+            is_last = attempt + 1 == TRIES
+            # One failure ends it: most likely this network does not reach the server.
+            connection = self._connected(parts)
+            try:
+                connection.request(verb, f"{parts.path}?{parts.query}", body=data, headers=headers)
+                answer = connection.getresponse()
+                body = answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                if is_last or isinstance(error, TimeoutError):
+                    raise
+                continue
+            if answer.status == expected:
+                self._free.append(connection)
+                return body
+            connection.close()
+            if is_last or answer.status not in _BUSY:
+                where = f"{parts.scheme}://{parts.netloc}{parts.path}"  # without the signature
+                raise http.client.HTTPException(f"{verb} {where} was answered {answer.status}")
+        raise AssertionError("not reached")
+
+    def _connected(self, parts: SplitResult) -> http.client.HTTPConnection:
+        try:
+            return self._free.pop()
+        except IndexError:
+            pass
+        host, port = str(parts.hostname), parts.port
+        if parts.scheme == "https":
+            context = ssl.create_default_context(cafile=os.environ.get(CERTIFICATES) or None)
+            made: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port or 443, timeout=CONNECT_S, context=context
+            )
+        else:
+            made = http.client.HTTPConnection(host, port or 80, timeout=CONNECT_S)
+        made.connect()
+        made.sock.settimeout(ANSWER_S)
+        return made

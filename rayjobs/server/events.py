@@ -1,0 +1,112 @@
+"""Routes of events as streams: of one job, and of all jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from rayjobs.jobs.records import Event
+from rayjobs.remote import plain
+from rayjobs.server.access import Caller, Handler, Refusal
+from rayjobs.store.base import Store
+from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.users import Role
+
+POLL_S = 0.1
+BEAT_S = 1.0  # a client learns within this that the stream lives
+PAGE = 1000
+_ENCODE = plain.encoder(Event)
+
+
+def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
+    """Return the routes."""
+    store, changes = workspace.store, Changes(workspace.store)
+
+    async def of_job(request: Request, _caller: Caller) -> Response:
+        job_id = request.path_params["job_id"]
+        await run_in_threadpool(store.job, job_id)  # errors come before the answer begins
+
+        def read(after: int) -> tuple[list[Event], bool]:
+            # In this order: an end that is seen has its events.
+            is_final = store.job(job_id).state.is_final
+            return store.events(job_id, after=after), is_final
+
+        return _lines(_records(changes, read, _after(request)))
+
+    async def of_all(request: Request, _caller: Caller) -> Response:
+        def read(after: int) -> tuple[list[Event], bool]:
+            return store.history(after=after, limit=PAGE), False
+
+        return _lines(_records(changes, read, _after(request)))
+
+    return [
+        ("GET", "/v1/jobs/{job_id}/event-stream", Role.VIEWER, of_job),
+        ("GET", "/v1/event-stream", Role.VIEWER, of_all),
+    ]
+
+
+class Changes:
+    """Looks for commits of any process, once for all streams."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = asyncio.Lock()
+        self._at_s = 0.0
+        self._change: tuple[int, int] = (0, 0)
+
+    async def look(self) -> tuple[int, int]:
+        """Return a token that is at most `POLL_S` old; see `Store.change`."""
+        async with self._lock:
+            if time.monotonic() - self._at_s >= POLL_S:
+                self._change = await run_in_threadpool(self._store.change)
+                self._at_s = time.monotonic()
+            return self._change
+
+
+async def _records(
+    changes: Changes, read: Callable[[int], tuple[list[Event], bool]], after: int
+) -> AsyncIterator[bytes]:
+    """Yield events as JSON lines; ``{"after": SERIAL}`` says each second that there is no news."""
+    known: tuple[int, int] | None = None
+    silent_s = 0.0
+    while True:
+        change = await changes.look()
+        if change == known:
+            await asyncio.sleep(POLL_S)
+            silent_s += POLL_S
+            if silent_s >= BEAT_S:
+                silent_s = 0.0
+                yield _line({"after": after})
+            continue
+        found, is_end = await run_in_threadpool(read, after)
+        for event in found:
+            after = event.serial
+            yield _line({"event": _ENCODE(event)})
+        if found:
+            silent_s = 0.0  # there may be more: known stays
+        elif is_end:
+            yield _line({"is_end": True})
+            return
+        else:
+            known = change
+
+
+def _line(record: dict[str, object]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
+
+
+def _lines(records: AsyncIterator[bytes]) -> Response:
+    return StreamingResponse(records, media_type="application/x-ndjson")
+
+
+def _after(request: Request) -> int:
+    text = request.query_params.get("after", "") or "0"
+    if not text.isascii() or not text.isdecimal() or len(text) > 15:
+        raise Refusal(400, "after is the serial of an event")
+    return int(text)

@@ -1,0 +1,178 @@
+"""Signed addresses by which the clients of a server send and get a workspace's files in S3.
+
+A client sends a file as the parts of a multipart upload below ``blobs/uploads/``. The server
+completes it, reads it once to compare its bytes with their digest, and copies it inside the bucket
+to its key: no client can store bytes under a digest that is not theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rayjobs.core.errors import NotFoundError, StoreError
+from rayjobs.workspace.blobs import CHUNK_BYTES, Blob, blob_key, check_digest
+from rayjobs.workspace.s3_blobs import MOST_PARTS, PART_BYTES, S3Blobs
+
+VALID_S = 3600
+PARTS_TOGETHER = 100  # addresses in one answer; a client asks again for the rest
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an upload that is not there yet.
+
+    Attributes:
+        number: From 1.
+        url: Where a PUT stores it, for an hour.
+    """
+
+    number: int
+    url: str
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is missing of an upload: the first parts of it, with the size of each in bytes."""
+
+    part_bytes: int
+    missing: list[Part]
+
+
+class Presigned:
+    """Signs addresses for the files of one workspace. Safe from threads.
+
+    Args:
+        endpoint: The address at which clients reach the bucket's server; None: as this machine.
+    """
+
+    def __init__(self, blobs: S3Blobs, endpoint: str | None = None) -> None:
+        self._blobs = blobs
+        self._endpoint = endpoint
+        self._signs: Any = None
+
+    def download(self, key: str) -> str:
+        """Return where a GET reads a blob, for an hour. The blob itself is not looked at."""
+        return self._signed("get_object", key)
+
+    def parts(self, staged: str, size: int) -> Parts:
+        """Return what is missing of an upload of `size` bytes to the key `staged`."""
+        part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
+        with self._blobs.errors(staged):
+            upload = self._upload_of(staged)
+            known: dict[int, int] = {}
+            if upload is not None:
+                known = {one["PartNumber"]: one["Size"] for one in self._sent(staged, upload)}
+            elif self._size(staged) == size:
+                return Parts(part_bytes, [])  # complete already: its answer was lost
+            else:
+                upload = self._client().create_multipart_upload(**self._object(staged))["UploadId"]
+            missing = []
+            for number in range(1, -(-size // part_bytes) + 1):
+                if known.get(number) != min(part_bytes, size - (number - 1) * part_bytes):
+                    missing.append(number)
+                    if len(missing) == PARTS_TOGETHER:
+                        break
+            return Parts(
+                part_bytes,
+                [
+                    Part(
+                        number,
+                        self._signed("upload_part", staged, UploadId=upload, PartNumber=number),
+                    )
+                    for number in missing
+                ],
+            )
+
+    def keep(self, staged: str, size: int, key: str | None, digest: str) -> Blob:
+        """Give the bytes of a whole upload their key; None: that of their digest.
+
+        Repeated after a lost answer, it returns what is there.
+
+        Raises:
+            NotFoundError: the upload is not whole.
+            StoreError: its bytes do not have this digest; they are removed.
+        """
+        target = key or blob_key(digest)
+        with self._blobs.errors(staged):
+            upload = self._upload_of(staged)
+            if upload is not None:
+                self._complete(staged, upload, size)
+            elif self._size(staged) is None:
+                if self._blobs.exists(target):
+                    return Blob(target, self._blobs.size(target), digest)
+                raise NotFoundError("there is nothing of this upload: send it again")
+            if key is not None and self._blobs.exists(key):
+                # A snapshot's key says what is in it: what others run is never replaced.
+                self._blobs.delete(staged)
+                return Blob(key, self._blobs.size(key), digest)
+            etag, found = self._digest_of(staged)
+            try:
+                check_digest(digest, found, "the upload")
+            except StoreError:
+                self._blobs.delete(staged)
+                raise
+            blob = self._blobs.copy_in(staged, target, digest=digest, size=size, etag=etag)
+            self._blobs.delete(staged)
+            return blob
+
+    def _complete(self, staged: str, upload: str, size: int) -> None:
+        sent = sorted(self._sent(staged, upload), key=lambda one: one["PartNumber"])
+        found = sum(one["Size"] for one in sent)
+        if found != size:
+            raise NotFoundError(f"the upload has {found} bytes instead of {size}")
+        parts = [{"PartNumber": one["PartNumber"], "ETag": one["ETag"]} for one in sent]
+        self._client().complete_multipart_upload(
+            **self._object(staged), UploadId=upload, MultipartUpload={"Parts": parts}
+        )
+
+    def _digest_of(self, staged: str) -> tuple[str, str]:
+        answer = self._client().get_object(**self._object(staged))
+        digest = hashlib.sha256()
+        with contextlib.closing(answer["Body"]) as body:
+            for piece in body.iter_chunks(CHUNK_BYTES):
+                digest.update(piece)
+        return answer["ETag"], f"sha256:{digest.hexdigest()}"
+
+    def _upload_of(self, staged: str) -> str | None:
+        """Return the multipart upload to a key that any server of this workspace began."""
+        name = self._object(staged)["Key"]
+        found = self._client().list_multipart_uploads(
+            Bucket=self._blobs.address.bucket, Prefix=name
+        )
+        uploads = [one for one in found.get("Uploads", ()) if one["Key"] == name]
+        if not uploads:
+            return None
+        return str(min(uploads, key=lambda one: (one["Initiated"], one["UploadId"]))["UploadId"])
+
+    def _sent(self, staged: str, upload: str) -> Iterator[Any]:
+        pages = self._client().get_paginator("list_parts")
+        for page in pages.paginate(**self._object(staged), UploadId=upload):
+            yield from page.get("Parts", ())
+
+    def _size(self, key: str) -> int | None:
+        try:
+            return self._blobs.size(key)
+        except NotFoundError:
+            return None
+
+    def _object(self, key: str) -> dict[str, str]:
+        return self._blobs.object_of(key)
+
+    def _client(self) -> Any:
+        return self._blobs.client()
+
+    def _signed(self, method: str, key: str, **more: Any) -> str:
+        if self._signs is None:
+            self._signs = self._blobs.client()
+            if self._endpoint is not None:
+                address = replace(self._blobs.address, endpoint=self._endpoint)
+                self._signs = S3Blobs(address, self._blobs.scratch).client()
+        return str(
+            self._signs.generate_presigned_url(
+                method, Params={**self._object(key), **more}, ExpiresIn=VALID_S
+            )
+        )

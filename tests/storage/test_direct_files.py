@@ -1,0 +1,288 @@
+"""Large files between a server's clients and the bucket: whole, resumed, and when it is away."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from rayjobs.core.errors import NotFoundError, StoreError, StoreUnreachableError
+from rayjobs.remote import direct
+from rayjobs.remote.workspace import HttpBlobs
+from rayjobs.server import uploads
+from rayjobs.server.running import Listening, config_of
+from rayjobs.workspace import s3_blobs, s3_presigned, users
+from rayjobs.workspace.blobs import blob_key
+from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.folder import open_workspace
+from rayjobs.workspace.s3_blobs import S3Blobs
+from rayjobs.workspace.s3_presigned import Presigned
+from rayjobs.workspace.users import Role
+from tests.storage.blobs import blobs_in, given_keys
+from tests.storage.proxy import Proxy
+from tests.storage.server import S3Server
+
+__all__ = ["given_keys"]
+
+pytestmark = [
+    pytest.mark.storage,
+    pytest.mark.xdist_group("storage"),
+    pytest.mark.usefixtures("given_keys"),
+]
+
+MIB = 1 << 20
+SIZE = 21 * MIB + 5
+STAGED = "uploads/00-ff.direct"
+SNAPSHOT = f"snapshots/sha256/ab/{'ab' * 32}.tar.zst"
+
+
+@dataclass
+class Place:
+    """A server whose workspace keeps its files in S3; clients reach S3 through `proxy`."""
+
+    blobs: S3Blobs
+    proxy: Proxy
+    connection: Connection
+
+    def client(self) -> HttpBlobs:
+        return HttpBlobs(self.connection)
+
+    @property
+    def multiparts(self) -> list[str]:
+        found = self.blobs.client().list_multipart_uploads(
+            Bucket=self.blobs.address.bucket, Prefix=self.blobs.address.prefix
+        )
+        return [one["Key"] for one in found.get("Uploads", ())]
+
+    def nothing_staged(self) -> bool:
+        return not self.multiparts and not list(self.blobs.list("uploads/"))
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server) -> Iterator[Proxy]:
+    with Proxy(s3_server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def place(s3_server: S3Server, proxy: Proxy, tmp_path: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(open_workspace(tmp_path / "workspace", create=True))
+        blobs = blobs_in(s3_server, tmp_path / "scratch")
+        listening = Listening(port=0, bucket=proxy.endpoint)
+        made = config_of(
+            replace(folder, blobs=blobs), listening, log_level="warning", access_log=False
+        )
+        server = uvicorn.Server(made)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(setattr, server, "should_exit", True)
+        end_s = time.monotonic() + 60
+        while not server.started and time.monotonic() < end_s:
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        _, token = users.add(folder.store, "ada", Role.SUBMITTER, by="root")
+        login = Login(f"http://127.0.0.1:{port}", token)
+        connection = stack.enter_context(closing(Connection(login)))
+        yield Place(blobs, proxy, connection)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.bin"
+    path.write_bytes(os.urandom(SIZE))
+    return path
+
+
+def digest_of(path: Path) -> str:
+    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def no_bytes(*_: object, **__: object) -> None:
+    pytest.fail("bytes travel through the server")
+
+
+def test_a_large_file_goes_to_the_bucket_and_comes_from_it(
+    place: Place, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayjobs.remote.workspace.upload", no_bytes)
+    blob = place.client().add_file(file)
+    assert (blob.size, blob.digest, blob.key) == (SIZE, digest_of(file), blob_key(blob.digest))
+    assert place.blobs.get_to(blob.key, tmp_path / "there").digest == blob.digest
+    assert place.nothing_staged()
+    connections = place.proxy.connections
+    assert place.client().add_file(file) == blob  # known by its digest: nothing is sent
+    assert place.proxy.connections == connections
+    monkeypatch.setattr(Connection, "whole", no_bytes)
+    assert place.client().get_to(blob.key, tmp_path / "back", digest=blob.digest) == blob
+    assert place.proxy.connections > connections
+
+
+def test_an_upload_goes_on_where_a_killed_client_left_it(
+    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = place.client()
+    sent: list[str] = []
+
+    class Killed(BaseException): ...
+
+    tried = direct.Requests.send
+
+    def dies(self: direct.Requests, verb: str, *more: object) -> bytes:
+        if sent:
+            raise Killed
+        sent.append(verb)
+        return tried(self, verb, *more)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(direct, "PARTS_AT_ONCE", 1)
+        patch.setattr(direct.Requests, "send", dies)
+        with pytest.raises(Killed):
+            client.add_file(file)
+    assert len(place.multiparts) == 1
+    monkeypatch.setattr("rayjobs.remote.workspace.upload", no_bytes)
+    again: list[str] = []
+
+    def counted(self: direct.Requests, verb: str, *more: object) -> bytes:
+        again.append(verb)
+        return tried(self, verb, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(direct.Requests, "send", counted)
+    assert place.client().add_file(file).digest == digest_of(file)
+    assert again == ["PUT"]  # of two parts
+    assert place.nothing_staged()
+
+
+@pytest.mark.parametrize("mode", ["refused", "hang", "cut_request", "503"])
+def test_a_bucket_that_a_client_does_not_reach_is_done_without(
+    place: Place, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(direct, "ANSWER_S", 0.5)
+    monkeypatch.setattr(direct, "FIRST_PAUSE_S", 0.01)
+    if mode == "refused":
+        place.proxy.stop()
+    place.proxy.mode, place.proxy.cut_after = mode, 5 * MIB
+    client = place.client()
+    blob = client.add_file(file)
+    assert blob.digest == digest_of(file)
+    assert client.get_to(blob.key, tmp_path / "same", digest=blob.digest) == blob
+    assert place.client().get_to(blob.key, tmp_path / "new", digest=blob.digest) == blob
+
+
+def test_a_download_that_breaks_off_is_finished_by_the_server(
+    place: Place, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "FIRST_PAUSE_S", 0.01)
+    blob = place.blobs.add_file(file)
+    place.proxy.mode, place.proxy.cut_after = "cut", 3 * MIB
+    assert place.client().get_to(blob.key, tmp_path / "back", digest=blob.digest) == blob
+
+
+def test_bytes_with_another_digest_are_refused_and_removed(
+    place: Place, file: Path, tmp_path: Path
+) -> None:
+    other = f"sha256:{'0' * 64}"
+    with file.open("rb") as stream:
+        assert place.client()._bucket.send(stream, SIZE, "0f" * 16)
+    path = f"/v1/uploads/{'0f' * 16}/keep"
+    body = {"key": None, "digest": other, "size": SIZE, "direct": True}
+    with pytest.raises(StoreError, match="digest"):
+        place.connection.json("POST", path, body=body)
+    assert place.nothing_staged()
+    assert not place.blobs.exists(blob_key(other))
+    with pytest.raises(NotFoundError):  # the client sends it again
+        place.connection.json("POST", path, body=body)
+
+
+def test_bytes_that_change_after_they_were_read_are_not_stored(
+    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    presigned = Presigned(place.blobs)
+    place.blobs.put_file(file, STAGED)
+    read = presigned._digest_of
+
+    def replaced(staged: str) -> tuple[str, str]:
+        found = read(staged)
+        place.blobs.put_bytes(b"x" * SIZE, staged)
+        return found
+
+    monkeypatch.setattr(presigned, "_digest_of", replaced)
+    with pytest.raises(StoreError):
+        presigned.keep(STAGED, SIZE, None, digest_of(file))
+    assert not place.blobs.exists(blob_key(digest_of(file)))
+
+
+def test_an_answer_that_was_lost_is_given_again(
+    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = place.client()
+    whole = client._keep
+    kept = []
+
+    def twice(name: str, body: dict[str, object]) -> object:
+        kept.append(whole(name, body))
+        return whole(name, body)
+
+    monkeypatch.setattr(client, "_keep", twice)
+    assert client.add_file(file) == kept[0]
+
+
+def test_a_server_that_still_reads_is_asked_again(
+    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "KEEP_WAITS_S", 0.01)
+    asked = []
+    json = Connection.json
+
+    def noted(self: Connection, verb: str, path: str, **more: object) -> object:
+        answer = json(self, verb, path, **more)  # type: ignore[arg-type]
+        if path.endswith("/keep"):
+            asked.append(answer)
+        return answer
+
+    monkeypatch.setattr(Connection, "json", noted)
+    assert place.client().add_file(file).digest == digest_of(file)
+    assert asked[0] is None and asked[-1] is not None
+
+
+def test_a_snapshot_that_is_there_is_not_replaced(place: Place, file: Path, tmp_path: Path) -> None:
+    place.blobs.put_bytes(b"what others run", SNAPSHOT)
+    place.client().put_file(file, SNAPSHOT)
+    assert place.blobs.read(SNAPSHOT, 0, 100) == b"what others run"
+    assert place.nothing_staged()
+
+
+def test_the_largest_files_are_copied_in_parts(
+    place: Place, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_blobs, "COPIED_AT_ONCE", 6 * MIB)
+    blob = place.client().add_file(file)
+    assert place.blobs.get_to(blob.key, tmp_path / "back", digest=digest_of(file)).size == SIZE
+
+
+def test_addresses_come_in_portions(
+    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_presigned, "PARTS_TOGETHER", 1)
+    monkeypatch.setattr("rayjobs.remote.workspace.upload", no_bytes)
+    assert place.client().add_file(file).digest == digest_of(file)
+
+
+def test_a_bucket_that_the_server_does_not_reach_is_an_error_of_the_store(
+    place: Place, tmp_path: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        away = replace(place.blobs.address, endpoint=f"http://127.0.0.1:{probe.getsockname()[1]}")
+    with pytest.raises(StoreUnreachableError):
+        Presigned(S3Blobs(away, tmp_path / "s")).parts(STAGED, SIZE)

@@ -1,0 +1,50 @@
+"""Events as streams: those of all jobs, from any serial."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from contextlib import closing
+
+import pytest
+
+from rayjobs.core.errors import NotFoundError
+from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
+from tests.unit.server.conftest import Served
+
+
+def submit(served: Served, name: str) -> str:
+    spec = JobSpec(command="true", name=name)
+    new = NewJob(spec=spec, experiment="e", snapshot=None, user="ada")
+    return served.workspace.store.submit(new)[0].id
+
+
+def test_events_of_all_jobs_come_as_they_are_written(served: Served) -> None:
+    first = submit(served, "one")
+    server = served.connection()
+    with closing(server):
+        lines = server.lines("/v1/event-stream", query={})
+        events = (one["event"] for one in lines if "event" in one)
+        seen = [next(events) for _ in served.workspace.store.events(first)]
+        assert {one["job"] for one in seen} == {first}
+        threading.Timer(0.3, submit, (served, "two")).start()
+        assert next(events)["job"] != first
+    server = served.connection("eve")
+    after = {"after": str(seen[-1]["serial"])}
+    with closing(server):
+        lines = server.lines("/v1/event-stream", query=after)
+        assert next(lines)["event"]["job"] != first
+
+
+def test_a_stream_without_news_says_where_it_stands(served: Served) -> None:
+    last = served.workspace.store.events(submit(served, "one"))[-1].serial
+    query = {"after": str(last)}
+    with closing(served.connection()) as server:
+        lines = server.lines("/v1/event-stream", query=query)
+        assert list(itertools.islice(lines, 2)) == [{"after": last}] * 2
+
+
+def test_a_job_that_is_not_there_is_named(served: Served) -> None:
+    with pytest.raises(NotFoundError, match="none-1"):
+        next(served.connection().lines("/v1/jobs/none-1/event-stream", query={}))
