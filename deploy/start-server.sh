@@ -18,7 +18,7 @@ wait_for() {
 wait_for "${RAYJOBS_RAY_ADDRESS%%:*}" "${RAYJOBS_RAY_ADDRESS##*:}"
 if [[ ! -e $RAYJOBS_WORKSPACE ]]; then
     rayjobs workspace create "$RAYJOBS_WORKSPACE" --store "$RAYJOBS_STORE" \
-        --blobs "$RAYJOBS_BLOBS" --endpoint-url "$RAYJOBS_S3_ENDPOINT"
+        --blobs "$RAYJOBS_BLOBS" --make-bucket --endpoint-url "$RAYJOBS_S3_ENDPOINT"
 fi
 if ! rayjobs target show cluster >/dev/null 2>&1; then
     rayjobs target create cluster --address "$RAYJOBS_RAY_ADDRESS" --token-file "$RAYJOBS_TOKEN_FILE"

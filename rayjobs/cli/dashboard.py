@@ -44,7 +44,9 @@ def dashboard(
     target's token; with --json the file that holds it is named.
     """
     from rayjobs.target.dashboard import dashboard_of
+    from rayjobs.workspace import connection
 
+    connection.refuse("`rayjobs dashboard`")
     name = of_target or name
     found = dashboard_of(name)
     token = found.read_token() if show_token else None

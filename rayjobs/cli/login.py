@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from urllib.parse import urlsplit
 
 import click
 
@@ -30,6 +31,10 @@ def login(settings: Settings, address: str, oidc: bool) -> None:
     """
     from rayjobs.workspace import connection
 
+    connection.note = settings.note
+    parts = urlsplit(address)
+    if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+        settings.note("without https, the token and your code travel in plain text")
     text = None if oidc else os.environ.get(connection.TOKEN)
     if oidc:
         from rayjobs.cli.oidc_login import token_of

@@ -93,8 +93,10 @@ def prune(
     from rayjobs.core.safe_delete import Removed
     from rayjobs.housekeeping import prune as stored
     from rayjobs.housekeeping import scratch as node
+    from rayjobs.workspace import connection
     from rayjobs.workspace.folder import WorkspaceFiles, locate
 
+    connection.refuse("`rayjobs prune`")
     rules = _rules(older_than_s, keep, max_size, records)
     with contextlib.ExitStack() as stack:
         workspace, made, leftovers = None, None, None

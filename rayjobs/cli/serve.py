@@ -99,5 +99,5 @@ def serve(
         is_alone = host in ("127.0.0.1", "::1", "localhost")
         if tls_cert is None and not is_alone:
             settings.note("without --tls-cert, tokens travel in plain text unless a proxy ends TLS")
-        settings.note(f"serving {workspace.path} at {host}:{port}")
-        run(workspace, Listening(host, port, tls_cert, tls_key, provider, bucket_address))
+        listening = Listening(host, port, tls_cert, tls_key, provider, bucket_address)
+        run(workspace, listening, note=settings.note)

@@ -43,6 +43,7 @@ class Settings:
         from rayjobs.workspace import connection
         from rayjobs.workspace.folder import locate, open_workspace
 
+        connection.note = self.note
         if (server := connection.active()) is not None:
             from rayjobs.remote.workspace import open_server
 

@@ -70,8 +70,8 @@ def add(settings: Settings, name: str, role: str, days: float) -> None:
         return
     click.echo(text)
     settings.note(
-        f"{made.user} is a {role}; the token is valid until {made.expires_at:%Y-%m-%d}. There: "
-        f"rayjobs login https://HOST:8400"
+        f"{made.user} has the role {role}; the token is valid until "
+        f"{made.expires_at:%Y-%m-%d}. There: rayjobs login https://HOST:8400"
     )
 
 

@@ -46,6 +46,7 @@ def workspace() -> None:
     help="postgresql://USER@HOST[:PORT]/DATABASE[?schema=NAME].",
 )
 @click.option("--blobs", metavar="URL", help="s3://BUCKET/PREFIX [FOLDER].")
+@click.option("--make-bucket", is_flag=True, help="Make the bucket unless it is there.")
 @click.option("--endpoint-url", metavar="URL", help="The S3 server [AWS].")
 @click.option("--region", metavar="NAME", help="The region of the bucket.")
 @click.option("--profile", metavar="NAME", help="A profile of the AWS files on every machine.")
@@ -57,6 +58,7 @@ def create(
     folder: Path,
     store: str,
     blobs: str | None,
+    make_bucket: bool,
     endpoint_url: str | None,
     region: str | None,
     profile: str | None,
@@ -69,14 +71,16 @@ def create(
     from rayjobs.workspace import shared
     from rayjobs.workspace.s3_address import S3Address
 
-    if blobs is None and (endpoint_url or region or profile):
-        raise click.UsageError("--endpoint-url, --region and --profile belong to --blobs.")
+    if blobs is None and (endpoint_url or region or profile or make_bucket):
+        raise click.UsageError(
+            "--endpoint-url, --region, --profile and --make-bucket belong to --blobs."
+        )
     address = None
     if blobs is not None:
         address = S3Address.parsed(
             blobs, endpoint=endpoint_url or "", region=region or "", profile=profile or ""
         )
-    _say(settings, shared.create(folder, store, blobs=address))
+    _say(settings, shared.create(folder, store, blobs=address, make_bucket=make_bucket))
 
 
 @workspace.command(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from rayjobs.core.errors import UnreachableError
 from rayjobs.jobs.records import Event
 from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import OpenWorkspace
 
 POLL_S = 0.3
-AGAIN_S = 0.5
 SILENT_S = 30.0  # the server says each second that it lives
 
 
@@ -45,22 +42,14 @@ def _follow_through(server: Connection, job_id: str) -> Iterator[Event]:
     """Yield events from a server's stream; after a lost connection it goes on where it stood."""
     from rayjobs.remote import plain
 
-    decode, after = plain.decoder(Event), 0
-    while True:
-        try:
-            query = {"after": str(after)}
-            for record in server.lines(f"/v1/jobs/{job_id}/event-stream", query=query):
-                if record.get("is_end"):
-                    return
-                if "event" in record:
-                    event: Event = decode(record["event"])
-                    after = event.serial
-                    yield event
-        except (OSError, ValueError, http.client.HTTPException):
-            pass
-        time.sleep(AGAIN_S)
-        # Waits for a server that restarts, and raises when it stays away.
-        try:
-            server.json("GET", "/v1/health")
-        except UnreachableError:
-            server.json("GET", "/v1/health")
+    decode = plain.decoder(Event)
+    after = 0
+
+    def begin() -> dict[str, str]:
+        return {"after": str(after)}
+
+    for record in server.stream(f"/v1/jobs/{job_id}/event-stream", begin):
+        if "event" in record:
+            event: Event = decode(record["event"])
+            after = event.serial
+            yield event

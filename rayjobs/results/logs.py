@@ -232,8 +232,9 @@ class Logs:
             begin: The attempt to begin with; 0: the newest.
         """
         if self._server is not None:
+            name = self.driver_name(rank)
             for one in remote_logs.follow(self._server, self.job_id, rank, stop):
-                yield Part(self.driver_name(rank), rank, one.attempt, one.data)
+                yield Part(name, rank, one.attempt, one.data)
             return
         number = begin
         if begin:

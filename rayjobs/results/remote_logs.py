@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
-from rayjobs.core.errors import UnreachableError
 from rayjobs.results.log_times import RankTimes
 from rayjobs.workspace.connection import Connection
 
 CHUNK_BYTES = 1 << 20
-AGAIN_S = 0.5
 SILENT_S = 30.0  # the server says each second that it lives
 
 
@@ -60,26 +58,20 @@ def follow(server: Connection, job: str, rank: int, stop: Callable[[], bool]) ->
     nothing comes twice.
     """
     attempt, offset = 0, 0
-    own = server.copy(answer_s=SILENT_S)  # other requests go on meanwhile
-    while not stop():
-        query = {"rank": str(rank), "attempt": str(attempt), "offset": str(offset)}
-        try:
-            for record in own.lines(f"/v1/jobs/{job}/log-stream", query=query):
-                if record.get("is_end"):
-                    return
+
+    def begin() -> dict[str, str]:
+        return {"rank": str(rank), "attempt": str(attempt), "offset": str(offset)}
+
+    if stop():
+        return
+    with closing(server.copy(answer_s=SILENT_S)) as own:  # other requests go on meanwhile
+        for record in own.stream(f"/v1/jobs/{job}/log-stream", begin):
+            data = b""
+            if record:
                 data = base64.b64decode(record["data"])
                 if record["attempt"] != attempt:
                     attempt, offset = int(record["attempt"]), 0
                 offset += len(data)
-                yield Piece(attempt, data)
-                if stop():
-                    return
-        except (OSError, ValueError, http.client.HTTPException):
-            pass
-        yield Piece(attempt, b"")
-        time.sleep(AGAIN_S)
-        # Waits for a server that restarts, and raises when it stays away.
-        try:
-            own.json("GET", "/v1/health")
-        except UnreachableError:
-            own.json("GET", "/v1/health")
+            yield Piece(attempt, data)
+            if stop():
+                return

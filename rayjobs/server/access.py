@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rayjobs.core.errors import RayjobsError
 from rayjobs.store.base import Store
 from rayjobs.workspace import users
 from rayjobs.workspace.users import Role, Token
@@ -18,6 +19,9 @@ from rayjobs.workspace.users import Role, Token
 KNOWN_FOR_S = 1.0  # a revoked token is refused at the latest after this
 PER_SECOND = 200.0  # requests of one token, over time
 BURST = 400.0
+FAILED_PER_SECOND = 20.0  # unknown tokens of one address: each costs a read
+FAILED_BURST = 200.0
+MOST_KNOWN = 10_000
 Handler = Callable[[Request, "Caller"], Awaitable[Response]]
 """Answers a request of an admitted caller."""
 
@@ -51,49 +55,106 @@ class Guard:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, Token]] = {}
         self._buckets: dict[str, Bucket] = {}
+        self._failures: dict[str, Bucket] = {}  # by the client's address
 
-    def admit(self, header: str, role: Role) -> Caller:
+    def known(self, header: str, role: Role) -> Caller | None:
+        """Return the caller without a look into the store; None: ask `admit`.
+
+        Raises:
+            Refusal: see `admit`.
+        """
+        token = self._fresh(_text_of(header))
+        return None if token is None else self._counted(token, role)
+
+    def admit(self, header: str, role: Role, client: str = "") -> Caller:
         """Return the caller.
+
+        Args:
+            client: The address that sends the request.
 
         Raises:
             Refusal: the token is not valid (401), its role is too low (403), or it sends too many
-                requests (429).
+                requests (429), or this address too many unknown tokens.
         """
-        scheme, _, text = header.partition(" ")
-        if scheme.lower() != "bearer" or not text:
-            raise Refusal(401, "give a token: `rayjobs login`", {"WWW-Authenticate": "Bearer"})
-        token = self._token(text.strip())
-        problem = "this token is not known here" if token is None else token.problem(_now())
-        if token is None or problem:
-            raise Refusal(401, f"{problem}: `rayjobs login`", {"WWW-Authenticate": "Bearer"})
-        if token.role < role:
-            raise Refusal(
-                403,
-                f"{token.user} is a {token.role.name.lower()}; this needs the role "
-                f"{role.name.lower()}",
-            )
-        if not self._has_left(token.id):
-            raise Refusal(429, "too many requests", {"Retry-After": "1"})
-        return Caller(token)
+        text = _text_of(header)
+        token = self._fresh(text)
+        if token is None:
+            failures = self._bucket(self._failures, client, FAILED_PER_SECOND, FAILED_BURST)
+            if not failures.has():
+                raise Refusal(429, "too many unknown tokens", {"Retry-After": "1"})
+            token = self._found(text)
+            if token is None:
+                failures.take()
+        return self._counted(token, role)
 
-    def _token(self, text: str) -> Token | None:
-        now_s = time.monotonic()
+    def check(self, header: str, role: Role) -> None:
+        """Check a request that is being answered for long; see `admit`. It is not counted."""
+        text = _text_of(header)
+        _check(self._fresh(text) or self._found(text), role)
+
+    def _counted(self, token: Token | None, role: Role) -> Caller:
+        known = _check(token, role)
+        if not self._bucket(self._buckets, known.id, PER_SECOND, BURST).take():
+            raise Refusal(429, "too many requests", {"Retry-After": "1"})
+        return Caller(known)
+
+    def _fresh(self, text: str) -> Token | None:
         with self._lock:
             found = self._known.get(text)
-        if found is not None and now_s - found[0] < KNOWN_FOR_S:
+        if found is not None and time.monotonic() - found[0] < KNOWN_FOR_S:
             return found[1]
+        return None
+
+    def _found(self, text: str) -> Token | None:
+        now_s = time.monotonic()
         token = users.find(self._store, text)
         if token is not None:
             with self._lock:
-                if len(self._known) > 10_000:
+                if len(self._known) > MOST_KNOWN:
                     self._known.clear()
                 self._known[text] = (now_s, token)
         return token
 
-    def _has_left(self, token_id: str) -> bool:
+    def _bucket(
+        self, buckets: dict[str, Bucket], name: str, per_second: float, burst: float
+    ) -> Bucket:
         with self._lock:
-            bucket = self._buckets.setdefault(token_id, Bucket(PER_SECOND, BURST))
-        return bucket.take()
+            if name not in buckets and len(buckets) > MOST_KNOWN:
+                buckets.clear()
+            return buckets.setdefault(name, Bucket(per_second, burst))
+
+
+def _text_of(header: str) -> str:
+    scheme, _, text = header.partition(" ")
+    if scheme.lower() != "bearer" or not text:
+        raise Refusal(401, "give a token: `rayjobs login`", {"WWW-Authenticate": "Bearer"})
+    return text.strip()
+
+
+def _check(token: Token | None, role: Role) -> Token:
+    problem = "this token is not known here" if token is None else token.problem(_now())
+    if token is None or problem:
+        raise Refusal(401, f"{problem}: `rayjobs login`", {"WWW-Authenticate": "Bearer"})
+    if token.role < role:
+        raise Refusal(
+            403,
+            f"{token.user} has the role {token.role.name.lower()}; this needs the role "
+            f"{role.name.lower()}",
+        )
+    return token
+
+
+async def while_admitted(request: Request, records: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield a stream, up to the moment at which its token is not valid any more."""
+    looked_s = time.monotonic()
+    async for record in records:
+        if time.monotonic() - looked_s >= KNOWN_FOR_S:
+            try:
+                await request.state.check()
+            except (Refusal, RayjobsError):
+                return  # the client asks again, and gets the reason
+            looked_s = time.monotonic()
+        yield record
 
 
 class Bucket:
@@ -105,6 +166,12 @@ class Bucket:
         self._left = burst
         self._at_s = time.monotonic()
         self._lock = threading.Lock()
+
+    def has(self) -> bool:
+        """Whether it may be done now; it does not count as done."""
+        with self._lock:
+            now_s = time.monotonic()
+            return self._left + (now_s - self._at_s) * self._per_second >= 1
 
     def take(self) -> bool:
         """Whether it may be done once more now."""

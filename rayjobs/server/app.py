@@ -5,19 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rayjobs.core.errors import RayjobsError, SpecError, UsageError
-from rayjobs.datastore.errors import DatastoreError
+from rayjobs.core.errors import (
+    RayjobsError,
+    SpecError,
+    StoreBusyError,
+    StoreFullError,
+    StoreUnreachableError,
+    UsageError,
+)
+from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable
 from rayjobs.injob.uploads import clean_name
 from rayjobs.jobs.records import Job, ModelDraft
 from rayjobs.jobs.writers import Writer
@@ -37,8 +44,9 @@ from rayjobs.server import (
 )
 from rayjobs.server.access import Caller, Guard, Handler, Refusal, error_answer
 from rayjobs.server.audit import Audit
-from rayjobs.server.bodies import body_of
+from rayjobs.server.bodies import MOST_BODY, MOST_QUESTION, bytes_of, object_in
 from rayjobs.server.pages import Lists, page_at, page_of_jobs
+from rayjobs.server.workers import in_thread, with_token
 from rayjobs.store.requests import EVERY_JOB, NewJob, NewRun
 from rayjobs.workspace.blobs import check_key
 from rayjobs.workspace.folder import OpenWorkspace
@@ -48,8 +56,10 @@ if TYPE_CHECKING:
     from rayjobs.server.oidc import Provider
 
 PAGING = {"page_size", "cursor"}
+AWAY = (StoreUnreachableError, StoreBusyError, DatastoreUnavailable)
 # A piece of an upload, which changes nothing before it is kept; a wake; reads with a body.
 UNAUDITED = ("/v1/uploads/{name}", "/v1/uploads/{name}/parts", "/wake")
+MOST_ON_LOOP = 4096  # bytes of a body that is read without a thread
 DRIVER = "rayjobs.tuning.driver_actor:start"
 
 
@@ -77,13 +87,22 @@ def make_app(
         *datastores.routes(workspace),
     ]
     routes = [
-        _route(guard, requests, audit, verb, path, role, handler)
+        _route(
+            guard, requests, audit, verb, path, role, handler, may_repeat=_may_repeat(verb, path)
+        )
         for verb, path, role, handler in extra
     ]
     lists = Lists()
     routes += [
         _route(
-            guard, requests, audit, one.verb, one.path, one.role, _operation(workspace, one, lists)
+            guard,
+            requests,
+            audit,
+            one.verb,
+            one.path,
+            one.role,
+            _operation(workspace, one, lists),
+            may_repeat=one.repeats,
         )
         for one in OPERATIONS
     ]
@@ -109,7 +128,7 @@ def make_app(
     @contextlib.asynccontextmanager
     async def life(_app: Starlette) -> AsyncIterator[None]:
         yield
-        await run_in_threadpool(audit.close)
+        await in_thread(audit.close)
 
     return Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _http_error})
 
@@ -122,12 +141,17 @@ def _route(
     path: str,
     role: Role,
     handler: Handler,
+    *,
+    may_repeat: bool,
 ) -> Route:
     async def endpoint(request: Request) -> Response:
         try:
-            caller = await run_in_threadpool(
-                guard.admit, request.headers.get("authorization", ""), role
-            )
+            header = request.headers.get("authorization", "")
+            caller = guard.known(header, role)
+            if caller is None:
+                client = "" if request.client is None else request.client.host
+                caller = await with_token(guard.admit, header, role, client)
+            request.state.check = partial(with_token, guard.check, header, role)
             for text in (*request.path_params.values(), *request.query_params.values()):
                 plain.decoder(str)(text)  # no store keeps what is not text
             answer = await handler(request, caller)
@@ -146,9 +170,14 @@ def _route(
         except plain.PlainFormError as error:
             return error_answer(400, "UsageError", f"the request cannot be read: {error}")
         except (RayjobsError, DatastoreError) as error:
-            return _refused(error)
+            return _refused(error, may_repeat=may_repeat)
 
     return Route(path, requests.timed(verb, path, endpoint), methods=[verb])
+
+
+def _may_repeat(verb: str, path: str) -> bool:
+    """Whether a second request of a route that is no operation does nothing more."""
+    return verb != "POST" or path.startswith(("/v1/blobs", "/v1/uploads/", "/v1/targets/"))
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:
@@ -158,19 +187,28 @@ async def _http_error(_request: Request, error: Exception) -> Response:
     )
 
 
-def _refused(error: Exception) -> Response:
+def _status_of(error: Exception, *, may_repeat: bool) -> int:
+    # A request that may have been done, and would be done twice, must not be repeated.
+    if isinstance(error, AWAY):
+        return 503 if may_repeat else 500
+    if isinstance(error, StoreFullError):
+        return 507
+    if isinstance(error, RayjobsError):
+        return {2: 422, 3: 404, 4: 422, 5: 500}.get(error.exit_code, 409)
+    return 404 if isinstance(error, LookupError) else 409
+
+
+def _refused(error: Exception, *, may_repeat: bool) -> Response:
     more: dict[str, Any] = {}
     if isinstance(error, SpecError):
         more["problems"] = [vars(one) for one in error.problems]
-    if isinstance(error, RayjobsError):
-        status = {2: 422, 3: 404, 4: 422, 5: 500}.get(error.exit_code, 409)
-        if "matches" in error.values:
-            more["matches"] = list(error.values["matches"])
-    else:
-        status = 404 if isinstance(error, LookupError) else 409
+    if isinstance(error, RayjobsError) and "matches" in error.values:
+        more["matches"] = list(error.values["matches"])
+    status = _status_of(error, may_repeat=may_repeat)
+    headers = {"Retry-After": "1"} if status == 503 else None
     message = str(error).split(":\n", 1)[0] if isinstance(error, SpecError) else str(error)
     body = {"error": {"kind": type(error).__name__, "message": message, **more}}
-    return JSONResponse(body, status_code=status)
+    return JSONResponse(body, status_code=status, headers=headers)
 
 
 def _about(workspace: OpenWorkspace) -> Handler:
@@ -199,34 +237,21 @@ def _operation(workspace: OpenWorkspace, one: Operation, lists: Lists) -> Handle
     part: Any = workspace.catalogue if one.method.startswith("catalogue.") else workspace.store
     method = getattr(part, one.name)
     signature = operations.signature_of(one.method)
-    hints = operations.hints_of(one.method)
-    known = {parameter.name for parameter in operations.others(one)}
-    encode = plain.encoder(hints["return"])
+    encode = plain.encoder(operations.hints_of(one.method)["return"])
+
+    most = MOST_BODY if one.role > Role.VIEWER else MOST_QUESTION
+    read = _reader(one)
 
     async def handle(request: Request, caller: Caller) -> Response:
-        paging = {}
+        sent: bytes | dict[str, Any] = dict(request.query_params)
         if one.in_body:
-            sent = await body_of(request)
-            paging = {name: sent.pop(name) for name in PAGING & sent.keys() if one.is_paged}
-            _set_user(one, sent, caller)
+            sent = await bytes_of(request, most, "a request")
+        if len(sent) > MOST_ON_LOOP:  # others are served while it is read
+            given, paging = await in_thread(read, sent, request.path_params, caller)
         else:
-            sent = dict(request.query_params)
-            paging = {name: sent.pop(name) for name in PAGING & sent.keys() if one.is_paged}
-        if unknown := sent.keys() - known:
-            raise Refusal(400, f"there is no argument {', '.join(sorted(unknown))}")
-        given: dict[str, Any] = {}
-        for name, value in (sent | request.path_params).items():
-            is_text = not one.in_body or name in request.path_params
-            try:
-                given[name] = (
-                    plain.from_query(hints[name], value)
-                    if is_text
-                    else plain.decoder(hints[name], strict=True)(value)
-                )
-            except plain.PlainFormError as error:
-                raise Refusal(400, f"{name}: {error}") from None
+            given, paging = read(sent, request.path_params, caller)
         if one.user == "new":
-            given["new"] = await run_in_threadpool(_checked, workspace, given.get("new"), caller)
+            given["new"] = await in_thread(_checked, workspace, given.get("new"), caller)
         elif one.user == "draft":
             given["draft"] = _checked_draft(given.get("draft"), caller)
         elif one.user:
@@ -237,9 +262,9 @@ def _operation(workspace: OpenWorkspace, one: Operation, lists: Lists) -> Handle
             raise Refusal(400, str(error)) from None
         if one.own:
             for job_id in _jobs_named(given, one.own):
-                await run_in_threadpool(_own, workspace, job_id, caller, one.kind)
+                await in_thread(_own, workspace, job_id, caller, one.kind)
         if one.spec:
-            await run_in_threadpool(_check_spec, workspace, given[one.spec])
+            await in_thread(_check_spec, workspace, given[one.spec])
         size, cursor = _paging(one, paging)
 
         def call() -> bytes:
@@ -265,11 +290,45 @@ def _operation(workspace: OpenWorkspace, one: Operation, lists: Lists) -> Handle
             return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
         started_s = time.perf_counter()
-        answer = await run_in_threadpool(call)
+        answer = await in_thread(call)
         spent = f"store;dur={1000 * (time.perf_counter() - started_s):.1f}"
         return Response(answer, media_type="application/json", headers={"Server-Timing": spent})
 
     return handle
+
+
+def _reader(
+    one: Operation,
+) -> Callable[
+    [bytes | dict[str, Any], Mapping[str, Any], Caller], tuple[dict[str, Any], dict[str, Any]]
+]:
+    """Return what reads the arguments of a request, and which page it asks for."""
+    hints = operations.hints_of(one.method)
+    known = {parameter.name for parameter in operations.others(one)}
+
+    def read(
+        sent: bytes | dict[str, Any], in_path: Mapping[str, Any], caller: Caller
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        values = object_in(sent) if isinstance(sent, bytes) else sent
+        paging = {name: values.pop(name) for name in PAGING & values.keys() if one.is_paged}
+        if one.in_body:
+            _set_user(one, values, caller)
+        if unknown := values.keys() - known:
+            raise Refusal(400, f"there is no argument {', '.join(sorted(unknown))}")
+        given: dict[str, Any] = {}
+        for name, value in (values | dict(in_path)).items():
+            is_text = not one.in_body or name in in_path
+            try:
+                given[name] = (
+                    plain.from_query(hints[name], value)
+                    if is_text
+                    else plain.decoder(hints[name], strict=True)(value)
+                )
+            except plain.PlainFormError as error:
+                raise Refusal(400, f"{name}: {error}") from None
+        return given, paging
+
+    return read
 
 
 def _jobs_named(given: dict[str, Any], own: str) -> list[str]:

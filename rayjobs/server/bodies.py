@@ -11,16 +11,26 @@ from starlette.requests import Request
 from rayjobs.server.access import Refusal
 
 MOST_BODY = 8 << 20  # files travel as uploads
+MOST_QUESTION = 1 << 20  # of what changes nothing
+MOST_SMALL = 256 << 10  # of routes with a few values; read without a thread
 BODY_S = 120.0
 
 
 async def body_of(request: Request) -> dict[str, Any]:
-    """Return a request's JSON object.
+    """Return a request's JSON object, of a few values.
 
     Raises:
         Refusal: it is too large, too slow, or not an object.
     """
-    data = await bytes_of(request, MOST_BODY, "a request")
+    return object_in(await bytes_of(request, MOST_SMALL, "this request"))
+
+
+def object_in(data: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body.
+
+    Raises:
+        Refusal: it is not one.
+    """
     values = parsed(data or b"{}")
     if not isinstance(values, dict):
         raise Refusal(400, "the body is not a JSON object")

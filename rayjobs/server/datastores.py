@@ -12,7 +12,6 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -23,6 +22,7 @@ from rayjobs.datastore.refs import clean_path
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
 from rayjobs.server.uploads import Pieces, on_disk, upload_of
+from rayjobs.server.workers import with_files
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
@@ -60,19 +60,19 @@ class _Files:
 
     async def check(self, request: Request, _caller: Caller) -> Response:
         """Ask the storage for a sign of life."""
-        await run_in_threadpool(lambda: self._backend(request).check())
+        await with_files(lambda: self._backend(request).check())
         return JSONResponse(None)
 
     async def stat(self, request: Request, _caller: Caller) -> Response:
         """Return one file; null: there is none."""
         path = clean_path(request.query_params.get("path"))
-        found = await run_in_threadpool(lambda: self._backend(request).stat(path))
+        found = await with_files(lambda: self._backend(request).stat(path))
         return JSONResponse(None if found is None else asdict(found))
 
     async def children(self, request: Request, _caller: Caller) -> Response:
         """Return what lies directly in a folder."""
         path = clean_path(request.query_params.get("path"))
-        found = await run_in_threadpool(lambda: self._backend(request).children(path))
+        found = await with_files(lambda: self._backend(request).children(path))
         return JSONResponse([_shown(one) for one in found])
 
     async def walk(self, request: Request, _caller: Caller) -> Response:
@@ -83,7 +83,7 @@ class _Files:
             files = self._backend(request).walk(path)
             return [one for one in (next(files, None),) if one is not None], files
 
-        first, files = await run_in_threadpool(begin)  # errors come before the answer begins
+        first, files = await with_files(begin)  # errors come before the answer begins
 
         def lines() -> Iterator[bytes]:
             for one in chain(first, files):
@@ -106,7 +106,7 @@ class _Files:
                 return _of_here(backend, file, here, start)
             return _of_elsewhere(backend, file, self._fetched, start)
 
-        data = await run_in_threadpool(read)
+        data = await with_files(read)
         return Response(data, media_type="application/octet-stream")
 
     async def put(self, request: Request, caller: Caller) -> Response:
@@ -118,7 +118,7 @@ class _Files:
         if not clean_path(path):
             raise Refusal(400, "give the path of a file")
         upload = upload_of(self._workspace, name, caller)
-        stored = await run_in_threadpool(
+        stored = await with_files(
             on_disk, lambda: _stored(self._backend(request), upload, clean_path(path), size)
         )
         return JSONResponse(asdict(stored))
@@ -128,7 +128,7 @@ class _Files:
         path = clean_path(request.query_params.get("path"))
         if not path:
             raise Refusal(400, "give the path of a file")
-        await run_in_threadpool(lambda: self._backend(request).remove(path))
+        await with_files(lambda: self._backend(request).remove(path))
         return JSONResponse(None)
 
 

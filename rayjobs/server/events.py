@@ -7,13 +7,13 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from rayjobs.jobs.records import Event
 from rayjobs.remote import plain
-from rayjobs.server.access import Caller, Handler, Refusal
+from rayjobs.server.access import Caller, Handler, Refusal, while_admitted
+from rayjobs.server.workers import in_thread
 from rayjobs.store.base import Store
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
@@ -30,20 +30,20 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
     async def of_job(request: Request, _caller: Caller) -> Response:
         job_id = request.path_params["job_id"]
-        await run_in_threadpool(store.job, job_id)  # errors come before the answer begins
+        await in_thread(store.job, job_id)  # errors come before the answer begins
 
         def read(after: int) -> tuple[list[Event], bool]:
             # In this order: an end that is seen has its events.
             is_final = store.job(job_id).state.is_final
             return store.events(job_id, after=after), is_final
 
-        return _lines(_records(changes, read, _after(request)))
+        return _lines(while_admitted(request, _records(changes, read, _after(request))))
 
     async def of_all(request: Request, _caller: Caller) -> Response:
         def read(after: int) -> tuple[list[Event], bool]:
             return store.history(after=after, limit=PAGE), False
 
-        return _lines(_records(changes, read, _after(request)))
+        return _lines(while_admitted(request, _records(changes, read, _after(request))))
 
     return [
         ("GET", "/v1/jobs/{job_id}/event-stream", Role.VIEWER, of_job),
@@ -64,7 +64,7 @@ class Changes:
         """Return a token that is at most `POLL_S` old; see `Store.change`."""
         async with self._lock:
             if time.monotonic() - self._at_s >= POLL_S:
-                self._change = await run_in_threadpool(self._store.change)
+                self._change = await in_thread(self._store.change)
                 self._at_s = time.monotonic()
             return self._change
 
@@ -84,7 +84,7 @@ async def _records(
                 silent_s = 0.0
                 yield _line({"after": after})
             continue
-        found, is_end = await run_in_threadpool(read, after)
+        found, is_end = await in_thread(read, after)
         for event in found:
             after = event.serial
             yield _line({"event": _ENCODE(event)})

@@ -8,13 +8,13 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rayjobs.core.errors import NotFoundError
 from rayjobs.results.logs import Logs, Part
-from rayjobs.server.access import Caller, Handler, Refusal
+from rayjobs.server.access import Caller, Handler, Refusal, while_admitted
+from rayjobs.server.workers import in_thread, with_files
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
@@ -29,12 +29,12 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
     async def names(request: Request, _caller: Caller) -> Response:
         logs = Logs(workspace, request.path_params["job_id"])
-        return JSONResponse(await run_in_threadpool(logs.names))
+        return JSONResponse(await with_files(logs.names))
 
     async def log(request: Request, _caller: Caller) -> Response:
         logs = Logs(workspace, request.path_params["job_id"])
         parts = logs.chunks(request.query_params.get("name"))
-        first = await run_in_threadpool(next, parts, b"")  # errors come before the answer begins
+        first = await with_files(next, parts, b"")  # errors come before the answer begins
 
         def rest() -> Iterator[bytes]:
             yield first
@@ -46,8 +46,8 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         logs = Logs(workspace, request.path_params["job_id"])
         rank = _number(request, "rank", 0)
         number = _number(request, "attempt", 0) or None
-        found = await run_in_threadpool(logs.times, rank, number)
-        job = await run_in_threadpool(workspace.store.job, logs.job_id)
+        found = await with_files(logs.times, rank, number)
+        job = await in_thread(workspace.store.job, logs.job_id)
         after = None if found.after is None else found.after()
         is_live = after is not None and not job.state.is_final
         notes = [list(one) for one in found.notes]
@@ -55,11 +55,12 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
     async def stream(request: Request, _caller: Caller) -> Response:
         job_id = request.path_params["job_id"]
-        await run_in_threadpool(workspace.store.job, job_id)
+        await in_thread(workspace.store.job, job_id)
         begin, skip = _number(request, "attempt", 0), _number(request, "offset", 0)
         logs = Logs(workspace, job_id, fresh_s=FRESH_S)
         parts = logs.follow(_number(request, "rank", 0), poll_s=0.0, begin=begin)
-        return StreamingResponse(_records(parts, begin, skip), media_type="application/x-ndjson")
+        records = while_admitted(request, _records(parts, begin, skip))
+        return StreamingResponse(records, media_type="application/x-ndjson")
 
     async def size(request: Request, _caller: Caller) -> Response:
         def look() -> int | None:
@@ -69,7 +70,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             except NotFoundError:
                 return None
 
-        return JSONResponse(await run_in_threadpool(look))
+        return JSONResponse(await with_files(look))
 
     async def blob(request: Request, _caller: Caller) -> Response:
         found = re.fullmatch(r"bytes=(\d{1,18})-(\d{1,18})", request.headers.get("range", ""))
@@ -78,7 +79,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         start, end = int(found[1]), min(int(found[2]), int(found[1]) + MOST_RANGE - 1)
 
         key, length = request.path_params["key"], max(0, end - start + 1)
-        data = await run_in_threadpool(workspace.blobs.read, key, start, length)
+        data = await with_files(workspace.blobs.read, key, start, length)
         return Response(data, status_code=206, media_type="application/octet-stream")
 
     viewer = Role.VIEWER
@@ -99,7 +100,7 @@ async def _records(parts: Iterator[Part], attempt: int, skip: int) -> AsyncItera
     """
     silent_s = 0.0
     while True:
-        part = await run_in_threadpool(next, parts, None)
+        part = await with_files(next, parts, None)
         if part is None:
             yield b'{"is_end": true}\n'
             return

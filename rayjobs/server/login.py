@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -13,6 +12,7 @@ from rayjobs.core.errors import UnreachableError
 from rayjobs.server.access import Bucket, Refusal, error_answer
 from rayjobs.server.audit import Audit
 from rayjobs.server.bodies import body_of
+from rayjobs.server.workers import with_target
 from rayjobs.store.base import Store
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def routes(store: Store, provider: Provider, audit: Audit) -> list[tuple[str, st
 
     async def facts(_request: Request) -> Response:
         async def call() -> Response:
-            return JSONResponse(await run_in_threadpool(provider.facts))
+            return JSONResponse(await with_target(provider.facts))
 
         return await answered(call)
 
@@ -50,7 +50,7 @@ def routes(store: Store, provider: Provider, audit: Audit) -> list[tuple[str, st
             given = (await body_of(request)).get("id_token")
             if not isinstance(given, str):
                 raise Refusal(400, "give `id_token`, a text")
-            token, text = await run_in_threadpool(provider.login, store, given)
+            token, text = await with_target(provider.login, store, given)
             client = "" if request.client is None else request.client.host
             audit.add(user=token.user, token_id=token.id, what="login", status=200, client=client)
             return JSONResponse({"token": text, "expires_at": token.expires_at.isoformat()})

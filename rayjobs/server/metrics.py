@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
 from rayjobs.server.access import Caller, Handler
+from rayjobs.server.workers import in_thread
 from rayjobs.store.requests import JobFilter
 from rayjobs.target import targets, wake_client
 from rayjobs.target.requests import TargetRequest
@@ -95,7 +95,7 @@ def route(workspace: OpenWorkspace, requests: Requests) -> tuple[str, str, Role,
         nonlocal kept
         async with lock:
             if time.monotonic() - kept[0] > KEPT_S:
-                found = await run_in_threadpool(lambda: list(_of_store(workspace)))
+                found = await in_thread(lambda: list(_of_store(workspace)))
                 found += await _of_targets()
                 kept = (time.monotonic(), found)
         text = "\n".join([*kept[1], *requests.lines()]) + "\n"
@@ -132,7 +132,7 @@ def _of_store(workspace: OpenWorkspace) -> Iterable[str]:
 
 
 async def _of_targets() -> list[str]:
-    names = [one.name for one in await run_in_threadpool(targets.list_targets)]
+    names = [one.name for one in await in_thread(targets.list_targets)]
     answers = await asyncio.gather(*(_status(name) for name in names))
     lines = _head("rayjobs_target_up", "gauge", "Whether the target answers.")
     up: dict[str, Mapping[str, Any]] = {}

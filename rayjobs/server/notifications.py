@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
+from rayjobs.server.workers import in_thread
 from rayjobs.workspace import notifications
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.notifications import Subscription
@@ -21,7 +21,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     store = workspace.store
 
     async def listed(_request: Request, caller: Caller) -> Response:
-        found = await run_in_threadpool(notifications.subscriptions, store)
+        found = await in_thread(notifications.subscriptions, store)
         sees_all = caller.token.role >= Role.ADMIN
         shown = [one for one in found if sees_all or one.user in (None, caller.user)]
         return JSONResponse([_row(one) for one in shown])
@@ -38,12 +38,12 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             user = None if everyone else caller.user
             return notifications.subscribe(store, receiver, user=user, by=caller.user)
 
-        return JSONResponse(_row(await run_in_threadpool(call)))
+        return JSONResponse(_row(await in_thread(call)))
 
     async def remove(request: Request, caller: Caller) -> Response:
         only_of = None if caller.token.role >= Role.ADMIN else caller.user
         name = str(request.path_params["id"])
-        await run_in_threadpool(notifications.unsubscribe, store, name, only_of=only_of)
+        await in_thread(notifications.unsubscribe, store, name, only_of=only_of)
         return JSONResponse(True)
 
     return [

@@ -22,6 +22,8 @@ def page_of_jobs(
 ) -> tuple[Sequence[Any], str | None]:
     """Return jobs after the one that the cursor names. New jobs do not move the pages."""
     left = which.limit
+    if left is not None and left < 0:
+        raise Refusal(400, "limit is a whole number from 0")
     if cursor:
         serial, rest = _numbers(cursor)
         which, left = replace(which, after=serial), rest

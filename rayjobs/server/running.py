@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import socket
+import ssl
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S = 60
 MOST_AT_ONCE = 1000
+BACKLOG = 2048
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,20 @@ def check_bucket_address(address: str) -> None:
         )
 
 
-def serve(workspace: OpenWorkspace, listening: Listening) -> None:
+def serve(
+    workspace: OpenWorkspace,
+    listening: Listening,
+    *,
+    note: Callable[[str], None] = lambda _text: None,
+) -> None:
     """Serve a workspace until the process is asked to end.
 
+    Args:
+        note: Called with where it listens, once it does.
+
     Raises:
-        UsageError: uvicorn is not installed, or a TLS file is not given or cannot be read.
+        UsageError: uvicorn is not installed, a TLS file is not given or not valid, or the address
+            cannot be used.
     """
     try:
         import uvicorn
@@ -114,11 +126,31 @@ def serve(workspace: OpenWorkspace, listening: Listening) -> None:
             raise UsageError(
                 f"{option} {path} cannot be read: name a PEM file that this user reads"
             )
+    if listening.certificate is not None:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(listening.certificate, listening.key)
+        except (ssl.SSLError, OSError) as error:
+            raise UsageError(
+                f"--tls-cert {listening.certificate} and --tls-key {listening.key} are not a "
+                f"certificate and its key as PEM: {error.strerror or error}"
+            ) from error
+    try:
+        family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
+        address = (listening.host, listening.port)
+        listener = socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UsageError(
+            f"the server cannot listen at {listening.host}:{listening.port} "
+            f"({error.strerror or error}); name another --host or --port"
+        ) from error
+    note(f"serving {workspace.path} at {listening.host}:{listener.getsockname()[1]}")
     # What the server starts must not take this machine's own login for its workspace.
     connection.allow(False)
     for name in (connection.ADDRESS, connection.TOKEN):
         os.environ.pop(name, None)
-    uvicorn.Server(config_of(workspace, listening)).run()
+    with listener:
+        uvicorn.Server(config_of(workspace, listening)).run(sockets=[listener])
 
 
 def config_of(workspace: OpenWorkspace, listening: Listening, **more: Any) -> uvicorn.Config:

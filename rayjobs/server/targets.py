@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -13,6 +12,7 @@ from rayjobs.injob import sessionsteps
 from rayjobs.injob.messages import MessageError
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
+from rayjobs.server.workers import in_thread, with_target
 from rayjobs.submit.submitting import wake_or_start
 from rayjobs.target import revive, starting, targets, wake_client
 from rayjobs.target.record import load_target
@@ -30,16 +30,16 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     """Return the routes."""
 
     async def listed(_request: Request, _caller: Caller) -> Response:
-        found = await run_in_threadpool(targets.list_targets)
+        found = await with_target(targets.list_targets)
         return JSONResponse([asdict(one) for one in found])
 
     async def shown(request: Request, _caller: Caller) -> Response:
         asks = request.query_params.get("ask") == "1"
-        view = await run_in_threadpool(targets.target_status, _name_of(request), ask=asks)
+        view = await with_target(targets.target_status, _name_of(request), ask=asks)
         return JSONResponse(asdict(view))
 
     async def capacity(request: Request, _caller: Caller) -> Response:
-        found = await run_in_threadpool(targets.capacity_of, _name_of(request))
+        found = await with_target(targets.capacity_of, _name_of(request))
         return JSONResponse(found.to_json())
 
     async def wake(request: Request, _caller: Caller) -> Response:
@@ -53,20 +53,18 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             except TimeoutError:
                 return True  # it lives and is busy; its poll finds out
 
-        return JSONResponse(await run_in_threadpool(call))
+        return JSONResponse(await with_target(call))
 
     async def start(request: Request, _caller: Caller) -> Response:
         def call() -> str:
             name = _name_of(request)
             return starting.ensure_target(name, home=home(), workspace=workspace.path).version
 
-        return JSONResponse({"version": await run_in_threadpool(call)})
+        return JSONResponse({"version": await with_target(call)})
 
     async def look(request: Request, _caller: Caller) -> Response:
         name = str(request.path_params["target"])
-        found = await run_in_threadpool(
-            revive.look_after, name, home=home(), workspace=workspace.path
-        )
+        found = await with_target(revive.look_after, name, home=home(), workspace=workspace.path)
         return JSONResponse({**asdict(found), "standing": str(found.standing)})
 
     viewer, submitter = Role.VIEWER, Role.SUBMITTER
@@ -98,8 +96,11 @@ def _asking(workspace: OpenWorkspace) -> Handler:
         name = _name_of(request)
         if asked.op in OF_A_JOB:
             if caller.token.role < Role.SUBMITTER:
-                raise Refusal(403, f"{asked.op} needs the role submitter")
-            job = await run_in_threadpool(workspace.store.job, asked.job)
+                role = caller.token.role.name.lower()
+                raise Refusal(
+                    403, f"{caller.user} has the role {role}; this needs the role submitter"
+                )
+            job = await in_thread(workspace.store.job, asked.job)
             if job.user != caller.user and caller.token.role < Role.ADMIN:
                 raise Refusal(403, f"job {job.id} is {job.user}'s")
         elif asked.op not in READ:

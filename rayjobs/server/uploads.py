@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -22,6 +21,7 @@ from rayjobs.core.errors import NotFoundError, StorageFullError
 from rayjobs.remote import plain
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of, bytes_of
+from rayjobs.server.workers import with_files
 from rayjobs.workspace.blobs import UPLOADS, Blob, BlobStore, blob_key, check_key
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.s3_blobs import S3Blobs
@@ -73,18 +73,18 @@ def routes(
                 file.flush()
                 return _store(blobs, Path(file.name), key, digest)
 
-        return JSONResponse(_ENCODE(await run_in_threadpool(on_disk, call)))
+        return JSONResponse(_ENCODE(await with_files(on_disk, call)))
 
     async def begin(request: Request, caller: Caller) -> Response:
         pieces = pieces_of(request, caller)
-        return JSONResponse(await run_in_threadpool(lambda: pieces.size))
+        return JSONResponse(await with_files(lambda: pieces.size))
 
     async def append(request: Request, caller: Caller) -> Response:
         pieces, offset = pieces_of(request, caller), request.query_params.get("offset", "")
         if not offset.isascii() or not offset.isdecimal() or int(offset[:16]) > MOST_FILE:
             raise Refusal(400, f"offset is a whole number of up to {MOST_FILE}")
         data = await bytes_of(request, MOST_PIECE, "a piece")
-        await run_in_threadpool(pieces.add, int(offset), data)
+        await with_files(pieces.add, int(offset), data)
         return JSONResponse(int(offset) + len(data))
 
     async def keep(request: Request, caller: Caller) -> Response:
@@ -141,7 +141,7 @@ def _direct(
             raise Refusal(400, f"size is a whole number of up to {MOST_FILE}")
         if presigned is None:
             return JSONResponse(None)
-        found = await run_in_threadpool(presigned.parts, pieces.staged, size)
+        found = await with_files(presigned.parts, pieces.staged, size)
         return JSONResponse(_ENCODE_PARTS(found))
 
     async def address(request: Request, _caller: Caller) -> Response:
@@ -165,7 +165,7 @@ class _Keeping:
         """Return what `call` returns; None if it still runs after a while: ask again then."""
         task = self._running.get(name)
         if task is None:
-            task = asyncio.create_task(run_in_threadpool(on_disk, call))
+            task = asyncio.create_task(with_files(on_disk, call))
             self._running[name] = task
         done, _ = await asyncio.wait({task}, timeout=KEEP_WAITS_S)
         if not done:

@@ -432,7 +432,9 @@ def check(
         spec, wrong = resuming.check(workspace, spec)
         problems += wrong
     # What is here says nothing of a target on another machine.
-    serving = elsewhere.find_quietly(workspace.path, spec.target, home=default_home())
+    serving = None
+    if workspace.server is None:  # else the path is one of the server's machine
+        serving = elsewhere.find_quietly(workspace.path, spec.target, home=default_home())
     capacity = None if serving is not None else _capacity(spec.target, problems)
     is_here = capacity is not None and capacity.shares_machine and workspace.server is None
     spec, replaced, not_replaced = substituted(spec, source=source, is_here=is_here)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import random
 import ssl
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 from rayjobs.core import errors, paths
@@ -25,13 +26,16 @@ ADDRESS = "RAYJOBS_ADDRESS"
 TOKEN = "RAYJOBS_TOKEN"
 CERTIFICATES = "RAYJOBS_CA_FILE"
 ANSWER_S = 120.0
-CONNECT_S = 20.0
+CONNECT_S = 5.0
+MOST_S = 150.0  # no other try after this: a server that hangs is reported
+NOTED_S = 1.0
+AGAIN_S = 0.5
+AWAY_S = 120.0  # a followed stream waits this long for the server's storage
 TRIES = 8
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 _BUSY = (429, 503)  # the server did nothing, and asks for another try
 _LOST = (502, 504)  # a proxy before it lost the answer
-_Taken = TypeVar("_Taken")
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def read_login() -> Login | None:
 
 
 class Connection:
-    """Sends requests to a server. Not safe for threads: `copy` gives each thread its own.
+    """Sends requests to a server. Safe from threads; not from forks.
 
     A request that may be repeated without harm is repeated with growing pauses while the server
     cannot be reached or is busy; where the login names several servers, at the next one.
@@ -100,17 +104,15 @@ class Connection:
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise UsageError(f"{one!r} is not the address of a server; write https://HOST:PORT")
         self._login = login
-        self._open: http.client.HTTPConnection | None = None
-        self._use(0)
+        self._number = 0
+        # Connections without a request, and those whose answer somebody reads; to which server.
+        self._free: list[tuple[int, http.client.HTTPConnection]] = []
+        self._read: list[http.client.HTTPConnection] = []
 
     @property
     def address(self) -> str:
         """The server that gets the next request."""
         return self._servers[self._number]
-
-    def _use(self, number: int) -> None:
-        self._number = number % len(self._servers)
-        self._parts = urlsplit(self.address)
 
     def copy(self, *, answer_s: float = ANSWER_S) -> Connection:
         """Return another connection to the same server.
@@ -119,14 +121,15 @@ class Connection:
             answer_s: The longest silence of the server.
         """
         made = Connection(self._login, answer_s=answer_s)
-        made._use(self._number)
+        made._number = self._number
         return made
 
     def close(self) -> None:
-        """Close the connection; the next request opens it again."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        """Close the connections; the next request opens one again."""
+        for one in self._read:
+            one.close()
+        self._read.clear()
+        self._close_free()
 
     def json(
         self,
@@ -145,11 +148,17 @@ class Connection:
 
         Raises:
             RayjobsError: the error that the server answered.
-            UnreachableError: the server cannot be reached.
+            UnreachableError: the server cannot be reached, or it is not a server of rayjobs.
         """
         data = None if body is None else json.dumps(body).encode()
         text = self._send(_whole, verb, path, query=query, data=data, repeats=repeats)
-        return json.loads(text or b"null")
+        try:
+            return json.loads(text or b"null")
+        except ValueError:
+            raise UnreachableError(
+                f"{self.address} answered {verb} {path} with something else than JSON: it is not a "
+                f"server of rayjobs, or a proxy before it answers itself"
+            ) from None
 
     def send(
         self, verb: str, path: str, *, query: Mapping[str, str] | None = None, **more: Any
@@ -157,19 +166,19 @@ class Connection:
         """Return the answer to a request, with its body unread; see `json`.
 
         Only the answer's beginning is tried again: who reads the body sees a connection that is
-        lost meanwhile.
+        lost meanwhile, and calls `close` after it.
         """
-        return self._send(_unread, verb, path, query=query, **more)
+        return cast(http.client.HTTPResponse, self._send(None, verb, path, query=query, **more))
 
     def whole(
         self, verb: str, path: str, *, query: Mapping[str, str] | None = None, **more: Any
     ) -> bytes:
         """Return the body of the answer to a request; see `json`."""
-        return self._send(_whole, verb, path, query=query, **more)
+        return cast(bytes, self._send(_whole, verb, path, query=query, **more))
 
     def _send(
         self,
-        take: Callable[[http.client.HTTPResponse], _Taken],
+        take: Callable[[http.client.HTTPResponse], Any] | None,
         verb: str,
         path: str,
         *,
@@ -177,39 +186,61 @@ class Connection:
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         repeats: bool | None = None,
-    ) -> _Taken:
+    ) -> Any:
         may_repeat = verb in ("GET", "HEAD", "PUT", "DELETE") if repeats is None else repeats
         pause_s, failure = FIRST_PAUSE_S, ""
+        said: Exception | None = None
+        number, began_s, is_noted = self._number, time.monotonic(), False
         for attempt in range(TRIES * len(self._servers)):
+            if attempt and not is_noted and time.monotonic() - began_s > NOTED_S:
+                note(f"waiting for {self._servers[number]}: {failure}")
+                is_noted = True
             if attempt:
-                self._use(self._number + 1)
+                number = self._number = (number + 1) % len(self._servers)
             if attempt and attempt % len(self._servers) == 0:
                 time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads clients
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-            was_sent = False
+            was_sent, connection = False, None
             try:
-                if not may_repeat:
-                    self.close()  # a server may have closed a connection that was idle
-                connection = self._connected()
+                # One that was idle may have been closed by the server.
+                connection = self._connected(number, is_new=not may_repeat)
                 was_sent = True
-                return take(self._exchange(connection, verb, path, query, data, headers))
+                answer = self._exchange(connection, verb, path, query, data, headers)
+                if take is None:
+                    self._read.append(connection)
+                    return answer
+                taken = take(answer)
+                self._free.append((number, connection))
+                return taken
             except _BusyError as busy:
-                self.close()
-                failure = str(busy)
+                _drop(connection)
+                failure, said = str(busy), busy.error
             except ssl.SSLCertVerificationError as error:
-                self.close()
+                _drop(connection)
                 raise UnreachableError(
                     f"the certificate of {self.address} is not trusted here "
                     f"({error.verify_message}); name the file of its authority in {CERTIFICATES}"
                 ) from error
             except (OSError, http.client.HTTPException) as error:
-                self.close()
-                failure = str(error) or type(error).__name__
+                _drop(connection)
+                self._close_free()
+                failure, said = str(error) or type(error).__name__, None
                 if was_sent and not may_repeat:
                     raise UnreachableError(
                         f"{self.address} did not answer {verb} {path} ({failure}); it may have "
                         f"been done all the same: look before you repeat it"
                     ) from error
+            except RayjobsError:
+                assert connection is not None
+                self._free.append((number, connection))  # its answer was read
+                raise
+            except BaseException:
+                _drop(connection)
+                raise
+            if time.monotonic() - began_s > MOST_S:
+                break
+        if said is not None:
+            raise said
         what = (
             f"server {self.address}"
             if len(self._servers) == 1
@@ -217,11 +248,25 @@ class Connection:
         )
         raise UnreachableError(f"the {what} cannot be reached: {failure}")
 
-    def _connected(self) -> http.client.HTTPConnection:
-        if self._open is not None:
-            return self._open
-        host, port = str(self._parts.hostname), self._parts.port
-        if self._parts.scheme == "https":
+    def _close_free(self) -> None:
+        while self._free:
+            try:
+                self._free.pop()[1].close()
+            except IndexError:  # another thread took the last one
+                return
+
+    def _connected(self, number: int, *, is_new: bool) -> http.client.HTTPConnection:
+        while self._free and not is_new:
+            try:
+                known, found = self._free.pop()
+            except IndexError:
+                break
+            if known == number:
+                return found
+            found.close()
+        parts = urlsplit(self._servers[number])
+        host, port = str(parts.hostname), parts.port
+        if parts.scheme == "https":
             context = ssl.create_default_context(cafile=os.environ.get(CERTIFICATES) or None)
             made: http.client.HTTPConnection = http.client.HTTPSConnection(
                 host, port or 443, timeout=CONNECT_S, context=context
@@ -230,7 +275,6 @@ class Connection:
             made = http.client.HTTPConnection(host, port or 80, timeout=CONNECT_S)
         made.connect()
         made.sock.settimeout(self._answer_s)
-        self._open = made
         return made
 
     def _exchange(
@@ -242,7 +286,7 @@ class Connection:
         data: bytes | None,
         headers: Mapping[str, str] | None,
     ) -> http.client.HTTPResponse:
-        where = self._parts.path.rstrip("/") + quote(path)
+        where = urlsplit(self.address).path.rstrip("/") + quote(path)
         if query:
             where += f"?{urlencode(query)}"
         sent = {"Authorization": f"Bearer {self._login.token}", **(headers or {})}
@@ -250,13 +294,21 @@ class Connection:
             sent["Content-Type"] = "application/json"
         connection.request(verb, where, body=data, headers=sent)
         answer = connection.getresponse()
-        if answer.status < 400:
+        if 200 <= answer.status < 300:
             return answer
         text = answer.read()
         if answer.status in _BUSY:
-            raise _BusyError(f"it answered {answer.status} {answer.reason}")
+            raise _BusyError(
+                f"it answered {answer.status} {answer.reason}", _error_sent(answer.status, text)
+            )
         if answer.status in _LOST:
             raise http.client.HTTPException(f"it answered {answer.status} {answer.reason}")
+        if answer.status < 400:
+            raise UnreachableError(
+                f"{self.address} answered {answer.status} and sends elsewhere, to "
+                f"{answer.headers.get('Location', 'no address')}: log in at the address of the "
+                f"server itself, with `rayjobs login URL`"
+            )
         raise error_of(answer.status, text, self.address)
 
     def lines(self, path: str, *, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -275,17 +327,58 @@ class Connection:
         finally:
             self.close()
 
+    def stream(self, path: str, query: Callable[[], Mapping[str, str]]) -> Iterator[dict[str, Any]]:
+        """Yield the records of a stream up to its end, over lost connections.
+
+        Args:
+            query: Called at each begin; says from where the stream goes on.
+
+        Yields an empty record after a lost connection.
+
+        Raises:
+            RayjobsError: the error that the server answered; or nothing came for two minutes.
+        """
+        since_s = time.monotonic()
+        while True:
+            try:
+                for record in self.lines(path, query=query()):
+                    since_s = time.monotonic()
+                    if record.get("is_end"):
+                        return
+                    yield record
+            except (OSError, ValueError, http.client.HTTPException):
+                pass
+            except (errors.StoreUnreachableError, errors.StoreBusyError):
+                if time.monotonic() - since_s > AWAY_S:
+                    raise
+            yield {}
+            time.sleep(AGAIN_S)
+
 
 def _whole(answer: http.client.HTTPResponse) -> bytes:
     return answer.read()
 
 
-def _unread(answer: http.client.HTTPResponse) -> http.client.HTTPResponse:
-    return answer
+def _drop(connection: http.client.HTTPConnection | None) -> None:
+    """Close a connection whose answer was not read to its end."""
+    if connection is not None:
+        connection.close()
 
 
 class _BusyError(Exception):
-    """The server asks for another try."""
+    """The server asks for another try; `error` says why, if it is the server's own answer."""
+
+    def __init__(self, message: str, error: Exception | None) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+def _error_sent(status: int, body: bytes) -> Exception | None:
+    """Return the error of a storage that a busy server answered; None: it says only to wait."""
+    from rayjobs.datastore.errors import DatastoreError
+
+    found = error_of(status, body, "")
+    return found if isinstance(found, errors.StoreError | DatastoreError) else None
 
 
 def error_of(status: int, body: bytes, address: str) -> Exception:
@@ -311,6 +404,10 @@ def error_of(status: int, body: bytes, address: str) -> Exception:
     if isinstance(found, type) and issubclass(found, data_errors.DatastoreError):
         return found(message)
     return UnreachableError(f"{address} answered {status}: {message}")
+
+
+note: Callable[[str], None] = logging.getLogger(__name__).info
+"""Called with what a person should know while a request takes long; the command line sets it."""
 
 
 # -- which server this process uses ---------------------------------------------------------------

@@ -463,6 +463,21 @@ class S3Blobs:
             found = self.owner()
         return found or {}
 
+    def make_bucket(self) -> None:
+        """Make the bucket unless it is there."""
+        from botocore.exceptions import ClientError
+
+        region = self.client().meta.region_name
+        options = {}
+        if not self.address.endpoint and region not in (None, "", "us-east-1"):
+            options = {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        with self.errors(RECORD):
+            try:
+                self.client().create_bucket(Bucket=self.address.bucket, **options)
+            except ClientError as error:
+                if _code_of(error) not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                    raise
+
     def clock_s(self) -> float:
         """Return the server's time, in seconds since 1970."""
         with self.errors(RECORD):

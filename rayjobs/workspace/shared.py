@@ -41,7 +41,9 @@ class Made:
     joined: bool
 
 
-def create(path: str | Path, store: str, *, blobs: S3Address | None = None) -> Made:
+def create(
+    path: str | Path, store: str, *, blobs: S3Address | None = None, make_bucket: bool = False
+) -> Made:
     """Create a workspace whose records are in PostgreSQL, or join the one at these addresses.
 
     Args:
@@ -49,6 +51,7 @@ def create(path: str | Path, store: str, *, blobs: S3Address | None = None) -> M
         store: See `rayjobs.store.postgres_address`; without ``schema`` a new workspace gets one of
             its own, and the one whose files `blobs` holds is joined.
         blobs: Where files are; a workspace that is joined knows it.
+        make_bucket: Make its bucket unless it is there.
 
     Raises:
         UsageError: an address is not valid, there is a workspace in the folder already, or the
@@ -62,6 +65,8 @@ def create(path: str | Path, store: str, *, blobs: S3Address | None = None) -> M
     new_id, name = token(), folder.name_of(root)
     # Both servers are asked before there is a record: what cannot be reached leaves nothing.
     files = None if blobs is None else _files(blobs, root)
+    if files is not None and make_bucket:
+        files.make_bucket()
     taken = None if files is None else files.owner()
     address = with_schema(store, str((taken or {}).get("schema") or f"workspace_{new_id}"))
     opened = SqlStore(address)

@@ -390,3 +390,11 @@ def test_an_address_is_parsed() -> None:
 def test_a_wrong_address_is_refused(url: str, endpoint: str) -> None:
     with pytest.raises(UsageError, match="is not valid"):
         S3Address.parsed(url, endpoint=endpoint)
+
+
+def test_a_bucket_is_made_once(s3_server: S3Server, tmp_path: Path) -> None:
+    address = S3Address(f"made-{next(s3_server.prefixes)}", "w", s3_server.endpoint)
+    blobs = S3Blobs(address, tmp_path / "scratch")
+    for _ in range(2):
+        blobs.make_bucket()
+    assert blobs.owner() is None

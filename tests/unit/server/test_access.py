@@ -11,6 +11,7 @@ import pytest
 
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.injob.sessionsteps import SessionStep
+from rayjobs.server import access
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
 from rayjobs.store.requests import JobChanges, NewJob
@@ -44,8 +45,9 @@ def routes(served: Served) -> list[tuple[str, str, Role]]:
 
 
 def test_every_route_refuses_a_token_that_is_missing_wrong_expired_revoked_or_foreign(
-    served: Served, tmp_path: Path
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(access, "FAILED_BURST", 1e6)
     store = served.workspace.store
     past = datetime.now(UTC) - timedelta(days=2)
     _, expired = users.add(store, "old", Role.ADMIN, by="root", days=1, now=past)
@@ -150,3 +152,16 @@ def test_the_login_can_be_read_by_its_user_alone(
     assert login_file().stat().st_mode & 0o777 == 0o600
     assert read_login() == Login("https://here", "rj_x")
     assert drop_login() and not drop_login() and read_login() is None
+
+
+def test_unknown_tokens_are_bounded_by_address_and_known_ones_go_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "FAILED_BURST", 3.0)
+    monkeypatch.setattr(access, "FAILED_PER_SECOND", 0.0)
+    monkeypatch.setattr(access, "KNOWN_FOR_S", 1e6)
+    _, good = users.add(served.workspace.store, "ada", Role.VIEWER, by="root")
+    assert status_of(served, "GET", "/v1/user", good) == 200
+    tried = [status_of(served, "GET", "/v1/user", f"rj_guess{number}") for number in range(5)]
+    assert tried == [401, 401, 401, 429, 429]
+    assert status_of(served, "GET", "/v1/user", good) == 200

@@ -23,7 +23,6 @@ EXAMPLES = 6
 ENDLESS = {
     "/v1/jobs/{job_id}/log-stream",
     "/v1/jobs/{job_id}/event-stream",
-    "/v1/event-stream",
     "/v1/targets/{target}/start",
 }
 
@@ -47,6 +46,8 @@ def test_no_request_ends_in_an_internal_error(unbounded: None, served: Served) -
     count = 0
     for operation in operations_of(document):
         count += 1
+        if operation.path == "/v1/event-stream":
+            continue  # it has no end at all
 
         @settings(
             max_examples=EXAMPLES,

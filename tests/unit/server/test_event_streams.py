@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from rayjobs.core.errors import NotFoundError
+from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from tests.unit.server.conftest import Served
@@ -48,3 +48,9 @@ def test_a_stream_without_news_says_where_it_stands(served: Served) -> None:
 def test_a_job_that_is_not_there_is_named(served: Served) -> None:
     with pytest.raises(NotFoundError, match="none-1"):
         next(served.connection().lines("/v1/jobs/none-1/event-stream", query={}))
+
+
+@pytest.mark.parametrize("after", ["-1", "x", "9" * 16])
+def test_a_serial_that_is_none_is_refused(served: Served, after: str) -> None:
+    with pytest.raises(UsageError, match="after is the serial of an event"):
+        next(served.connection().lines("/v1/event-stream", query={"after": after}))

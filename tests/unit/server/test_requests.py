@@ -21,6 +21,8 @@ from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
 from rayjobs.store.requests import JobChanges, JobFilter, NewJob
+from rayjobs.submit import submitting
+from rayjobs.target import elsewhere
 from rayjobs.workspace.connection import Connection, Login
 from tests.unit.server.conftest import Served
 
@@ -192,6 +194,29 @@ def test_a_certificate_that_cannot_be_read_is_named(served: Served) -> None:
         serve(served.workspace, Listening(certificate="/nothing", key="/nothing"))
 
 
+def test_files_that_are_no_certificate_and_key_are_named(served: Served, tmp_path: Path) -> None:
+    (file := tmp_path / "server.pem").write_text("no certificate")
+    with pytest.raises(UsageError, match=r"server\.pem are not a certificate and its key as PEM"):
+        serve(served.workspace, Listening(certificate=str(file), key=str(file)))
+
+
+def test_a_port_that_is_taken_is_named(served: Served) -> None:
+    said: list[str] = []
+    with pytest.raises(UsageError, match=f"cannot listen at 127.0.0.1:{served.port}"):
+        serve(served.workspace, Listening(port=served.port), note=said.append)
+    assert said == []
+
+
+def test_the_servers_folder_is_not_looked_at_by_a_client(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looks(*_: object, **__: object) -> None:
+        pytest.fail("that path is one of the server's machine")
+
+    monkeypatch.setattr(elsewhere, "find_quietly", looks)
+    submitting.check(served.client(), JobSpec(command="true"))
+
+
 def draft_of(name: str, blob: str = "files/sha256/ab/abcd") -> ModelDraft:
     file = ModelFile(name=name, size=3, digest="sha256:abcd", blob=blob)
     return ModelDraft(
@@ -257,6 +282,9 @@ def test_lists_come_in_pages(served: Served) -> None:
     assert [one["id"] for one in newest["items"]] == ids[:3:-1]
     rest = page(which={"limit": 3}, cursor=newest["next"])
     assert ([one["id"] for one in rest["items"]], rest["next"]) == ([ids[3]], None)
+    assert page(which={"limit": 0}) == {"items": [], "next": None}
+    with pytest.raises(UsageError, match="limit is a whole number from 0"):
+        page(which={"limit": -1})
 
 
 def test_a_list_continues_without_the_kept_rest(

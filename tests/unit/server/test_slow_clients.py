@@ -76,7 +76,7 @@ def test_a_connection_between_two_requests_stays(
     monkeypatch.setattr(connections, "HEAD_S", 0.3)
     connection = served.connection()
     connection.json("GET", "/v1/user")
-    open_now = connection._open
+    open_now = list(connection._free)
     time.sleep(0.6)
     connection.json("GET", "/v1/user")
-    assert connection._open is open_now
+    assert connection._free == open_now

@@ -1,0 +1,250 @@
+"""A server whose store is away, whose threads hang, or whose clients send much, and its clients."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.core.errors import (
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+    UnreachableError,
+    UsageError,
+)
+from rayjobs.jobs.records import Event
+from rayjobs.remote.events import follow
+from rayjobs.results.logs import Logs
+from rayjobs.server import access, app, bodies
+from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
+from rayjobs.submit import submitting
+from rayjobs.workspace import connection, users
+from rayjobs.workspace.connection import Connection, Login
+from tests.unit.results.played import begin, end
+from tests.unit.server.conftest import Served, serve, served
+
+__all__ = ["serve", "served"]
+
+LONGEST_S = 60.0
+
+
+def new_job() -> NewJob:
+    return NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="ada")
+
+
+def wait_until(fact: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + LONGEST_S
+    while not fact():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def store_away(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set: the server does not reach its store."""
+    is_away = threading.Event()
+    find = users.find
+
+    def found(*arguments: Any) -> Any:
+        if is_away.is_set():
+            raise StoreUnreachableError("the store cannot be reached")
+        return find(*arguments)
+
+    monkeypatch.setattr(users, "find", found)
+    monkeypatch.setattr(access, "KNOWN_FOR_S", 0.0)
+    return is_away
+
+
+@pytest.mark.parametrize("kind", [StoreUnreachableError, StoreBusyError])
+def test_a_submit_is_repeated_until_the_store_is_back(
+    served: Served, monkeypatch: pytest.MonkeyPatch, kind: type[StoreError]
+) -> None:
+    tries: list[str] = []
+
+    def fails_twice(*_: object) -> None:
+        tries.append("once more")
+        if len(tries) < 3:
+            raise kind("the store is away")
+
+    monkeypatch.setattr(submitting, "check", fails_twice)
+    served.client().store.submit(new_job())
+    assert len(tries) == 3
+    assert len(served.workspace.store.job_lines()) == 1
+
+
+def test_a_store_that_stays_away_is_named(
+    served: Served, store_away: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "TRIES", 2)
+    client = served.client()
+    store_away.set()
+    with pytest.raises(StoreUnreachableError, match="the store cannot be reached"):
+        client.store.job_lines()
+    store_away.clear()
+    assert client.store.job_lines() == []
+
+
+def test_followed_logs_and_events_outlast_a_store_that_is_away(
+    served: Served, store_away: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "TRIES", 1)
+    store = served.workspace.store
+    job, _ = store.submit(new_job())
+    log = begin(served.workspace, job, tmp_path / "a1").driver_log(0)
+    log.write_bytes(b"one\n")
+    client = served.client()
+    lines: list[bytes] = []
+    seen: list[Event] = []
+    following = [
+        threading.Thread(
+            target=lambda: lines.extend(part.data for part in Logs(client, job.id).follow())
+        ),
+        threading.Thread(target=lambda: seen.extend(follow(client, job.id))),
+    ]
+    for one in following:
+        one.start()
+    wait_until(lambda: b"".join(lines) == b"one\n" and len(seen) > 0, "both have begun")
+    store_away.set()
+    time.sleep(2.0)  # the streams end, and are asked for in vain
+    with log.open("ab") as file:
+        file.write(b"two\n")
+    store_away.clear()
+    end(served.workspace, job, tmp_path / "a1")
+    for one in following:
+        one.join(LONGEST_S)
+    assert b"".join(lines) == b"one\ntwo\n"
+    assert seen == store.events(job.id)
+
+
+def test_a_followed_log_ends_with_its_token(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "KNOWN_FOR_S", 0.1)
+    job, _ = served.workspace.store.submit(new_job())
+    begin(served.workspace, job, tmp_path / "a1").driver_log(0).write_bytes(b"one\n")
+    parts = Logs(served.client(), job.id).follow()
+    assert next(part.data for part in parts if part.data) == b"one\n"
+    users.revoke(served.workspace.store, "ada", by="root")
+    with pytest.raises(UsageError, match="revoked"):
+        for _ in parts:
+            pass
+
+
+@contextmanager
+def asked_at_once(served: Served, number: int, verb: str, path: str, **more: Any) -> Iterator[None]:
+    """Send requests that are answered only after the block."""
+    clients = [served.connection() for _ in range(number)]
+    threads = [
+        threading.Thread(target=one.whole, args=(verb, path), kwargs=more) for one in clients
+    ]
+    for one in threads:
+        one.start()
+    yield
+    for one in threads:
+        one.join(LONGEST_S)
+
+
+def test_storage_that_hangs_leaves_threads_for_others(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = served.workspace.blobs.add_file(Path(__file__)).key
+    is_back, hanging = threading.Event(), threading.Semaphore(0)
+    read = type(served.workspace.blobs).read
+
+    def hangs(*arguments: Any) -> bytes:
+        hanging.release()
+        is_back.wait(LONGEST_S)
+        return read(*arguments)
+
+    monkeypatch.setattr(type(served.workspace.blobs), "read", hangs)
+    other = Connection(served.connection("eve")._login, answer_s=10.0)
+    headers = {"Range": "bytes=0-9"}
+    with asked_at_once(served, 45, "GET", f"/v1/blobs/{key}", headers=headers), closing(other):
+        for _ in range(20):
+            assert hanging.acquire(timeout=LONGEST_S)
+        assert other.json("GET", "/v1/job-counts") is not None
+        assert not is_back.is_set()
+        is_back.set()
+
+
+def test_a_large_body_is_read_while_others_are_served(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_read, is_there = threading.Event(), threading.Event()
+    whole = bodies.object_in
+
+    def slow(data: bytes) -> dict[str, Any]:
+        if len(data) > app.MOST_ON_LOOP:
+            is_there.set()
+            is_read.wait(10.0)
+        return whole(data)
+
+    monkeypatch.setattr(app, "object_in", slow)
+    body = b'{"jobs": [' + b'"x",' * 5000 + b'"x"]}'
+    with asked_at_once(served, 1, "POST", "/v1/jobs:states", data=body):
+        assert is_there.wait(LONGEST_S)
+        other = Connection(served.connection("eve")._login, answer_s=5.0)
+        with closing(other):
+            assert other.json("GET", "/v1/health") == {"ok": True}
+        assert not is_read.is_set()
+        is_read.set()
+
+
+def test_a_question_has_a_smaller_limit_than_a_change(served: Served) -> None:
+    body = b'{"jobs": ["' + b"x" * (2 << 20) + b'"]}'
+    with pytest.raises(UsageError, match="at most 1048576 bytes"):
+        served.connection().whole("POST", "/v1/jobs:states", data=body)
+
+
+def test_threads_share_a_connection(served: Served) -> None:
+    server, failed = served.connection(), []
+
+    def ask() -> None:
+        try:
+            for _ in range(60):
+                assert server.json("GET", "/v1/user")["user"] == "ada"
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(LONGEST_S)
+    assert failed == []
+    assert 1 <= len(server._free) <= 3
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "said"),
+    [
+        (307, "", "sends elsewhere, to https://elsewhere/"),
+        (200, "<html>", "something else than JSON"),
+    ],
+)
+def test_what_is_no_server_of_rayjobs_is_named(status: int, text: str, said: str) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Location", "https://elsewhere/")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        login = Login(f"http://127.0.0.1:{server.server_address[1]}", "rj_x")
+        with closing(Connection(login)) as client, pytest.raises(UnreachableError, match=said):
+            client.json("GET", "/v1/user")
+        server.shutdown()
