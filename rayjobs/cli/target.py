@@ -235,8 +235,12 @@ def use(settings: Settings, name: str | None) -> None:
     if name is not None:
         from rayjobs.core.paths import home
         from rayjobs.target.record import load_target
+        from rayjobs.workspace import connection
 
-        load_target(name, home=home())  # its error names the targets that exist
+        if (server := connection.active()) is not None:
+            server.json("GET", f"/v1/targets/{name}")  # its error names the targets that exist
+        else:
+            load_target(name, home=home())
         use_target(name)
     found = default_target()
     if settings.as_json:

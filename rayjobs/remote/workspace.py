@@ -37,7 +37,7 @@ def open_server(server: Connection) -> OpenWorkspace:
     Raises:
         UnreachableError: the server cannot be reached, or refuses the token.
     """
-    facts = server.json("GET", "/v1/workspace")
+    facts = server.workspace()
     here = paths.home() / "servers" / facts["id"]
     here.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = HttpStore(server)

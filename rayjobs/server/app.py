@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
@@ -48,6 +49,7 @@ from rayjobs.server.bodies import MOST_BODY, MOST_QUESTION, bytes_of, object_in
 from rayjobs.server.pages import Lists, page_at, page_of_jobs
 from rayjobs.server.workers import in_thread, with_token
 from rayjobs.store.requests import EVERY_JOB, NewJob, NewRun
+from rayjobs.submit.project import LOCAL, TARGET_VARIABLE, stored_choice
 from rayjobs.workspace.blobs import check_key
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
@@ -213,8 +215,14 @@ def _refused(error: Exception, *, may_repeat: bool) -> Response:
 
 def _about(workspace: OpenWorkspace) -> Handler:
     async def about(_request: Request, _caller: Caller) -> Response:
+        target = os.environ.get(TARGET_VARIABLE) or await in_thread(stored_choice) or LOCAL
         return JSONResponse(
-            {"id": workspace.id, "name": workspace.name, "path": str(workspace.path)}
+            {
+                "id": workspace.id,
+                "name": workspace.name,
+                "path": str(workspace.path),
+                "default_target": target,
+            }
         )
 
     return about

@@ -64,7 +64,7 @@ def _facts(*texts: str, **more: Any) -> dict[str, Any]:
 
 # What the routes answer that are no methods of a store; a text names another kind than JSON.
 _ANSWERS: dict[tuple[str, str], Any] = {
-    ("GET", "/v1/workspace"): _facts("id", "name", "path"),
+    ("GET", "/v1/workspace"): _facts("id", "name", "path", "default_target"),
     ("GET", "/v1/user"): _facts("user", "role", "token", "expires_at"),
     ("GET", "/v1/jobs/{job_id}/logs"): {"type": "array", "items": _TEXT},
     ("GET", "/v1/jobs/{job_id}/log"): _BYTES,

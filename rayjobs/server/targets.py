@@ -13,6 +13,7 @@ from rayjobs.injob.messages import MessageError
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
 from rayjobs.server.workers import in_thread, with_target
+from rayjobs.submit import credentials
 from rayjobs.submit.submitting import wake_or_start
 from rayjobs.target import revive, starting, targets, wake_client
 from rayjobs.target.record import load_target
@@ -47,6 +48,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
         def call() -> bool:
             if request.query_params.get("start") == "1":
+                credentials.hand_on_own(workspace, name, home=home())
                 return not wake_or_start(workspace, name)
             try:
                 return starting.wake(name, home=home(), workspace=workspace.path)
@@ -58,6 +60,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     async def start(request: Request, _caller: Caller) -> Response:
         def call() -> str:
             name = _name_of(request)
+            credentials.hand_on_own(workspace, name, home=home())
             return starting.ensure_target(name, home=home(), workspace=workspace.path).version
 
         return JSONResponse({"version": await with_target(call)})

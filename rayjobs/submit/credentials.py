@@ -79,6 +79,15 @@ def own_needs(workspace: OpenWorkspace) -> set[str]:
     return found | ({"PGPASSWORD"} if store_address(workspace.path) is not None else set())
 
 
+def hand_on_own(workspace: OpenWorkspace, target: str, *, home: Path) -> None:
+    """Store what this process has to reach the workspace itself, for a target that it starts.
+
+    Raises:
+        UsageError: the target's secrets file cannot be used.
+    """
+    hand_on(Needs(optional=own_needs(workspace)), target, home=home)
+
+
 def _registry_password(spec: JobSpec) -> str | None:
     """Return the variable that holds the password of the image's registry."""
     registry = None if spec.container is None else spec.container.registry

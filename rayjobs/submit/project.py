@@ -13,6 +13,7 @@ from rayjobs.core.errors import Problem, RayjobsError, SpecError
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.text import counted
+from rayjobs.workspace import connection
 
 FILE = "rayjobs.yaml"
 TARGET_VARIABLE = "RAYJOBS_TARGET"
@@ -104,7 +105,8 @@ def load_project(start: Path | None = None) -> Project:
 def default_target(project: Project | None = None) -> TargetChoice:
     """Return the target of jobs that name none.
 
-    Order: ``RAYJOBS_TARGET``, the project's `rayjobs.yaml`, ``rayjobs target use``, ``local``.
+    Order: ``RAYJOBS_TARGET``, the project's `rayjobs.yaml`, ``rayjobs target use``, what the server
+    says that this process uses, ``local``.
 
     Args:
         project: The project's defaults; None looks for them from the working directory upward.
@@ -121,6 +123,8 @@ def default_target(project: Project | None = None) -> TargetChoice:
     chosen = stored_choice()
     if chosen:
         return TargetChoice(chosen, "rayjobs target use")
+    if (server := connection.active()) is not None:
+        return TargetChoice(str(server.workspace()["default_target"]), server.address)
     return TargetChoice(LOCAL, "default")
 
 

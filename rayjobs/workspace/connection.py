@@ -105,9 +105,16 @@ class Connection:
                 raise UsageError(f"{one!r} is not the address of a server; write https://HOST:PORT")
         self._login = login
         self._number = 0
+        self._workspace: dict[str, Any] | None = None
         # Connections without a request, and those whose answer somebody reads; to which server.
         self._free: list[tuple[int, http.client.HTTPConnection]] = []
         self._read: list[http.client.HTTPConnection] = []
+
+    def workspace(self) -> dict[str, Any]:
+        """Return the id, name, path and default target of the server's workspace; asked once."""
+        if self._workspace is None:
+            self._workspace = dict(self.json("GET", "/v1/workspace"))
+        return self._workspace
 
     @property
     def address(self) -> str:

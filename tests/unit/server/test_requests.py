@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rayjobs.core import paths
 from rayjobs.core.errors import NotFoundError, RayjobsError, SpecError, StoreError, UsageError
 from rayjobs.jobs.records import Job, MetricPoint, ModelDraft, ModelFile
 from rayjobs.models import uploaded
@@ -21,8 +22,10 @@ from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
 from rayjobs.store.requests import JobChanges, JobFilter, NewJob
-from rayjobs.submit import submitting
+from rayjobs.submit import credentials, project, submitting
 from rayjobs.target import elsewhere
+from rayjobs.target.secrets import TargetSecrets
+from rayjobs.workspace import connection
 from rayjobs.workspace.connection import Connection, Login
 from tests.unit.server.conftest import Served
 
@@ -144,14 +147,6 @@ def test_a_malformed_body_is_refused(served: Served, body: bytes) -> None:
     assert refused.type is UsageError
 
 
-def test_a_body_that_is_too_large_is_refused(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rayjobs.server.bodies.MOST_BODY", 1000)
-    with pytest.raises(UsageError, match="at most"):
-        served.connection().json("POST", "/v1/jobs:list", body={"which": "x" * 2000})
-
-
 def test_a_spec_is_checked_again(served: Served) -> None:
     spec = JobSpec(command="true").model_copy(update={"target": "nowhere"})
     new = NewJob(spec=spec, experiment="e", snapshot=None, user="")
@@ -215,6 +210,29 @@ def test_the_servers_folder_is_not_looked_at_by_a_client(
 
     monkeypatch.setattr(elsewhere, "find_quietly", looks)
     submitting.check(served.client(), JobSpec(command="true"))
+
+
+def test_the_servers_choice_is_the_default_target(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAYJOBS_TARGET", raising=False)
+    assert project.default_target().name == "local"
+    monkeypatch.setattr("rayjobs.server.app.stored_choice", lambda: "cluster")
+    monkeypatch.setattr(connection, "_is_allowed", True)
+    monkeypatch.setattr(connection, "_active", served.connection())
+    assert project.default_target() == project.TargetChoice("cluster", served.address)
+
+
+def test_a_target_that_the_server_starts_reaches_the_workspace(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "s3cret")
+    monkeypatch.setattr(credentials, "own_needs", lambda _: {"PGPASSWORD"})
+    monkeypatch.setattr("rayjobs.server.targets.wake_or_start", lambda *_: False)
+    path = "/v1/targets/local/wake"
+    served.connection().json("POST", path, query={"start": "1"})
+    kept = TargetSecrets("local", home=paths.home()).all()
+    assert kept["PGPASSWORD"].value == "s3cret"
 
 
 def draft_of(name: str, blob: str = "files/sha256/ab/abcd") -> ModelDraft:
