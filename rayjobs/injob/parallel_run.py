@@ -47,19 +47,36 @@ def main(script: str, arguments: Sequence[str]) -> int:
 
     worker = Worker(script, arguments)
     try:
-        worker.start()
         if rank == 0:
+            worker.start()
             _lead(settings, worker, say)
         else:
-            with Caller() as caller:
-                _work(caller, settings, worker, say)
+            _follow(settings, worker, say)
     except StoppedError as error:
-        # Rank 0 reports it, and its end is the job's.
+        # Rank 0 has the reason from the ledger, and its end is the job's.
         print("ERROR parallel run: %s" % error, file=sys.stderr, flush=True)
         return 1 if rank == 0 else 0
     finally:
         worker.end()
     return 0
+
+
+def _follow(settings: Settings, worker: Worker, say: Any) -> None:
+    """Process the mini-batches that rank 0 hands out.
+
+    Raises:
+        OSError: rank 0 cannot be reached.
+        StoppedError: see `_work`; rank 0 has the reason.
+    """
+    try:
+        worker.start()
+    except StoppedError as error:
+        # Rank 0 waits for each rank: one that ended without a word would leave it waiting for ever.
+        with Caller() as caller:
+            caller.stop(str(error))
+        raise
+    with Caller() as caller:
+        _work(caller, settings, worker, say)
 
 
 def _lead(settings: Settings, worker: Worker, say: Any) -> None:
@@ -80,6 +97,8 @@ def _lead(settings: Settings, worker: Worker, say: Any) -> None:
     finally:
         if server is not None:
             server.wait_for_ends()
+    if ledger.stop_reason is not None:
+        say("WARNING", "all mini-batches are done, but on another process: %s" % ledger.stop_reason)
     say("INFO", ledger.summary())
     if settings.appends and settings.output is not None:
         folder = os.environ["AZUREML_DATAREFERENCE_%s" % settings.output]
