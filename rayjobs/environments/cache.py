@@ -9,11 +9,14 @@ kernel on ``<key>.lock`` says that a process builds or removes it: it ends with 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +94,15 @@ class Cache:
         """Return its interpreter."""
         return self.folder(key) / "bin" / "python"
 
+    def names(self, key: str) -> Iterator[str]:
+        """Yield the names under which an environment may be: its key, then without end others.
+
+        One that must be built again while attempts still use it is built under the next name.
+        """
+        yield key
+        for number in itertools.count(2):
+            yield hashlib.sha256(f"{key} {number}".encode()).hexdigest()[: len(key)]
+
     def lock_of(self, name: str) -> Path:
         """Return the lock file of an environment or a request."""
         return self.root / f"{name}.lock"
@@ -127,7 +139,7 @@ class Cache:
         return folder
 
     def finish(self, key: str, venv: Path, lock: str, record: dict[str, Any]) -> None:
-        """Make a whole environment visible under its name. Hold the lock."""
+        """Make a whole environment visible under its name, which is unused. Hold the lock."""
         (venv / LOCK).write_text(lock)
         (venv / RECORD).write_text(json.dumps(record))
         sync_file_system(venv)
@@ -141,7 +153,10 @@ class Cache:
             venv.rename(place)
 
     def begin_in_place(self, key: str) -> Path:
-        """Return the empty place of an environment that cannot be moved. Hold the lock."""
+        """Return the empty place of an environment that cannot be moved, and that is unused.
+
+        Hold the lock.
+        """
         place = self.folder(key)
         shutil.rmtree(place, ignore_errors=True)
         return place

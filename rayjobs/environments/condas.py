@@ -245,3 +245,20 @@ def explicit(prefix: Path) -> str:
         digest = values.get("md5")
         lines.append(values["url"] + (f"#{digest}" if digest else ""))
     return "".join(f"{line}\n" for line in [_EXPLICIT, *lines])
+
+
+def to_compile(prefix: Path) -> list[str]:
+    """Return the folders of packages in which a module has no bytecode; py-rattler makes some."""
+    return [str(one) for one in prefix.glob("lib/python*/site-packages") if _lacks_bytecode(one)]
+
+
+def _lacks_bytecode(packages: Path) -> bool:
+    for folder, _, files in os.walk(packages):
+        modules = {name[:-3] for name in files if name.endswith(".py")}
+        if modules:
+            compiled = {
+                one.name.partition(".")[0] for one in Path(folder).glob("__pycache__/*.pyc")
+            }
+            if not modules <= compiled:
+                return True
+    return False

@@ -100,14 +100,29 @@ class Environments:
         key = request.key(lock)
         if adds_horovod := work.uses_horovod and work.image is None and locks.has_own_torch(lock):
             key = adding.key_with(key)
-        async with self._alone(key, work):
-            built = not await self._is_usable(key, work)
-            if built:
+        async with self._placed(key, work) as (key, is_usable):
+            if not is_usable:
                 await self._build(key, lock, request, base, work, adds_horovod=adds_horovod)
             self._cache.touch(key)
-            found = Realised(str(self._cache.python(key)), key, lock, built)
+            found = Realised(str(self._cache.python(key)), key, lock, built=not is_usable)
             _note_use(work.paths, found)
         return found
+
+    @asynccontextmanager
+    async def _placed(self, key: str, work: Work) -> AsyncIterator[tuple[str, bool]]:
+        """Hold the lock of an environment; yields its name, and whether it is usable.
+
+        If it is not, attempts that run use nothing below its name: it may be made there.
+        """
+        for name in self._cache.names(key):
+            async with self._alone(name, work):
+                is_usable = await self._is_usable(name, work)
+                if is_usable or not await asyncio.to_thread(self._is_in_use, name):
+                    yield name, is_usable
+                    return
+
+    def _is_in_use(self, name: str) -> bool:
+        return self._cache.folder(name).exists() and bool(self._cache.used_by().get(name))
 
     async def _is_usable(self, key: str, work: Work) -> bool:
         """Whether an environment is whole, and as it was built. Hold the lock."""
@@ -117,6 +132,7 @@ class Environments:
             return True
         changed = await asyncio.to_thread(changes.found, self._cache.folder(key))
         if changed:
+            self._cache.discard(key)  # others are not given it again
             text = f"an environment that was changed is built again: {changes.sentence(changed)}"
             work.tell(text, {"step": "changed", "key": key, "files": changed[:100]})
         return not changed
@@ -187,7 +203,12 @@ class Environments:
         if lock is None:
             return None
         key = request.key(lock) if of_conda is None else _key_of_conda(request, of_conda, lock)
-        return key if self._cache.is_whole(key) else None
+        for name in self._cache.names(key):
+            if self._cache.is_whole(name):
+                return name
+            if not self._cache.folder(name).exists():
+                break
+        return None
 
     async def _request(
         self, asked: Mapping[str, Any], work: Work
@@ -280,16 +301,15 @@ class Environments:
         key = _key_of_conda(request, wanted, lock)
         if work.uses_horovod and work.image is None:
             key = adding.key_with(key)
-        async with self._alone(key, work):
-            built = not await self._is_usable(key, work)
-            if built:
+        async with self._placed(key, work) as (key, is_usable):
+            if not is_usable:
                 lock = await self._build_conda(key, lock, wanted, conda, request, work)
             else:
                 lock = self._cache.lock_text(key) or lock
             self._cache.keep_resolved(digest, lock)
             await asyncio.to_thread(work.publish, lock)
             self._cache.touch(key)
-            found = Realised(str(self._cache.python(key)), key, lock, built)
+            found = Realised(str(self._cache.python(key)), key, lock, built=not is_usable)
             _note_use(work.paths, found)
         return found
 
@@ -347,7 +367,7 @@ class Environments:
                 if adding.TORCH in has.versions and "horovod" not in has.versions:
                     await self._add_horovod(prefix, work)
             # A job sees it read-only: no script of a job writes bytecode there.
-            if folders := await asyncio.to_thread(_to_compile, prefix):
+            if folders := await asyncio.to_thread(condas.to_compile, prefix):
                 compiling = [path, "-I", "-S", "-c", _COMPILE, *folders]
                 doing = "the packages cannot be compiled"
                 await self._run(compiling, work, doing, writes=(prefix,))
@@ -635,23 +655,6 @@ def _version_of(prefix: Path) -> str:
 def _key_of_conda(request: Request, wanted: condas.Asked, lock: str) -> str:
     """Return an environment's name; a program of the node has made no lock before it installs."""
     return request.key_of_conda("" if wanted.command else condas.split(lock)[0])
-
-
-def _to_compile(prefix: Path) -> list[str]:
-    """Return the folders of packages in which a module has no bytecode; py-rattler makes some."""
-    return [str(one) for one in prefix.glob("lib/python*/site-packages") if _lacks_bytecode(one)]
-
-
-def _lacks_bytecode(packages: Path) -> bool:
-    for folder, _, files in os.walk(packages):
-        modules = {name[:-3] for name in files if name.endswith(".py")}
-        if modules:
-            compiled = {
-                one.name.partition(".")[0] for one in Path(folder).glob("__pycache__/*.pyc")
-            }
-            if not modules <= compiled:
-                return True
-    return False
 
 
 def _packages_of(prefix: Path) -> Base:

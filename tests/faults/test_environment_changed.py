@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,8 @@ def test_what_was_added_or_removed_counts_and_compiled_files_do_not(
     assert environments.changed_since(found.key) == said, "others may have run in it, too"
     again, wish = builder.build(*lines)
     assert again.built and "changed" not in wish.steps
-    module.unlink()
-    assert environments.changed_since(found.key).endswith("tiny_tool.py is missing")
+    module_of(again)[0].unlink()
+    assert environments.changed_since(again.key).endswith("tiny_tool.py is missing")
 
 
 def test_other_environments_of_the_same_packages_do_not_change(
@@ -124,7 +125,7 @@ def test_an_environment_that_was_built_where_jobs_could_not_write_is_built_again
     assert os.stat(module_of(again)[0]).st_nlink == 1
     builder.is_open = False
     assert builder.build(*lines)[0].built is False
-    assert first.key == again.key
+    assert first.key != again.key, "the first attempt still uses its own"
 
 
 def test_one_that_is_about_to_be_used_is_left_to_its_user(
@@ -135,3 +136,32 @@ def test_one_that_is_about_to_be_used_is_left_to_its_user(
     with locked_if_free(Cache(builder.node.environments).lock_of(found.key)):
         assert builder.environments().changed_since(found.key) == ""
     assert builder.environments().changed_since(found.key) != ""
+
+
+@pytest.mark.parametrize("of_conda", [False, True])
+def test_an_environment_in_use_is_built_again_under_another_name(
+    builder: Builder, lines: list[str], tmp_path: Path, *, of_conda: bool
+) -> None:
+    """A job imports from it later, and its loaders start processes from it."""
+    asked: dict[str, Any] = {}
+    if of_conda:
+        channel = Channel(tmp_path / "channel")
+        channel.add_library("tiny-tool", value="good")
+        channel.index()
+        asked, lines = {"conda": ["tiny-tool"], "channels": [channel.url]}, []
+    first, runs = builder.build(*lines, **asked)
+    module, _ = module_of(first)
+    inode = module.stat().st_ino
+    (module.parent / "new.py").write_text("pip install does this")
+    second, wish = builder.build(*lines, **asked)
+    assert second.built and "changed" in wish.steps and second.key != first.key
+    assert module.stat().st_ino == inode, "the first attempt still has what it began with"
+    assert builder.environments().changed_since(first.key).endswith("new.py is new")
+    assert builder.environments().changed_since(second.key) == ""
+    third, wish = builder.build(*lines, **asked)
+    assert (third.key, third.built, wish.steps) == (second.key, False, [])
+    shutil.rmtree(runs.work.paths.root)
+    write_over(module_of(second)[0])
+    fourth, _ = builder.build(*lines, **asked)
+    assert fourth.built and fourth.key == first.key, "its name is free again"
+    assert module_of(second)[1] == "evil" and module_of(fourth)[1] == "good"

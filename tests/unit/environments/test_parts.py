@@ -15,7 +15,7 @@ import pytest
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import locked_if_free
-from rayjobs.environments import building, interpreter, realise, settings
+from rayjobs.environments import building, condas, interpreter, settings
 from rayjobs.environments.cache import RECORD, Cache
 from rayjobs.housekeeping import scratch
 from rayjobs.housekeeping.doctor.findings import DoctorContext
@@ -300,10 +300,10 @@ def test_an_environment_whose_packages_change_is_another_for_warm_interpreters(
 def test_packages_of_conda_that_have_their_bytecode_are_not_compiled(tmp_path: Path) -> None:
     package = tmp_path / "lib" / "python3.11" / "site-packages" / "tiny"
     package.mkdir(parents=True)
-    assert realise._to_compile(tmp_path) == []
+    assert condas.to_compile(tmp_path) == []
     (package / "__init__.py").touch()
-    assert realise._to_compile(tmp_path) == [str(package.parent)]
+    assert condas.to_compile(tmp_path) == [str(package.parent)]
     compileall.compile_dir(package, quiet=2)
-    assert realise._to_compile(tmp_path) == []
+    assert condas.to_compile(tmp_path) == []
     (package / "more.py").touch()
-    assert realise._to_compile(tmp_path) == [str(package.parent)]
+    assert condas.to_compile(tmp_path) == [str(package.parent)]

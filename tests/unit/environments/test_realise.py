@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,7 +128,8 @@ def test_an_interpreter_that_has_gone_lets_an_environment_be_built_again(
 
 
 def test_what_a_dead_build_left_is_removed_and_never_used(builder: Builder, wheels: Path) -> None:
-    first, _ = builder.build(*lines(wheels, "tiny-tool"))
+    first, wish = builder.build(*lines(wheels, "tiny-tool"))
+    shutil.rmtree(wish.work.paths.root)  # its attempt is over: the name may be used again
     cache = Cache(builder.node.environments)
     torn = cache.building / f"{first.key}-1-2"
     (torn / "venv" / "bin").mkdir(parents=True)
