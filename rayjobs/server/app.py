@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -35,6 +34,7 @@ from rayjobs.remote.operations import OPERATIONS, Operation
 from rayjobs.server import (
     datastores,
     events,
+    hiding,
     jobs,
     login,
     metrics,
@@ -295,7 +295,7 @@ def _operation(workspace: OpenWorkspace, one: Operation, lists: Lists) -> Handle
                         lambda: method(*bound.args, **bound.kwargs), size, cursor
                     )
                 answer = {"items": encode(items), "next": following}
-            return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+            return hiding.text_for(answer, caller).encode()
 
         started_s = time.perf_counter()
         answer = await in_thread(call)

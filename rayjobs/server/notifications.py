@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rayjobs.server import hiding
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
 from rayjobs.server.workers import in_thread
@@ -24,7 +25,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         found = await in_thread(notifications.subscriptions, store)
         sees_all = caller.token.role >= Role.ADMIN
         shown = [one for one in found if sees_all or one.user in (None, caller.user)]
-        return JSONResponse([_row(one) for one in shown])
+        return JSONResponse([_row(one, caller) for one in shown])
 
     async def add(request: Request, caller: Caller) -> Response:
         body = await body_of(request)
@@ -38,7 +39,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             user = None if everyone else caller.user
             return notifications.subscribe(store, receiver, user=user, by=caller.user)
 
-        return JSONResponse(_row(await in_thread(call)))
+        return JSONResponse(_row(await in_thread(call), caller))
 
     async def remove(request: Request, caller: Caller) -> Response:
         only_of = None if caller.token.role >= Role.ADMIN else caller.user
@@ -53,5 +54,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     ]
 
 
-def _row(one: Subscription) -> dict[str, Any]:
-    return {"id": one.id, "user": one.user, "receiver": one.receiver, "by": one.by}
+def _row(one: Subscription, caller: Caller) -> dict[str, Any]:
+    is_owner = caller.token.role >= Role.ADMIN or caller.user == one.user
+    receiver = one.receiver if is_owner else hiding.shown(one.receiver)
+    return {"id": one.id, "user": one.user, "receiver": receiver, "by": one.by}

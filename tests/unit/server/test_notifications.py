@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.workspace import notifications
 from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served
@@ -39,3 +41,35 @@ def test_a_malformed_receiver_is_refused(served: Served, body: dict[str, object]
 def test_what_is_no_receiver_is_refused(served: Served) -> None:
     with pytest.raises(UsageError, match="web address"):
         served.connection("ada").json("POST", PATH, body={"receiver": "file:///etc/passwd"})
+
+
+HOOK = "failed=https://hooks.example.org/services/T0/SECRET"
+
+
+def test_the_address_of_a_receiver_is_its_owners_and_admins_alone(served: Served) -> None:
+    root, eve = served.connection("root", Role.ADMIN), served.connection("eve")
+    made = root.json("POST", PATH, body={"receiver": HOOK, "everyone": True})
+    assert made["receiver"] == HOOK == root.json("GET", PATH)[0]["receiver"]
+    assert [one["receiver"] for one in eve.json("GET", PATH)] == [
+        "failed=https://hooks.example.org/…"
+    ]
+
+
+def test_the_receivers_of_a_job_are_its_users_and_admins_alone(served: Served) -> None:
+    ada, eve = served.client("ada"), served.client("eve")
+    spec = JobSpec(command="true", notify=(HOOK, "ada@example.org"))
+    job, _ = ada.store.submit(NewJob(spec=spec, experiment="e", snapshot=None, user=""))
+    root = served.client("root", Role.ADMIN)
+    for client, sees in ((ada, spec.notify), (root, spec.notify), (eve, ("ada@example.org",))):
+        assert client.store.job(job.id).spec.notify == sees
+        assert client.store.jobs()[0].spec.notify == sees
+        assert client.store.find(job.id).spec.notify == sees
+
+
+def test_the_receivers_of_a_published_pipeline_are_its_authors(served: Served) -> None:
+    ada, eve = served.client("ada"), served.client("eve")
+    definition = {"steps": [{"job": {"notify": [HOOK], "user": ""}}], "notify": [HOOK]}
+    made = ada.store.publish_pipeline(definition, name="nightly")
+    assert ada.store.published_pipeline(made.id).spec == definition
+    assert "SECRET" not in str(eve.store.published_pipelines())
+    assert "SECRET" not in str(eve.store.published_pipeline(made.id))

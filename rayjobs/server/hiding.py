@@ -1,0 +1,70 @@
+"""What of one user's records others do not see: web addresses of notifications are secrets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rayjobs.server.access import Caller
+from rayjobs.spec.notify import Receiver
+from rayjobs.workspace.users import Role
+
+MARK = '"notify":["'  # in compact JSON: a list of receivers that is not empty
+
+
+def text_for(value: Any, caller: Caller) -> str:
+    """Return JSON data as text, without what the caller must not see."""
+    text = _json(value)
+    # Most answers have no receivers, and are not walked through.
+    if caller.token.role < Role.ADMIN and MARK in text:
+        return _json(without_receivers(value, caller.user))
+    return text
+
+
+def without_receivers(value: Any, user: str, owner: str | None = None) -> Any:
+    """Return JSON data without the web addresses of notifications of others than `user`.
+
+    They are left out and not shortened: a job that is submitted from another user's spec must not
+    send to half an address.
+
+    Args:
+        value: An answer.
+        user: Who gets it.
+        owner: Whose it is; a record within it can say that it is someone else's.
+    """
+    if isinstance(value, list):
+        return [without_receivers(one, user, owner) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    owner = _owner(value) or owner
+    return {
+        name: [text for text in one if not _is_hidden(text)]
+        if name == "notify" and isinstance(one, list) and owner != user
+        else without_receivers(one, user, owner)
+        for name, one in value.items()
+    }
+
+
+def shown(text: str) -> str:
+    """Return a receiver as others may see it."""
+    receiver = Receiver.of(text)
+    return str(Receiver(receiver.shown, receiver.on))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _owner(record: Mapping[str, Any]) -> str | None:
+    job = record.get("job")
+    for holder in (record, job if isinstance(job, Mapping) else {}):
+        for name in ("user", "created_by"):
+            found = holder.get(name)
+            if isinstance(found, str) and found:
+                return found
+    return None
+
+
+def _is_hidden(text: object) -> bool:
+    return isinstance(text, str) and "://" in text
