@@ -51,9 +51,17 @@ Examples:
 @click.option(
     "--oidc-default",
     type=click.Choice(["none", "viewer", "submitter"]),
-    default="submitter",
+    default="none",
     show_default=True,
-    help="The role of users without such a group.",
+    help="The role of users without such a group: of everybody whom the provider knows. Who may "
+    "submit runs code as the target's user.",
+)
+@click.option(
+    "--oidc-domain",
+    "oidc_domains",
+    metavar="DOMAIN",
+    multiple=True,
+    help="Let in only users with a verified mailbox of this domain; repeatable.",
 )
 @common_options
 @click.pass_obj
@@ -70,6 +78,7 @@ def serve(
     oidc_groups: str,
     oidc_roles: tuple[str, ...],
     oidc_default: str,
+    oidc_domains: tuple[str, ...],
 ) -> None:
     """Serve the workspace to clients with tokens (`rayjobs user add`).
 
@@ -94,7 +103,10 @@ def serve(
             groups=oidc_groups,
             roles=oidc_roles,
             default=oidc_default,
+            domains=oidc_domains,
         )
+        if oidc_default != "none" and not oidc_domains:
+            settings.note(f"everybody whom {oidc_issuer} knows gets the role {oidc_default}")
     with settings.open(create=True) as workspace:
         is_alone = host in ("127.0.0.1", "::1", "localhost")
         if tls_cert is None and not is_alone:

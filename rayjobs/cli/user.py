@@ -31,6 +31,10 @@ Examples:
   rayjobs user ls
   rayjobs user ls --audit
 """
+LINK_EPILOG = """\b
+Examples:
+  rayjobs user link ada --issuer https://id.example.org/realms/team --subject 248289761001
+"""
 REVOKE_EPILOG = """\b
 Examples:
   rayjobs user revoke ada
@@ -101,6 +105,26 @@ def ls(settings: Settings, audit: bool) -> None:
     for token in found:
         state = "revoked" if token.revoked_at else f"until {token.expires_at:%Y-%m-%d}"
         click.echo(f"{token.id}  {token.user:<20}  {token.role.name.lower():<9}  {state}")
+
+
+@user.command(epilog=LINK_EPILOG)
+@click.argument("name", metavar="USER")
+@click.option("--issuer", required=True, metavar="URL", help="The provider, as ID tokens name it.")
+@click.option("--subject", required=True, metavar="ID", help="The user there: `sub` of ID tokens.")
+@common_options
+@click.pass_obj
+def link(settings: Settings, name: str, issuer: str, subject: str) -> None:
+    """Let a person who logs in by OpenID Connect have a name that is taken here.
+
+    The first login binds a name by itself, unless `rayjobs user add` gave it before.
+    """
+    from rayjobs.workspace import connection, users
+
+    connection.refuse("`rayjobs user`")
+    identity = users.Identity(issuer=issuer, subject=subject)
+    with settings.open() as workspace:
+        users.link(workspace.store, name, identity, by=user_name())
+    settings.note(f"{name} is {subject} of {issuer}")
 
 
 @user.command(epilog=REVOKE_EPILOG)

@@ -21,7 +21,7 @@ from rayjobs.core.errors import UnreachableError, UsageError
 from rayjobs.server.access import Refusal
 from rayjobs.store.base import Store
 from rayjobs.workspace import users
-from rayjobs.workspace.users import Role, Token
+from rayjobs.workspace.users import Identity, Role, Token
 
 WELL_KNOWN = "/.well-known/openid-configuration"
 # Of public keys alone: with a symmetric one, the public key would be the password.
@@ -30,6 +30,7 @@ LEEWAY_S = 60
 TIMEOUT_S = 10.0
 KEPT_S = 3600.0
 DAYS = 7.0
+GOOGLE = "https://accounts.google.com"
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -44,6 +45,7 @@ class Settings:
         groups: The claim with a user's groups.
         roles: Group → role; a user has the highest.
         default: The role of a user without such a group; None: refused.
+        domains: Of mailboxes; others are refused. Empty: all are let in.
         days: How long a token is valid.
     """
 
@@ -52,7 +54,8 @@ class Settings:
     claim: str = "preferred_username"
     groups: str = "groups"
     roles: Mapping[str, Role] = field(default_factory=dict)
-    default: Role | None = Role.SUBMITTER
+    default: Role | None = None
+    domains: Sequence[str] = ()
     days: float = DAYS
 
 
@@ -92,13 +95,16 @@ class Provider:
         """Return a new token of the user whom an ID token names.
 
         Raises:
-            Refusal: the ID token is not valid here, or the user has no role.
+            Refusal: the ID token is not valid here, the user has no role, or the name belongs to
+                another user of this workspace.
             UnreachableError: the provider does not answer.
         """
         claims = self._claims(text)
+        self._check_domain(claims)
         name, role = self._user(claims), self._role(claims)
+        identity = Identity(issuer=claims["iss"], subject=claims["sub"])
         try:
-            return users.add(store, name, role, by="openid", days=self.settings.days)
+            return users.login(store, name, role, identity, days=self.settings.days)
         except UsageError as error:
             raise Refusal(403, str(error)) from None
 
@@ -126,6 +132,22 @@ class Provider:
         if is_shared and claims.get("azp") != settings.client_id:
             raise Refusal(401, "the ID token was made for another program")
         return claims
+
+    def _check_domain(self, claims: Mapping[str, Any]) -> None:
+        """Refuse a user of another organization; a provider may know everybody in the world."""
+        domains = self.settings.domains
+        if not domains:
+            return
+        # Google lets anybody have an account with any mailbox; `hd` says whose account it is.
+        found = claims.get("hd")
+        if (
+            found is None
+            and self.settings.issuer != GOOGLE
+            and claims.get("email_verified") is True
+        ):
+            found = str(claims.get("email", "")).rpartition("@")[2]
+        if not isinstance(found, str) or found.lower() not in domains:
+            raise Refusal(403, f"only users of {', '.join(domains)} may log in here")
 
     def _user(self, claims: Mapping[str, Any]) -> str:
         claim = self.settings.claim

@@ -50,6 +50,7 @@ def provider_of(
     groups: str,
     roles: Sequence[str],
     default: str,
+    domains: Sequence[str] = (),
 ) -> Provider:
     """Return the provider of logins by OpenID Connect.
 
@@ -62,6 +63,15 @@ def provider_of(
         raise UsageError(
             f"logins by OpenID Connect need {error.name}: pip install 'rayjobs[server]'"
         ) from error
+    if default == "none" and not roles:
+        raise UsageError(
+            "nobody could log in: give the role of a group, such as --oidc-role "
+            "submitter=researchers, or --oidc-default, the role of everybody whom the provider "
+            "knows"
+        )
+    for domain in domains:
+        if not domain or "@" in domain or domain != domain.strip():
+            raise UsageError(f"{domain!r} is not the domain of mailboxes, such as example.org")
     known = {}
     for text in roles:
         name, sign, group = text.partition("=")
@@ -76,6 +86,7 @@ def provider_of(
             groups=groups,
             roles=known,
             default=None if default == "none" else role_of(default),
+            domains=tuple(one.lower() for one in domains),
         )
     )
 

@@ -689,6 +689,9 @@ class Store(
     def set_meta(self, key: str, value: str | None) -> None:
         """Set a value of the store's own; None removes it."""
 
+    def claim_meta(self, key: str, value: str) -> str:
+        """Set a value of the store's own if there is none; return the one that is there now."""
+
     def facts(self) -> StoreFacts:
         """Return what is known of the store's server, or its library."""
 

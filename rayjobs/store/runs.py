@@ -291,6 +291,18 @@ class RunsPart(Part):
                 {"key": key, "value": value},
             )
 
+    def claim_meta(self, key: str, value: str) -> str:
+        """See `Store.claim_meta`."""
+        with self._database.write(durable=True) as connection:
+            connection.execute(
+                "INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO NOTHING",
+                {"key": key, "value": value},
+            )
+            [kept] = connection.execute(
+                "SELECT value FROM meta WHERE key = :key", {"key": key}
+            ).fetchone()
+        return str(kept)
+
     def program_setting(self, key: str) -> str | None:
         """See `Store.program_setting`."""
         return self.meta(PROGRAMS + key)

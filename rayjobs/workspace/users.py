@@ -25,7 +25,9 @@ from rayjobs.store.base import Store
 PREFIX = "rj_"
 DAYS = 90.0
 _TOKEN = "token:"
+_IDENTITY = "identity:"
 _AUDIT = "audit:"
+OPENID = "openid"  # who makes the tokens of logins
 HTTP_AUDIT = "audit-http:"  # lists of changes over HTTP
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")
 
@@ -66,6 +68,21 @@ class Token:
         return "this token has expired" if now >= self.expires_at else ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who a user's name stands for: a subject of an issuer of OpenID Connect.
+
+    Both are empty for a name that this workspace itself gave (`rayjobs user add`). Names can be
+    changed and given again at a provider, and only the pair never means someone else.
+    """
+
+    issuer: str = ""
+    subject: str = ""
+
+
+LOCAL = Identity()
+
+
 def role_of(text: str) -> Role:
     """Return the role with a name.
 
@@ -87,10 +104,60 @@ def add(
     Raises:
         UsageError: the name or the time is not valid.
     """
+    _check_name(user)
+    store.claim_meta(_IDENTITY + user, _identity_text(LOCAL))
+    return _made(store, user, role, by=by, days=days, now=now)
+
+
+def login(
+    store: Store, user: str, role: Role, identity: Identity, *, days: float
+) -> tuple[Token, str]:
+    """Make a token for a user whom a provider has identified, as `add`.
+
+    The first login binds the name to the identity.
+
+    Raises:
+        UsageError: the name or the time is not valid, or the name stands for someone else.
+    """
+    _check_name(user)
+    key, wanted = _IDENTITY + user, _identity_text(identity)
+    kept = store.meta(key)
+    if kept is None:  # tokens of earlier versions have no identity
+        is_local = any(one.user == user and one.created_by != OPENID for one in all_tokens(store))
+        kept = store.claim_meta(key, _identity_text(LOCAL) if is_local else wanted)
+    if kept != wanted:
+        raise UsageError(
+            f"the name {user!r} belongs to another user here. If it is the same person, an admin "
+            f"says so on the server's machine: rayjobs user link {user} --issuer "
+            f"{identity.issuer} --subject {identity.subject}"
+        )
+    return _made(store, user, role, by=OPENID, days=days)
+
+
+def link(store: Store, user: str, identity: Identity, *, by: str) -> None:
+    """Let a name stand for an identity from now on, whatever it stood for.
+
+    Raises:
+        UsageError: the name is not valid, or half of the identity is missing.
+    """
+    _check_name(user)
+    if not identity.issuer or not identity.subject:
+        raise UsageError("give the issuer and the subject")
+    store.set_meta(_IDENTITY + user, _identity_text(identity))
+    row = {"change": "link", "user": user, "issuer": identity.issuer, "subject": identity.subject}
+    _audit(store, row, by=by, at=datetime.now(UTC))
+
+
+def _check_name(user: str) -> None:
     if not _NAME.match(user):
         raise UsageError(
             f"{user!r} is not a user's name; use letters, digits, and ._@- after the first"
         )
+
+
+def _made(
+    store: Store, user: str, role: Role, *, by: str, days: float, now: datetime | None = None
+) -> tuple[Token, str]:
     if not 0 < days <= 3650:
         raise UsageError(f"a token is valid for up to 3650 days, not {days:g}")
     at = now or datetime.now(UTC)
@@ -104,7 +171,7 @@ def add(
         expires_at=at + timedelta(days=days),
     )
     store.set_meta(_key(text), _text(made))
-    _audit(store, "add", made, by=by, at=at)
+    _audit(store, _change("add", made), by=by, at=at)
     return made, text
 
 
@@ -139,7 +206,7 @@ def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> 
         if token.revoked_at is None:
             revoked = replace(token, revoked_at=at)
             store.set_meta(key, _text(revoked))
-            _audit(store, "revoke", revoked, by=by, at=at)
+            _audit(store, _change("revoke", revoked), by=by, at=at)
             ended.append(revoked)
     return ended
 
@@ -157,16 +224,18 @@ def http_audit(store: Store) -> list[Mapping[str, Any]]:
     return sorted(rows, key=lambda row: str(row["at"]))
 
 
-def _audit(store: Store, what: str, token: Token, *, by: str, at: datetime) -> None:
-    row = {
-        "at": to_text(at),
-        "by": by,
-        "change": what,
-        "user": token.user,
-        "role": token.role.name.lower(),
-        "token": token.id,
-    }
+def _change(what: str, token: Token) -> dict[str, str]:
+    role = token.role.name.lower()
+    return {"change": what, "user": token.user, "role": role, "token": token.id}
+
+
+def _audit(store: Store, change: Mapping[str, str], *, by: str, at: datetime) -> None:
+    row = {"at": to_text(at), "by": by, **change}
     store.set_meta(f"{_AUDIT}{to_text(at)}:{random_name(4)}", json.dumps(row))
+
+
+def _identity_text(identity: Identity) -> str:
+    return json.dumps(asdict(identity), sort_keys=True)
 
 
 def _key(text: str) -> str:

@@ -293,3 +293,5 @@ class StoreRecordsContract:
         store.set_meta("workspace", "w1")
         store.set_meta("workspace", "w2")
         assert store.meta("workspace") == "w2"
+        assert store.claim_meta("workspace", "w3") == "w2" == store.meta("workspace")
+        assert store.claim_meta("claimed", "first") == "first" == store.meta("claimed")

@@ -37,7 +37,7 @@ FREE = {
     *("--every", "--at", "--on", "--start", "--time-zone", "--path-parameter", "--epochs"),
     *("--batch-size", "--warmup-epochs", "--learning-rate", "--random-seed", "--patience"),
     "--print-frequency",
-    *("--host", "--port", "--days"),
+    *("--host", "--port", "--days", "--bucket-address", "--oidc-domain", "--issuer", "--subject"),
 }
 FREE_ARGUMENTS = {
     *("port ports", "notify add receiver", "notify mail server", "notify rm name"),
@@ -46,7 +46,7 @@ FREE_ARGUMENTS = {
     *("azureml map mappings", "env build environment", "env diff one", "env diff other"),
     *("env export environment", "env lock environment", "env show environment"),
     *("env vendor environment", "env vendor folder", "db move url", "pipeline run extra"),
-    *("user add name", "user revoke name", "login address"),
+    *("user add name", "user link name", "user revoke name", "login address"),
     "images convert folder",
 }
 

@@ -16,11 +16,14 @@ import pytest
 import uvicorn
 
 from rayjobs.cli.oidc_login import token_of
+from rayjobs.cli.serve import serve
 from rayjobs.core.errors import UnreachableError, UsageError
 from rayjobs.remote.workspace import open_server
 from rayjobs.server import login as routes
 from rayjobs.server import oidc
+from rayjobs.server.access import Refusal
 from rayjobs.server.app import make_app
+from rayjobs.server.running import provider_of
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace import users
@@ -46,7 +49,12 @@ class Site:
     def __init__(self, workspace: OpenWorkspace, provider: Provider) -> None:
         self.workspace = workspace
         self.known = oidc.Provider(
-            oidc.Settings(provider.issuer, CLIENT, roles={"ml-admins": Role.ADMIN})
+            oidc.Settings(
+                provider.issuer,
+                CLIENT,
+                roles={"ml-admins": Role.ADMIN},
+                default=Role.SUBMITTER,
+            )
         )
         config = uvicorn.Config(
             make_app(workspace, self.known), host="127.0.0.1", port=0, log_level="warning"
@@ -107,6 +115,94 @@ def test_the_groups_give_the_role(site: Site, provider: Provider) -> None:
     site.known.settings = replace(site.known.settings, default=None)
     with pytest.raises(UsageError, match="no group"):
         site.login(provider.token(groups=["others"]))
+
+
+def test_a_provider_gives_no_role_by_itself(site: Site, provider: Provider) -> None:
+    settings = oidc.Settings(provider.issuer, CLIENT, roles={"ml-admins": Role.ADMIN})
+    site.known.settings = settings
+    with pytest.raises(UsageError, match="no group"):
+        site.login(provider.token())
+    parameters = serve.make_context("serve", []).params
+    assert parameters["oidc_default"] == "none"
+    with pytest.raises(UsageError, match="nobody could log in"):
+        provider_of(
+            provider.issuer, CLIENT, claim="email", groups="groups", roles=(), default="none"
+        )
+
+
+VERIFIED = {"email_verified": True}
+
+
+@pytest.mark.parametrize(
+    ("issuer", "claims", "is_let_in"),
+    [
+        ("", {"email": "ada@Example.org", **VERIFIED}, True),
+        ("", {"email": "ada@example.org"}, False),
+        ("", {"email": "ada@evil.org", **VERIFIED}, False),
+        ("", {"email": "ada@example.org@evil.org", **VERIFIED}, False),
+        ("", {"email": "ada@example.org", "hd": "evil.org", **VERIFIED}, False),
+        ("", {"hd": "example.org"}, True),
+        ("", {}, False),
+        (oidc.GOOGLE, {"email": "ada@example.org", **VERIFIED}, False),
+        (oidc.GOOGLE, {"hd": "example.org"}, True),
+    ],
+)
+def test_only_the_named_organizations_are_let_in(
+    issuer: str, claims: dict[str, Any], is_let_in: bool
+) -> None:
+    known = oidc.Provider(
+        oidc.Settings(issuer or "https://example.org", CLIENT, domains=("example.org",))
+    )
+    if is_let_in:
+        known._check_domain(claims)
+        return
+    with pytest.raises(Refusal, match=r"only users of example\.org"):
+        known._check_domain(claims)
+
+
+def test_a_login_of_another_organization_is_refused(site: Site, provider: Provider) -> None:
+    site.known.settings = replace(site.known.settings, domains=("example.org",))
+    with pytest.raises(UsageError, match="only users of"):
+        site.login(provider.token(email="ada@evil.org", **VERIFIED))
+    assert users.all_tokens(site.workspace.store) == []
+
+
+def test_a_name_stays_with_the_first_who_logs_in_with_it(site: Site, provider: Provider) -> None:
+    site.login(provider.token(sub="1"))
+    with pytest.raises(UsageError, match=r"rayjobs user link ada --issuer .* --subject 2"):
+        site.login(provider.token(sub="2"))
+    site.login(provider.token(sub="1"))
+    with pytest.raises(UsageError, match="belongs to another"):
+        users.login(
+            site.workspace.store,
+            "ada",
+            Role.SUBMITTER,
+            users.Identity(issuer="https://other.example.org", subject="1"),
+            days=1,
+        )
+
+
+def test_a_name_of_user_add_is_not_taken_over(site: Site, provider: Provider) -> None:
+    store = site.workspace.store
+    made, _ = users.add(store, "ada", Role.ADMIN, by="root")
+    users.revoke(store, made.id, by="root")
+    with pytest.raises(UsageError, match="belongs to another"):
+        site.login(provider.token(sub="1"))
+    users.link(store, "ada", users.Identity(issuer=provider.issuer, subject="1"), by="root")
+    site.login(provider.token(sub="1"))
+    assert [one["change"] for one in users.audit(store)] == ["add", "revoke", "link", "add"]
+
+
+def test_a_name_that_an_earlier_version_added_is_not_taken_over(
+    site: Site, provider: Provider
+) -> None:
+    store = site.workspace.store
+    for name, by in (("ada", "root"), ("eve", users.OPENID)):
+        users.add(store, name, Role.ADMIN, by=by)
+        store.set_meta(f"identity:{name}", None)  # as earlier versions left it
+    with pytest.raises(UsageError, match="belongs to another"):
+        site.login(provider.token(sub="1"))
+    site.login(provider.token(sub="2", preferred_username="eve"))
 
 
 def forged(provider: Provider) -> str:
