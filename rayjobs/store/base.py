@@ -683,20 +683,8 @@ class Store(
 ):
     """All records of one workspace. The module's text is the contract."""
 
-    def meta(self, key: str) -> str | None:
-        """Return a value of the store's own (workspace id, schema version, …)."""
-
-    def set_meta(self, key: str, value: str | None) -> None:
-        """Set a value of the store's own; None removes it."""
-
-    def claim_meta(self, key: str, value: str) -> str:
-        """Set a value of the store's own if there is none; return the one that is there now."""
-
     def facts(self) -> StoreFacts:
         """Return what is known of the store's server, or its library."""
-
-    def meta_under(self, prefix: str) -> dict[str, str]:
-        """Return all values of the store's own whose keys begin with `prefix`, by key."""
 
     def close(self) -> None:
         """Release the connections. The store must not be used afterwards."""

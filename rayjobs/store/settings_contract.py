@@ -1,4 +1,4 @@
-"""What every store promises of the settings of programs; a part of `rayjobs.store.base.Store`."""
+"""What every store promises of values by key; a part of `rayjobs.store.base.Store`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ from typing import Protocol
 
 
 class SettingsStore(Protocol):
-    """Settings that programs of users keep in a workspace, such as Azure ML's names for it."""
+    """The store's own values, and settings that programs of users keep in a workspace."""
+
+    def meta(self, key: str) -> str | None:
+        """Return a value of the store's own (workspace id, schema version, …)."""
+
+    def set_meta(self, key: str, value: str | None) -> None:
+        """Set a value of the store's own; None removes it."""
+
+    def claim_meta(self, key: str, value: str) -> str:
+        """Set a value of the store's own if there is none; return the one that is there now."""
+
+    def meta_under(self, prefix: str) -> dict[str, str]:
+        """Return all values of the store's own whose keys begin with `prefix`, by key."""
 
     def program_setting(self, key: str) -> str | None:
         """Return a setting that programs of users keep here, apart from the store's own values."""

@@ -130,7 +130,7 @@ def test_a_provider_gives_no_role_by_itself(site: Site, provider: Provider) -> N
         )
 
 
-VERIFIED = {"email_verified": True}
+VERIFIED: dict[str, Any] = {"email_verified": True}
 
 
 @pytest.mark.parametrize(
