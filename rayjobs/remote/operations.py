@@ -37,6 +37,9 @@ class Operation:
             submitters may change only if they are theirs; None names no job.
         spec: The argument that is a job's spec, which has to be valid where the server runs.
         kind: What the job that `own` names must be, such as ``interactive``; empty: anything.
+        maker: The method that returns a record with the same arguments and says who made it
+            (`created_by`): submitters change only those that they made, and those of nobody. What
+            has no such record is shared by all submitters (docs/guides/team.md).
         repeats: A second call does nothing more than the first.
         page: The most items of a list in one answer.
     """
@@ -49,6 +52,7 @@ class Operation:
     own: str = ""
     kind: str = ""
     spec: str = ""
+    maker: str = ""
     repeats: bool = True
     page: int = 500
 
@@ -173,7 +177,11 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("POST", "/v1/published-pipelines", SUBMITTER, "publish_pipeline", "user"),
     Operation(
-        "POST", "/v1/published-pipelines/{pipeline_id}/active", SUBMITTER, "set_published_active"
+        "POST",
+        "/v1/published-pipelines/{pipeline_id}/active",
+        SUBMITTER,
+        "set_published_active",
+        maker="published_pipeline",
     ),
     Operation(
         "POST", "/v1/endpoints/{name}/versions", SUBMITTER, "add_endpoint_version", repeats=False
@@ -188,7 +196,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("POST", "/v1/models:register", SUBMITTER, "put_model", "draft", "run"),
     Operation("PUT", "/v1/program-setting", SUBMITTER, "put_program_setting"),
     Operation("PUT", "/v1/models/{name}/aliases/{alias}", SUBMITTER, "set_model_alias"),
-    Operation("POST", "/v1/models/{name}/update/{version}", SUBMITTER, "update_model"),
+    Operation(
+        "POST", "/v1/models/{name}/update/{version}", SUBMITTER, "update_model", maker="model"
+    ),
     Operation("PUT", "/v1/environments/{name}/labels/{label}", ADMIN, "set_environment_label"),
     Operation("DELETE", "/v1/models/{name}/versions/{version}", ADMIN, "delete_model"),
     Operation("DELETE", "/v1/datasets/{name}", ADMIN, "catalogue.remove_dataset"),

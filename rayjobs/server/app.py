@@ -268,9 +268,7 @@ def _operation(workspace: OpenWorkspace, one: Operation, lists: Lists) -> Handle
             bound = signature.bind(**given)
         except TypeError as error:
             raise Refusal(400, str(error)) from None
-        if one.own:
-            for job_id in _jobs_named(given, one.own):
-                await in_thread(_own, workspace, job_id, caller, one.kind)
+        await _check_owner(workspace, one, given, caller)
         if one.spec:
             await in_thread(_check_spec, workspace, given[one.spec])
         size, cursor = _paging(one, paging)
@@ -337,6 +335,25 @@ def _reader(
         return given, paging
 
     return read
+
+
+async def _check_owner(
+    workspace: OpenWorkspace, one: Operation, given: dict[str, Any], caller: Caller
+) -> None:
+    """Refuse a change of what is another user's, unless the caller is an admin."""
+    if one.own:
+        for job_id in _jobs_named(given, one.own):
+            await in_thread(_own, workspace, job_id, caller, one.kind)
+    if one.maker and caller.token.role < Role.ADMIN:
+        found: Any = getattr(workspace.store, one.maker)
+        named = [given[name] for name in one.in_path]
+        maker = (await in_thread(found, *named[:1], **_version_of(given))).created_by
+        if maker not in ("", caller.user):
+            raise Refusal(403, f"{maker} made it: only an admin changes it for others")
+
+
+def _version_of(given: dict[str, Any]) -> dict[str, Any]:
+    return {"version": given["version"]} if "version" in given else {}
 
 
 def _jobs_named(given: dict[str, Any], own: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.injob.sessionsteps import SessionStep
+from rayjobs.jobs.records import ModelDraft
 from rayjobs.server import access
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
@@ -107,6 +109,23 @@ def test_only_an_admin_changes_what_is_anothers(served: Served) -> None:
     with pytest.raises(UsageError, match="ada's"):
         served.client("eve").store.update(job.id, JobChanges(priority=5))
     assert str(served.client("root", Role.ADMIN).store.request_cancel(job.id)) == "Canceled"
+
+
+def test_a_submitter_changes_published_pipelines_and_models_that_are_own(served: Served) -> None:
+    ada, eve = served.client("ada").store, served.client("eve").store
+    root = served.client("root", Role.ADMIN).store
+    nightly = ada.publish_pipeline({}, name="nightly")
+    draft = ModelDraft(name="mnist", path="m", digest="", files=(), sources=(), lineage={})
+    model, _ = ada.put_model(None, draft)
+    root.put_model(None, replace(draft, digest="other"))  # the newest version is not ada's
+    with pytest.raises(UsageError, match="ada made it"):
+        eve.set_published_active(nightly.id, active=False)
+    with pytest.raises(UsageError, match="ada made it"):
+        eve.update_model("mnist", model.version, tags={"is": "eve's"})
+    for store in (ada, root):
+        store.set_published_active(nightly.id, active=False)
+        assert store.update_model("mnist", model.version, tags={"a": "b"}).tags == {"a": "b"}
+    eve.set_model_alias("mnist", "live", model.version)  # of nobody: shared
 
 
 def test_a_session_at_anothers_job_is_refused(served: Served) -> None:

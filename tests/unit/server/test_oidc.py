@@ -186,6 +186,8 @@ def test_a_name_of_user_add_is_not_taken_over(site: Site, provider: Provider) ->
     store = site.workspace.store
     made, _ = users.add(store, "ada", Role.ADMIN, by="root")
     users.revoke(store, made.id, by="root")
+    for key in store.meta_under("token:"):
+        store.set_meta(key, None)  # it was pruned
     with pytest.raises(UsageError, match="belongs to another"):
         site.login(provider.token(sub="1"))
     users.link(store, "ada", users.Identity(issuer=provider.issuer, subject="1"), by="root")
