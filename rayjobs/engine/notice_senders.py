@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import smtplib
 import ssl
@@ -76,9 +77,17 @@ def _post(address: str, facts: Mapping[str, Any], *, key: str) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         raise NotSentError(f"it answered {error.code} {error.reason}") from None
-    except (OSError, ValueError, UnicodeError) as error:
+    except OSError as error:
         reason = getattr(error, "reason", None) or error
         raise NotSentError(f"it cannot be reached: {reason}") from None
+    except (http.client.InvalidURL, ValueError):
+        # Its words would show the address with its secrets.
+        raise NotSentError(
+            "its address, with the secrets filled in, is not a web address"
+        ) from None
+    except http.client.HTTPException as error:
+        kind = type(error).__name__
+        raise NotSentError(f"it does not answer as a web server does ({kind})") from None
 
 
 def _mail(
@@ -91,25 +100,44 @@ def _mail(
 ) -> None:
     if mailer is None:
         raise NotSentError("no mail server is set: `rayjobs notify mail smtp://HOST --from WHO`")
-    parts = urlsplit(mailer.server)
+    try:
+        message = _message(receiver, facts, key=key, mailer=mailer)
+        _hand_over(message, mailer, secrets)
+    except (OSError, smtplib.SMTPException) as error:
+        raise NotSentError(f"the mail server did not take it: {error}") from None
+    except ValueError as error:  # a port, a mailbox or a password that cannot be one
+        kind = type(error).__name__
+        raise NotSentError(
+            f"the mailbox, or the mail server's address or password, is not valid ({kind})"
+        ) from None
+
+
+def _message(
+    receiver: Receiver, facts: Mapping[str, Any], *, key: str, mailer: Mailer
+) -> EmailMessage:
     message = EmailMessage()
     message["From"] = mailer.sender
     message["To"] = receiver.to
-    message["Subject"] = f"{facts['name']} {facts['state'].lower()} ({facts['id']})"
-    message["Message-ID"] = f"<rayjobs-{facts['workspace_id']}-{key}@{parts.hostname}>"
+    # A name may have line feeds, which a header may not.
+    name = " ".join(str(facts["name"]).split())
+    message["Subject"] = f"{name} {facts['state'].lower()} ({facts['id']})"
+    host = urlsplit(mailer.server).hostname
+    message["Message-ID"] = f"<rayjobs-{facts['workspace_id']}-{key}@{host}>"
     message["Auto-Submitted"] = "auto-generated"
     message.set_content("".join(f"{name}: {value}\n" for name, value in facts.items() if value))
-    try:
-        with _server(mailer.server) as server:
-            if parts.username:
-                if not isinstance(server, smtplib.SMTP_SSL):
-                    server.starttls(context=ssl.create_default_context())
-                if PASSWORD not in secrets:
-                    raise NotSentError(_no_secret(PASSWORD))
-                server.login(unquote(parts.username), secrets[PASSWORD])
-            server.send_message(message)
-    except (OSError, smtplib.SMTPException) as error:
-        raise NotSentError(f"the mail server did not take it: {error}") from None
+    return message
+
+
+def _hand_over(message: EmailMessage, mailer: Mailer, secrets: Mapping[str, str]) -> None:
+    parts = urlsplit(mailer.server)
+    with _server(mailer.server) as server:
+        if parts.username:
+            if not isinstance(server, smtplib.SMTP_SSL):
+                server.starttls(context=ssl.create_default_context())
+            if PASSWORD not in secrets:
+                raise NotSentError(_no_secret(PASSWORD))
+            server.login(unquote(parts.username), secrets[PASSWORD])
+        server.send_message(message)
 
 
 def _server(address: str) -> smtplib.SMTP:

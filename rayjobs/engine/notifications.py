@@ -116,7 +116,8 @@ class _OfWorkspace:
                 self._due.setdefault(one.key, one)
             self._change = change
         now_s = self._clock.monotonic_s()
-        for one in list(self._due.values()):
+        # What failed comes after the receiver's others: one that it never takes blocks none.
+        for one in sorted(self._due.values(), key=lambda due: due.tries):
             until_s, _ = self._pauses.get(one.receiver, (0.0, 0.0))
             if one.receiver not in self._sending and now_s >= until_s:
                 task = asyncio.ensure_future(self._send(one))
@@ -131,6 +132,9 @@ class _OfWorkspace:
         assert assert_due is not None
         receiver = Receiver.of(due.receiver)
         try:
+            if not await self._call(lambda: notifications.is_due(store, self._target, due)):
+                del assert_due[due.key]  # its receiver was removed
+                return
             job = await self._call(lambda: _job(store, due.job))
             problem = ""
             if job is not None:
@@ -160,6 +164,12 @@ class _OfWorkspace:
             )
         except NotSentError as error:
             return str(error)
+        except RayjobsError:
+            raise  # of the store: it says nothing about the receiver
+        except Exception as error:
+            # Its words may have a secret of the address.
+            log.warning("a notification of %s: %s", due.job, type(error).__name__)
+            return f"it failed for a reason that was not foreseen ({type(error).__name__})"
         return ""
 
     def _done(self, due: Due, receiver: Receiver) -> None:
@@ -177,6 +187,9 @@ class _OfWorkspace:
             await self._call(lambda: store.add_event(due.job, NOT_SENT, sentence))
             await self._call(lambda: notifications.drop_due(store, self._target, due))
             del known[due.key]
+            return
+        if not await self._call(lambda: notifications.is_due(store, self._target, due)):
+            del known[due.key]  # its receiver was removed meanwhile
             return
         again = notifications.failed(due)
         if again.tries == 1:

@@ -30,6 +30,7 @@ class Sessions:
         """Start them by `starter`."""
         self._starter = starter
         self._sessions: Dict[str, Helper] = {}
+        self._reported: List[str] = []  # those whose end the agent was given, oldest first
 
     def answer(self, request: HostRequest) -> Optional[Answer]:
         """Answer requests about sessions and ports; None for other requests."""
@@ -39,6 +40,8 @@ class Sessions:
             found = self._sessions.get(request.session)
             if found is None:
                 return refusal("there is no such session")
+            if found.has_ended:
+                self._forget_after(request.session)
             return SessionAnswer(ended=found.has_ended, exit_code=_code_of(found))
         if request.op == "exec-signal":
             found = self._sessions.get(request.session)
@@ -88,6 +91,13 @@ class Sessions:
                 os.close(descriptor)
         self._sessions[request.session] = helper
         return SessionAnswer()
+
+    def _forget_after(self, name: str) -> None:
+        """Keep the last sessions whose end was given, for agents that ask again; drop others."""
+        if name not in self._reported:
+            self._reported.append(name)
+        while len(self._reported) > MOST:
+            del self._sessions[self._reported.pop(0)]
 
     def child_ended(self, pid: int, status: int, at: float) -> None:
         """Handle the end of a child."""

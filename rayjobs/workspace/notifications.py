@@ -106,7 +106,10 @@ def subscriptions(store: Store) -> list[Subscription]:
 
 
 def unsubscribe(store: Store, name: str, *, only_of: str | None = None) -> Subscription:
-    """Remove the receiver with an id; `only_of`: if it is this user's.
+    """Remove the receiver with an id, and what is due to it alone for this reason.
+
+    Args:
+        only_of: Remove it if it is this user's.
 
     Raises:
         NotFoundError: there is none.
@@ -114,8 +117,25 @@ def unsubscribe(store: Store, name: str, *, only_of: str | None = None) -> Subsc
     for one in subscriptions(store):
         if one.id == name and only_of in (None, one.user):
             store.set_meta(_RECEIVER + one.id, None)
+            _drop_due_to(store, one.receiver)
             return one
     raise NotFoundError(f"there is no notification {name!r}; `rayjobs notify ls` lists them")
+
+
+def _drop_due_to(store: Store, receiver: str) -> None:
+    """Forget what is due to a receiver for jobs that neither name it nor have it by their user."""
+    left = subscriptions(store)
+    for key, text in store.meta_under(_DUE).items():
+        due = _due_of(text)
+        if due.receiver != receiver:
+            continue
+        try:
+            job = store.job(due.job)
+        except NotFoundError:
+            continue  # the target drops what is due for a job that was pruned
+        wanted = receivers_of(job.spec.notify, left, user=job.user, at=due.first_at)
+        if receiver not in map(str, wanted):
+            store.set_meta(key, None)
 
 
 def mailer_of(server: str, sender: str | None) -> Mailer:
@@ -125,7 +145,11 @@ def mailer_of(server: str, sender: str | None) -> Mailer:
         UsageError: it is not the address of a mail server, or the sender is not a mailbox.
     """
     parts = urlsplit(server)
-    if parts.scheme not in ("smtp", "smtps") or not parts.hostname:
+    try:
+        has_port = parts.port != 0
+    except ValueError:  # above 65535, or no number
+        has_port = False
+    if parts.scheme not in ("smtp", "smtps") or not parts.hostname or not has_port:
         raise UsageError(f"{server!r} is not smtp://[USER@]HOST[:PORT] or smtps://…")
     if parts.password:
         raise UsageError(
@@ -171,13 +195,20 @@ def drop_due(store: Store, target: str, due: Due) -> None:
     store.set_meta(f"{_DUE}{target}:{due.key}", None)
 
 
+def is_due(store: Store, target: str, due: Due) -> bool:
+    """Whether a notification still has to be sent; not if its receiver was removed."""
+    return store.meta(f"{_DUE}{target}:{due.key}") is not None
+
+
 def all_due(store: Store, target: str) -> list[Due]:
     """Return what a target still has to send, oldest first."""
-    found = []
-    for text in store.meta_under(f"{_DUE}{target}:").values():
-        values: dict[str, Any] = json.loads(text)
-        found.append(Due(**{**values, "first_at": from_text(values["first_at"])}))
+    found = [_due_of(text) for text in store.meta_under(f"{_DUE}{target}:").values()]
     return sorted(found, key=lambda one: one.serial)
+
+
+def _due_of(text: str) -> Due:
+    values: dict[str, Any] = json.loads(text)
+    return Due(**{**values, "first_at": from_text(values["first_at"])})
 
 
 def failed(due: Due) -> Due:

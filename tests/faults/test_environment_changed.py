@@ -156,10 +156,10 @@ def test_an_environment_in_use_is_built_again_under_another_name(
     second, wish = builder.build(*lines, **asked)
     assert second.built and "changed" in wish.steps and second.key != first.key
     assert module.stat().st_ino == inode, "the first attempt still has what it began with"
-    assert builder.environments().changed_since(first.key).endswith("new.py is new")
-    assert builder.environments().changed_since(second.key) == ""
     third, wish = builder.build(*lines, **asked)
     assert (third.key, third.built, wish.steps) == (second.key, False, [])
+    assert builder.environments().changed_since(first.key).endswith("new.py is new")
+    assert builder.environments().changed_since(second.key) == ""
     shutil.rmtree(runs.work.paths.root)
     write_over(module_of(second)[0])
     fourth, _ = builder.build(*lines, **asked)

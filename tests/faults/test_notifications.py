@@ -16,15 +16,16 @@ from typing import Any
 import pytest
 
 from rayjobs.core.clock import SystemClock
-from rayjobs.core.errors import SpecError, StoreError
+from rayjobs.core.errors import SpecError, StoreError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.engine import notice_senders
 from rayjobs.engine import notifications as engine
 from rayjobs.engine.board import Served
 from rayjobs.engine.notifications import Notifications
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
-from rayjobs.store.requests import NewJob
+from rayjobs.store.requests import JobChanges, NewJob
 from rayjobs.workspace import notifications
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from tests.unit.results.played import begin, end
@@ -252,6 +253,83 @@ def test_what_is_not_taken_is_tried_again_and_given_up_after_days(
     assert receiver.got == []
 
 
+def test_a_receiver_that_does_not_speak_http_is_given_up_too(place: Place) -> None:
+    class Other(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+            self.rfile.readline()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        job = place.ended(f"http://127.0.0.1:{server.server_address[1]}/")
+        place.notify(lambda: bool(place.due) and place.due[0].tries > 0)
+        assert "does not answer as a web server does" in place.events(job)[-1][1]
+        place.clock.moved_s = 4 * 86400.0
+        place.notify(lambda: not place.due)
+        server.shutdown()
+    assert place.events(job)[-1][0] == engine.NOT_SENT
+
+
+def test_what_fails_in_a_way_that_was_not_foreseen_blocks_no_other(
+    place: Place, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = place.ended(receiver.address), place.ended(receiver.address)
+
+    def fails(to: Any, facts: Any, **more: Any) -> None:
+        if facts["id"] == bad.id:
+            raise LookupError("hunter2")
+        notice_senders.send(to, facts, **more)
+
+    monkeypatch.setattr(engine, "send", fails)
+
+    def is_enough() -> bool:
+        place.clock.moved_s += 60.0
+        return bool(receiver.got)
+
+    place.notify(is_enough)
+    assert [body["id"] for _, _, body in receiver.got] == [good.id]
+    (left,) = place.due
+    assert left.job == bad.id and left.tries > 0
+    kind, text = place.events(bad)[-1]
+    assert kind == engine.NOT_SENT and "LookupError" in text and "hunter2" not in text
+
+
+@pytest.mark.parametrize("secret", ["hunter\n2", "hunter 2"])
+def test_a_secret_that_cannot_be_in_an_address_is_shown_nowhere(
+    place: Place, receiver: Receiver, secret: str
+) -> None:
+    job = place.ended(f"{receiver.address}/$RAYJOBS_SECRET_HOOK")
+    place.secrets["RAYJOBS_SECRET_HOOK"] = secret
+    place.notify(lambda: bool(place.due) and place.due[0].tries > 0)
+    assert "is not a web address" in place.events(job)[-1][1]
+    assert "hunter" not in str(place.events(job))
+
+
+def test_what_is_due_to_a_removed_receiver_is_dropped(place: Place, receiver: Receiver) -> None:
+    receiver.status = 500
+    of_ada = notifications.subscribe(place.store, receiver.address, user="ada", by="ada")
+    by_itself, of_user, of_eve = (
+        place.ended(receiver.address),
+        place.ended(),
+        place.ended(user="eve"),
+    )
+    place.notify(lambda: len(place.due) == 2 and any(one.tries for one in place.due))
+    assert of_eve.id not in {one.job for one in place.due}
+    found: set[str] = set()
+
+    def is_enough() -> bool:
+        if not found:
+            notifications.unsubscribe(place.store, of_ada.id)
+            found.update(one.job for one in place.due)
+            receiver.status = 200
+        place.clock.moved_s += 60.0
+        return not place.due
+
+    place.notify(is_enough)
+    assert found == {by_itself.id}, "the job itself names the receiver"
+    assert {body["id"] for _, _, body in receiver.got} == {by_itself.id} != {of_user.id}
+
+
 def test_a_secret_is_filled_in_and_shown_nowhere(place: Place, receiver: Receiver) -> None:
     job = place.ended(f"{receiver.address}/$RAYJOBS_SECRET_HOOK/x")
     place.notify(lambda: any(kind == engine.NOT_SENT for kind, _ in place.events(job)))
@@ -312,6 +390,31 @@ def test_a_mail_is_sent_once_there_is_a_server(place: Place) -> None:
     (mail,) = Mailbox.mails
     assert f"Subject: train failed ({job.id})" in mail.replace("\r\n ", " ")
     assert "To: ada@example.org" in mail and "Message-ID: <rayjobs-" in mail
+
+
+def test_a_name_with_a_line_feed_is_mailed_in_one_line(place: Place) -> None:
+    job = place.ended("ada@example.org")
+    place.store.update(job.id, JobChanges(display_name="a\nb"))
+    Mailbox.mails = []
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Mailbox) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"smtp://127.0.0.1:{server.server_address[1]}"
+        made = notifications.mailer_of(address, "robot@example.org")
+        notifications.set_mailer(place.store, made)
+        place.notify(lambda: not place.due)
+        server.shutdown()
+    (mail,) = Mailbox.mails
+    assert f"Subject: a b completed ({job.id})" in mail.replace("\r\n ", " ")
+
+
+def test_a_mail_server_whose_port_cannot_be_one_is_given_up(place: Place) -> None:
+    with pytest.raises(UsageError, match="is not smtp"):
+        notifications.mailer_of("smtp://127.0.0.1:99999", "robot@example.org")
+    earlier = notifications.Mailer(server="smtp://127.0.0.1:99999", sender="robot@example.org")
+    notifications.set_mailer(place.store, earlier)
+    job = place.ended("ada@example.org")
+    place.notify(lambda: bool(place.due) and place.due[0].tries > 0)
+    assert "the mail server's address" in place.events(job)[-1][1]
 
 
 @pytest.mark.parametrize(

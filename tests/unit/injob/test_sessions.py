@@ -1,0 +1,29 @@
+"""What the host of an attempt keeps of the processes that users start next to a rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rayjobs.injob.helpers import Helper
+from rayjobs.injob.hostmessages import HostRequest, SessionAnswer
+from rayjobs.injob.identity import Identity
+from rayjobs.injob.sessions import MOST, Sessions
+
+
+def test_a_host_keeps_only_the_last_sessions_whose_end_was_given() -> None:
+    starter: Any = None  # nothing is started here
+    sessions = Sessions(starter)
+    names = [f"{number:032x}" for number in range(5 * MOST)]
+    running, *ended = names
+    sessions._sessions[running] = Helper("a session", Identity(1, 1, "boot"))
+
+    def ask(name: str) -> Any:
+        return sessions.answer(HostRequest("exec-state", session=name))
+
+    for number, name in enumerate(ended):
+        sessions._sessions[name] = Helper("a session", Identity(number, 1, "boot"), status=7 << 8)
+        for _ in range(2):  # an answer may be lost
+            assert ask(name) == SessionAnswer(ended=True, exit_code=7)
+    assert ask(running) == SessionAnswer(ended=False)
+    assert list(sessions._sessions) == [running, *ended[-MOST:]]
+    assert ask(ended[-1]) == SessionAnswer(ended=True, exit_code=7)
