@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import asdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import ago_text, print_json, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.core.clock import SystemClock
 from rayjobs.core.text import counted, duration_text, size_text, verb
 from rayjobs.core.users import user_name
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from rayjobs.core.safe_delete import Removed
     from rayjobs.housekeeping.prune import Plan, Rules, Unit
     from rayjobs.housekeeping.scratch import ScratchPlan
+    from rayjobs.workspace.audit import Old
 
 MOST_SHOWN = 20
 _KINDS = {
@@ -67,6 +70,14 @@ keep their rows: state, history and metrics.
     help="Also this machine's leftovers: attempt folders, snapshots, environments, images, caches.",
 )
 @click.option("--records", is_flag=True, help="Jobs lose their rows, too: ls forgets them.")
+@click.option(
+    "--audit-older-than",
+    "audit_older_than_s",
+    type=Duration(),
+    default="400d",
+    show_default=True,
+    help="Forget changes of users and over HTTP that are older; tokens four weeks after their end.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; needed off a terminal.")
 @json_option
 @common_options
@@ -79,6 +90,7 @@ def prune(
     max_size: str | None,
     scratch: bool,
     records: bool,
+    audit_older_than_s: float,
     yes: bool,
 ) -> int:
     """Remove stored files of finished jobs that nothing needs; show them first.
@@ -93,18 +105,21 @@ def prune(
     from rayjobs.core.safe_delete import Removed
     from rayjobs.housekeeping import prune as stored
     from rayjobs.housekeeping import scratch as node
-    from rayjobs.workspace import connection
+    from rayjobs.workspace import audit, connection
     from rayjobs.workspace.folder import WorkspaceFiles, locate
 
     connection.refuse("`rayjobs prune`")
     rules = _rules(older_than_s, keep, max_size, records)
     with contextlib.ExitStack() as stack:
-        workspace, made, leftovers = None, None, None
+        workspace, made, leftovers, old = None, None, None, None
         if not scratch or WorkspaceFiles(locate(settings.workspace)).record.exists():
             workspace = stack.enter_context(settings.open())
             if not dry_run:
                 stack.enter_context(stored.pruning(workspace))
             made = stored.plan(workspace, rules)
+            now = SystemClock().now()
+            before = now - timedelta(seconds=audit_older_than_s)
+            old = audit.old(workspace.store, before=before, now=now)
         if scratch:
             leftovers = node.plan(
                 home(),
@@ -113,16 +128,19 @@ def prune(
             )
         if not settings.as_json:
             _show(settings, made, leftovers, dry_run)
+            _show_old(old)
         removed = None
-        if not dry_run and _is_wanted(made, leftovers, yes):
+        if not dry_run and _is_wanted(made, leftovers, old, yes):
             removed = Removed()
             if workspace is not None and made is not None:
+                if old:
+                    audit.forget(workspace.store, old)
                 removed.add(
                     stored.apply(workspace, made, how=_how(older_than_s, keep, max_size, records))
                 )
             if leftovers is not None:
                 removed.add(node.apply(leftovers))
-    return _report(settings, made, leftovers, removed)
+    return _report(settings, made, leftovers, removed, old)
 
 
 def _how(older_than_s: float | None, keep: int | None, max_size: str | None, records: bool) -> str:
@@ -155,11 +173,20 @@ def _rules(
     )
 
 
-def _is_wanted(made: Plan | None, leftovers: ScratchPlan | None, yes: bool) -> bool:
+def _is_wanted(
+    made: Plan | None, leftovers: ScratchPlan | None, old: Old | None, yes: bool
+) -> bool:
     """Return whether to go on; asks unless the command line decided. False with nothing to do."""
-    if not ((made and (made.units or made.going)) or (leftovers and leftovers.items)):
+    if not ((made and (made.units or made.going)) or (leftovers and leftovers.items) or old):
         return False
     return yes or click.confirm("Remove this?", err=True)
+
+
+def _show_old(old: Old | None) -> None:
+    if old is not None and old.changes:
+        click.echo(f"{counted(old.changes, 'change')} in the audit that are too old")
+    if old is not None and old.tokens:
+        click.echo(f"{counted(len(old.tokens), 'token')} that ended weeks ago")
 
 
 def _show(
@@ -218,6 +245,7 @@ def _report(
     made: Plan | None,
     leftovers: ScratchPlan | None,
     removed: Removed | None,
+    old: Old | None,
 ) -> int:
     for sentence in removed.kept if removed else ():
         settings.note(sentence)
@@ -231,6 +259,8 @@ def _report(
                 "files_unreferenced": 0
                 if made is None
                 else made.files_unreferenced(done=removed is not None),
+                "audit_changes": 0 if old is None else old.changes,
+                "tokens": 0 if old is None else len(old.tokens),
                 "bytes": 0 if made is None else made.bytes,
                 "bytes_left": 0 if made is None else made.bytes_left,
                 "stays": {} if made is None else made.stays,

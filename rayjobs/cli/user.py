@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rayjobs.cli.output import print_json
+from rayjobs.cli.params import Since
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.core.users import user_name
 
@@ -29,7 +32,7 @@ Examples:
 LS_EPILOG = """\b
 Examples:
   rayjobs user ls
-  rayjobs user ls --audit
+  rayjobs user ls --audit --since 7d
 """
 LINK_EPILOG = """\b
 Examples:
@@ -81,22 +84,25 @@ def add(settings: Settings, name: str, role: str, days: float) -> None:
 
 @user.command("ls", epilog=LS_EPILOG)
 @click.option("--audit", is_flag=True, help="List every change: of users, and over HTTP.")
+@click.option("--since", type=Since(), help="With --audit: only changes from then on (7d, 14:30).")
 @json_option
 @common_options
 @click.pass_obj
-def ls(settings: Settings, audit: bool) -> None:
+def ls(settings: Settings, audit: bool, since: float | None) -> None:
     """List users and their tokens."""
     from rayjobs.workspace import connection, users
 
     connection.refuse("`rayjobs user`")
     with settings.open() as workspace:
         if audit:
-            changes = [*users.audit(workspace.store), *users.http_audit(workspace.store)]
+            store = workspace.store
+            begin = None if since is None else datetime.fromtimestamp(since, UTC)
+            changes = [*users.audit(store, since=begin), *users.http_audit(store, since=begin)]
             changes.sort(key=lambda one: str(one["at"]))
             if settings.as_json:
                 print_json([dict(one) for one in changes])
             for one in [] if settings.as_json else changes:
-                click.echo(f"{one['at']}  {one['by']}  {one['change']}  {one.get('user', '')}")
+                click.echo(f"{one['at']}  {one['by']}  {one['change']}  {_object(one)}".rstrip())
             return
         found = users.all_tokens(workspace.store)
     if settings.as_json:
@@ -140,6 +146,13 @@ def revoke(settings: Settings, name: str) -> None:
     with settings.open() as workspace:
         ended = users.revoke(workspace.store, name, by=user_name())
     settings.note(f"revoked {counted(len(ended), 'token')}")
+
+
+def _object(change: Mapping[str, Any]) -> str:
+    """Return what a change was about, and the status if it was refused or failed."""
+    status = change.get("status", 200)
+    found = str(change.get("object") or change.get("user", ""))
+    return found if status == 200 else f"{found}  ({status})".strip()
 
 
 def _row(one: Token) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from rayjobs.server import (
 from rayjobs.server.access import Caller, Guard, Handler, Refusal, error_answer
 from rayjobs.server.audit import Audit
 from rayjobs.server.bodies import MOST_BODY, MOST_QUESTION, bytes_of, object_in
+from rayjobs.server.objects import object_of
 from rayjobs.server.pages import Lists, page_at, page_of_jobs
 from rayjobs.server.workers import in_thread, with_token
 from rayjobs.store.requests import EVERY_JOB, NewJob, NewRun
@@ -62,6 +63,7 @@ AWAY = (StoreUnreachableError, StoreBusyError, DatastoreUnavailable)
 # A piece of an upload, which changes nothing before it is kept; a wake; reads with a body.
 UNAUDITED = ("/v1/uploads/{name}", "/v1/uploads/{name}/parts", "/wake")
 MOST_ON_LOOP = 4096  # bytes of a body that is read without a thread
+UNREAD = (400, 408, 413, 429)  # requests of which nothing was done
 DRIVER = "rayjobs.tuning.driver_actor:start"
 
 
@@ -146,6 +148,31 @@ def _route(
     *,
     may_repeat: bool,
 ) -> Route:
+    def note(request: Request, caller: Caller, status: int) -> None:
+        """Record a change, also one that was refused: what failed may have been done."""
+        is_change = verb != "GET" and role > Role.VIEWER and not path.endswith(UNAUDITED)
+        if status not in UNREAD and getattr(request.state, "is_change", is_change):
+            audit.add(
+                user=caller.user,
+                token_id=caller.token.id,
+                what=getattr(request.state, "change", f"{verb} {request.url.path}"),
+                status=status,
+                client="" if request.client is None else request.client.host,
+                named=getattr(request.state, "object", ""),
+            )
+
+    async def answered(request: Request, caller: Caller) -> Response:
+        try:
+            for text in (*request.path_params.values(), *request.query_params.values()):
+                plain.decoder(str)(text)  # no store keeps what is not text
+            return await handler(request, caller)
+        except Refusal as refusal:
+            return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
+        except plain.PlainFormError as error:
+            return error_answer(400, "UsageError", f"the request cannot be read: {error}")
+        except (RayjobsError, DatastoreError) as error:
+            return _refused(error, may_repeat=may_repeat)
+
     async def endpoint(request: Request) -> Response:
         try:
             header = request.headers.get("authorization", "")
@@ -154,25 +181,17 @@ def _route(
                 client = "" if request.client is None else request.client.host
                 caller = await with_token(guard.admit, header, role, client)
             request.state.check = partial(with_token, guard.check, header, role)
-            for text in (*request.path_params.values(), *request.query_params.values()):
-                plain.decoder(str)(text)  # no store keeps what is not text
-            answer = await handler(request, caller)
-            is_change = verb != "GET" and role > Role.VIEWER and not path.endswith(UNAUDITED)
-            if getattr(request.state, "is_change", is_change):
-                audit.add(
-                    user=caller.user,
-                    token_id=caller.token.id,
-                    what=getattr(request.state, "change", f"{verb} {request.url.path}"),
-                    status=answer.status_code,
-                    client="" if request.client is None else request.client.host,
-                )
-            return answer
         except Refusal as refusal:
             return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
-        except plain.PlainFormError as error:
-            return error_answer(400, "UsageError", f"the request cannot be read: {error}")
-        except (RayjobsError, DatastoreError) as error:
+        except RayjobsError as error:
             return _refused(error, may_repeat=may_repeat)
+        status = 500
+        try:
+            answer = await answered(request, caller)
+            status = answer.status_code
+            return answer
+        finally:
+            note(request, caller, status)
 
     return Route(path, requests.timed(verb, path, endpoint), methods=[verb])
 
@@ -273,9 +292,15 @@ def _operation(workspace: OpenWorkspace, one: Operation, lists: Lists) -> Handle
             await in_thread(_check_spec, workspace, given[one.spec])
         size, cursor = _paging(one, paging)
 
+        if one.role > Role.VIEWER:
+            request.state.object = object_of(one, given, None)
+
         def call() -> bytes:
             if not one.is_paged:
-                answer = encode(method(*bound.args, **bound.kwargs))
+                made = method(*bound.args, **bound.kwargs)
+                if one.role > Role.VIEWER:
+                    request.state.object = object_of(one, given, made)
+                answer = encode(made)
             else:
                 if one.name in ("jobs", "job_lines"):
                     which = given.get("which", EVERY_JOB)

@@ -34,13 +34,16 @@ class Audit:
         self._writing: threading.Thread | None = None
         self._closing = threading.Event()
 
-    def add(self, *, user: str, token_id: str, what: str, status: int, client: str) -> None:
-        """Record a change."""
+    def add(
+        self, *, user: str, token_id: str, what: str, status: int, client: str, named: str = ""
+    ) -> None:
+        """Record a change, or that it was refused; `named` is what was changed."""
         row = {
             "at": to_text(datetime.now(UTC)),
             "by": user,
             "token": token_id,
             "change": what,
+            "object": named,
             "status": status,
             "client": client,
         }

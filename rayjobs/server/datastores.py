@@ -117,6 +117,7 @@ class _Files:
             raise Refusal(400, "give upload, path and size")
         if not clean_path(path):
             raise Refusal(400, "give the path of a file")
+        request.state.object = clean_path(path)
         upload = upload_of(self._workspace, name, caller)
         stored = await with_files(
             on_disk, lambda: _stored(self._backend(request), upload, clean_path(path), size)
@@ -128,6 +129,7 @@ class _Files:
         path = clean_path(request.query_params.get("path"))
         if not path:
             raise Refusal(400, "give the path of a file")
+        request.state.object = path
         await with_files(lambda: self._backend(request).remove(path))
         return JSONResponse(None)
 

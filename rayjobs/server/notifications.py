@@ -39,7 +39,9 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             user = None if everyone else caller.user
             return notifications.subscribe(store, receiver, user=user, by=caller.user)
 
-        return JSONResponse(_row(await in_thread(call), caller))
+        made = await in_thread(call)
+        request.state.object = f"{made.id} {hiding.shown(made.receiver)}"
+        return JSONResponse(_row(made, caller))
 
     async def remove(request: Request, caller: Caller) -> Response:
         only_of = None if caller.token.role >= Role.ADMIN else caller.user

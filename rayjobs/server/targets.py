@@ -66,6 +66,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         return JSONResponse({"version": await with_target(call)})
 
     async def look(request: Request, _caller: Caller) -> Response:
+        request.state.is_change = True  # it may start the target
         name = str(request.path_params["target"])
         found = await with_target(revive.look_after, name, home=home(), workspace=workspace.path)
         return JSONResponse({**asdict(found), "standing": str(found.standing)})

@@ -73,7 +73,9 @@ def routes(
                 file.flush()
                 return _store(blobs, Path(file.name), key, digest)
 
-        return JSONResponse(_ENCODE(await with_files(on_disk, call)))
+        stored = await with_files(on_disk, call)
+        request.state.object = stored.key
+        return JSONResponse(_ENCODE(stored))
 
     async def begin(request: Request, caller: Caller) -> Response:
         pieces = pieces_of(request, caller)
@@ -114,6 +116,7 @@ def routes(
             return blob
 
         kept = await keeping.result(pieces.staged, call)
+        request.state.object = "" if kept is None else kept.key
         return JSONResponse(None if kept is None else _ENCODE(kept))
 
     submitter = Role.SUBMITTER

@@ -75,6 +75,11 @@ WHERE job = :job AND number > 1 AND number NOT IN (
 
 PROGRAMS = "azure/"  # what the keys of programs' settings begin with among the store's own
 
+# A range of the key's index: texts are compared by their bytes in both databases.
+RANGE = "SELECT key, value FROM meta WHERE key >= :first AND key < :end ORDER BY key"
+# A range of the key's index: texts are compared by their bytes in both databases.
+RANGE = "SELECT key, value FROM meta WHERE key >= :first AND key < :end ORDER BY key"
+LAST = "\U0010ffff"  # after every other character
 LOCKS = """
 SELECT files.*, jobs.spec FROM jobs JOIN files ON files.job = jobs.id AND files.name = :name
 ORDER BY jobs.serial DESC LIMIT :most
@@ -272,12 +277,25 @@ class RunsPart(Part):
 
     def meta_under(self, prefix: str) -> dict[str, str]:
         """See `Store.meta_under`."""
+        return self.meta_between(prefix, prefix + LAST)
+
+    def meta_between(
+        self, first: str, end: str, *, limit: int | None = None, newest_first: bool = False
+    ) -> dict[str, str]:
+        """See `Store.meta_between`."""
         with self._database.read() as connection:
             rows = connection.execute(
-                "SELECT key, value FROM meta WHERE substr(key, 1, :length) = :prefix ORDER BY key",
-                {"prefix": prefix, "length": len(prefix)},
+                f"{RANGE} DESC LIMIT :most" if newest_first else f"{RANGE} LIMIT :most",
+                {"first": first, "end": end, "most": -1 if limit is None else limit},
             ).fetchall()
         return {str(row["key"]): str(row["value"]) for row in rows}
+
+    def drop_meta(self, first: str, end: str) -> int:
+        """See `Store.drop_meta`."""
+        with self._database.write(durable=True) as connection:
+            return connection.execute(
+                "DELETE FROM meta WHERE key >= :first AND key < :end", {"first": first, "end": end}
+            ).rowcount
 
     def set_meta(self, key: str, value: str | None) -> None:
         """See `Store.set_meta`."""

@@ -20,6 +20,19 @@ class SettingsStore(Protocol):
     def meta_under(self, prefix: str) -> dict[str, str]:
         """Return all values of the store's own whose keys begin with `prefix`, by key."""
 
+    def meta_between(
+        self, first: str, end: str, *, limit: int | None = None, newest_first: bool = False
+    ) -> dict[str, str]:
+        """Return values of the store's own with keys from `first` up to but not `end`, by key.
+
+        Args:
+            limit: The most to return.
+            newest_first: From the end of the range; otherwise from its beginning.
+        """
+
+    def drop_meta(self, first: str, end: str) -> int:
+        """Remove the values with keys from `first` up to but not `end`; return how many."""
+
     def program_setting(self, key: str) -> str | None:
         """Return a setting that programs of users keep here, apart from the store's own values."""
 

@@ -26,9 +26,10 @@ PREFIX = "rj_"
 DAYS = 90.0
 _TOKEN = "token:"
 _IDENTITY = "identity:"
-_AUDIT = "audit:"
+AUDIT = "audit:"  # changes of users; keys go on with the time
 OPENID = "openid"  # who makes the tokens of logins
-HTTP_AUDIT = "audit-http:"  # lists of changes over HTTP
+HTTP_AUDIT = "audit-http:"  # lists of changes over HTTP, by the time of the first
+TOKENS_KEPT = timedelta(weeks=4)  # after their end
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")
 
 
@@ -211,17 +212,41 @@ def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> 
     return ended
 
 
-def audit(store: Store) -> list[Mapping[str, Any]]:
+def ended_tokens(store: Store, *, before: datetime) -> dict[str, Token]:
+    """Return tokens that were refused even before a time, by their keys in the store."""
+    found = ((key, _read(text)) for key, text in store.meta_under(_TOKEN).items())
+    return {
+        key: one for key, one in found if min(one.expires_at, one.revoked_at or before) < before
+    }
+
+
+def forget_token(store: Store, key: str, token: Token) -> None:
+    """Remove the record of a token; its user's name stays taken."""
+    if token.created_by != OPENID:
+        store.claim_meta(_IDENTITY + token.user, _identity_text(LOCAL))
+    store.set_meta(key, None)
+
+
+def audit(store: Store, *, since: datetime | None = None) -> list[Mapping[str, Any]]:
     """Return every change of the users, oldest first."""
-    found = store.meta_under(_AUDIT)
-    return [json.loads(found[key]) for key in sorted(found)]
+    found = _since(store, AUDIT, since)
+    return [json.loads(text) for text in found.values()]
 
 
-def http_audit(store: Store) -> list[Mapping[str, Any]]:
+def http_audit(store: Store, *, since: datetime | None = None) -> list[Mapping[str, Any]]:
     """Return every change that was made over HTTP, oldest first."""
-    found = store.meta_under(HTTP_AUDIT)
+    # A list begins a little before its last change.
+    begin = None if since is None else since - timedelta(minutes=1)
+    found = _since(store, HTTP_AUDIT, begin)
     rows = [row for text in found.values() for row in json.loads(text)]
-    return sorted(rows, key=lambda row: str(row["at"]))
+    oldest = "" if since is None else to_text(since)
+    return sorted((row for row in rows if str(row["at"]) >= oldest), key=lambda row: str(row["at"]))
+
+
+def _since(store: Store, prefix: str, since: datetime | None) -> dict[str, str]:
+    if since is None:
+        return store.meta_under(prefix)
+    return store.meta_between(prefix + to_text(since), prefix + "~")
 
 
 def _change(what: str, token: Token) -> dict[str, str]:
@@ -231,7 +256,7 @@ def _change(what: str, token: Token) -> dict[str, str]:
 
 def _audit(store: Store, change: Mapping[str, str], *, by: str, at: datetime) -> None:
     row = {"at": to_text(at), "by": by, **change}
-    store.set_meta(f"{_AUDIT}{to_text(at)}:{random_name(4)}", json.dumps(row))
+    store.set_meta(f"{AUDIT}{to_text(at)}:{random_name(4)}", json.dumps(row))
 
 
 def _identity_text(identity: Identity) -> str:

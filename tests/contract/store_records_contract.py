@@ -295,3 +295,14 @@ class StoreRecordsContract:
         assert store.meta("workspace") == "w2"
         assert store.claim_meta("workspace", "w3") == "w2" == store.meta("workspace")
         assert store.claim_meta("claimed", "first") == "first" == store.meta("claimed")
+
+    def test_its_own_values_are_read_and_dropped_by_ranges_of_keys(self, store: Store) -> None:
+        for key in ("a:1", "a:2", "a:3", "a-b", "A:2", "a:", "a:ü", "b:1"):
+            store.set_meta(key, key)
+        assert list(store.meta_under("a:")) == ["a:", "a:1", "a:2", "a:3", "a:ü"]
+        assert list(store.meta_between("a:1", "a:3")) == ["a:1", "a:2"]
+        newest = store.meta_between("a:", "a:~", newest_first=True, limit=2)
+        assert list(newest) == ["a:3", "a:2"]
+        assert store.drop_meta("a:1", "a:3") == 2
+        assert list(store.meta_under("a:")) == ["a:", "a:3", "a:ü"]
+        assert store.meta("A:2") == "A:2"
