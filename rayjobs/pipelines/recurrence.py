@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from rayjobs.core.errors import UsageError
 from rayjobs.spec.model import Model
@@ -71,8 +71,9 @@ class Recurrence(Model):
     Attributes:
         frequency: The unit.
         interval: Number of units between two runs.
-        start_at: The first time, local, as ``2026-11-27T09:30:00``; None: when it was made.
         time_zone: Name of the IANA database or of Windows.
+        start_at: The first time, local, as ``2026-11-27T09:30:00``; one with an offset is converted
+            to local time; None: when it was made.
         hours: Of days and weeks: the hours; None: that of the start.
         minutes: Of days and weeks: the minutes of these hours; None: that of the start.
         week_days: Of weeks: the days; None: that of the start.
@@ -81,8 +82,8 @@ class Recurrence(Model):
 
     frequency: Literal["Minute", "Hour", "Day", "Week", "Month"]
     interval: int = Field(default=1, ge=1, le=10_000)
+    time_zone: str = "UTC"  # before `start_at`, whose check needs it
     start_at: datetime | None = None
-    time_zone: str = "UTC"
     hours: tuple[int, ...] | None = None
     minutes: tuple[int, ...] | None = None
     week_days: tuple[Literal[DAYS], ...] | None = None  # type: ignore[valid-type]
@@ -101,8 +102,11 @@ class Recurrence(Model):
 
     @field_validator("start_at")
     @classmethod
-    def _local(cls, value: datetime | None) -> datetime | None:
-        return None if value is None else value.replace(tzinfo=None)
+    def _local(cls, value: datetime | None, info: ValidationInfo) -> datetime | None:
+        name = info.data.get("time_zone")
+        if value is None or value.tzinfo is None or name is None:  # None: it was refused
+            return value
+        return value.astimezone(ZoneInfo(WINDOWS_ZONES.get(name, name))).replace(tzinfo=None)
 
     @model_validator(mode="after")
     def _fits(self) -> Recurrence:
@@ -221,7 +225,8 @@ class ScheduleRecurrence:
     Args:
         frequency: ``Minute``, ``Hour``, ``Day``, ``Week`` or ``Month``.
         interval: Every so many of them.
-        start_time: The first time: a datetime, or text as ``2026-11-27T09:30:00``.
+        start_time: The first time: a datetime, or text as ``2026-11-27T09:30:00``. One with an
+            offset is that moment, and is converted to `time_zone`.
         time_zone: Of the start and of hours and minutes: a `TimeZone`, or an IANA name.
         hours: Of Day and Week: a list of hours.
         minutes: Of Day and Week: a list of minutes.

@@ -7,6 +7,7 @@ a workspace and prints when the next one falls due (see `rayjobs.target.timekeep
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import sys
 from collections.abc import Mapping
@@ -43,6 +44,7 @@ TRY_AGAIN = timedelta(minutes=1)
 AGAIN = "tries again: "
 EVENT = "schedule"
 SCHEDULE_PROPERTY = "azureml.scheduleid"
+SEEN_PROPERTY = "rayjobs.schedule_seen"
 
 
 @dataclass(frozen=True)
@@ -174,17 +176,24 @@ def _run(
             path = changed[0] if len(changed) == 1 else record.watched.get("path") or ""
             parameters[str(name)] = f"{record.watched['datastore']}/{path}"
     note = lateness(record, now) if record.recurrence is not None else ""
+    properties = {SCHEDULE_PROPERTY: record.id}
+    if seen is not None:
+        properties[SEEN_PROPERTY] = _digest(seen)
     submitted = run_published(
         workspace,
         published,
         experiment=record.experiment,
         values=parameters,
         continues=record.continues,
-        properties={SCHEDULE_PROPERTY: record.id},
+        properties=properties,
         idempotency_key=f"schedule:{record.id}:{due.isoformat()}",
         wake=wake,
     )
     run = submitted.pipeline.job.id
+    if not submitted.created and seen is not None:
+        # Started by an earlier try, which saw what was there then. What came since has its own run.
+        known = submitted.pipeline.job.properties.get(SEEN_PROPERTY)
+        seen = seen if known == _digest(seen) else None
     if submitted.created:
         text = f"started by the schedule {record.name!r}, due at {due:%Y-%m-%d %H:%M:%S} UTC"
         workspace.store.add_event(run, EVENT, f"{text}; {note}" if note else text)
@@ -192,6 +201,11 @@ def _run(
         record.id, due=due, next_at=first_due(record, now), note=note, seen=seen, run=run
     )
     return Done(record.id, note, run)
+
+
+def _digest(seen: Mapping[str, str]) -> str:
+    text = json.dumps(seen, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def lateness(record: ScheduleRecord, now: datetime) -> str:

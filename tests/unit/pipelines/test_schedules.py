@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,26 @@ def times(count: int, after: str = "2026-03-11T10:20:30", **asked: Any) -> list[
 )
 def test_times_that_come_again(asked: dict[str, Any], expected: list[str]) -> None:
     assert times(len(expected), **asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("zone", "start", "expected"),
+    [
+        ("UTC", datetime(2026, 11, 27, 9, 30, tzinfo=timezone(timedelta(hours=9))), "00:30"),
+        ("UTC", "2026-11-27T09:30:00+09:00", "00:30"),
+        ("UTC", "2026-11-27T09:30:00Z", "09:30"),
+        ("Tokyo Standard Time", datetime(2026, 11, 27, 9, 30, tzinfo=UTC), "09:30"),
+        ("Tokyo Standard Time", datetime(2026, 11, 27, 9, 30), "00:30"),
+        ("Europe/Berlin", datetime(2026, 7, 1, 9, 30, tzinfo=UTC), "10:30"),  # 11:30 in summer
+    ],
+)
+def test_a_start_with_an_offset_is_that_moment(zone: str, start: Any, expected: str) -> None:
+    one = ScheduleRecurrence("Day", 1, start_time=start, time_zone=zone)
+    moment = datetime(2026, 12, 1, tzinfo=UTC)
+    found = one.checked.next_after(moment, made_at=moment)
+    assert f"{found.astimezone(UTC):%H:%M}" == expected
+    again = recurrence_of(one.checked.model_dump(mode="json"))
+    assert again == one.checked
 
 
 def test_local_times_follow_summer_time() -> None:
@@ -311,6 +331,35 @@ def test_a_change_of_data_starts_a_run(world: World) -> None:
     assert world.later(minutes=5) == []
     upload(world, "b.txt", "33")
     assert len(world.later(minutes=5)) == 1 and len(world.runs) == 2
+
+
+@pytest.mark.parametrize("has_another", [True, False])
+def test_data_that_arrives_between_a_death_and_the_second_try_starts_a_run(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, has_another: bool
+) -> None:
+    one = world.schedule(
+        recurrence=None,
+        datastore=world.ws.get_default_datastore(),
+        path_on_datastore="in",
+        polling_interval=5,
+    )
+    upload(world, "a.txt", "1")
+    with monkeypatch.context() as broken:
+
+        def dies(*_given: Any, **_more: Any) -> None:
+            raise KeyboardInterrupt
+
+        broken.setattr(type(world.ws.opened.store), "settle_schedule", dies)
+        with pytest.raises(KeyboardInterrupt):
+            world.later(minutes=5)
+    (first,) = world.runs
+    if has_another:
+        upload(world, "b.txt", "2")
+    (done,) = world.later(minutes=0.5)
+    assert done.run == first and world.runs == [first]
+    assert world.row(one).last_run == first
+    assert len(world.later(minutes=5)) == has_another, "only what the first run did not see"
+    assert world.later(minutes=5) == [] and len(world.runs) == 1 + has_another
 
 
 def test_a_datastore_that_is_gone_is_a_notice_and_is_tried_again(world: World) -> None:
