@@ -155,6 +155,7 @@ def asked_at_once(served: Served, number: int, verb: str, path: str, **more: Any
 def test_storage_that_hangs_leaves_threads_for_others(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "TRIES", 1)
     key = served.workspace.blobs.add_file(Path(__file__)).key
     is_back, hanging = threading.Event(), threading.Semaphore(0)
     read = type(served.workspace.blobs).read
@@ -178,6 +179,7 @@ def test_storage_that_hangs_leaves_threads_for_others(
 def test_a_large_body_is_read_while_others_are_served(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "TRIES", 1)
     is_read, is_there = threading.Event(), threading.Event()
     whole = bodies.object_in
 
