@@ -184,7 +184,7 @@ def test_a_large_body_is_read_while_others_are_served(
     whole = bodies.object_in
 
     def slow(data: bytes) -> dict[str, Any]:
-        if len(data) > app.MOST_ON_LOOP:
+        if len(data) > 10_000:
             is_there.set()
             is_read.wait(10.0)
         return whole(data)
