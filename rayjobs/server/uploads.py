@@ -18,11 +18,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.errors import NotFoundError, StorageFullError
+from rayjobs.datastore.digests import digest_of_stream
 from rayjobs.remote import plain
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of, bytes_of
 from rayjobs.server.workers import with_files
-from rayjobs.workspace.blobs import UPLOADS, Blob, BlobStore, blob_key, check_key
+from rayjobs.snapshots.unpack import is_of_key, require_key
+from rayjobs.workspace.blobs import UPLOADS, Blob, BlobStore, blob_key, check_digest, check_key
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.s3_blobs import S3Blobs
 from rayjobs.workspace.s3_presigned import Parts, Presigned
@@ -268,9 +270,16 @@ def _check_names(key: object, digest: object) -> None:
 def _store(blobs: BlobStore, path: Path, key: str | None, digest: str | None) -> Blob:
     if key is None:
         return blobs.add_file(path, digest=digest)
+    if digest is not None:
+        with path.open("rb") as file:
+            check_digest(digest, digest_of_stream(file), "the upload")
+    # A snapshot's key says what is in it: others run it, and do not send it again.
+    with path.open("rb") as file:
+        require_key(file, key)
     if blobs.exists(key):
-        # A snapshot's key says what is in it: what others run is never replaced.
-        return Blob(key, blobs.size(key), digest or "")
+        with blobs.open(key) as stored:
+            if is_of_key(stored, key):
+                return Blob(key, blobs.size(key), digest or "")
     return blobs.put_file(path, key, digest=digest)
 
 

@@ -91,6 +91,20 @@ def require_digest(archive: Path, digest: str, *, limits: Limits = UNPACK_LIMITS
         _check_hash(file, digest, limits)
 
 
+def require_key(archive: BinaryIO, key: str) -> None:
+    """Raise SnapshotError unless a stream is the archive whose key in the blob store this is."""
+    _check_hash(archive, f"sha256:{Path(key).name.partition('.')[0]}", UNPACK_LIMITS)
+
+
+def is_of_key(archive: BinaryIO, key: str) -> bool:
+    """Whether a stream is the archive whose key in the blob store this is."""
+    try:
+        require_key(archive, key)
+    except SnapshotError:
+        return False
+    return True
+
+
 def _unpack(file: BinaryIO, digest: str, partial: Path, limits: Limits) -> None:
     size = _check_hash(file, digest, limits)
     free = shutil.disk_usage(partial.parent).free

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rayjobs.core.errors import NotFoundError, StoreError
+from rayjobs.core.errors import NotFoundError, SnapshotError, StoreError
+from rayjobs.snapshots.unpack import is_of_key, require_key
 from rayjobs.workspace.blobs import CHUNK_BYTES, Blob, blob_key, check_digest
 from rayjobs.workspace.s3_blobs import MOST_PARTS, PART_BYTES, S3Blobs
 
@@ -95,6 +96,7 @@ class Presigned:
         Raises:
             NotFoundError: the upload is not whole.
             StoreError: its bytes do not have this digest; they are removed.
+            SnapshotError: they are not the snapshot that the key names; they are removed.
         """
         target = key or blob_key(digest)
         with self._blobs.errors(staged):
@@ -105,16 +107,19 @@ class Presigned:
                 if self._blobs.exists(target):
                     return Blob(target, self._blobs.size(target), digest)
                 raise NotFoundError("there is nothing of this upload: send it again")
-            if key is not None and self._blobs.exists(key):
-                # A snapshot's key says what is in it: what others run is never replaced.
-                self._blobs.delete(staged)
-                return Blob(key, self._blobs.size(key), digest)
             etag, found = self._digest_of(staged)
             try:
                 check_digest(digest, found, "the upload")
-            except StoreError:
+                if key is not None:
+                    # A snapshot's key says what is in it: others run it, and do not send it again.
+                    with contextlib.closing(self._body(staged, etag)) as body:
+                        require_key(body, key)
+            except (StoreError, SnapshotError):
                 self._blobs.delete(staged)
                 raise
+            if key is not None and self._is_whole(key):
+                self._blobs.delete(staged)
+                return Blob(key, self._blobs.size(key), digest)
             blob = self._blobs.copy_in(staged, target, digest=digest, size=size, etag=etag)
             self._blobs.delete(staged)
             return blob
@@ -128,6 +133,16 @@ class Presigned:
         self._client().complete_multipart_upload(
             **self._object(staged), UploadId=upload, MultipartUpload={"Parts": parts}
         )
+
+    def _is_whole(self, key: str) -> bool:
+        if not self._blobs.exists(key):
+            return False
+        with contextlib.closing(self._body(key)) as body:
+            return is_of_key(body, key)
+
+    def _body(self, key: str, etag: str | None = None) -> Any:
+        condition = {} if etag is None else {"IfMatch": etag}
+        return self._client().get_object(**self._object(key), **condition)["Body"]
 
     def _digest_of(self, staged: str) -> tuple[str, str]:
         answer = self._client().get_object(**self._object(staged))

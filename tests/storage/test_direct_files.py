@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+import zstandard
 
-from rayjobs.core.errors import NotFoundError, StoreError, StoreUnreachableError
+from rayjobs.core.errors import NotFoundError, SnapshotError, StoreError, StoreUnreachableError
 from rayjobs.remote import direct
 from rayjobs.remote.workspace import HttpBlobs
 from rayjobs.server import uploads
@@ -42,7 +43,6 @@ pytestmark = [
 MIB = 1 << 20
 SIZE = 21 * MIB + 5
 STAGED = "uploads/00-ff.direct"
-SNAPSHOT = f"snapshots/sha256/ab/{'ab' * 32}.tar.zst"
 
 
 @dataclass
@@ -255,10 +255,40 @@ def test_a_server_that_still_reads_is_asked_again(
     assert asked[0] is None and asked[-1] is not None
 
 
-def test_a_snapshot_that_is_there_is_not_replaced(place: Place, file: Path, tmp_path: Path) -> None:
-    place.blobs.put_bytes(b"what others run", SNAPSHOT)
-    place.client().put_file(file, SNAPSHOT)
-    assert place.blobs.read(SNAPSHOT, 0, 100) == b"what others run"
+def archive_of(file: Path, *, has_checksum: bool = False) -> tuple[Path, str]:
+    """Return an archive with these bytes and the key of a snapshot that has them."""
+    archive = file.with_name(f"{has_checksum}.tar.zst")
+    archive.write_bytes(
+        zstandard.ZstdCompressor(level=1, write_checksum=has_checksum).compress(file.read_bytes())
+    )
+    value = digest_of(file).partition(":")[2]
+    return archive, f"snapshots/sha256/{value[:2]}/{value}.tar.zst"
+
+
+def test_a_snapshot_that_is_there_is_not_replaced(
+    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayjobs.remote.workspace.upload", no_bytes)
+    (archive, key), (other, _) = archive_of(file), archive_of(file, has_checksum=True)
+    assert place.client().put_file(archive, key).size == place.blobs.size(key)
+    before = place.blobs.read(key, 0, SIZE * 2)
+    assert before == archive.read_bytes() != other.read_bytes()
+    place.client().put_file(other, key)
+    assert place.blobs.read(key, 0, SIZE * 2) == before
+    assert place.nothing_staged()
+
+
+def test_a_snapshot_whose_bytes_are_others_is_refused_and_replaced(
+    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayjobs.remote.workspace.upload", no_bytes)
+    archive, key = archive_of(file)
+    with pytest.raises(SnapshotError, match=r"damaged|something else"):
+        place.client().put_file(file, key)
+    assert not place.blobs.exists(key) and place.nothing_staged()
+    place.blobs.put_bytes(archive.read_bytes()[:-100], key)  # damaged by whatever
+    place.client().put_file(archive, key)
+    assert place.blobs.read(key, 0, SIZE * 2) == archive.read_bytes()
     assert place.nothing_staged()
 
 

@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from rayjobs.core import paths
-from rayjobs.core.errors import NotFoundError, RayjobsError, SpecError, StoreError, UsageError
+from rayjobs.core.errors import (
+    NotFoundError,
+    RayjobsError,
+    SnapshotError,
+    SpecError,
+    StoreError,
+    UsageError,
+)
 from rayjobs.jobs.records import Job, MetricPoint, ModelDraft, ModelFile
 from rayjobs.models import uploaded
+from rayjobs.remote import workspace as remote_workspace
 from rayjobs.server import pages
 from rayjobs.server.running import Listening, serve
 from rayjobs.snapshots import blob_key
@@ -380,3 +389,48 @@ def test_reports_come_in_pages_of_the_store(served: Served) -> None:
         query["cursor"] = answer["next"]
     assert found == ids
     assert served.client().store.queue_history() == store.queue_history()
+
+
+def archive_of(content: bytes) -> tuple[bytes, str]:
+    """Return an archive with this content and its key."""
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return zstandard.ZstdCompressor().compress(content), blob_key(digest)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_snapshots_key_has_that_snapshot_only(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
+) -> None:
+    if is_large:
+        monkeypatch.setattr(remote_workspace, "UPLOAD_BYTES", 16)
+    data, key = archive_of(b"print(1)\n" * 1000)
+    other, _ = archive_of(b"import os\n" * 1000)
+    wrong, right = tmp_path / "wrong", tmp_path / "right"
+    right.write_bytes(data)
+    client = served.client()
+    for bad in (b"no archive", other, data[:-1], data[:20] + b"x" + data[21:]):
+        wrong.write_bytes(bad)
+        with pytest.raises(SnapshotError, match=r"damaged|something else"):
+            client.blobs.put_file(wrong, key)
+        assert not served.workspace.blobs.exists(key)
+    client.blobs.put_file(right, key)
+    again = tmp_path / "again"
+    again.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(b"print(1)\n" * 1000))
+    assert again.read_bytes() != data
+    client.blobs.put_file(again, key)
+    with served.workspace.blobs.open(key) as file:
+        assert file.read() == data, "what others run is not replaced"
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_damaged_snapshot_is_replaced(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
+) -> None:
+    if is_large:
+        monkeypatch.setattr(remote_workspace, "UPLOAD_BYTES", 16)
+    data, key = archive_of(b"print(1)\n" * 1000)
+    served.workspace.blobs.put_bytes(b"stored by an earlier version", key)
+    (tmp_path / "right").write_bytes(data)
+    served.client().blobs.put_file(tmp_path / "right", key)
+    with served.workspace.blobs.open(key) as file:
+        assert file.read() == data
