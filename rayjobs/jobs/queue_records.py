@@ -75,6 +75,7 @@ class QueueRow:
     """The waiting time of one job.
 
     Attributes:
+        serial: The job's.
         placed_at: When it first got an allocation; None: not yet.
         predicted_first: The first estimate; None if there was none.
         predicted_last: The last one before its allocation.
@@ -92,6 +93,7 @@ class QueueRow:
     ended_at: datetime | None
     predicted_first: Prediction | None
     predicted_last: Prediction | None
+    serial: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,7 @@ class Usage:
     """The resources of one attempt, and how long it used them.
 
     Attributes:
+        serial: The job's.
         until: None while it continues.
         shape: Its allocation's shape, see `Allocation`.
     """
@@ -109,3 +112,5 @@ class Usage:
     since: datetime
     until: datetime | None
     shape: Mapping[str, float]
+    serial: int = 0
+    attempt: int = 0

@@ -62,9 +62,9 @@ class Operation:
         return get_origin(hints_of(self.method)["return"]) is list
 
     @property
-    def has_offset(self) -> bool:
+    def has_pages(self) -> bool:
         """Whether the store itself returns the parts of the list."""
-        return "offset" in signature_of(self.method).parameters
+        return "page" in signature_of(self.method).parameters
 
     @property
     def name(self) -> str:
@@ -236,8 +236,8 @@ def signature_of(method: str) -> inspect.Signature:
 def others(operation: Operation) -> Iterator[inspect.Parameter]:
     """Yield the arguments of an operation that are not in its path, nor set by the server."""
     hidden = {*operation.in_path, "" if operation.user in RECORDS else operation.user}
-    if operation.has_offset:
-        hidden |= {"limit", "offset"}  # of the pages
+    if operation.has_pages:
+        hidden.add("page")
     for parameter in signature_of(operation.method).parameters.values():
         if parameter.name not in hidden:
             yield parameter

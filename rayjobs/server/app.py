@@ -47,9 +47,9 @@ from rayjobs.server.access import Caller, Guard, Handler, Refusal, error_answer
 from rayjobs.server.audit import Audit
 from rayjobs.server.bodies import MOST_BODY, MOST_QUESTION, bytes_of, object_in
 from rayjobs.server.objects import object_of
-from rayjobs.server.pages import Lists, page_at, page_of_jobs
+from rayjobs.server.pages import page_of
 from rayjobs.server.workers import in_thread, with_token
-from rayjobs.store.requests import EVERY_JOB, NewJob, NewRun
+from rayjobs.store.requests import NewJob, NewRun
 from rayjobs.submit.project import LOCAL, TARGET_VARIABLE, stored_choice
 from rayjobs.workspace.blobs import check_key
 from rayjobs.workspace.folder import OpenWorkspace
@@ -95,7 +95,6 @@ def make_app(
         )
         for verb, path, role, handler in extra
     ]
-    lists = Lists()
     routes += [
         _route(
             guard,
@@ -104,7 +103,7 @@ def make_app(
             one.verb,
             one.path,
             one.role,
-            _operation(workspace, one, lists),
+            _operation(workspace, one),
             may_repeat=one.repeats,
         )
         for one in OPERATIONS
@@ -258,7 +257,7 @@ async def _whoami(_request: Request, caller: Caller) -> Response:
     )
 
 
-def _operation(workspace: OpenWorkspace, one: Operation, lists: Lists) -> Handler:
+def _operation(workspace: OpenWorkspace, one: Operation) -> Handler:
     """Return the handler of one row of the table."""
     part: Any = workspace.catalogue if one.method.startswith("catalogue.") else workspace.store
     method = getattr(part, one.name)
@@ -297,21 +296,7 @@ def _operation(workspace: OpenWorkspace, one: Operation, lists: Lists) -> Handle
                     request.state.object = object_of(one, given, made)
                 answer = encode(made)
             else:
-                if one.name in ("jobs", "job_lines"):
-                    which = given.get("which", EVERY_JOB)
-                    items, following = page_of_jobs(method, which, size, cursor)
-                elif one.has_offset:
-                    items, following = page_at(
-                        lambda limit, offset: method(
-                            *bound.args, **bound.kwargs, limit=limit, offset=offset
-                        ),
-                        size,
-                        cursor,
-                    )
-                else:
-                    items, following = lists.page(
-                        lambda: method(*bound.args, **bound.kwargs), size, cursor
-                    )
+                items, following = page_of(one, partial(method, **given), given, size, cursor)
                 answer = {"items": encode(items), "next": following}
             return hiding.text_for(answer, caller).encode()
 

@@ -1,97 +1,137 @@
-"""Long lists in pages: a part of the items, and a cursor for the next part."""
+"""Long lists in pages: a part of the items, and a cursor that says after which item to go on.
+
+The server keeps nothing between two pages: any server of a workspace answers the next one, and what
+is added or removed meanwhile moves nothing. Lists that can become long are read by their keys.
+Those of the catalogue are read as a whole for each page, and the item is looked up.
+"""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rayjobs.core.ids import token
+from rayjobs.remote import plain
+from rayjobs.remote.operations import Operation
 from rayjobs.server.access import Refusal
-from rayjobs.store.requests import JobFilter
+from rayjobs.store.requests import EVERY_JOB, JobFilter, Page
 
-KEPT_LISTS = 16
-KEPT_S = 60.0
+MOST_CURSOR = 8192
+# The keys in whose order the store returns these lists.
+KEYS: Mapping[str, Sequence[str]] = {
+    "metrics": ("attempt", "rank", "sequence"),
+    "events": ("serial",),
+    "files": ("name",),
+    "trials": ("number",),
+    "queue_history": ("serial",),
+    "usage": ("serial", "attempt"),
+}
+# What names an item of another list, the first that it has.
+NAMES = (("id",), ("name", "version"), ("number",), ("pipeline", "number"), ("name",))
+_Position = tuple[Any, ...]
+_Part = tuple[Sequence[Any], _Position | None]
 
 
-def page_of_jobs(
-    list_jobs: Callable[[JobFilter], Sequence[Any]], which: JobFilter, size: int, cursor: str
+def page_of(
+    one: Operation, ask: Callable[..., Any], given: Mapping[str, Any], size: int, cursor: str
 ) -> tuple[Sequence[Any], str | None]:
-    """Return jobs after the one that the cursor names. New jobs do not move the pages."""
+    """Return a page of the list of an operation, and the cursor of the next one.
+
+    Args:
+        one: The operation.
+        ask: Returns the list; with `page`, or for jobs another filter, a part of it.
+        given: The arguments of the request.
+        size: The most items.
+        cursor: Of the page before; empty: the first one.
+
+    Raises:
+        Refusal: the cursor is not of this list.
+    """
+    # A cursor belongs to its list: another one has other keys, or the same keys of other items.
+    belongs = f"{one.method} {sorted(given.items())!r}"
+    mark = hashlib.sha256(belongs.encode(errors="replace")).hexdigest()[:16]
+    is_of_jobs = one.name in ("jobs", "job_lines")
+    if is_of_jobs:
+        kinds: Sequence[Any] = (int, int | None)
+    elif one.has_pages:
+        kinds = [str if key == "name" else int for key in KEYS[one.name]]
+    else:
+        kinds = (int, str)
+    after = _read(cursor, mark, kinds) if cursor else None
+    if is_of_jobs:
+        items, position = _jobs(ask, given.get("which", EVERY_JOB), size, after)
+    elif one.has_pages:
+        items, position = _by_key(ask, KEYS[one.name], size, after)
+    else:
+        items, position = _of_whole(ask(), size, after)
+    return items, None if position is None else _text(mark, position)
+
+
+def _jobs(ask: Callable[..., Any], which: JobFilter, size: int, after: _Position | None) -> _Part:
+    """Return jobs after the one with a serial; the position also says how many may follow."""
     left = which.limit
     if left is not None and left < 0:
         raise Refusal(400, "limit is a whole number from 0")
-    if cursor:
-        serial, rest = _numbers(cursor)
-        which, left = replace(which, after=serial), rest
-    size = size if left is None else min(size, max(0, left))
-    found = list_jobs(replace(which, limit=size + 1))
+    if after is not None:
+        serial, left = after
+        which = replace(which, after=serial)
+    size = size if left is None else min(size, left)
+    found = ask(which=replace(which, limit=size + 1))
     items = found[:size]
     left = None if left is None else left - len(items)
     if len(found) <= size or left == 0:
         return items, None
-    return items, f"{items[-1].serial}:{'' if left is None else left}"
+    return items, (items[-1].serial, left)
 
 
-def page_at(
-    ask: Callable[[int, int], Sequence[Any]], size: int, cursor: str
-) -> tuple[Sequence[Any], str | None]:
-    """Return a page of a list of which `ask` returns a part: so many, after so many."""
-    at = _numbers(cursor)[0] if cursor else 0
-    found = ask(size + 1, at)
-    return found[:size], f"{at + size}" if len(found) > size else None
+def _by_key(
+    ask: Callable[..., Any], keys: Sequence[str], size: int, after: _Position | None
+) -> _Part:
+    found = ask(page=Page(size + 1, after))
+    if len(found) <= size:
+        return found, None
+    return found[:size], tuple(getattr(found[size - 1], key) for key in keys)
 
 
-class Lists:
-    """The rest of lists that a store returns as a whole, kept for a minute for the next page.
-
-    Where it is not kept any more, or by another server, the store is asked again. Thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[float, Sequence[Any]]] = OrderedDict()
-
-    def page(
-        self, ask: Callable[[], Sequence[Any]], size: int, cursor: str
-    ) -> tuple[Sequence[Any], str | None]:
-        """Return a page of the list that `ask` returns."""
-        at, key = 0, ""
-        found: Sequence[Any] | None = None
-        if cursor:
-            number, _, key = cursor.partition(":")
-            at = _numbers(number)[0]
-            found = self._take(key)
-        found = ask() if found is None else found
-        if len(found) <= at + size:
-            return found[at:], None
-        return found[at : at + size], f"{at + size}:{self._keep(key, found)}"
-
-    def _take(self, key: str) -> Sequence[Any] | None:
-        with self._lock:
-            kept = self._kept.pop(key, None)
-        return None if kept is None or kept[0] < time.monotonic() else kept[1]
-
-    def _keep(self, key: str, found: Sequence[Any]) -> str:
-        now_s = time.monotonic()
-        key = key or token(16)
-        with self._lock:
-            self._kept[key] = (now_s + KEPT_S, found)
-            oldest = list(self._kept.items())
-            for number, (name, (until_s, _)) in enumerate(oldest, 1):
-                if until_s < now_s or number <= len(oldest) - KEPT_LISTS:
-                    del self._kept[name]
-        return key
+def _of_whole(found: Sequence[Any], size: int, after: _Position | None) -> _Part:
+    at = 0
+    if after is not None:
+        number, name = after
+        # Its place, if the item has gone meanwhile.
+        at = next((n for n, item in enumerate(found, 1) if _name_of(item) == name), number)
+    items = found[at : at + size]
+    if len(found) <= at + size:
+        return items, None
+    return items, (at + size, _name_of(items[-1]))
 
 
-def _numbers(cursor: str) -> tuple[int, int | None]:
-    first, _, rest = cursor.partition(":")
-    for text in (first, rest):
-        if text and not (text.isascii() and text.isdecimal() and len(text) <= 15):
-            raise Refusal(400, f"{cursor!r:.60} is not a cursor")
-    if not first:
-        raise Refusal(400, f"{cursor!r:.60} is not a cursor")
-    return int(first), int(rest) if rest else None
+def _name_of(item: Any) -> str:
+    """Return what names an item among the others of its list, however else it may change."""
+    item = item[0] if type(item) is tuple else item
+    item = getattr(item, "job", item)
+    for names in NAMES:
+        if all(hasattr(item, name) for name in names):
+            return " ".join(str(getattr(item, name)) for name in names)
+    return str(item)
+
+
+def _text(mark: str, position: _Position) -> str:
+    return base64.urlsafe_b64encode(json.dumps([mark, *position]).encode()).decode("ascii")
+
+
+def _read(cursor: str, mark: str, kinds: Sequence[Any]) -> _Position:
+    try:
+        if len(cursor) > MOST_CURSOR:
+            raise ValueError("it is too long")
+        found, *position = json.loads(base64.b64decode(cursor, b"-_", validate=True))
+        if found == mark:
+            for kind, value in zip(kinds, position, strict=True):
+                plain.decoder(kind)(value)
+    except (ValueError, TypeError, RecursionError):
+        raise Refusal(400, f"{cursor!r:.60} is not a cursor") from None
+    if found != mark:
+        raise Refusal(400, f"{cursor!r:.60} is a cursor of another list, or of other arguments")
+    return tuple(position)

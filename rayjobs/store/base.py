@@ -62,6 +62,7 @@ from rayjobs.store.requests import (
     JobChanges,
     JobFilter,
     NewJob,
+    Page,
 )
 from rayjobs.store.settings_contract import SettingsStore
 
@@ -399,7 +400,7 @@ class RunStore(Protocol):
     ) -> None:
         """Add an event to a job's history. State changes add their own."""
 
-    def events(self, job_id: str, *, after: int = 0) -> list[Event]:
+    def events(self, job_id: str, *, after: int = 0, page: Page | None = None) -> list[Event]:
         """Return a job's events with a serial above `after`, oldest first."""
 
     def history(self, *, after: int = 0, limit: int = 1000) -> list[Event]:
@@ -416,7 +417,12 @@ class RunStore(Protocol):
         """
 
     def metrics(
-        self, job_id: str, *, name: str | None = None, all_attempts: bool = False
+        self,
+        job_id: str,
+        *,
+        name: str | None = None,
+        all_attempts: bool = False,
+        page: Page | None = None,
     ) -> list[MetricPoint]:
         """Return points in the order in which they were logged (attempt, rank, sequence).
 
@@ -449,7 +455,7 @@ class RunStore(Protocol):
         Files of other attempts stay, even under the same names. The next prune frees the bytes.
         """
 
-    def files(self, job_id: str) -> list[StoredFile]:
+    def files(self, job_id: str, *, page: Page | None = None) -> list[StoredFile]:
         """Return a run's visible files, by name."""
 
 
@@ -514,20 +520,21 @@ class QueueStore(Protocol):
         *,
         since: datetime | None = None,
         target: str | None = None,
-        limit: int | None = None,
-        offset: int = 0,
+        page: Page | None = None,
     ) -> list[QueueRow]:
-        """Return how the jobs submitted at or after `since` waited, `limit` of them at most."""
+        """Return how the jobs submitted at or after `since` waited, by serial."""
 
     def usage(
         self,
         *,
         since: datetime | None = None,
         target: str | None = None,
-        limit: int | None = None,
-        offset: int = 0,
+        page: Page | None = None,
     ) -> list[Usage]:
-        """Return the resources of the attempts that ended at or after `since`, or still run."""
+        """Return the resources of the attempts that ended at or after `since`, or still run.
+
+        They come by the job's serial and the attempt.
+        """
 
 
 class ModelStore(Protocol):

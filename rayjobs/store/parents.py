@@ -19,7 +19,7 @@ from rayjobs.jobs.records import (
     Sweep,
     TrialRow,
 )
-from rayjobs.store.requests import NewPipeline, NewSweep
+from rayjobs.store.requests import NewPipeline, NewSweep, Page
 
 
 class SweepStore(Protocol):
@@ -63,7 +63,7 @@ class SweepStore(Protocol):
         The parameters of a row that exists never change. False if there is a newer claim.
         """
 
-    def trials(self, sweep_id: str) -> list[TrialRow]:
+    def trials(self, sweep_id: str, *, page: Page | None = None) -> list[TrialRow]:
         """Return the trial table, in order of number."""
 
     def child_news(

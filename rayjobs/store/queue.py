@@ -14,6 +14,7 @@ from rayjobs.jobs.outcomes import UNSEEN as UNSEEN_OUTCOMES
 from rayjobs.jobs.queue_records import RESUMED, Durations, Prediction, QueueRow, Usage
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.part import Part
+from rayjobs.store.requests import Page, part_of
 from rayjobs.store.rows import optional_time, time_of, time_text
 
 # The newest so many: scripts change, and so does how long they take.
@@ -81,25 +82,27 @@ WHERE target = :target AND kind = 'job' AND state NOT IN ({_FINAL})
 """  # noqa: S608 - made of our own names
 
 HISTORY = """
-SELECT jobs.id, jobs.name, jobs.display_name, jobs.submitted_by, jobs.priority, jobs.parent,
-    jobs.array_index, jobs.target, jobs.state, jobs.submitted_at, jobs.placed_at, jobs.ended_at,
+SELECT jobs.id, jobs.serial, jobs.name, jobs.display_name, jobs.submitted_by, jobs.priority,
+    jobs.parent, jobs.array_index, jobs.target, jobs.state, jobs.submitted_at, jobs.placed_at,
+    jobs.ended_at,
     predictions.first_at, predictions.first_starts_at, predictions.first_basis,
     predictions.last_at, predictions.last_starts_at, predictions.last_basis
 FROM jobs LEFT JOIN predictions ON predictions.job = jobs.id
 WHERE jobs.kind = 'job' AND (:since IS NULL OR jobs.submitted_at >= :since)
-    AND (:target IS NULL OR jobs.target = :target)
-ORDER BY jobs.serial LIMIT :limit OFFSET :offset
+    AND (:target IS NULL OR jobs.target = :target) AND jobs.serial > :after
+ORDER BY jobs.serial LIMIT :limit
 """
 
 USAGE = """
-SELECT attempts.job, attempts.created_at, attempts.ended_at, jobs.target, jobs.submitted_by,
-    allocations.shape
+SELECT attempts.job, attempts.number, attempts.created_at, attempts.ended_at, jobs.serial,
+    jobs.target, jobs.submitted_by, allocations.shape
 FROM attempts
 JOIN jobs ON jobs.id = attempts.job
 JOIN allocations ON allocations.name = attempts.allocation
 WHERE (:since IS NULL OR attempts.ended_at IS NULL OR attempts.ended_at >= :since)
     AND (:target IS NULL OR jobs.target = :target)
-ORDER BY jobs.serial, attempts.number LIMIT :limit OFFSET :offset
+    AND (jobs.serial > :after OR (jobs.serial = :after AND attempts.number > :number))
+ORDER BY jobs.serial, attempts.number LIMIT :limit
 """
 
 
@@ -175,11 +178,11 @@ class QueuePart(Part):
         *,
         since: datetime | None = None,
         target: str | None = None,
-        limit: int | None = None,
-        offset: int = 0,
+        page: Page | None = None,
     ) -> list[QueueRow]:
         """See `Store.queue_history`."""
-        values = _part_of({"since": time_text(since), "target": target}, limit, offset)
+        limit, (after,) = part_of(page, (-1,))
+        values = {"since": time_text(since), "target": target, "after": after, "limit": limit}
         with self._database.read() as connection:
             rows = connection.execute(HISTORY, values).fetchall()
         return [
@@ -196,6 +199,7 @@ class QueuePart(Part):
                 ended_at=optional_time(row["ended_at"]),
                 predicted_first=_prediction(row, "first"),
                 predicted_last=_prediction(row, "last"),
+                serial=row["serial"],
             )
             for row in rows
         ]
@@ -205,11 +209,12 @@ class QueuePart(Part):
         *,
         since: datetime | None = None,
         target: str | None = None,
-        limit: int | None = None,
-        offset: int = 0,
+        page: Page | None = None,
     ) -> list[Usage]:
         """See `Store.usage`."""
-        values = _part_of({"since": time_text(since), "target": target}, limit, offset)
+        limit, (after, number) = part_of(page, (-1, -1))
+        values = {"since": time_text(since), "target": target, "after": after, "number": number}
+        values["limit"] = limit
         with self._database.read() as connection:
             rows = connection.execute(USAGE, values).fetchall()
         return [
@@ -220,13 +225,11 @@ class QueuePart(Part):
                 since=time_of(row["created_at"]),
                 until=optional_time(row["ended_at"]),
                 shape=json.loads(row["shape"]),
+                serial=row["serial"],
+                attempt=row["number"],
             )
             for row in rows
         ]
-
-
-def _part_of(values: dict[str, Any], limit: int | None, offset: int) -> dict[str, Any]:
-    return {**values, "limit": -1 if limit is None else limit, "offset": offset}
 
 
 def _durations(

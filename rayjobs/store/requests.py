@@ -46,6 +46,26 @@ class JobFilter:
 EVERY_JOB = JobFilter()
 
 
+@dataclass(frozen=True)
+class Page:
+    """A part of a list, which continues after an item, whatever was added or removed meanwhile.
+
+    Attributes:
+        limit: The most items.
+        after: The key of the item before the first one, in the list's order; None: its beginning.
+    """
+
+    limit: int
+    after: tuple[Any, ...] | None = None
+
+
+def part_of(page: Page | None, first: tuple[Any, ...]) -> tuple[int, tuple[Any, ...]]:
+    """Return the most items to read (-1: all), and after which key; `first` is before all keys."""
+    if page is None:
+        return -1, first
+    return page.limit, first if page.after is None else page.after
+
+
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
     """A job, or an array, to be written.

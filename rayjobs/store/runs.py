@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.clock import to_text
@@ -12,6 +13,7 @@ from rayjobs.jobs.queue_records import RESUMED
 from rayjobs.jobs.records import Event, MetricPoint, StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.store.part import Part
+from rayjobs.store.requests import Page, part_of
 from rayjobs.store.rows import event_of, file_of, point_of, spec_of, to_json
 
 if TYPE_CHECKING:
@@ -50,7 +52,8 @@ SELECT name FROM names WHERE name IS NOT NULL LIMIT :most
 POINTS = """
 SELECT attempt, rank, sequence, name, value, step, at FROM metrics
 WHERE job_serial = :serial AND (:name IS NULL OR name = :name) AND (:late OR late = 0)
-ORDER BY attempt, rank, sequence
+    AND (attempt, rank, sequence) > (:attempt, :rank, :sequence)
+ORDER BY attempt, rank, sequence LIMIT :most
 """
 
 FIRST_STEPS = """
@@ -79,6 +82,7 @@ PROGRAMS = "azure/"  # what the keys of programs' settings begin with among the 
 RANGE = "SELECT key, value FROM meta WHERE key >= :first AND key < :end ORDER BY key"
 # A range of the key's index: texts are compared by their bytes in both databases.
 RANGE = "SELECT key, value FROM meta WHERE key >= :first AND key < :end ORDER BY key"
+SMALLEST = -(2**63)
 LAST = "\U0010ffff"  # after every other character
 LOCKS = """
 SELECT files.*, jobs.spec FROM jobs JOIN files ON files.job = jobs.id AND files.name = :name
@@ -121,13 +125,15 @@ class RunsPart(Part):
                 connection, job_id, kind, message, now=self._now(), attempt=attempt, data=data
             )
 
-    def events(self, job_id: str, *, after: int = 0) -> list[Event]:
+    def events(self, job_id: str, *, after: int = 0, page: Page | None = None) -> list[Event]:
         """See `Store.events`. Raises NotFoundError."""
+        most, (last,) = part_of(page, (after,))
         with self._database.read() as connection:
             self._row(connection, job_id)
             rows = connection.execute(
-                "SELECT * FROM events WHERE job = :job AND serial > :after ORDER BY serial",
-                {"job": job_id, "after": after},
+                "SELECT * FROM events WHERE job = :job AND serial > :after ORDER BY serial"
+                " LIMIT :most",
+                {"job": job_id, "after": max(after, last), "most": most},
             ).fetchall()
         return [event_of(row) for row in rows]
 
@@ -182,34 +188,29 @@ class RunsPart(Part):
             return [row[0] for row in connection.execute(METRIC_NAMES, {"most": most})]
 
     def metrics(
-        self, job_id: str, *, name: str | None = None, all_attempts: bool = False
+        self,
+        job_id: str,
+        *,
+        name: str | None = None,
+        all_attempts: bool = False,
+        page: Page | None = None,
     ) -> list[MetricPoint]:
         """See `Store.metrics`. Raises NotFoundError."""
+        most, after = part_of(page, (SMALLEST, SMALLEST, SMALLEST))
+        found: list[MetricPoint] = []
         with self._database.read() as connection:
             job = self._row(connection, job_id)
-            values = {"serial": job["serial"], "name": name, "late": all_attempts}
-            rows = connection.execute(POINTS, values).fetchall()
-            if all_attempts or job["attempt"] <= 1:
-                return [point_of(row) for row in rows]
-            more = {"job": job_id, "attempt": job["attempt"]}
-            more["completed"] = job["state"] == JobState.COMPLETED
-            afresh = [row[0] for row in connection.execute(AFRESH, {**values, **more})]
-            firsts: dict[str, list[tuple[int, int]]] = {}
-            for first in connection.execute(FIRST_STEPS, values).fetchall():
-                firsts.setdefault(first["name"], []).append((first["attempt"], first["step"]))
-        began = max((one for one in afresh if not _goes_on(one, firsts)), default=1)
-        return [
-            point_of(row)
-            for row in rows
-            if (
-                row["attempt"] >= began
-                if row["step"] is None
-                else not any(
-                    attempt > row["attempt"] and step <= row["step"]
-                    for attempt, step in firsts[row["name"]]
-                )
-            )
-        ]
+            values = {"serial": job["serial"], "name": name}
+            is_shown = None if all_attempts else _shown(connection, job, values)
+            values |= {"late": all_attempts, "most": most}
+            while True:
+                attempt, rank, sequence = after
+                values |= {"attempt": attempt, "rank": rank, "sequence": sequence}
+                rows = connection.execute(POINTS, values).fetchall()
+                found += [point_of(row) for row in rows if is_shown is None or is_shown(row)]
+                if page is None or len(rows) < most or len(found) >= most:
+                    return found if page is None else found[:most]
+                after = tuple(rows[-1][name] for name in ("attempt", "rank", "sequence"))
 
     # -- files -------------------------------------------------------------------------------
 
@@ -242,12 +243,14 @@ class RunsPart(Part):
             )
         return True
 
-    def files(self, job_id: str) -> list[StoredFile]:
+    def files(self, job_id: str, *, page: Page | None = None) -> list[StoredFile]:
         """See `Store.files`. Raises NotFoundError."""
+        most, (after,) = part_of(page, ("",))
         with self._database.read() as connection:
             self._row(connection, job_id)
             rows = connection.execute(
-                "SELECT * FROM files WHERE job = :job ORDER BY name", {"job": job_id}
+                "SELECT * FROM files WHERE job = :job AND name > :after ORDER BY name LIMIT :most",
+                {"job": job_id, "after": after, "most": most},
             ).fetchall()
         return [file_of(row) for row in rows]
 
@@ -333,6 +336,29 @@ class RunsPart(Part):
     def put_program_setting(self, key: str, value: str | None) -> None:
         """See `Store.put_program_setting`."""
         self.set_meta(PROGRAMS + key, value)
+
+
+def _shown(
+    connection: sqlite3.Connection, job: sqlite3.Row, values: Mapping[str, Any]
+) -> Callable[[sqlite3.Row], bool] | None:
+    """Return what says which points no newer attempt replaces; None: all."""
+    if job["attempt"] <= 1:
+        return None
+    more = {"job": job["id"], "attempt": job["attempt"]}
+    more["completed"] = job["state"] == JobState.COMPLETED
+    afresh = [row[0] for row in connection.execute(AFRESH, {**values, **more})]
+    firsts: dict[str, list[tuple[int, int]]] = {}
+    for first in connection.execute(FIRST_STEPS, dict(values)).fetchall():
+        firsts.setdefault(first["name"], []).append((first["attempt"], first["step"]))
+    began = max((one for one in afresh if not _goes_on(one, firsts)), default=1)
+
+    def is_shown(row: sqlite3.Row) -> bool:
+        attempt, step = row["attempt"], row["step"]
+        if step is None:
+            return bool(attempt >= began)
+        return not any(later > attempt and at <= step for later, at in firsts[row["name"]])
+
+    return is_shown
 
 
 def _last_of(texts: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:

@@ -22,7 +22,7 @@ from rayjobs.jobs.records import ChildNews, MetricPoint, Sweep, TrialRow
 from rayjobs.jobs.states import JobState
 from rayjobs.store.part import Part
 from rayjobs.store.references import refuse_removed
-from rayjobs.store.requests import NewSweep
+from rayjobs.store.requests import NewSweep, Page, part_of
 from rayjobs.store.rows import (
     failure_of,
     job_of,
@@ -191,11 +191,14 @@ class SweepsPart(Part):
             connection.executemany(PUT_TRIAL, rows)
         return True
 
-    def trials(self, sweep_id: str) -> list[TrialRow]:
+    def trials(self, sweep_id: str, *, page: Page | None = None) -> list[TrialRow]:
         """See `Store.trials`."""
+        most, (after,) = part_of(page, (-1,))
         with self._database.read() as connection:
             rows = connection.execute(
-                "SELECT * FROM trials WHERE sweep = :sweep ORDER BY number", {"sweep": sweep_id}
+                "SELECT * FROM trials WHERE sweep = :sweep AND number > :after ORDER BY number"
+                " LIMIT :most",
+                {"sweep": sweep_id, "after": after, "most": most},
             ).fetchall()
         return [_trial_of(row) for row in rows]
 

@@ -12,6 +12,7 @@ from rayjobs.jobs.queue_records import RESUMED
 from rayjobs.jobs.records import AllocationState, MetricPoint
 from rayjobs.spec.model import Container, JobSpec, Packages
 from rayjobs.store.base import Store
+from rayjobs.store.requests import JobChanges, Page
 from tests.contract.store_contract import (
     SHAPE,
     SPEC,
@@ -21,6 +22,18 @@ from tests.contract.store_contract import (
     stored,
     submit,
 )
+
+
+def metrics_in_pages(store: Store, job: str, name: str | None = None) -> list[MetricPoint]:
+    """Return all points, read in pages of two."""
+    found: list[MetricPoint] = []
+    page = store.metrics(job, name=name, page=Page(2))
+    while page:
+        assert len(page) <= 2
+        found += page
+        after = page[-1].attempt, page[-1].rank, page[-1].sequence
+        page = store.metrics(job, name=name, page=Page(2, after))
+    return found
 
 
 class StoreRecordsContract:
@@ -174,6 +187,7 @@ class StoreRecordsContract:
         assert store.metrics(job.id) == [*first[:3], *first[5:], *second]
         assert store.metrics(job.id, all_attempts=True) == [*first, *second]
         assert [p.step for p in store.metrics(job.id, name="loss")] == [0, 1, 2, 3, 4]
+        assert metrics_in_pages(store, job.id) == store.metrics(job.id)
 
     def test_points_without_steps_of_lost_work_are_hidden(self, store: Store) -> None:
         job = submit(store)
@@ -194,7 +208,7 @@ class StoreRecordsContract:
         again(1)
         assert store.metrics(job.id) == first  # nothing better is known yet
         second = log(2, 0.4)
-        assert store.metrics(job.id) == second
+        assert store.metrics(job.id) == second == metrics_in_pages(store, job.id)
         again(2)
         store.add_event(job.id, RESUMED, "from its checkpoint", attempt=3, data={"continues": True})
         third = log(3, 0.6)
@@ -287,6 +301,25 @@ class StoreRecordsContract:
         assert store.claim_target("local", epoch="b") == 2
         assert store.claim_target("cluster", epoch="c") == 1
         assert store.target_epoch("local") == (2, "b")
+
+    def test_long_lists_are_read_in_pages(self, store: Store) -> None:
+        job = submit(store)
+        points = [
+            point(number, step=None, rank=number % 2, name=("a", "b")[number % 3 == 0])
+            for number in range(8)
+        ]
+        store.add_metrics(job.id, points)
+        for name in (None, "a"):
+            assert metrics_in_pages(store, job.id, name) == store.metrics(job.id, name=name)
+        events = store.events(job.id)
+        store.update(job.id, JobChanges(priority=5))
+        assert store.events(job.id, page=Page(1)) == events[:1]
+        assert store.events(job.id, page=Page(5, (events[0].serial,))) == store.events(job.id)[1:]
+        other = submit(store)
+        first, second = store.queue_history()
+        assert store.queue_history(page=Page(1)) == [first]
+        assert store.queue_history(page=Page(5, (first.serial,))) == [second]
+        assert (second.job, second.serial) == (other.id, other.serial)
 
     def test_its_own_values_are_kept(self, store: Store) -> None:
         assert store.meta("workspace") is None

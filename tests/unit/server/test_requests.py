@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.client
+import json
 import math
 import os
 import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +30,6 @@ from rayjobs.core.errors import (
 from rayjobs.jobs.records import Job, MetricPoint, ModelDraft, ModelFile
 from rayjobs.models import uploaded
 from rayjobs.remote import workspace as remote_workspace
-from rayjobs.server import pages
 from rayjobs.server.running import Listening, serve
 from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
@@ -314,25 +318,100 @@ def test_lists_come_in_pages(served: Served) -> None:
         page(which={"limit": -1})
 
 
-def test_a_list_continues_without_the_kept_rest(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = submitted(served.workspace.store, 0)
-    for number in range(4):
-        served.workspace.store.update(job.id, JobChanges(priority=number + 1))
-    connection, path = served.connection(), f"/v1/jobs/{job.id}/events"
-    known = served.workspace.store.events(job.id)
-    assert len(known) >= 4
-    for kept in (60.0, -1.0):
-        monkeypatch.setattr(pages, "KEPT_S", kept)
-        found, query = [], {"page_size": "2"}
-        while True:
-            answer = connection.json("GET", path, query=query)
-            found += answer["items"]
-            if answer["next"] is None:
-                break
-            query["cursor"] = answer["next"]
-        assert [one["serial"] for one in found] == [one.serial for one in known]
+def pages_of(
+    connection: Connection, path: str, query: Mapping[str, str], between: Callable[[], object]
+) -> list[Any]:
+    """Return the items of a list, one by one; something happens between two pages."""
+    found, cursor = [], {}
+    while True:
+        answer = connection.json("GET", path, query={**query, "page_size": "1", **cursor})
+        assert len(answer["items"]) <= 1
+        found += answer["items"]
+        if answer["next"] is None:
+            return found
+        cursor = {"cursor": answer["next"]}
+        between()
+
+
+def test_pages_go_on_after_their_last_item_whatever_was_added(served: Served) -> None:
+    store, connection = served.workspace.store, served.connection()
+    job = submitted(store, 0)
+    for number in range(3):
+        store.publish_pipeline({}, name=f"p{number}")
+        store.update(job.id, JobChanges(priority=number + 1))
+    at = job.changed_at
+    points = [
+        MetricPoint(
+            attempt=0,
+            rank=rank,
+            sequence=number,
+            name="loss",
+            value=1,
+            step=None,
+            at=at,
+        )
+        for number in range(3)
+        for rank in range(2)
+    ]
+    store.add_metrics(job.id, points)
+    numbers = count()
+
+    def metric() -> None:  # before those that follow, and of another name
+        point = replace(points[0], attempt=-1, sequence=next(numbers), name="late")
+        store.add_metrics(job.id, [point])
+
+    known = [(one.rank, one.sequence) for one in store.metrics(job.id, name="loss")]
+    found = pages_of(connection, f"/v1/jobs/{job.id}/metrics", {"name": "loss"}, metric)
+    assert [(one["rank"], one["sequence"]) for one in found] == known
+    events = [one.serial for one in store.events(job.id)]
+    found = pages_of(connection, f"/v1/jobs/{job.id}/events", {"after": str(events[0])}, int)
+    assert [one["serial"] for one in found] == events[1:]
+    names = [one.name for one in store.published_pipelines()]
+    found = pages_of(
+        connection,
+        "/v1/published-pipelines",
+        {},
+        lambda: store.publish_pipeline({}, name="new"),  # comes before the others
+    )
+    assert [one["name"] for one in found] == names
+    gone = iter(store.published_pipelines())
+
+    def disable() -> None:
+        store.set_published_active(next(gone).id, active=False)
+
+    found = pages_of(connection, "/v1/published-pipelines", {}, disable)
+    assert found[-1]["name"] == names[-1]
+
+
+def test_a_cursor_is_refused_by_other_lists(served: Served) -> None:
+    store, connection = served.workspace.store, served.connection()
+    one, other = submitted(store, 0), submitted(store, 1)
+    for job in (one, other):
+        for number in range(3):
+            store.update(job.id, JobChanges(priority=number + 1))
+    query = {"page_size": "1"}
+    cursor = connection.json("GET", f"/v1/jobs/{one.id}/events", query=query)["next"]
+    again = {**query, "cursor": cursor}
+    assert connection.json("GET", f"/v1/jobs/{one.id}/events", query=again)["items"]
+    for path, more in (
+        (f"/v1/jobs/{other.id}/events", {}),
+        (f"/v1/jobs/{one.id}/events", {"after": "1"}),
+        (f"/v1/jobs/{one.id}/metrics", {}),
+        ("/v1/reports/queue", {}),
+        ("/v1/published-pipelines", {}),
+    ):
+        with pytest.raises(UsageError, match="cursor of another list"):
+            connection.json("GET", path, query={**again, **more})
+    with pytest.raises(UsageError, match="cursor of another list"):
+        connection.json("POST", "/v1/jobs:list", body={"page_size": 1, "cursor": cursor})
+    mark, _ = json.loads(base64.urlsafe_b64decode(cursor))
+    forged = [
+        base64.urlsafe_b64encode(json.dumps([mark, *position]).encode()).decode()
+        for position in ([], ["x"], [None], [1.5], [2**70], [1, 2], [[]])
+    ]
+    for wrong in ("1:", "x", "W10=", "bnVsbA==", cursor[:-8], "4" * 9000, *forged):
+        with pytest.raises(UsageError, match="is not a cursor"):
+            connection.json("GET", f"/v1/jobs/{one.id}/events", query={**query, "cursor": wrong})
 
 
 def test_a_client_reads_all_pages(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
