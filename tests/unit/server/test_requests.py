@@ -322,7 +322,8 @@ def pages_of(
     connection: Connection, path: str, query: Mapping[str, str], between: Callable[[], object]
 ) -> list[Any]:
     """Return the items of a list, one by one; something happens between two pages."""
-    found, cursor = [], {}
+    found: list[Any] = []
+    cursor: dict[str, str] = {}
     while True:
         answer = connection.json("GET", path, query={**query, "page_size": "1", **cursor})
         assert len(answer["items"]) <= 1
@@ -405,9 +406,10 @@ def test_a_cursor_is_refused_by_other_lists(served: Served) -> None:
     with pytest.raises(UsageError, match="cursor of another list"):
         connection.json("POST", "/v1/jobs:list", body={"page_size": 1, "cursor": cursor})
     mark, _ = json.loads(base64.urlsafe_b64decode(cursor))
+    positions: list[list[Any]] = [[], ["x"], [None], [1.5], [2**70], [1, 2], [[]]]
     forged = [
         base64.urlsafe_b64encode(json.dumps([mark, *position]).encode()).decode()
-        for position in ([], ["x"], [None], [1.5], [2**70], [1, 2], [[]])
+        for position in positions
     ]
     for wrong in ("1:", "x", "W10=", "bnVsbA==", cursor[:-8], "4" * 9000, *forged):
         with pytest.raises(UsageError, match="is not a cursor"):
