@@ -225,7 +225,7 @@ class HttpBlobs(FetchedBlobs):
                 # server recognizes a request whose answer was lost.
                 found = digest_of_stream(stream)
                 check_digest(digest, found, str(path))
-                if key is None and self._facts(blob_key(found)) == size:
+                if key is None and self._used(blob_key(found)) == size:
                     return Blob(blob_key(found), size, found)
                 name = hashlib.sha256(f"{key}:{found}:{size}".encode()).hexdigest()[:32]
                 for attempt in range(UPLOAD_TRIES):
@@ -285,9 +285,26 @@ class HttpBlobs(FetchedBlobs):
             offset += len(data)
             yield data
 
+    def read(self, key: str, start: int, length: int) -> bytes:
+        """See `BlobStore.read`: only these bytes travel."""
+        found = bytearray()
+        while len(found) < length:
+            begin = start + len(found)
+            end = min(start + length, begin + UPLOAD_BYTES) - 1
+            data = self._server.whole(
+                "GET", f"/v1/blobs/{key}", headers={"Range": f"bytes={begin}-{end}"}
+            )
+            found += data
+            if len(data) < end - begin + 1:
+                break
+        return bytes(found)
+
     def exists(self, key: str) -> bool:
         """See `BlobStore.exists`."""
-        return self._facts(key) is not None
+        try:
+            return self._used(key) is not None
+        except UsageError:  # a viewer refers to nothing
+            return self._facts(key) is not None
 
     def size(self, key: str) -> int:
         """See `BlobStore.size`."""
@@ -295,6 +312,11 @@ class HttpBlobs(FetchedBlobs):
         if found is None:
             raise NotFoundError(f"there is no blob {key!r}; it was never stored, or it was pruned")
         return found
+
+    def _used(self, key: str) -> int | None:
+        """Return the size of a blob that is going to be referred to; None: it is not there."""
+        found = self._server.json("POST", f"/v1/blob-uses/{key}", repeats=True)
+        return cast("int | None", found)
 
     def _facts(self, key: str) -> int | None:
         return cast("int | None", self._server.json("GET", f"/v1/blob-sizes/{key}"))

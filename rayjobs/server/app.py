@@ -40,6 +40,7 @@ from rayjobs.server import (
     metrics,
     notifications,
     openapi,
+    people,
     targets,
     uploads,
 )
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 PAGING = {"page_size", "cursor"}
 AWAY = (StoreUnreachableError, StoreBusyError, DatastoreUnavailable)
 # A piece of an upload, which changes nothing before it is kept; a wake; reads with a body.
-UNAUDITED = ("/v1/uploads/{name}", "/v1/uploads/{name}/parts", "/wake")
+UNAUDITED = ("/v1/uploads/{name}", "/v1/uploads/{name}/parts", "/wake", "/v1/blob-uses/{key:path}")
 UNREAD = (400, 408, 413, 429)  # requests of which nothing was done
 DRIVER = "rayjobs.tuning.driver_actor:start"
 
@@ -86,6 +87,7 @@ def make_app(
         *events.routes(workspace),
         *targets.routes(workspace),
         *notifications.routes(workspace),
+        *people.routes(workspace),
         *uploads.routes(workspace, uploads.presigned_of(workspace, bucket)),
         *datastores.routes(workspace),
     ]
@@ -196,7 +198,7 @@ def _route(
 
 def _may_repeat(verb: str, path: str) -> bool:
     """Whether a second request of a route that is no operation does nothing more."""
-    return verb != "POST" or path.startswith(("/v1/blobs", "/v1/uploads/", "/v1/targets/"))
+    return verb != "POST" or path.startswith(("/v1/blob", "/v1/uploads/", "/v1/targets/"))
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

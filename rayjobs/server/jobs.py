@@ -63,14 +63,21 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         return StreamingResponse(records, media_type="application/x-ndjson")
 
     async def size(request: Request, _caller: Caller) -> Response:
-        def look() -> int | None:
-            key = request.path_params["key"]
-            try:
-                return workspace.blobs.size(key) if workspace.blobs.exists(key) else None
-            except NotFoundError:
-                return None
+        return JSONResponse(await with_files(size_of, request.path_params["key"]))
 
-        return JSONResponse(await with_files(look))
+    async def use(request: Request, _caller: Caller) -> Response:
+        key = request.path_params["key"]
+
+        def call() -> int | None:
+            return size_of(key) if workspace.blobs.exists(key) else None
+
+        return JSONResponse(await with_files(call))
+
+    def size_of(key: str) -> int | None:
+        try:
+            return workspace.blobs.size(key)
+        except NotFoundError:
+            return None
 
     async def blob(request: Request, _caller: Caller) -> Response:
         found = re.fullmatch(r"bytes=(\d{1,18})-(\d{1,18})", request.headers.get("range", ""))
@@ -89,6 +96,8 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         ("GET", "/v1/jobs/{job_id}/log-times", viewer, times),
         ("GET", "/v1/jobs/{job_id}/log-stream", viewer, stream),
         ("GET", "/v1/blob-sizes/{key:path}", viewer, size),
+        # A caller who is going to refer to a blob: a prune leaves it for an hour.
+        ("POST", "/v1/blob-uses/{key:path}", Role.SUBMITTER, use),
         ("GET", "/v1/blobs/{key:path}", viewer, blob),
     ]
 

@@ -75,6 +75,7 @@ _ANSWERS: dict[tuple[str, str], Any] = {
     ("GET", "/v1/jobs/{job_id}/event-stream"): _LINES,
     ("GET", "/v1/event-stream"): _LINES,
     ("GET", "/v1/blob-sizes/{key}"): {"type": ["integer", "null"]},
+    ("POST", "/v1/blob-uses/{key}"): {"type": ["integer", "null"]},
     ("GET", "/v1/blobs/{key}"): _BYTES,
     ("POST", "/v1/blobs"): Blob,
     ("PUT", "/v1/uploads/{name}"): _WHOLE,
@@ -93,6 +94,10 @@ _ANSWERS: dict[tuple[str, str], Any] = {
     ("GET", "/v1/notifications"): _OBJECTS,
     ("POST", "/v1/notifications"): _OBJECT,
     ("DELETE", "/v1/notifications/{id}"): _FLAG,
+    ("GET", "/v1/tokens"): _OBJECTS,
+    ("POST", "/v1/tokens"): _OBJECT,
+    ("DELETE", "/v1/tokens/{id}"): _FLAG,
+    ("GET", "/v1/audit"): _facts(items=_OBJECTS, next={"type": ["string", "null"]}),
     ("GET", f"{_FILES}/check"): {"type": "null"},
     ("GET", f"{_FILES}/stat"): {"type": ["object", "null"]},
     ("GET", f"{_FILES}/children"): _OBJECTS,
@@ -107,6 +112,10 @@ _QUERIES: dict[tuple[str, str], dict[str, Any]] = {
     ("GET", "/v1/jobs/{job_id}/log-stream"): {**_RANK, "offset": _WHOLE},
     ("GET", "/v1/jobs/{job_id}/event-stream"): {"after": _WHOLE},
     ("GET", "/v1/event-stream"): {"after": _WHOLE},
+    ("GET", "/v1/audit"): {
+        "page_size": {"type": "integer", "minimum": 1, "maximum": 500},
+        "cursor": _TEXT,
+    },
     ("POST", "/v1/blobs"): _UPLOAD,
     ("PATCH", "/v1/uploads/{name}"): {"offset": _WHOLE},
     ("GET", "/v1/targets/{target}"): {"ask": {"enum": ["1"]}},
@@ -138,6 +147,15 @@ _BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/uploads/{name}/parts"): _facts(size=_WHOLE),
     ("POST", "/v1/targets/{target}/ask"): _OBJECT,
     ("POST", "/v1/notifications"): _OBJECT,
+    ("POST", "/v1/tokens"): {
+        "type": "object",
+        "properties": {
+            "user": _TEXT,
+            "role": {"enum": ["viewer", "submitter", "admin"]},
+            "days": {"type": "number"},
+        },
+        "required": ["user"],
+    },
     ("POST", f"{_FILES}/files"): _facts("upload", "path", size=_WHOLE),
 }
 _SENT = ("JobFilter", "JobChanges", "NewJob", "NewSweep", "NewPipeline", "NewStep", "ModelDraft")

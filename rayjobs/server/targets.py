@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from starlette.requests import Request
@@ -12,6 +13,7 @@ from rayjobs.injob import sessionsteps
 from rayjobs.injob.messages import MessageError
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
+from rayjobs.server.own_view import own_view
 from rayjobs.server.workers import in_thread, with_target
 from rayjobs.submit import credentials
 from rayjobs.submit.submitting import wake_or_start
@@ -37,7 +39,10 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     async def shown(request: Request, _caller: Caller) -> Response:
         asks = request.query_params.get("ask") == "1"
         view = await with_target(targets.target_status, _name_of(request), ask=asks)
-        return JSONResponse(asdict(view))
+        found = asdict(view)
+        if view.detail is not None:
+            found["detail"] = own_view(view.detail, str(workspace.path))
+        return JSONResponse(found)
 
     async def capacity(request: Request, _caller: Caller) -> Response:
         found = await with_target(targets.capacity_of, _name_of(request))
@@ -109,6 +114,8 @@ def _asking(workspace: OpenWorkspace) -> Handler:
                 raise Refusal(403, f"job {job.id} is {job.user}'s")
         elif asked.op not in READ:
             raise Refusal(403, f"a client may not ask a target for {asked.op!r:.40}")
+        elif asked.op == "explain" and not asked.key.startswith(f"{workspace.path}::"):
+            raise Refusal(403, "a client may ask for the jobs of its workspace only")
         step = None if asked.step is None else asked.step.op
         if asked.op in ("evict", "store") or step in (sessionsteps.EXEC, sessionsteps.PORT):
             request.state.is_change = True
@@ -120,6 +127,8 @@ def _asking(workspace: OpenWorkspace) -> Handler:
             answer = await wake_client.ask_async(path, asked, timeout_s=ANSWER_S)
         except TimeoutError:
             return JSONResponse({"is_late": True, "answer": None})
+        if isinstance(answer, Mapping):
+            answer = own_view(answer, str(workspace.path))
         return JSONResponse({"is_late": False, "answer": answer})
 
     return ask

@@ -184,8 +184,7 @@ def find(store: Store, text: str) -> Token | None:
 
 def all_tokens(store: Store) -> list[Token]:
     """Return the records of all tokens, by user and time."""
-    found = [_read(one) for one in store.meta_under(_TOKEN).values()]
-    return sorted(found, key=lambda one: (one.user, one.created_at))
+    return sorted(_tokens(store).values(), key=lambda one: (one.user, one.created_at))
 
 
 def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> list[Token]:
@@ -195,13 +194,36 @@ def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> 
         NotFoundError: there is no such user or token.
     """
     at = now or datetime.now(UTC)
-    named = {
-        key: token
-        for key, token in ((key, _read(one)) for key, one in store.meta_under(_TOKEN).items())
-        if name in (token.user, token.id)
-    }
+    named = {key: one for key, one in _tokens(store).items() if name in (one.user, one.id)}
     if not named:
         raise NotFoundError(f"there is no user or token {name!r}; `rayjobs user ls` lists them")
+    return _revoke(store, named, by=by, at=at)
+
+
+def revoke_token(store: Store, token_id: str, *, by: str, only_of: str | None = None) -> bool:
+    """Revoke the token with this id; return whether it was valid.
+
+    Args:
+        only_of: If it is this user's; None: whosever it is.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    named = {
+        key: one
+        for key, one in _tokens(store).items()
+        if one.id == token_id and only_of in (None, one.user)
+    }
+    if not named:
+        raise NotFoundError(f"there is no token {token_id!r}")
+    return bool(_revoke(store, named, by=by, at=datetime.now(UTC)))
+
+
+def _tokens(store: Store) -> dict[str, Token]:
+    return {key: _read(text) for key, text in store.meta_under(_TOKEN).items()}
+
+
+def _revoke(store: Store, named: Mapping[str, Token], *, by: str, at: datetime) -> list[Token]:
     ended = []
     for key, token in named.items():
         if token.revoked_at is None:
@@ -214,9 +236,10 @@ def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> 
 
 def ended_tokens(store: Store, *, before: datetime) -> dict[str, Token]:
     """Return tokens that were refused even before a time, by their keys in the store."""
-    found = ((key, _read(text)) for key, text in store.meta_under(_TOKEN).items())
     return {
-        key: one for key, one in found if min(one.expires_at, one.revoked_at or before) < before
+        key: one
+        for key, one in _tokens(store).items()
+        if min(one.expires_at, one.revoked_at or before) < before
     }
 
 
