@@ -62,6 +62,16 @@ class Backend(Protocol):
             DataIntegrityError: the bytes are not those the storage itself recorded.
         """
 
+    def read(self, file: StoredFile, start: int, length: int) -> bytes:
+        """Return up to `length` bytes of `file` from `start`; none behind the end.
+
+        The bytes are not compared with a digest: who joins the pieces of a file does that.
+
+        Raises:
+            DataChanged: the file is not, or no longer, the one that `file` describes. With a digest
+                and no etag that is not noticed here.
+        """
+
     def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
         """Store the local file `source` at `path`, in one step as others see it."""
 

@@ -108,6 +108,23 @@ class LocalBackend:
             )
         return digest
 
+    def read(self, file: StoredFile, start: int, length: int) -> bytes:
+        """See `Backend`."""
+        source = self.root / clean_path(file.path)
+        try:
+            with source.open("rb") as stream:
+                stream.seek(start)
+                data = stream.read(length)
+            now = self._stored(source, file.path)
+        except OSError as error:
+            raise self._explain(error, file.path) from error
+        if now.size != file.size or (not file.digest and now.etag != file.etag):
+            raise DataChanged(
+                f"{source} has changed since it was listed. Register a new version, or put the old "
+                f"file back."
+            )
+        return data
+
     def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
         """See `Backend`."""
         target = self.root / clean_path(path)

@@ -98,6 +98,13 @@ class S3Backend:
             to.unlink(missing_ok=True)
             raise self._explain(error, f"read {file.path!r}") from error
 
+    def read(self, file: StoredFile, start: int, length: int) -> bytes:
+        """See `Backend`. A broken-off answer is continued where it broke off."""
+        try:
+            return self._read(file, start, min(file.size, start + length))
+        except Exception as error:
+            raise self._explain(error, f"read {file.path!r}") from error
+
     def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
         """See `Backend`."""
         try:
@@ -213,10 +220,29 @@ class S3Backend:
             )
         return digest
 
-    def _get(self, file: StoredFile, start: int) -> Any:
+    def _read(self, file: StoredFile, start: int, end: int) -> bytes:
+        data, failures = bytearray(), 0
+        while start + len(data) < end:
+            answer = self._get(file, start + len(data), end)
+            body, patience = answer["Body"], self._opened()[1]
+            try:
+                while chunk := _read(body, patience):
+                    data += chunk
+                if start + len(data) < end:
+                    raise ConnectionError(f"the answer ended after {len(data)} bytes")
+            except Exception as error:
+                failures += 1
+                if not _is_broken_connection(error) or failures >= self.settings.attempts:
+                    raise
+                patience.retries(failures + 1, f"{file.path!r} broke off")
+            finally:
+                body.close()
+        return bytes(data)
+
+    def _get(self, file: StoredFile, start: int, end: int | None = None) -> Any:
         options = {"IfMatch": f'"{file.etag}"'} if file.etag else {}
-        if start:
-            options["Range"] = f"bytes={start}-"
+        if start or end is not None:
+            options["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
         return self._open().get_object(
             Bucket=self.settings.bucket, Key=self._prefix + file.path, **options
         )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import time
+import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -17,7 +14,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rayjobs.core.errors import StoreError
 from rayjobs.datastore.backends import Backend, Folder, StoredFile, open_directly
-from rayjobs.datastore.errors import DataChanged, DataNotFound
 from rayjobs.datastore.refs import clean_path
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
@@ -27,8 +23,6 @@ from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
 MOST_PIECE = 8 << 20
-FETCHED_S = 3600.0
-"""How long a file that was fetched from a bucket is kept for a client that stopped half-way."""
 
 
 def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
@@ -52,8 +46,6 @@ class _Files:
 
     def __init__(self, workspace: OpenWorkspace) -> None:
         self._workspace = workspace
-        self._fetched = workspace.path / "fetched"
-        self._fetched.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _backend(self, request: Request) -> Backend:
         return open_directly(self._workspace.catalogue.datastore(request.path_params["name"]))
@@ -100,11 +92,7 @@ class _Files:
         file = StoredFile(path, size, etag or "", digest or "")
 
         def read() -> bytes:
-            backend = self._backend(request)
-            here = backend.local_path(path)
-            if here is not None:
-                return _of_here(backend, file, here, start)
-            return _of_elsewhere(backend, file, self._fetched, start)
+            return _piece(self._backend(request), file, start)
 
         data = await with_files(read)
         return Response(data, media_type="application/octet-stream")
@@ -147,51 +135,14 @@ def _stored(backend: Backend, upload: Pieces, path: str, size: int) -> StoredFil
     return stored
 
 
-def _of_here(backend: Backend, file: StoredFile, here: Path, start: int) -> bytes:
-    """Return a piece of a file of this machine, if it is the one that was listed."""
-    now = backend.stat(file.path)
-    if now is None:
-        raise DataNotFound(f"{here} does not exist.")
-    if now.size != file.size or (not file.digest and now.etag != file.etag):
-        raise DataChanged(
-            f"{here} has changed since it was listed. Register a new version, or put the old file "
-            f"back."
-        )
-    with here.open("rb") as stream:
-        stream.seek(start)
-        return stream.read(MOST_PIECE)
-
-
-def _of_elsewhere(backend: Backend, file: StoredFile, folder: Path, start: int) -> bytes:
-    """Return a piece of a file of another storage; it is fetched once for all its pieces."""
-    named = json.dumps([backend.where, file.path, file.size, file.etag, file.digest])
-    kept = folder / hashlib.sha256(named.encode()).hexdigest()
-    try:
-        stream = kept.open("rb")
-    except FileNotFoundError:
-        _drop_old(folder)
-        partial = kept.with_name(f"{kept.name}.{os.getpid()}-{time.monotonic_ns()}")
-        try:
-            backend.fetch(file, partial)
-            # Opened before others see it: a client that reads the last piece removes it.
-            stream = partial.open("rb")
-            partial.replace(kept)
-        finally:
-            partial.unlink(missing_ok=True)
-    with stream:
-        stream.seek(start)
-        data = stream.read(MOST_PIECE)
-    if start + len(data) >= file.size:
-        kept.unlink(missing_ok=True)
-    return data
-
-
-def _drop_old(folder: Path) -> None:
-    oldest = time.time() - FETCHED_S  # compared with file times, which are wall time
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):
-            if path.stat().st_mtime < oldest:
-                path.unlink()
+def _piece(backend: Backend, file: StoredFile, start: int) -> bytes:
+    """Return a piece of a file: of one that has several, without its other bytes."""
+    if file.size > MOST_PIECE or backend.local_path(file.path) is not None:
+        return backend.read(file, start, MOST_PIECE)
+    with tempfile.TemporaryDirectory(prefix="rayjobs-") as folder:
+        whole = Path(folder) / "file"
+        backend.fetch(file, whole)  # compared with the digest that the storage has
+        return whole.read_bytes()[start:]
 
 
 def _shown(one: StoredFile | Folder) -> dict[str, object]:

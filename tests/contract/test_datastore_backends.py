@@ -53,6 +53,29 @@ class BackendContract:
             assert sum(seen) == len(content)
             to.unlink()
 
+    def test_pieces_are_those_of_the_file(self, backend: Backend, local: Path) -> None:
+        source = local / "source"
+        source.write_bytes(content := os.urandom(50_000))
+        backend.put(source, "a/file")
+        file = backend.stat("a/file")
+        assert file is not None
+        for start, length in ((0, 7), (1, 49_999), (49_990, 100), (50_000, 5), (60_000, 5), (0, 0)):
+            assert backend.read(file, start, length) == content[start : start + length]
+
+    def test_no_piece_is_of_a_file_that_has_changed(self, backend: Backend, local: Path) -> None:
+        source = local / "source"
+        source.write_bytes(b"1" * 50)
+        backend.put(source, "a/file")
+        (listed,) = backend.walk("a")
+        assert backend.read(listed, 0, 10) == b"1" * 10
+        source.write_bytes(b"2" * 50)
+        backend.put(source, "a/file")
+        with pytest.raises(DataChanged):
+            backend.read(listed, 10, 10)
+        backend.remove("a/file")
+        with pytest.raises((DataNotFound, DataChanged)):
+            backend.read(listed, 10, 10)
+
     def test_put_says_what_it_stored(self, backend: Backend, local: Path) -> None:
         source = local / "file"
         source.write_bytes(b"content")

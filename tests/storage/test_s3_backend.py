@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,26 @@ def test_a_large_file_goes_in_parts(
     (listed,) = backend.walk("")
     assert backend.fetch(listed, tmp_path / "back") == digest_of(content)
     assert (tmp_path / "back").read_bytes() == content
+
+
+def test_a_piece_that_broke_off_is_continued(
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = s3_server.backend()
+    content = os.urandom(1 << 20)
+    (tmp_path / "file").write_bytes(content)
+    backend.put(tmp_path / "file", "file")
+    (listed,) = backend.walk("")
+    monkeypatch.setattr(s3, "CHUNK_BYTES", 10_000)
+    calls, read = iter(range(100)), s3._read
+
+    def breaks(body: Any, patience: Any) -> bytes:
+        if next(calls) == 3:  # some bytes have come
+            raise ConnectionResetError("reset by a test")
+        return read(body, patience)
+
+    monkeypatch.setattr(s3, "_read", breaks)
+    assert backend.read(listed, 1000, 500_000) == content[1000:501_000]
 
 
 def test_the_digest_is_kept_with_the_object(s3_server: S3Server, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 
 from rayjobs.core.errors import RayjobsError, UsageError
 from rayjobs.datastore import Dataset, Datastore
-from rayjobs.datastore.backends import Backend, open_backend
-from rayjobs.datastore.errors import DataChanged, InvalidReference
+from rayjobs.datastore.backends import Backend, StoredFile, open_backend
+from rayjobs.datastore.backends.fsspec import FsspecBackend
+from rayjobs.datastore.digests import digest_of
+from rayjobs.datastore.errors import DataChanged, DatastoreUnavailable, InvalidReference
 from rayjobs.remote import datastores as remote
 from rayjobs.remote.datastores import Pool, ServedBackend
 from rayjobs.server import datastores as serving
@@ -49,7 +52,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_of_many_pieces_comes_back_from_any_storage(
     served: Served, small: None, tmp_path: Path
 ) -> None:
-    """Off switch: let `_of_elsewhere` read from the beginning."""
+    """Off switch: let `_piece` read from the beginning."""
     fsspec.filesystem("memory").mkdirs(tmp_path.name)
     Datastore.register_fsspec(served.workspace, "lake", f"memory://{tmp_path.name}")
     source = tmp_path / "source"
@@ -60,14 +63,13 @@ def test_a_file_of_many_pieces_comes_back_from_any_storage(
         (found,) = backend.walk("a")
         backend.fetch(found, tmp_path / store)
         assert (tmp_path / store).read_bytes() == source.read_bytes()
-    assert not list((served.workspace.path / "fetched").iterdir())
     assert not list((served.workspace.path / "uploads").iterdir())
 
 
 def test_a_file_that_changes_between_two_pieces_is_not_mixed(
     served: Served, small: None, tmp_path: Path
 ) -> None:
-    """Off switch: let `_of_here` not compare."""
+    """Off switch: let `LocalBackend.read` not compare."""
     backend = backend_of(served)
     source = tmp_path / "source"
     source.write_bytes(b"1" * 30)
@@ -82,6 +84,64 @@ def test_a_file_that_changes_between_two_pieces_is_not_mixed(
     with pytest.raises(DataChanged, match="has changed"):
         backend.fetch(listed, tmp_path / "back", change)
     assert not (tmp_path / "back").exists()
+
+
+def lake(served: Served, tmp_path: Path, content: bytes) -> tuple[ServedBackend, StoredFile]:
+    """Return a datastore that is not on the server's disk, and its only file."""
+    fsspec.filesystem("memory").mkdirs(tmp_path.name)
+    Datastore.register_fsspec(served.workspace, "lake", f"memory://{tmp_path.name}")
+    (tmp_path / "source").write_bytes(content)
+    backend = backend_of(served, store="lake")
+    backend.put(tmp_path / "source", "file")
+    (found,) = backend.walk("")
+    return backend, found
+
+
+def test_a_piece_of_a_large_file_needs_no_other(
+    served: Served, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole large file takes longer than a client waits, and each repeat would begin again."""
+    content = os.urandom(95)
+    first, found = lake(served, tmp_path, content)
+    second, read = backend_of(served, store="lake"), []
+    whole = FsspecBackend.read
+
+    def noted(self: FsspecBackend, file: StoredFile, start: int, length: int) -> bytes:
+        read.append((start, length))
+        return whole(self, file, start, length)
+
+    def never(*_given: object) -> str:
+        raise DatastoreUnavailable("the whole file is fetched")
+
+    monkeypatch.setattr(FsspecBackend, "read", noted)
+    monkeypatch.setattr(FsspecBackend, "fetch", never)
+
+    def other(_count: int) -> None:  # one piece behind the first, to the end
+        start = len(read) // 2 * 10 - 10
+        if start >= 0:
+            assert second.read(found, start, 10) == content[start : start + 10]
+
+    first.fetch(found, tmp_path / "back", other)
+    assert (tmp_path / "back").read_bytes() == content
+    assert {length for _, length in read} == {10} and len(read) > 12
+
+
+def test_joined_pieces_are_compared_with_the_digest_of_the_storage(
+    served: Served, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, found = lake(served, tmp_path, b"1" * 95)
+    known = replace(found, digest=digest_of(b"1" * 95))
+    monkeypatch.setattr(FsspecBackend, "stat", lambda *_given: known)
+    backend.fetch(found, tmp_path / "back")
+    read = FsspecBackend.read
+
+    def damaged(self: FsspecBackend, file: StoredFile, start: int, length: int) -> bytes:
+        return read(self, file, start, length).replace(b"1", b"2", start == 30)
+
+    monkeypatch.setattr(FsspecBackend, "read", damaged)
+    with pytest.raises(DataChanged):
+        backend.fetch(found, tmp_path / "damaged")
+    assert not (tmp_path / "damaged").exists()
 
 
 def test_a_viewer_reads_and_changes_nothing(served: Served, tmp_path: Path) -> None:
