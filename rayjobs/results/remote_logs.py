@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
+from rayjobs.core.errors import UnreachableError
+from rayjobs.core.text import size_text
 from rayjobs.results.log_times import RankTimes
-from rayjobs.workspace.connection import Connection
+from rayjobs.workspace.connection import AGAIN_S, AWAY_S, Connection
 
+ATTEMPT_HEADER = "X-Rayjobs-Attempt"
 CHUNK_BYTES = 1 << 20
 SILENT_S = 30.0  # the server says each second that it lives
 
@@ -29,15 +33,34 @@ def names(server: Connection, job: str) -> list[str]:
 
 
 def chunks(server: Connection, job: str, name: str | None) -> Iterator[bytes]:
-    """Yield a log in parts; without a name, the driver log of rank 0."""
+    """Yield a log in parts; without a name, the driver log of rank 0.
+
+    After a lost connection it continues from where it stood.
+
+    Raises:
+        RayjobsError: the error that the server answered.
+        UnreachableError: the connection was lost, and nothing more came for two minutes.
+    """
     query = {} if name is None else {"name": name}
-    own = server.copy()  # other requests may come before the last part is read
-    try:
-        answer = own.send("GET", f"/v1/jobs/{job}/log", query=query)
-        while data := answer.read(CHUNK_BYTES):
-            yield data
-    finally:
-        own.close()
+    offset, since_s = 0, time.monotonic()
+    with closing(server.copy()) as own:  # other requests may come before the last part is read
+        while True:
+            answer = own.send("GET", f"/v1/jobs/{job}/log", query=query)
+            # Of another attempt, the rest would be that of another log.
+            query["attempt"] = str(answer.headers.get(ATTEMPT_HEADER, ""))
+            try:
+                while data := answer.read(CHUNK_BYTES):
+                    offset, since_s = offset + len(data), time.monotonic()
+                    yield data
+                return
+            except (OSError, http.client.HTTPException) as error:
+                own.close()
+                if not query["attempt"] or time.monotonic() - since_s > AWAY_S:
+                    raise UnreachableError(
+                        f"the log of {job} broke off after {size_text(offset)}: {error}"
+                    ) from error
+            query["offset"] = str(offset)
+            time.sleep(AGAIN_S)
 
 
 def times(server: Connection, job: str, rank: int, number: int | None) -> RankTimes:

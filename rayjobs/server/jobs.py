@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rayjobs.core.errors import NotFoundError
+from rayjobs.results import remote_logs
 from rayjobs.results.logs import Logs, Part
 from rayjobs.server.access import Caller, Handler, Refusal, while_admitted
 from rayjobs.server.workers import in_thread, with_files
@@ -33,14 +34,26 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
     async def log(request: Request, _caller: Caller) -> Response:
         logs = Logs(workspace, request.path_params["job_id"])
-        parts = logs.chunks(request.query_params.get("name"))
+        offset, attempt = _number(request, "offset", 0), _number(request, "attempt", 0)
+        job = await in_thread(workspace.store.job, logs.job_id)
+        if attempt not in (0, job.attempt):
+            raise Refusal(
+                409,
+                f"attempt {attempt} of {job.id} has ended, and its log has another name now: ask "
+                f"for the log again",
+            )
+        parts = _from(logs.chunks(request.query_params.get("name")), offset)
         first = await with_files(next, parts, b"")  # errors come before the answer begins
 
         def rest() -> Iterator[bytes]:
             yield first
             yield from parts
 
-        return StreamingResponse(rest(), media_type="application/octet-stream")
+        return StreamingResponse(
+            rest(),
+            media_type="application/octet-stream",
+            headers={remote_logs.ATTEMPT_HEADER: str(job.attempt)},
+        )
 
     async def times(request: Request, _caller: Caller) -> Response:
         logs = Logs(workspace, request.path_params["job_id"])
@@ -100,6 +113,14 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         ("POST", "/v1/blob-uses/{key:path}", Role.SUBMITTER, use),
         ("GET", "/v1/blobs/{key:path}", viewer, blob),
     ]
+
+
+def _from(parts: Iterator[bytes], offset: int) -> Iterator[bytes]:
+    """Yield what comes behind the first `offset` bytes; errors come with the first part."""
+    for part in parts:
+        if offset < len(part):
+            yield part[offset:]
+        offset = max(0, offset - len(part))
 
 
 async def _records(parts: Iterator[Part], attempt: int, skip: int) -> AsyncIterator[bytes]:

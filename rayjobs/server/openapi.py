@@ -107,7 +107,7 @@ _ANSWERS: dict[tuple[str, str], Any] = {
     ("DELETE", f"{_FILES}/files"): {"type": "null"},
 }
 _QUERIES: dict[tuple[str, str], dict[str, Any]] = {
-    ("GET", "/v1/jobs/{job_id}/log"): {"name": _TEXT},
+    ("GET", "/v1/jobs/{job_id}/log"): {"name": _TEXT, "attempt": _WHOLE, "offset": _WHOLE},
     ("GET", "/v1/jobs/{job_id}/log-times"): _RANK,
     ("GET", "/v1/jobs/{job_id}/log-stream"): {**_RANK, "offset": _WHOLE},
     ("GET", "/v1/jobs/{job_id}/event-stream"): {"after": _WHOLE},
