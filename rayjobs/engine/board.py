@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -66,6 +66,24 @@ class Served:
         return await asyncio.to_thread(function, *arguments, **more)
 
 
+Change = tuple[int, int]
+
+
+async def changes_of(served: Sequence[Served]) -> dict[str, Change | StoreError]:
+    """Return the change token of each store by path, or why it cannot be read: with one thread."""
+
+    def read() -> dict[str, Change | StoreError]:
+        found: dict[str, Change | StoreError] = {}
+        for one in served:
+            try:
+                found[one.path] = one.store.change()
+            except StoreError as error:
+                found[one.path] = error
+        return found
+
+    return await asyncio.to_thread(read)
+
+
 class QueueView:
     """The facts about one workspace's jobs that a target needs for its decisions.
 
@@ -91,7 +109,7 @@ class QueueView:
         self.saved: dict[str, float] = {}
         self.trouble = ""
         self._target = target
-        self._change: tuple[int, int] | None = None
+        self._change: Change | None = None
         self._marks: frozenset[Mark] = frozenset()
         self._keys: dict[int, str] = {}  # serial → key, for the jobs in `queued`
         self._depended_on: list[str] = []
@@ -100,14 +118,17 @@ class QueueView:
         self._lock = asyncio.Lock()
 
     @property
-    def change(self) -> tuple[int, int] | None:
+    def change(self) -> Change | None:
         """The store's change token at the last read; None: unknown."""
         return self._change
 
-    async def look(self, now: datetime | None = None) -> None:
+    async def look(
+        self, now: datetime | None = None, *, change: Change | StoreError | None = None
+    ) -> None:
         """Read the changes since the last look; after an error, forget everything.
 
         Args:
+            change: The store's change token, or why it cannot be read; None: it is read here.
             now: The target's time. With it, a job that arrived since the last look counts as
                 submitted between the two looks, whatever its client's clock showed.
 
@@ -116,7 +137,10 @@ class QueueView:
         async with self._lock:  # a turn and a retirement may both look
             store = self.served.store
             try:
-                change = await self.served.ask(store.change)
+                if change is None:
+                    change = await self.served.ask(store.change)
+                if isinstance(change, StoreError):
+                    raise change
                 if change == self._change:
                     self._looked_at = now
                     return
@@ -455,9 +479,15 @@ class Board:
     async def look(self, now: datetime | None = None) -> list[QueueView]:
         """Return each workspace's queue, reread if it has changed; see `QueueView.look`."""
         views = [self._views[path] for path in self._served]
+        changes = await changes_of([view.served for view in views])
         for view in views:
-            await view.look(now)
+            await view.look(now, change=changes[view.served.path])
         return views
+
+    def change(self, served: Served) -> Change | None:
+        """Return the change token under which a workspace's queue was read; None: it was not."""
+        view = self._views.get(served.path)
+        return None if view is None or view.served is not served else view.change
 
     async def waiting(self) -> list[str]:
         """Return the keys of the queued jobs of all workspaces."""

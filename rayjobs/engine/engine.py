@@ -14,7 +14,7 @@ from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.engine.allocations import Allocations
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor, SupervisorParts
 from rayjobs.engine.attempts import AttemptsInProgress
-from rayjobs.engine.board import Board, QueueView, Served
+from rayjobs.engine.board import Board, Change, QueueView, Served, changes_of
 from rayjobs.engine.candidates import Candidates
 from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.engine.forecasts import Forecasts
@@ -96,6 +96,8 @@ class Engine:
         # The last decision, while jobs wait.
         self.decisions: Decisions | None = None
         self._promise: Promise | None = None
+        # Under which change of its store each workspace was seen to be this actor's.
+        self._claims: dict[str, tuple[Served, Change]] = {}
         self._again_s = self._pause_ends_s = float("-inf")
         self._limits = limits
         self.forecasts = Forecasts(target, clock)
@@ -359,11 +361,18 @@ class Engine:
         """Stop and return True if a newer actor has claimed a workspace: two must never act."""
         if self.epoch is None:
             return False
+        changes = await changes_of(self.board.served)
+        self._claims = {path: seen for path, seen in self._claims.items() if path in changes}
         for served in self.board.served:
+            change = changes.get(served.path)
+            if self._claims.get(served.path) == (served, change):
+                continue  # nothing was written since the last look
             try:
                 is_replaced = await self._recovery.is_replaced(served)
             except StoreError:
                 continue  # an unreadable workspace allows no action either
+            if isinstance(change, tuple):
+                self._claims[served.path] = (served, change)
             if is_replaced:
                 log.error("another actor of %s serves %s: this one stops", self.target, served.path)
                 await asyncio.gather(*self.attempts.cancel(), return_exceptions=True)

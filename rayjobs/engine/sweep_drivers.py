@@ -17,7 +17,7 @@ from typing import Any
 from rayjobs.core.aliases import canonical
 from rayjobs.core.clock import Clock
 from rayjobs.core.errors import StoreError
-from rayjobs.engine.board import Board, Served
+from rayjobs.engine.board import Board, Change, Served
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,8 @@ class Drivers:
         self._resolve = resolve
         self._running: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, tuple[float, float]] = {}  # key → (not before, last pause)
+        # What was read of each workspace, under which change of its store.
+        self._parents: dict[Served, tuple[Change | None, list[tuple[str, str]]]] = {}
 
     @property
     def count(self) -> int:
@@ -83,12 +85,16 @@ class Drivers:
 
     async def look(self, board: Board) -> None:
         """Start a driver for every parent of the target without one."""
+        self._parents = {one: seen for one, seen in self._parents.items() if one in board.served}
         for served in board.served:
-            try:
-                parents = await served.ask(served.store.sweeps_to_drive, self.target)
-            except StoreError as error:
-                log.warning("sweeps of %s cannot be read: %s", served.path, error)
-                continue
+            change, (seen, parents) = board.change(served), self._parents.get(served, (None, []))
+            if change is None or change != seen:
+                try:
+                    parents = await served.ask(served.store.sweeps_to_drive, self.target)
+                except StoreError as error:
+                    log.warning("sweeps of %s cannot be read: %s", served.path, error)
+                    continue
+                self._parents[served] = change, parents
             for parent, driver in parents:
                 key = served.key(parent)
                 not_before, _ = self._pauses.get(key, (0.0, 0.0))
