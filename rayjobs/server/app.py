@@ -461,6 +461,11 @@ def _checked(workspace: OpenWorkspace, new: object, caller: Caller) -> Any:
     if key is not None:
         # Keys are each user's own: nobody gets another user's job by guessing one.
         key = f"{caller.user}:{key}"
+    # The target's actor imports what a driver names.
     if kind == "NewSweep" and made.driver != DRIVER:
         raise UsageError(f"{made.driver!r} is not a driver of sweeps")
+    if kind == "NewPipeline":
+        for step in made.steps:
+            if step.driver not in (None, DRIVER):
+                raise UsageError(f"{step.driver!r} is not a driver of sweeps")
     return replace(made, user=caller.user, idempotency_key=key)

@@ -30,11 +30,12 @@ from rayjobs.core.errors import (
 from rayjobs.jobs.records import Job, MetricPoint, ModelDraft, ModelFile
 from rayjobs.models import uploaded
 from rayjobs.remote import workspace as remote_workspace
+from rayjobs.server.app import DRIVER
 from rayjobs.server.running import Listening, serve
 from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
-from rayjobs.store.requests import JobChanges, JobFilter, NewJob
+from rayjobs.store.requests import JobChanges, JobFilter, NewJob, NewPipeline, NewStep
 from rayjobs.submit import credentials, project, submitting
 from rayjobs.target import elsewhere
 from rayjobs.target.secrets import TargetSecrets
@@ -470,6 +471,29 @@ def test_reports_come_in_pages_of_the_store(served: Served) -> None:
         query["cursor"] = answer["next"]
     assert found == ids
     assert served.client().store.queue_history() == store.queue_history()
+
+
+def test_a_driver_is_that_of_sweeps(served: Served) -> None:
+    """The target's actor imports what a driver names."""
+    store = served.client().store
+    for number, driver in enumerate(("antigravity:geohash", "os:abort", "")):
+        spec = JobSpec(script="a.py")
+        job, sweep = f"j-{number}", {"name": "s"}
+        step = NewStep(number=0, name="a", job=job, spec=spec, driver=driver, sweep=sweep)
+        new = NewPipeline(
+            name="p",
+            base=JobSpec(command="pipeline"),
+            definition={},
+            parameters={},
+            steps=[step],
+            experiment="e",
+            user="",
+        )
+        with pytest.raises(UsageError, match="is not a driver of sweeps"):
+            store.put_pipeline(new)
+    assert served.workspace.store.pipelines() == []
+    good = replace(new, steps=[replace(step, driver=DRIVER)])
+    assert store.put_pipeline(good)[1]
 
 
 def archive_of(content: bytes) -> tuple[bytes, str]:
