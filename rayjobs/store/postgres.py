@@ -30,6 +30,7 @@ from rayjobs.core.errors import (
 from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
 from rayjobs.store.postgres_address import parsed
+from rayjobs.store.postgres_pool import Pool
 from rayjobs.store.schema import VERSION
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ NUMBER_OF = "SELECT CAST(pg_current_xact_id() AS TEXT)"
 FLUSH = "SELECT pg_logical_emit_message(true, 'rayjobs', '')"
 COUNTED = f"UPDATE store_state SET changes = changes + 1; COMMIT; {FLUSH}"  # noqa: S608 - made of our own words
 MANY = 200  # statements that are sent together
-MOST_IDLE = 8  # connections that are kept open
 CHANNEL = "rayjobs"  # of notifications, of all schemas of a database
 
 log = logging.getLogger(__name__)
@@ -300,19 +300,18 @@ class PostgresDatabase:
         self._watch: Watch | None = None
         self._renew()
         with self._errors():
-            connection = self._connect()
+            connection = self._pool.take()
             try:
                 self._create(connection, may=create)
                 self._upgrade(connection)
             except BaseException:
                 connection.plain.close()
                 raise
-            self._give(connection)
+            self._pool.give(connection)
 
     def _renew(self) -> None:
         self._pid = os.getpid()
-        self._idle: list[Connection] = []
-        self._guard = threading.Lock()
+        self._pool = Pool(self._connect, where=self.where, wait_s=self.busy_timeout_s)
         # Threads of this process wait for each other here, each with its time limit.
         self._writing = threading.Lock()
 
@@ -416,7 +415,7 @@ class PostgresDatabase:
         if os.getpid() == self._pid:
             if self._watch is not None:
                 self._watch.stop()
-            self._close_idle()
+            self._pool.close()
 
     # -- one transaction -------------------------------------------------------------------------
 
@@ -424,7 +423,9 @@ class PostgresDatabase:
     def _begun(self, begin: str) -> Iterator[Connection]:
         import psycopg
 
-        connection = self._take()
+        self._check()
+        pool = self._pool
+        connection = pool.take()
         healthy = False
         try:
             try:
@@ -446,10 +447,9 @@ class PostgresDatabase:
                     healthy = True
                 except psycopg.Error:
                     healthy = False
-            if healthy and not connection.plain.closed:
-                self._give(connection)
-            else:
+            if not healthy:
                 connection.plain.close()
+            pool.give(connection)
 
     def _lock(self) -> str:
         return f"pg_advisory_xact_lock(hashtext('rayjobs'), hashtext('{self._schema}'))"
@@ -523,28 +523,8 @@ class PostgresDatabase:
             raise StoreError(f"the store {self.where} was closed; open it again")
         if os.getpid() != self._pid:
             # The parent's connections: closing them here would end them there.
-            _OF_PARENTS.append(self._idle)
+            _OF_PARENTS.append(self._pool.idle)
             self._renew()
-
-    def _take(self) -> Connection:
-        self._check()
-        with self._guard:
-            if self._idle:
-                return self._idle.pop()
-        return self._connect()
-
-    def _give(self, connection: Connection) -> None:
-        with self._guard:
-            if not self._closed and len(self._idle) < MOST_IDLE:
-                self._idle.append(connection)
-                return
-        connection.plain.close()
-
-    def _close_idle(self) -> None:
-        with self._guard:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.plain.close()
 
     def _connect(self) -> Connection:
         import psycopg

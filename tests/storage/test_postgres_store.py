@@ -22,7 +22,7 @@ from rayjobs.core.errors import (
     UsageError,
 )
 from rayjobs.store import postgres as in_postgres
-from rayjobs.store import postgres_wait
+from rayjobs.store import postgres_pool, postgres_wait
 from rayjobs.store.postgres import translated
 from rayjobs.store.postgres_address import parsed, with_schema
 from rayjobs.store.schema import VERSION
@@ -230,6 +230,69 @@ def test_an_idle_connection_that_was_cut_is_replaced(server: Postgres, store: Sq
     assert submit(store).id != job.id
     assert end_connections(server) >= 1
     store.change()
+
+
+def held(store: SqlStore, number: int) -> contextlib.ExitStack:
+    """Return transactions that go on until it is closed."""
+    stack = contextlib.ExitStack()
+    for _ in range(number):
+        stack.enter_context(store._database.read())
+    return stack
+
+
+def test_a_process_has_no_more_connections_than_its_bound(
+    server: Postgres, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_pool, "MOST_OPEN", 3)
+    most: list[int] = []
+    count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'rayjobs'"
+
+    def use() -> None:
+        for _ in range(5):
+            with store._database.read() as connection:
+                most.append(connection.execute(count).fetchone()[0])
+                connection.execute("SELECT pg_sleep(0.01)")
+            store.set_meta("key", "value")
+
+    threads = [threading.Thread(target=use) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 60  # each was served in its turn
+    assert max(most) == 3
+
+
+def test_a_thread_that_finds_no_free_connection_says_so(
+    server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_pool, "MOST_OPEN", 2)
+    store = SqlStore(server.schema(), busy_timeout_s=0.2)
+    try:
+        with held(store, 2):
+            for call in (store.jobs, lambda: store.set_meta("key", "value")):
+                with pytest.raises(StoreBusyError, match="all 2 connections of this process"):
+                    call()
+        assert store.jobs() == [] and store.meta("key") is None
+    finally:
+        store.close()
+
+
+def test_connections_that_are_lost_free_their_place(
+    server: Postgres, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_pool, "MOST_OPEN", 2)
+    for _ in range(3):
+        with pytest.raises(StoreError), held(store, 2):
+            assert end_connections(server) >= 2
+        assert store.jobs() == []
+    server.kill()
+    for _ in range(3):
+        with pytest.raises(StoreError, match="cannot be reached"):
+            store.jobs()
+    server.start()
+    with held(store, 2):
+        pass
 
 
 def test_what_was_acknowledged_outlives_a_killed_server(server: Postgres, store: SqlStore) -> None:

@@ -1,0 +1,97 @@
+"""The connections of one process to a store in PostgreSQL: bounded, kept, and waited for in line.
+
+psycopg_pool is not used: its threads do not survive a fork, and its check for a cut connection is a
+round trip in each transaction.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from rayjobs.core.errors import StoreBusyError
+from rayjobs.core.text import duration_text
+
+MOST_OPEN = 16  # a server has more threads
+
+
+class Pooled(Protocol):
+    """A connection."""
+
+    @property
+    def plain(self) -> Any:
+        """The driver's own connection."""
+
+
+_Connection = TypeVar("_Connection", bound=Pooled)
+
+
+class Pool(Generic[_Connection]):
+    """Connections for one transaction each. Thread-safe; a fork needs a new one.
+
+    Attributes:
+        idle: Those that no transaction has.
+    """
+
+    def __init__(self, connect: Callable[[], _Connection], *, where: str, wait_s: float) -> None:
+        """Open nothing yet.
+
+        Args:
+            connect: Opens a connection.
+            where: The store's address, for people.
+            wait_s: How long a thread waits for a free connection.
+        """
+        self.idle: list[_Connection] = []
+        self._connect = connect
+        self._where = where
+        self._wait_s = wait_s
+        self._used = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def take(self) -> _Connection:
+        """Return a connection for one transaction; waits until one is free.
+
+        Raises:
+            StoreBusyError: none was free in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._used < MOST_OPEN, self._wait_s):
+                raise StoreBusyError(
+                    f"all {MOST_OPEN} connections of this process to the store {self._where} have "
+                    f"been in use for {duration_text(self._wait_s)}, so nothing was done: there "
+                    f"are too many requests at once, or the server is slow. Repeat it later",
+                    path=self._where,
+                )
+            self._used += 1
+            if self.idle:
+                return self.idle.pop()
+        try:
+            return self._connect()
+        except BaseException:
+            self._free()
+            raise
+
+    def give(self, connection: _Connection) -> None:
+        """Keep a connection for the next transaction, unless it is closed."""
+        with self._changed:
+            is_kept = not self._closed and not connection.plain.closed
+            if is_kept:
+                self.idle.append(connection)
+        self._free()
+        if not is_kept:
+            connection.plain.close()
+
+    def close(self) -> None:
+        """Close the connections that no transaction has; the others are closed after it."""
+        with self._changed:
+            self._closed = True
+            idle, self.idle = self.idle, []
+        for connection in idle:
+            connection.plain.close()
+
+    def _free(self) -> None:
+        with self._changed:
+            self._used = max(0, self._used - 1)  # a fork in a transaction begins again at none
+            self._changed.notify()
