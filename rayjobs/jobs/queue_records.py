@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -114,3 +114,17 @@ class Usage:
     shape: Mapping[str, float]
     serial: int = 0
     attempt: int = 0
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long jobs waited, and wait now.
+
+    Attributes:
+        placed: Target and seconds of jobs that got an allocation.
+        since: Target → when the oldest of its jobs was submitted that waits for resources alone,
+            which is neither held, nor waits for a later time or for other jobs.
+    """
+
+    placed: Sequence[tuple[str, float]]
+    since: Mapping[str, datetime]

@@ -17,7 +17,6 @@ from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
 from rayjobs.server.access import Caller, Handler
 from rayjobs.server.workers import in_thread
-from rayjobs.store.requests import JobFilter
 from rayjobs.target import targets, wake_client
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace.folder import OpenWorkspace
@@ -26,7 +25,7 @@ from rayjobs.workspace.users import Role
 Endpoint = Callable[[Request], Awaitable[Response]]
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 RECENT = timedelta(hours=1)
-OLDEST = 100  # of those that wait: enough to find the oldest of each target
+MOST_WAITS = 10_000
 KEPT_S = 5.0  # several scrapers cost the store no more than one
 TARGET_S = 2.0
 QUANTILES = (0.5, 0.95, 1.0)
@@ -111,24 +110,26 @@ def _of_store(workspace: OpenWorkspace) -> Iterable[str]:
     for state in JobState:
         yield _line("rayjobs_jobs", counts.get(state, 0), state=str(state))
     waits: dict[str, list[float]] = defaultdict(list)
-    for row in store.queue_history(since=now - RECENT):
-        if row.placed_at is not None:
-            waits[row.target].append((row.placed_at - row.submitted_at).total_seconds())
-    oldest: dict[str, float] = {}
-    waiting = JobFilter(states=(JobState.QUEUED,), newest_first=False, limit=OLDEST)
-    for line in store.job_lines(waiting):
-        oldest.setdefault(line.target, (now - line.submitted_at).total_seconds())
+    found_waits = store.waits(since=now - RECENT, now=now, most=MOST_WAITS)
+    for target, waited_s in found_waits.placed:
+        waits[target].append(waited_s)
     yield from _head(
-        "rayjobs_wait_seconds", "gauge", "Waits of the jobs submitted in the last hour."
+        "rayjobs_wait_seconds",
+        "gauge",
+        f"Waits of the jobs submitted in the last hour, of the newest {MOST_WAITS}.",
     )
     for target, found in sorted(waits.items()):
         found.sort()
         for quantile in QUANTILES:
             value = found[min(len(found) - 1, int(quantile * len(found)))]
             yield _line("rayjobs_wait_seconds", value, target=target, quantile=str(quantile))
-    yield from _head("rayjobs_waiting_seconds", "gauge", "Longest wait of those that still wait.")
-    for target, age_s in sorted(oldest.items()):
-        yield _line("rayjobs_waiting_seconds", age_s, target=target)
+    yield from _head(
+        "rayjobs_waiting_seconds",
+        "gauge",
+        "Longest wait of those that wait for resources alone.",
+    )
+    for target, at in sorted(found_waits.since.items()):
+        yield _line("rayjobs_waiting_seconds", (now - at).total_seconds(), target=target)
 
 
 async def _of_targets() -> list[str]:

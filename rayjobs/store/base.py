@@ -38,7 +38,7 @@ from rayjobs.core.failures import Failure
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.hosts import HostRecord
-from rayjobs.jobs.queue_records import Durations, Mark, Prediction, QueueRow, Usage
+from rayjobs.jobs.queue_records import Durations, Mark, Prediction, QueueRow, Usage, Waits
 from rayjobs.jobs.records import (
     Allocation,
     Attempt,
@@ -523,6 +523,9 @@ class QueueStore(Protocol):
         page: Page | None = None,
     ) -> list[QueueRow]:
         """Return how the jobs submitted at or after `since` waited, by serial."""
+
+    def waits(self, *, since: datetime, now: datetime, most: int) -> Waits:
+        """Return how long the `most` newest jobs submitted since then waited, and who waits."""
 
     def usage(
         self,

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from rayjobs.jobs.outcomes import UNSEEN as UNSEEN_OUTCOMES
-from rayjobs.jobs.queue_records import RESUMED, Durations, Prediction, QueueRow, Usage
+from rayjobs.jobs.queue_records import RESUMED, Durations, Prediction, QueueRow, Usage, Waits
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.part import Part
 from rayjobs.store.requests import Page, part_of
@@ -92,6 +92,26 @@ WHERE jobs.kind = 'job' AND (:since IS NULL OR jobs.submitted_at >= :since)
     AND (:target IS NULL OR jobs.target = :target) AND jobs.serial > :after
 ORDER BY jobs.serial LIMIT :limit
 """
+
+PLACED = """
+SELECT target, submitted_at, placed_at FROM jobs
+WHERE kind = 'job' AND placed_at IS NOT NULL AND submitted_at >= :since
+ORDER BY serial DESC LIMIT :most
+"""
+
+_MAY_START = """
+state = 'Queued' AND kind = 'job' AND hold IS NULL AND (not_before IS NULL OR not_before <= :now)
+"""
+OLDEST = f"""
+SELECT target, MIN(submitted_at) AS at FROM jobs
+WHERE {_MAY_START} AND REPLACE(spec, :mark, '') = spec GROUP BY target
+"""  # noqa: S608 - made of our own texts
+DEPENDENT = f"""
+SELECT target, submitted_at, spec FROM jobs
+WHERE {_MAY_START} AND REPLACE(spec, :mark, '') <> spec
+"""  # noqa: S608 - made of our own texts
+STATES = "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(:jobs))"
+DEPENDS = '"depends_on":[{'  # as specs are written
 
 USAGE = """
 SELECT attempts.job, attempts.number, attempts.created_at, attempts.ended_at, jobs.serial,
@@ -204,6 +224,38 @@ class QueuePart(Part):
             for row in rows
         ]
 
+    def waits(self, *, since: datetime, now: datetime, most: int) -> Waits:
+        """See `Store.waits`."""
+        values = {"now": time_text(now), "mark": DEPENDS}
+        with self._database.read() as connection:
+            placed = connection.execute(
+                PLACED, {"since": time_text(since), "most": most}
+            ).fetchall()
+            oldest = {
+                str(row["target"]): time_of(row["at"])
+                for row in connection.execute(OLDEST, values).fetchall()
+            }
+            dependent = [
+                (str(row["target"]), time_of(row["submitted_at"]), _dependencies(row["spec"]))
+                for row in connection.execute(DEPENDENT, values).fetchall()
+            ]
+            named = sorted({job for _, _, jobs in dependent for job in jobs})
+            states = {
+                str(row["id"]): JobState(row["state"])
+                for row in connection.execute(STATES, {"jobs": json.dumps(named)}).fetchall()
+            }
+        for target, at, jobs in dependent:
+            if all(job not in states or states[job].is_final for job in jobs):
+                oldest[target] = min(at, oldest.get(target, at))
+        waited = [
+            (
+                str(row["target"]),
+                (time_of(row["placed_at"]) - time_of(row["submitted_at"])).total_seconds(),
+            )
+            for row in placed
+        ]
+        return Waits(waited, oldest)
+
     def usage(
         self,
         *,
@@ -268,3 +320,7 @@ def _prediction(row: sqlite3.Row, which: str) -> Prediction | None:
         basis=row[f"{which}_basis"],
         made_at=time_of(at),
     )
+
+
+def _dependencies(spec: str) -> list[str]:
+    return [str(one["job"]) for one in json.loads(spec).get("depends_on") or ()]

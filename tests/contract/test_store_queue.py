@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.queue_records import Prediction
+from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.spec.model import Array, JobSpec
+from rayjobs.spec.model import Array, Dependency, JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import SHAPE, bring, submit
@@ -238,6 +240,44 @@ def test_history_is_of_a_time_and_a_target(store: SqlStore, clock: SetClock) -> 
     assert [row.job for row in store.queue_history(target="cluster")] == [later.id]
     assert [row.user for row in store.queue_history(since=AT + timedelta(seconds=1))] == ["bob"]
     assert len(store.queue_history()) == 2
+
+
+def test_the_oldest_that_waits_for_resources_is_found_on_each_target(
+    store: SqlStore, clock: SetClock
+) -> None:
+    def waits() -> dict[str, datetime]:
+        return dict(store.waits(since=AT, now=clock.at, most=10).since)
+
+    def queued(target: str, **values: Any) -> Job:
+        return submit(store, JobSpec(command="true", target=target, **values))
+
+    held = queued("held")
+    store.hold(held.id, reason="for a test")
+    clock.go(10)
+    for _ in range(120):
+        first = queued("local")
+    clock.go(10)
+    queued("other")
+    queued("steps", depends_on=(Dependency(job=first.id),))
+    assert waits() == {
+        "local": AT + timedelta(seconds=10),
+        "other": AT + timedelta(seconds=20),
+    }
+    attempt = bring(store, first, S.FINALIZING)
+    assert store.finish(first.id, attempt=attempt, state=S.COMPLETED)
+    assert waits()["steps"] == AT + timedelta(seconds=20)
+
+
+def test_waits_are_those_of_the_newest(store: SqlStore, clock: SetClock) -> None:
+    for wait_s in (1, 2, 3):
+        job = submit(store)
+        clock.go(wait_s)
+        bring(store, job, S.RUNNING)
+    found = store.waits(since=AT, now=clock.at, most=2).placed
+    assert sorted(found) == [("local", 2.0), ("local", 3.0)]
+    assert store.waits(since=AT + timedelta(seconds=2), now=clock.at, most=9).placed == [
+        ("local", 3.0)
+    ]
 
 
 def test_usage_is_what_attempts_held(store: SqlStore, clock: SetClock) -> None:

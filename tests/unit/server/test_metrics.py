@@ -48,6 +48,22 @@ def test_jobs_waits_targets_and_requests_are_counted(served: Served) -> None:
     assert 'rayjobs_http_requests_total{verb="POST",route="/v1/jobs",status="200"} 3\n' in text
 
 
+def test_the_longest_wait_is_that_of_each_target(served: Served) -> None:
+    store = served.workspace.store
+
+    def submit(target: str) -> str:
+        spec = JobSpec(command="true", target=target)
+        new = NewJob(spec=spec, experiment="e", snapshot=None, user="ada")
+        return store.submit(new)[0].id
+
+    store.hold(submit("held"), reason="for a test")
+    for _ in range(101):
+        submit("busy")
+    submit("other")
+    found = re.findall(r'rayjobs_waiting_seconds\{target="(.*)"\}', text_of(served))
+    assert found == ["busy", "other"]
+
+
 def test_a_histogram_counts_up_to_all() -> None:
     requests = Requests()
     for seconds in (0.001, 0.02, 0.3, 99.0):
