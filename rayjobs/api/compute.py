@@ -25,7 +25,8 @@ from rayjobs.core.paths import home as default_home
 from rayjobs.core.refusing import refuses
 from rayjobs.injob.azureml.exceptions import ComputeTargetException
 from rayjobs.target.local_head import LOCAL
-from rayjobs.target.record import all_targets, load_target
+from rayjobs.target.record import all_targets
+from rayjobs.target.targets import known_names
 from rayjobs.workspace.azure import AzureSettings, ComputeRecord
 
 if TYPE_CHECKING:
@@ -485,7 +486,7 @@ class ComputeTargets(dict[str, ComputeTarget]):
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         settings = AzureSettings(workspace.store)
-        names = {record.name for record in all_targets(home=default_home())}
+        names = {*known_names()}
         names |= {*settings.computes(), *settings.targets()}
         super().__init__({name: AmlCompute(workspace, name) for name in sorted(names)})
 
@@ -528,7 +529,7 @@ def refuse_misspelt(settings: AzureSettings, name: str) -> None:
     Raises:
         ComputeUsageError: there is such a name.
     """
-    known = {record.name for record in all_targets(home=default_home())}
+    known = {*known_names()}
     known |= {*settings.computes(), *settings.targets()}
     others = sorted(one for one in known if _KIND.sub("", one) != _KIND.sub("", name))
     near = difflib.get_close_matches(name, others, n=1, cutoff=MISSPELT)
@@ -564,11 +565,7 @@ def size_of(record: ComputeRecord) -> VmSize | None:
 
 
 def _is_target(name: str) -> bool:
-    try:
-        load_target(name, home=default_home())
-    except NotFoundError:
-        return False
-    return True
+    return name in known_names()
 
 
 def _nodes_of(target: str) -> int:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import NotFoundError, UsageError
-from rayjobs.core.paths import home as default_home
-from rayjobs.target.record import load_target
+from rayjobs.target.targets import require
 from rayjobs.workspace.azure import AzureSettings
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def change(workspace: OpenWorkspace, given: Sequence[str], removed: Sequence[str
                 raise NotFoundError(f"{text!r}: there is no {path}")
             urls[name] = str(path)
         else:
-            load_target(value, home=default_home())
+            require(value)
             targets[name] = value
     known = {*settings.targets(), *settings.urls()}
     for name in removed:

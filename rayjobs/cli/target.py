@@ -233,14 +233,9 @@ def use(settings: Settings, name: str | None) -> None:
     from rayjobs.submit.project import default_target, use_target
 
     if name is not None:
-        from rayjobs.core.paths import home
-        from rayjobs.target.record import load_target
-        from rayjobs.workspace import connection
+        from rayjobs.target.targets import require
 
-        if (server := connection.active()) is not None:
-            server.json("GET", f"/v1/targets/{name}")  # its error names the targets that exist
-        else:
-            load_target(name, home=home())
+        require(name)  # its error names the targets that exist
         use_target(name)
     found = default_target()
     if settings.as_json:

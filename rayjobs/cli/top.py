@@ -20,8 +20,8 @@ from rayjobs.core.text import counted, duration_text, size_text
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import JobFilter
-from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
+from rayjobs.target.targets import require
 from rayjobs.target.unfinished import why_unreached
 from rayjobs.target.wake_client import ask_target
 from rayjobs.workspace.folder import OpenWorkspace
@@ -52,7 +52,7 @@ def top(settings: Settings, target: str | None, once: bool) -> int:
     from rayjobs.submit.project import default_target
 
     target = target or default_target().name
-    load_target(target, home=home())  # its error names the targets that exist
+    require(target)  # its error names the targets that exist
     with settings.open() as workspace:
         if settings.as_json:
             print_json(look(workspace, target))

@@ -55,10 +55,9 @@ def require_target(store: Store, name: str | None) -> None:
     """
     if name is None:
         return
-    from rayjobs.core.paths import home
-    from rayjobs.target.record import all_targets
+    from rayjobs.target.targets import known_names
 
-    known = dict.fromkeys(record.name for record in all_targets(home=home()))
+    known = dict.fromkeys(known_names())
     known.update(dict.fromkeys(job.target for job in store.job_lines(JobFilter(members=False))))
     if name not in known:
         raise unknown("target", name, known)

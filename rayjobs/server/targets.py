@@ -8,16 +8,19 @@ from dataclasses import asdict, replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rayjobs.core.errors import ServedElsewhereError
 from rayjobs.core.paths import home
 from rayjobs.injob import sessionsteps
 from rayjobs.injob.messages import MessageError
+from rayjobs.jobs.serving import Serving
+from rayjobs.policy.capacity import Capacity
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
 from rayjobs.server.own_view import own_view
 from rayjobs.server.workers import in_thread, with_target
 from rayjobs.submit import credentials
 from rayjobs.submit.submitting import wake_or_start
-from rayjobs.target import revive, starting, targets, wake_client
+from rayjobs.target import elsewhere, revive, starting, targets, wake_client
 from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace.folder import OpenWorkspace
@@ -44,14 +47,25 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             found["detail"] = own_view(view.detail, str(workspace.path))
         return JSONResponse(found)
 
+    def elsewhere_of(request: Request) -> Serving | None:
+        name = str(request.path_params["target"])
+        return elsewhere.find_quietly(workspace.path, name, home=home())
+
     async def capacity(request: Request, _caller: Caller) -> Response:
-        found = await with_target(targets.capacity_of, _name_of(request))
-        return JSONResponse(found.to_json())
+        def call() -> Capacity:
+            # What is here says nothing of a target on another machine.
+            unknown = Capacity((), 0)
+            return unknown if elsewhere_of(request) else targets.capacity_of(_name_of(request))
+
+        return JSONResponse((await with_target(call)).to_json())
 
     async def wake(request: Request, _caller: Caller) -> Response:
-        name = _name_of(request)
+        name = str(request.path_params["target"])
 
         def call() -> bool:
+            if elsewhere_of(request) is not None:
+                return starting.wake(name, home=home(), workspace=workspace.path)
+            _name_of(request)
             if request.query_params.get("start") == "1":
                 credentials.hand_on_own(workspace, name, home=home())
                 return not wake_or_start(workspace, name)
@@ -102,7 +116,11 @@ def _asking(workspace: OpenWorkspace) -> Handler:
             asked = TargetRequest.from_json(await body_of(request))
         except MessageError as error:
             raise Refusal(400, str(error)) from None
-        name = _name_of(request)
+        name = str(request.path_params["target"])
+        at = home()
+        serving = await with_target(elsewhere.find_quietly, workspace.path, name, home=at)
+        if serving is None:
+            _name_of(request)
         if asked.op in OF_A_JOB:
             if caller.token.role < Role.SUBMITTER:
                 role = caller.token.role.name.lower()
@@ -121,7 +139,12 @@ def _asking(workspace: OpenWorkspace) -> Handler:
             request.state.is_change = True
             request.state.change = f"{step or asked.op} at {asked.job}"
         asked = replace(asked, workspace=str(workspace.path))
-
+        if serving is not None:
+            if asked.op in OF_A_JOB:
+                raise ServedElsewhereError(
+                    f"{serving.sentence}: only a server there reaches its jobs"
+                )
+            return JSONResponse({"is_late": serving.is_live, "answer": None})
         try:
             path = wake_client.socket_of(name, home())
             answer = await wake_client.ask_async(path, asked, timeout_s=ANSWER_S)

@@ -18,7 +18,9 @@ from rayjobs.core.errors import RayjobsError
 
 def main(arguments: list[str]) -> int:
     """Start the target unless it runs by now; return 1 if that fails."""
+    from rayjobs.datastore import credentials
     from rayjobs.target import revive
+    from rayjobs.target.secrets import TargetSecrets
     from rayjobs.target.starting import ensure_target
     from rayjobs.target.stopping import TargetLocation
 
@@ -29,6 +31,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--stop-seen")
     options = parser.parse_args(arguments)
     location = TargetLocation(options.name, Path(options.home))
+    # The shell's variables are not handed on; the target's own secrets reach the workspace.
+    credentials.give(TargetSecrets(location.name, home=location.home).values())
     failures = revive.started(location)
     try:
         ensure_target(

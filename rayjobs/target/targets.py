@@ -219,6 +219,25 @@ def list_targets(*, home: Path | None = None) -> list[TargetView]:
     return [target_status(record.name, home=at) for record in all_targets(home=at)]
 
 
+def known_names(*, home: Path | None = None) -> list[str]:
+    """Return the names of all targets: of this machine, or of the server that is used."""
+    if (server := connection.active()) is not None:
+        return [str(one["name"]) for one in server.json("GET", "/v1/targets")]
+    return [record.name for record in all_targets(home=home or default_home())]
+
+
+def require(name: str, *, home: Path | None = None) -> None:
+    """Check that there is a target of this name, here or at the server that is used.
+
+    Raises:
+        NotFoundError: there is none; the message names those that exist.
+    """
+    if (server := connection.active()) is not None:
+        server.json("GET", f"/v1/targets/{name}")
+    else:
+        load_target(name, home=home or default_home())
+
+
 def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> TargetView:
     """Return a target's state; starts nothing.
 

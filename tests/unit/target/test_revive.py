@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import TargetError
+from rayjobs.datastore import credentials
 from rayjobs.injob.identity import own_identity
 from rayjobs.target import (
+    background_start,
     local_head,
     reach,
     revive,
@@ -21,6 +23,7 @@ from rayjobs.target import (
 )
 from rayjobs.target.condition import Condition, Standing
 from rayjobs.target.record import TargetRecord, save_target
+from rayjobs.target.secrets import TargetSecrets
 from rayjobs.target.stopping import TargetLocation
 
 
@@ -158,3 +161,19 @@ def test_jobs_of_a_cluster_that_is_gone_are_told_its_address_at_once(
     monkeypatch.setattr(reach, "why_unreachable", silent)
     assert _look(lab, tmp_path).standing is Standing.STARTING
     assert begun == ["lab"]  # it looks for as long as it takes
+
+
+def test_a_background_start_has_the_targets_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment has no password of a database, which it needs to reach the workspace."""
+    TargetSecrets("local", home=tmp_path).take_over(["PGPASSWORD"], {"PGPASSWORD": "s3cret"})
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        starting, "ensure_target", lambda *_, **__: seen.append(credentials.given())
+    )
+    try:
+        assert background_start.main([str(tmp_path), "local", str(tmp_path / "w")]) == 0
+    finally:
+        credentials.give({})
+    assert seen == [{"PGPASSWORD": "s3cret"}]

@@ -1,0 +1,70 @@
+"""A server whose machine does not know a target of the workspace: another machine serves it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rayjobs.core.errors import NotFoundError, ServedElsewhereError
+from rayjobs.injob.sessionsteps import SessionStep
+from rayjobs.jobs.serving import Claimant, Serving
+from rayjobs.policy.capacity import Capacity
+from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
+from rayjobs.target import elsewhere, starting, targets, wake_client
+from rayjobs.target.requests import TargetRequest
+from rayjobs.workspace import connection
+from rayjobs.workspace.connection import Connection
+from tests.unit.server.conftest import Served
+
+
+@pytest.fixture
+def server(served: Served, monkeypatch: pytest.MonkeyPatch) -> Connection:
+    claimant = Claimant(owner="other", host="gpu1", home="/h", version="0.1.0")
+    serving = Serving(target="cluster", claimant=claimant, epoch="e", silent_s=0.5)
+    monkeypatch.setattr(
+        elsewhere, "find_quietly", lambda _, name, **__: serving if name == "cluster" else None
+    )
+    return served.connection()
+
+
+def test_it_is_late_and_not_unknown(server: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = TargetRequest("status")
+    with pytest.raises(TimeoutError):
+        wake_client.ask_target("cluster", None, request, server=server)  # type: ignore[arg-type]
+    with pytest.raises(NotFoundError, match="no target 'other'"):
+        wake_client.ask_target("other", None, request, server=server)  # type: ignore[arg-type]
+    look = server.json("POST", "/v1/targets/cluster/look")
+    assert (look["standing"], look["reason"]) == (
+        "running",
+        "target 'cluster' of this workspace runs on gpu1",
+    )
+
+
+def test_it_is_woken_through_the_store(server: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[str] = []
+
+    def wake(name: str, **_: object) -> bool:
+        woken.append(name)
+        return True
+
+    monkeypatch.setattr(starting, "wake", wake)
+    for query in ({}, {"start": "1"}):
+        assert server.json("POST", "/v1/targets/cluster/wake", query=query, repeats=True)
+    assert woken == ["cluster", "cluster"]
+
+
+def test_no_job_is_too_large_for_what_is_not_known(
+    server: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_is_allowed", True)
+    monkeypatch.setattr(connection, "_active", server)
+    assert targets.capacity_of("cluster") == Capacity((), 0)
+
+
+def test_only_a_server_there_reaches_its_jobs(served: Served, server: Connection) -> None:
+    new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="ada")
+    job, _ = served.workspace.store.submit(new)
+    step = SessionStep("exec", session="s" * 16, arguments=("true",))
+    asked = TargetRequest("session", job=job.id, step=step)
+    with pytest.raises(ServedElsewhereError, match="runs on gpu1: only a server there"):
+        wake_client.ask_target("cluster", None, asked, server=server)  # type: ignore[arg-type]
