@@ -240,7 +240,7 @@ class _Pass:
             replace(one, is_ending=True) if one.key in preempted else one for one in self.running
         ]
         self.head_rule = Rule.YIELDING
-        return Promise(key=job.key, nodes=nodes, at_s=self.now_s, is_claim=True)
+        return Promise(key=job.key, nodes=nodes, at_s=self.now_s, is_claim=True, shape=job.shape)
 
     # -- behind the head -------------------------------------------------------------------------
     def _pass_by(self, job: Waiting, tried: _Tried) -> None:

@@ -166,12 +166,14 @@ class Promise:
         at_s: No job that passes it uses any of its capacity after this time; None: the time is
             unknown, so no job that passes it gets any of its capacity.
         is_claim: Running jobs were preempted for it: it stays first until it starts.
+        shape: What it asked for then; None: as now. A job that asks for more has a new promise.
     """
 
     key: str
     nodes: tuple[str, ...]
     at_s: float | None
     is_claim: bool = False
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,9 @@ def keep(
     by_latest = sorted(
         running, key=lambda one: (latest_end_s(one, now_s), likely_end_s(one, now_s)[0], one.order)
     )
-    same = old if old is not None and old.key == head.key else None
+    same = None
+    if old is not None and old.key == head.key and old.shape in (None, head.shape):
+        same = old
     nodes, index = None, 0
     if same is not None:
         index_on = _first_fit(
@@ -99,7 +101,7 @@ def keep(
         node: later[node].plus(*_negative(head.shape, count))
         for node, count in Counter(nodes).items()
     }
-    promise = Promise(key=head.key, nodes=nodes, at_s=promised, is_claim=is_claim)
+    promise = Promise(key=head.key, nodes=nodes, at_s=promised, is_claim=is_claim, shape=head.shape)
     return Kept(promise, likely_s, basis, spare, source)
 
 
@@ -134,7 +136,8 @@ def _keep_of_empty(head: Waiting, capacities: Sequence[NodeCapacity]) -> Kept:
         node: totals[node].plus(*_negative(head.shape, count))
         for node, count in Counter(taken[1]).items()
     }
-    return Kept(Promise(key=head.key, nodes=taken[1], at_s=None), None, "", spare)
+    promise = Promise(key=head.key, nodes=taken[1], at_s=None, shape=head.shape)
+    return Kept(promise, None, "", spare)
 
 
 def least(one: NodeCapacity, other: NodeCapacity | None) -> NodeCapacity:

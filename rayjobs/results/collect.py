@@ -42,6 +42,7 @@ from rayjobs.store.requests import JobChanges
 from rayjobs.workspace.blobs import Blob, BlobStore
 
 _OF_STEP = re.compile(r"(?P<at>(?:node-\d+/)?outputs/checkpoints/)step-(?P<step>\d+)/(?P<name>.+)")
+_ESCAPE = re.compile(r"\\(?=x[0-9a-f]{2})")
 _RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.jsonl")
 STABLE_S = 2.0  # a file unchanged for this long counts as complete
 AGAIN_S = 30.0  # a file that keeps changing is stored again at most this often while running
@@ -193,8 +194,12 @@ def _walk(folder: Path, name: str, inside: Path, found: Found) -> Iterator[tuple
 
 
 def _text(name: str) -> str:
-    """A file's name as text; bytes that are not UTF-8 are escaped, since records are text."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    r"""A file's name as text; bytes that are not UTF-8 are escaped, since records are text.
+
+    A name that holds such an escape itself gets its backslash escaped: two files never have one
+    name.
+    """
+    return os.fsencode(_ESCAPE.sub(r"\\x5c", name)).decode("utf-8", "backslashreplace")
 
 
 def _kind(path: Path, inside: Path) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rayjobs.core.durable import sync_folder
-from rayjobs.core.errors import StoreBusyError, StoreError, StoreFullError
+from rayjobs.core.errors import StoreBusyError, StoreError, StoreFullError, StoreLostError
 from rayjobs.core.folder_handle import FolderHandle
 from rayjobs.core.text import duration_text
 from rayjobs.store.schema import bring_up_to_date, check_version
@@ -421,6 +421,15 @@ class Database:
             raise StoreError(
                 f"the store {self.where} is damaged ({error}); put a backup in its place with "
                 f"`rayjobs db restore FILE`",
+                path=self.where,
+            ) from error
+        # Its -wal file was removed while processes had it open: they know of more than is there.
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:
+            raise StoreLostError(
+                f"the store {self.where} lacks what its -wal file held, which was removed or cut "
+                f"({error}). End what has it open (`rayjobs target stop local`), then put a backup "
+                f"back with `rayjobs db restore FILE`; without one, `rayjobs db restore --as-is` "
+                f"accepts what is left",
                 path=self.where,
             ) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):

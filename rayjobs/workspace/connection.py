@@ -6,6 +6,7 @@ Standard library only: every command of a client starts with it.
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import logging
 import os
@@ -27,11 +28,11 @@ TOKEN = "RAYJOBS_TOKEN"
 CERTIFICATES = "RAYJOBS_CA_FILE"
 ANSWER_S = 120.0
 CONNECT_S = 5.0
-MOST_S = 150.0  # no other try after this: a server that hangs is reported
+PATIENCE_S = 120.0  # for a server that has answered this process
+FIRST_PATIENCE_S = 20.0
 NOTED_S = 1.0
 AGAIN_S = 0.5
 AWAY_S = 120.0  # a followed stream waits this long for the server's storage
-TRIES = 8
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 _BUSY = (429, 503)  # the server did nothing, and asks for another try
@@ -104,7 +105,7 @@ class Connection:
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise UsageError(f"{one!r} is not the address of a server; write https://HOST:PORT")
         self._login = login
-        self._number = 0
+        self._number, self._has_answered = 0, False
         self._workspace: dict[str, Any] | None = None
         # Connections without a request, and those whose answer somebody reads; to which server.
         self._free: list[tuple[int, http.client.HTTPConnection]] = []
@@ -128,7 +129,7 @@ class Connection:
             answer_s: The longest silence of the server.
         """
         made = Connection(self._login, answer_s=answer_s)
-        made._number = self._number
+        made._number, made._has_answered = self._number, self._has_answered
         return made
 
     def close(self) -> None:
@@ -198,7 +199,13 @@ class Connection:
         pause_s, failure = FIRST_PAUSE_S, ""
         said: Exception | None = None
         number, began_s, is_noted = self._number, time.monotonic(), False
-        for attempt in range(TRIES * len(self._servers)):
+        for attempt in itertools.count():
+            # A program that is at work waits for a server that restarts; a first command says soon
+            # that there is none.
+            limit_s = PATIENCE_S if self._has_answered else FIRST_PATIENCE_S
+            is_over = attempt and time.monotonic() - began_s > limit_s
+            if is_over and attempt >= len(self._servers):
+                break
             if attempt and not is_noted and time.monotonic() - began_s > NOTED_S:
                 note(f"waiting for {self._servers[number]}: {failure}")
                 is_noted = True
@@ -213,6 +220,7 @@ class Connection:
                 connection = self._connected(number, is_new=not may_repeat)
                 was_sent = True
                 answer = self._exchange(connection, verb, path, query, data, headers)
+                self._has_answered = True
                 if take is None:
                     self._read.append(connection)
                     return answer
@@ -244,8 +252,6 @@ class Connection:
             except BaseException:
                 _drop(connection)
                 raise
-            if time.monotonic() - began_s > MOST_S:
-                break
         if said is not None:
             raise said
         what = (

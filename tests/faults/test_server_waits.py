@@ -83,7 +83,8 @@ def test_a_submit_is_repeated_until_the_store_is_back(
 def test_a_store_that_stays_away_is_named(
     served: Served, store_away: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "TRIES", 2)
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.2)
     client = served.client()
     store_away.set()
     with pytest.raises(StoreUnreachableError, match="the store cannot be reached"):
@@ -95,7 +96,8 @@ def test_a_store_that_stays_away_is_named(
 def test_followed_logs_and_events_outlast_a_store_that_is_away(
     served: Served, store_away: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "TRIES", 1)
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.0)
     store = served.workspace.store
     job, _ = store.submit(new_job())
     log = begin(served.workspace, job, tmp_path / "a1").driver_log(0)
@@ -155,7 +157,8 @@ def asked_at_once(served: Served, number: int, verb: str, path: str, **more: Any
 def test_storage_that_hangs_leaves_threads_for_others(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "TRIES", 1)
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.0)
     key = served.workspace.blobs.add_file(Path(__file__)).key
     is_back, hanging = threading.Event(), threading.Semaphore(0)
     read = type(served.workspace.blobs).read
@@ -179,7 +182,8 @@ def test_storage_that_hangs_leaves_threads_for_others(
 def test_a_large_body_is_read_while_others_are_served(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "TRIES", 1)
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.0)
     is_read, is_there = threading.Event(), threading.Event()
     whole = bodies.object_in
 

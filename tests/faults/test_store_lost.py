@@ -84,6 +84,15 @@ def test_a_removed_wal_is_reported_and_a_restore_puts_it_right(path: Path, saved
     SqlStore(path).close()
 
 
+def test_a_wal_that_is_removed_under_open_connections_is_named(path: Path, saved: Path) -> None:
+    keeping = SqlStore(path)  # as a running target does
+    submit(keeping)
+    path.with_name("store.db-wal").unlink()
+    with pytest.raises(StoreLostError, match=r"-wal file held.*`rayjobs db restore FILE`"):
+        SqlStore(path)
+    keeping.close()
+
+
 @pytest.mark.usefixtures("saved")
 def test_a_store_without_its_wal_can_be_accepted(path: Path) -> None:
     killed_after(path, 2)

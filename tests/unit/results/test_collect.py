@@ -162,6 +162,22 @@ def test_names_that_are_no_text_are_stored_readably(root: Path, blobs: FolderBlo
     assert list(shelf.rows) == ["outputs/caf\\xe9"]
 
 
+def test_a_name_that_looks_like_an_escaped_one_is_another(root: Path, blobs: FolderBlobs) -> None:
+    outputs = root / "work" / "outputs"
+    names = {b"caf\xe9": "caf\\xe9", b"caf\\xe9": "caf\\x5cxe9", b"a\\b": "a\\b"}
+    try:
+        for name in names:
+            (outputs / os.fsdecode(name)).write_bytes(name)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names alone")
+    shelf = Shelf()
+    assert publisher(root, blobs, shelf, FakeClock()).finish() == []
+    kept = {name.removeprefix("outputs/"): row for name, row in shelf.rows.items()}
+    assert {shown: content(blobs, kept[shown]) for shown in kept} == {
+        shown: name for name, shown in names.items()
+    }
+
+
 def test_while_running_only_whole_files_are_stored(root: Path, blobs: FolderBlobs) -> None:
     shelf, clock = Shelf(), FakeClock()
     storing = publisher(root, blobs, shelf, clock)
