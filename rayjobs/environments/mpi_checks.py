@@ -10,7 +10,10 @@ from pathlib import Path
 from rayjobs.core.errors import Problem
 from rayjobs.spec.model import JobSpec
 
-_HOROVOD = re.compile(rb"^\s*(import|from)\s+horovod\b", re.MULTILINE)
+# Also the second of several: ``import torch, horovod.torch as hvd``.
+_HOROVOD = re.compile(
+    rb"^\s*(?:from\s+|import\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*)horovod\b", re.MULTILINE
+)
 _MOST_BYTES = 4 * 2**20
 ON_CPU = "HOROVOD_CPU_OPERATIONS"
 
@@ -40,8 +43,9 @@ def check(spec: JobSpec, *, source: Path | None, is_here: bool) -> list[Problem]
                     f"or gloo.",
                 )
             )
-    own_environment = spec.environment is not None
-    if uses_horovod and is_here and not own_environment:
+    # Packages that are added to the target's own environment leave its Horovod, or the lack of it.
+    added_to = getattr(spec.environment, "base", None)
+    if uses_horovod and is_here and (spec.environment is None or added_to == "target"):
         from rayjobs.environments.horovod import builds
 
         build = builds.of_interpreter(Path(sys.executable))
