@@ -129,11 +129,12 @@ def _on_node(
     if on_cpus:
         if not allow_cpu:
             raise CannotBePlacedError(_needs_gpus(record, target, size, backend))
-        gpus = 0.0
         talk = ", with gloo in place of nccl" if backend == "nccl" else ""
+        who = f"compute target {record.name!r} asks" if gpus else "the backend nccl asks"
+        gpus = 0.0
         notice(
-            f"compute target {record.name!r} asks for GPUs and target {target!r} has none: the "
-            f"job runs on CPUs{talk}, since that is allowed"
+            f"{who} for GPUs and target {target!r} has none: the job runs on CPUs{talk}, since "
+            f"that is allowed"
         )
         if backend == "nccl":
             backend = "gloo"

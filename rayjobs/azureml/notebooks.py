@@ -16,14 +16,17 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import UsageError
 
+TIMED = ("time", "timeit")
 # Magics of which nothing is left when nothing is displayed.
 _DISPLAY = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload", "pylab", "precision")
 _INSTALLS = (("pip", "install"), ("pip3", "install"), ("conda", "install"), ("conda", "env"))
@@ -103,10 +106,18 @@ def run_cell(source: str, names: dict[str, Any], *, name: str) -> None:
         name: The cell's name in tracebacks.
     """
     first, _, rest = source.lstrip().partition("\n")
+    timing: AbstractContextManager[None] = nullcontext()
     if first.startswith("%%"):
         if not _cell_magic(first[2:], rest, names, name):
             return
         source = "\n" + rest
+        if first[2:].split()[0] in TIMED:
+            timing = _timed()
+    with timing:
+        _run_python(source, names, name)
+
+
+def _run_python(source: str, names: dict[str, Any], name: str) -> None:
     code = python_of(source)
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     tree = ast.parse(code, name)
@@ -205,7 +216,7 @@ def _cell_magic(head: str, body: str, names: dict[str, Any], name: str) -> bool:
     """
     words = shlex.split(head)
     magic, options = words[0] if words else "", words[1:]
-    if magic in ("time", "timeit", "capture", "prun"):
+    if magic in (*TIMED, "capture", "prun"):
         return True
     if magic in ("writefile", "file"):
         append = "-a" in options or "--append" in options
@@ -250,8 +261,9 @@ def _run_line(line: str, names: dict[str, Any], assigned: bool = False) -> Any:
         if value:
             os.environ[key.strip()] = value.strip()
         return os.environ.get(key.strip())
-    if magic in ("time", "timeit"):
-        exec(compile(rest, "<%time>", "exec"), names)  # noqa: S102
+    if magic in TIMED:
+        with _timed():
+            exec(compile(rest, "<%time>", "exec"), names)  # noqa: S102
         return None
     if magic == "pwd":
         return os.getcwd()  # noqa: PTH109 - the magic gives a text
@@ -315,6 +327,14 @@ def _shell() -> Any:
 
 def _main() -> dict[str, Any]:
     return sys.modules["__main__"].__dict__
+
+
+@contextmanager
+def _timed() -> Iterator[None]:
+    """Say how long the block took; one run, for ``timeit`` too."""
+    began_s = time.monotonic()
+    yield
+    _say(f"Wall time: {time.monotonic() - began_s:.3g} s")
 
 
 def _say(text: str) -> None:

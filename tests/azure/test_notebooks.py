@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.azure.notebook_files import write_notebook
@@ -34,6 +35,7 @@ def test_cells_magics_and_shell_lines_do_what_they_say(own_home: Path) -> None:
     assert (own_home / "script.py").read_text() == "print('written')"
     assert "left out: pip install something" in done.stderr
     assert "[9/9] cell 18" in done.stderr
+    assert re.search(r"^Wall time: [\d.e-]+ s$", done.stderr, re.MULTILINE)
 
 
 def test_a_failing_cell_is_named_and_the_later_ones_do_not_run(own_home: Path) -> None:
