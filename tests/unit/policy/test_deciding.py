@@ -272,6 +272,21 @@ def test_a_promise_is_kept_while_the_head_waits() -> None:
     assert again.promise == plan.promise
 
 
+def test_a_job_that_asks_for_more_has_another_promise() -> None:
+    limited = runs("limited", "n0", cpus=2, max_duration_s=1000.0)
+    endless = runs("endless", "n0", cpus=2)
+    situation = Situation(
+        waiting=[job("head", at=1, cpus=2)],
+        running=[limited, endless],
+        capacities=[less(capacity("n0"), limited, endless)],
+        now_s=1,
+    )
+    plan = decide(situation)
+    assert explain(plan, "head").latest_s is not None  # at the limit of one of the two
+    grown = replace(situation, waiting=[job("head", at=1, cpus=4)], promise=plan.promise)
+    assert explain(decide(grown), "head").latest_s is None  # it needs the endless one's CPUs too
+
+
 def test_room_that_strangers_hold_is_kept_too() -> None:
     stranger = [capacity("n0", cpus=4).less(Shape(cpus=3)), capacity("n1", cpus=1)]
     waiting = [
