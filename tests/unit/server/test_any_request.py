@@ -18,7 +18,7 @@ from rayjobs.store.requests import NewJob
 from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served
 
-EXAMPLES = 6
+EXAMPLES = 4
 # A followed log of a job that waits has no end; a target is not to be started.
 ENDLESS = {
     "/v1/jobs/{job_id}/log-stream",
