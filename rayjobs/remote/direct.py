@@ -8,7 +8,6 @@ from __future__ import annotations
 import http.client
 import logging
 import os
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, Self
 from urllib.parse import SplitResult, urlsplit
 
-from rayjobs.workspace.connection import CERTIFICATES, Connection
+from rayjobs.workspace.connection import Connection, connected
 
 log = logging.getLogger(__name__)
 
@@ -142,14 +141,4 @@ class Requests:
             return self._free.pop()
         except IndexError:
             pass
-        host, port = str(parts.hostname), parts.port
-        if parts.scheme == "https":
-            context = ssl.create_default_context(cafile=os.environ.get(CERTIFICATES) or None)
-            made: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port or 443, timeout=CONNECT_S, context=context
-            )
-        else:
-            made = http.client.HTTPConnection(host, port or 80, timeout=CONNECT_S)
-        made.connect()
-        made.sock.settimeout(ANSWER_S)
-        return made
+        return connected(parts, connect_s=CONNECT_S, answer_s=ANSWER_S)

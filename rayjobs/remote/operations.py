@@ -38,8 +38,8 @@ class Operation:
         spec: The argument that is a job's spec, which has to be valid where the server runs.
         kind: What the job that `own` names must be, such as ``interactive``; empty: anything.
         maker: The method that returns a record with the same arguments and says who made it
-            (`created_by`): submitters change only those that they made, and those of nobody. What
-            has no such record is shared by all submitters (docs/guides/team.md).
+            (`created_by`): submitters change only those that they made, and those without a maker.
+            What has no such record is shared by all submitters (docs/guides/team.md).
         repeats: A second call does nothing more than the first.
         page: The most items of a list in one answer.
     """

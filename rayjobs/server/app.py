@@ -197,14 +197,16 @@ def _route(
 
 
 def _may_repeat(verb: str, path: str) -> bool:
-    """Whether a second request of a route that is no operation does nothing more."""
+    """Whether a repeated request changes nothing more, on a route outside the operations' table."""
     return verb != "POST" or path.startswith(("/v1/blob", "/v1/uploads/", "/v1/targets/"))
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:
     known = cast(HTTPException, error)
     return error_answer(
-        known.status_code, "NotFoundError", f"there is no such route: {known.detail}"
+        known.status_code,
+        "NotFoundError",
+        f"this server has no such route ({known.detail}); GET /v1/openapi.json lists its routes",
     )
 
 

@@ -12,47 +12,29 @@ import anyio.to_thread
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-TOKENS = anyio.CapacityLimiter(8)  # reads of tokens, before anything else
-RECORDS = anyio.CapacityLimiter(32)  # reads and writes of the store
-FILES = anyio.CapacityLimiter(24)  # bytes of blobs and datastores, which may hang
-TARGETS = anyio.CapacityLimiter(16)  # questions to targets
+
+class Pool:
+    """Calls functions in a bounded number of threads.
+
+    Args:
+        most: How many of its calls run at once; others wait.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._limiter = anyio.CapacityLimiter(most)
+
+    async def __call__(
+        self,
+        call: Callable[_Arguments, _Result],
+        *arguments: _Arguments.args,
+        **more: _Arguments.kwargs,
+    ) -> _Result:
+        """Return what `call` returns."""
+        whole = partial(call, *arguments, **more)
+        return await anyio.to_thread.run_sync(whole, limiter=self._limiter)
 
 
-async def in_thread(
-    call: Callable[_Arguments, _Result],
-    *arguments: _Arguments.args,
-    **more: _Arguments.kwargs,
-) -> _Result:
-    """Return what `call` returns, in a thread for records."""
-    return await _run(RECORDS, partial(call, *arguments, **more))
-
-
-async def with_files(
-    call: Callable[_Arguments, _Result],
-    *arguments: _Arguments.args,
-    **more: _Arguments.kwargs,
-) -> _Result:
-    """Return what `call` returns, in a thread for bytes of storage."""
-    return await _run(FILES, partial(call, *arguments, **more))
-
-
-async def with_target(
-    call: Callable[_Arguments, _Result],
-    *arguments: _Arguments.args,
-    **more: _Arguments.kwargs,
-) -> _Result:
-    """Return what `call` returns, in a thread for questions to targets."""
-    return await _run(TARGETS, partial(call, *arguments, **more))
-
-
-async def with_token(
-    call: Callable[_Arguments, _Result],
-    *arguments: _Arguments.args,
-    **more: _Arguments.kwargs,
-) -> _Result:
-    """Return what `call` returns, in a thread for tokens."""
-    return await _run(TOKENS, partial(call, *arguments, **more))
-
-
-async def _run(limiter: anyio.CapacityLimiter, call: Callable[[], _Result]) -> _Result:
-    return await anyio.to_thread.run_sync(call, limiter=limiter)
+with_token = Pool(8)  # reads of tokens, before anything else
+in_thread = Pool(32)  # reads and writes of the store
+with_files = Pool(24)  # bytes of blobs and datastores, which may hang
+with_target = Pool(16)  # questions to targets

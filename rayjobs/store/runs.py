@@ -80,8 +80,6 @@ PROGRAMS = "azure/"  # what the keys of programs' settings begin with among the 
 
 # A range of the key's index: texts are compared by their bytes in both databases.
 RANGE = "SELECT key, value FROM meta WHERE key >= :first AND key < :end ORDER BY key"
-# A range of the key's index: texts are compared by their bytes in both databases.
-RANGE = "SELECT key, value FROM meta WHERE key >= :first AND key < :end ORDER BY key"
 SMALLEST = -(2**63)
 LAST = "\U0010ffff"  # after every other character
 LOCKS = """

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from rayjobs.core import errors, paths
 from rayjobs.core.errors import NotFoundError, RayjobsError, UnreachableError, UsageError
@@ -278,17 +278,7 @@ class Connection:
                 return found
             found.close()
         parts = urlsplit(self._servers[number])
-        host, port = str(parts.hostname), parts.port
-        if parts.scheme == "https":
-            context = ssl.create_default_context(cafile=os.environ.get(CERTIFICATES) or None)
-            made: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port or 443, timeout=CONNECT_S, context=context
-            )
-        else:
-            made = http.client.HTTPConnection(host, port or 80, timeout=CONNECT_S)
-        made.connect()
-        made.sock.settimeout(self._answer_s)
-        return made
+        return connected(parts, connect_s=CONNECT_S, answer_s=self._answer_s)
 
     def _exchange(
         self,
@@ -353,23 +343,48 @@ class Connection:
         """
         since_s = time.monotonic()
         while True:
+            lost: UnreachableError | None = None
             try:
                 for record in self.lines(path, query=query()):
                     since_s = time.monotonic()
                     if record.get("is_end"):
                         return
                     yield record
-            except (OSError, ValueError, http.client.HTTPException):
-                pass
-            except (errors.StoreUnreachableError, errors.StoreBusyError):
-                if time.monotonic() - since_s > AWAY_S:
-                    raise
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                lost = UnreachableError(
+                    f"{path} of {self.address} breaks off before anything comes: {error}"
+                )
+            except (errors.StoreUnreachableError, errors.StoreBusyError) as error:
+                lost = error
+            if lost is not None and time.monotonic() - since_s > AWAY_S:
+                raise lost
             yield {}
             time.sleep(AGAIN_S)
 
 
 def _whole(answer: http.client.HTTPResponse) -> bytes:
     return answer.read()
+
+
+def connected(
+    parts: SplitResult, *, connect_s: float, answer_s: float
+) -> http.client.HTTPConnection:
+    """Return an open connection to the server of an address; a private authority is trusted.
+
+    Raises:
+        OSError: it cannot be reached.
+    """
+    host, port = str(parts.hostname), parts.port
+    if parts.scheme == "https":
+        context = ssl.create_default_context(cafile=os.environ.get(CERTIFICATES) or None)
+        made: http.client.HTTPConnection = http.client.HTTPSConnection(
+            host, port or 443, timeout=connect_s, context=context
+        )
+    else:
+        made = http.client.HTTPConnection(host, port or 80, timeout=connect_s)
+    made.connect()
+    made.sock.settimeout(answer_s)
+    return made
 
 
 def _drop(connection: http.client.HTTPConnection | None) -> None:
