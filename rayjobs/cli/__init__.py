@@ -1,1 +1,1 @@
-"""The command line: one file per command, each parses, calls one library function, prints."""
+"""The command line, one file per command: each parses, calls one library function and prints."""

@@ -15,7 +15,7 @@ from rayjobs.workspace.folder import OpenWorkspace
 
 
 def print_failed(settings: Settings, workspace: OpenWorkspace, array: Job) -> None:
-    """Print why each member that failed did."""
+    """Print why each failed member failed."""
     failed = [one for one in _members(workspace, array) if one.state is JobState.FAILED]
     if settings.as_json:
         print_json(

@@ -1,4 +1,4 @@
-"""Asks a running target something of one of its jobs, over its wake socket."""
+"""Sends a running target a request about one of its jobs, over its wake socket."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def ask_target(
     timeout_s: float,
     server: Connection | None = None,
 ) -> dict[str, Any]:
-    """Return what the job's target answers to `request`, to which the job is added.
+    """Return the answer of the job's target to `request`, after adding the job to it.
 
     Args:
         server: See `wake_client.ask_target`.
 
     Raises:
-        TargetError: the target does not answer, or not in time.
-        NotFoundError: it has no attempt of the job that runs.
+        TargetError: the target does not answer in time.
+        NotFoundError: it has no running attempt of the job.
     """
     from rayjobs.core.paths import home
     from rayjobs.target.wake_client import ask_target as ask_socket
@@ -57,8 +57,8 @@ def ask_target(
         answer = ask_socket(job.target, home(), asked, timeout_s=timeout_s, server=server)
     except TimeoutError as error:
         raise TargetError(
-            f"target {job.target!r} does not answer: {error}. Ask again; `rayjobs target show "
-            f"{job.target}` shows what it does."
+            f"target {job.target!r} does not answer: {error}. Try again; `rayjobs target show "
+            f"{job.target}` shows what it is doing."
         ) from error
     if answer is None:
         raise TargetError(_why_silent(job.target))
@@ -68,7 +68,7 @@ def ask_target(
 
 
 def _why_silent(target: str) -> str:
-    """Return what is wrong with a target where nothing listens."""
+    """Return what is wrong with a target on whose socket nothing listens."""
     from rayjobs.core.paths import home
     from rayjobs.target import reach, unfinished
 
@@ -77,5 +77,5 @@ def _why_silent(target: str) -> str:
         return reach.unreachable_text(target, address, reason)
     return (
         f"target {target!r} does not answer. Start it with `rayjobs target start {target}`; "
-        f"running jobs go on meanwhile."
+        "running jobs continue meanwhile."
     )

@@ -1,4 +1,4 @@
-"""`rayjobs azureml`: run programs written for the Azure ML SDK v1, and say what they need."""
+"""`rayjobs azureml`: run programs written for the Azure ML SDK v1, and list what they need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Examples:
 
 @click.group(cls=CommandList, epilog=EPILOG)
 def azureml() -> None:
-    """Run programs written for the Azure ML SDK v1; say what they use and need."""
+    """Run programs written for the Azure ML SDK v1, and list what they use and need."""
 
 
 @azureml.command(
@@ -39,10 +39,10 @@ def azureml() -> None:
 @common_options
 @click.pass_obj
 def run(settings: Settings, /, allow_cpu: bool, program: Path, arguments: tuple[str, ...]) -> None:
-    """Run a driver script or a notebook, unchanged: `import azureml` is answered by rayjobs.
+    """Run a driver script or a notebook unchanged: rayjobs provides `import azureml`.
 
-    Its compute targets run their jobs on targets of the same name, as `rayjobs azureml map` says,
-    or on this machine. Exits as the program does.
+    Its compute targets run their jobs on targets of the same name, as `rayjobs azureml map` sets
+    it, or on this machine. Exits with the program's exit code.
     """
     from rayjobs.azureml.running import run_program
     from rayjobs.workspace.folder import ENVIRONMENT
@@ -59,12 +59,12 @@ def run(settings: Settings, /, allow_cpu: bool, program: Path, arguments: tuple[
     "map", epilog="\b\nExamples:\n  rayjobs azureml map cpu-cluster=local\n  rayjobs azureml map\n"
 )
 @click.argument("mappings", nargs=-1, metavar="[NAME=TARGET | URL=PATH]...")
-@click.option("--remove", multiple=True, metavar="NAME|URL", help="Take a mapping back.")
+@click.option("--remove", multiple=True, metavar="NAME|URL", help="Remove a mapping.")
 @json_option
 @common_options
 @click.pass_obj
 def map_(settings: Settings, /, mappings: tuple[str, ...], remove: tuple[str, ...]) -> None:
-    """Say which target runs a compute's jobs, or which local path answers for a URL.
+    """Set which target runs a compute's jobs, or which local path replaces a URL.
 
     Without arguments, list the mappings of this workspace.
     """
@@ -80,7 +80,7 @@ def map_(settings: Settings, /, mappings: tuple[str, ...], remove: tuple[str, ..
 
 
 @azureml.command("allow-cpu", epilog="\b\nExample:\n  rayjobs azureml allow-cpu\n")
-@click.option("--off", is_flag=True, help="Take it back.")
+@click.option("--off", is_flag=True, help="Undo it.")
 @common_options
 @click.pass_obj
 def allow_cpu(settings: Settings, /, off: bool) -> None:
@@ -96,15 +96,15 @@ def allow_cpu(settings: Settings, /, off: bool) -> None:
 @click.argument(
     "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
 )
-@click.option("--all", "everything", is_flag=True, help="List names that are supported, too.")
+@click.option("--all", "everything", is_flag=True, help="Also list supported names.")
 @json_option
 @common_options
 @click.pass_obj
 def check(settings: Settings, /, paths: tuple[Path, ...], everything: bool) -> None:
-    """Report what programs use of Azure ML and what becomes of it; nothing is run.
+    """Report what programs use of Azure ML and how rayjobs handles it; nothing is run.
 
-    Of a file, the lines with names that are substituted, refused or missing; of a folder, a table
-    of its programs. Exits with 1 if a name is refused or missing.
+    For a file, list the lines with names that are substituted, refused or missing; for a folder,
+    print a table of its programs. Exits with 1 if a name is refused or missing.
     """
     from rayjobs.azureml import checking, reports
 

@@ -53,8 +53,8 @@ def cancel(
 
     A queued job is canceled at once. Canceling a job that has ended changes nothing and exits 0.
 
-    A job whose cluster is gone cannot be ended there. With --force its record ends all the same:
-    processes that may still run there are left, and nothing they report counts any more.
+    A job whose cluster is gone cannot be ended there. --force ends its record anyway: processes
+    that may still run there are left alone, and whatever they report is ignored.
     """
     if sum((bool(jobs), experiment is not None, cancel_all)) != 1:
         raise click.UsageError("name the jobs, or give one of --experiment and --all.")

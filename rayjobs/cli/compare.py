@@ -1,4 +1,4 @@
-"""`rayjobs compare`: jobs side by side."""
+"""`rayjobs compare`: compare jobs side by side."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("jobs", nargs=-1, required=True, type=JobId(), metavar="JOB JOB...")
-@click.option("-a", "--all", "show_all", is_flag=True, help="Also what is the same in all jobs.")
+@click.option(
+    "-a", "--all", "show_all", is_flag=True, help="Also show what is the same in all jobs."
+)
 @click.option(
     "--plot",
     metavar="FILE",
-    help="Draw the metrics they have in common into FILE (.png, .svg or .pdf).",
+    help="Plot their common metrics into FILE (.png, .svg or .pdf).",
 )
 @json_option
 @common_options
@@ -43,8 +45,8 @@ Examples:
 def compare(settings: Settings, jobs: tuple[str, ...], show_all: bool, plot: str | None) -> None:
     """Compare jobs: arguments, code, packages, data versions, resources and metrics.
 
-    Shows what differs. Code is compared file by file, as digests of the snapshots' files, and by
-    git commit where it was recorded. Metrics are their last values.
+    Shows the differences. Code is compared file by file, by the digests of the snapshots' files,
+    and by git commit where one was recorded. Metrics are compared by their last values.
     """
     from rayjobs.results import compare as comparing
 
@@ -73,7 +75,7 @@ def compare(settings: Settings, jobs: tuple[str, ...], show_all: bool, plot: str
     for note in compared.notes:
         settings.note(f"note: {note}")
     if not rows:
-        settings.note("nothing that was recorded differs; `--all` shows it.")
+        settings.note("the recorded values do not differ; `--all` shows them.")
 
 
 def _label(job: Job) -> str:

@@ -1,7 +1,7 @@
-"""Completions for shells: from the workspace, the home and the tables of the job file.
+"""Shell completions, from the workspace, the home and the tables of the job file.
 
-Each source is a function of the call's settings and what was typed; none imports ray, and none
-raises: an error would spoil the shell's prompt.
+Each source is a function of the call's settings and the typed text. No source imports ray or
+raises: an error would garble the shell's prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILES_OF_JOB = "files"  # depends on the job that was typed before
 LOGS = "jobs with logs"  # depends on whether --follow was typed before
 UNFINISHED = [state for state in JobState if state not in FINAL]
 
-# The values of an option, by name, in every command; `COMMAND --option` for an exception.
+# The source of an option's values in every command, by name; `COMMAND --option` is an exception.
 OPTIONS: Mapping[str, str] = {
     "--after": "after",
     "--alias": "aliases",
@@ -60,7 +60,7 @@ OPTIONS: Mapping[str, str] = {
     "--tls-cert": FILE,
     "--tls-key": FILE,
 }
-# The values of a command's arguments, unless their type knows them.
+# The source of the values of a command's arguments, unless their type provides them.
 ARGUMENTS: Mapping[str, str] = {
     "cancel jobs": "unfinished jobs",
     "update job": "unfinished jobs",
@@ -105,7 +105,7 @@ def _store(read: Callable[[Store], Candidates]) -> Source:
 
 
 def _jobs(kinds: tuple[str, ...] | None = None, states: Iterable[JobState] | None = None) -> Source:
-    """Return a source of jobs, newest first: of these kinds, in these states; None: of any."""
+    """Return a source of jobs of these kinds and in these states (None: any), newest first."""
     wanted = None if states is None else list(states)
 
     def source(settings: Settings, typed: str) -> Candidates:
@@ -160,7 +160,7 @@ def _tag_names(store: Store) -> Candidates:
 
 
 def _with_logs(settings: Settings, typed: str, params: Mapping[str, Any]) -> Candidates:
-    """Offer jobs whose logs can be printed, or followed: a job that has ended prints no more."""
+    """Offer jobs whose logs can be printed; with --follow, only jobs that have not ended."""
     return SOURCES["unfinished jobs" if params.get("follow") else "jobs"](settings, typed)
 
 
@@ -222,7 +222,7 @@ def _datastores(store: Store) -> Candidates:
 
 
 def _paths(store: Store) -> Candidates:
-    """Offer what a path or dataset begins with."""
+    """Offer the completions of a path or dataset."""
     yield from ((f"{name}/", kind) for name, kind in _datastores(store))
     yield from _dataset_versions(store)
 
@@ -341,7 +341,7 @@ def offered(
             found = list(SOURCES[source](settings, typed))
     except (RayjobsError, DatastoreError, OSError):
         return []
-    first: dict[str, str] = {}  # a value that two kinds have is offered once
+    first: dict[str, str] = {}  # offer a value of two kinds once
     for value, text in found:
         first.setdefault(value, text)
     return [(value, text) for value, text in first.items() if value.startswith(typed)][:MOST]

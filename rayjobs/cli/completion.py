@@ -1,4 +1,4 @@
-"""`rayjobs completion`: what a shell needs to complete commands, options and their values."""
+"""`rayjobs completion`: print a shell's script that completes commands, options and values."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def completion(context: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None  # click's own, one per shell above
     root = context.find_root()
-    # Without the check of the shell's version, which would start the shell.
+    # Skip the check of the shell's version, which would start the shell.
     script = kind(root.command, {}, "rayjobs", "_RAYJOBS_COMPLETE")
     click.echo(script.source_template % script.source_vars())

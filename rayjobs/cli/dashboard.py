@@ -24,7 +24,7 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @NAME
-@click.option("--target", "of_target", type=TargetName(), hidden=True)  # as `submit` has it
+@click.option("--target", "of_target", type=TargetName(), hidden=True)  # as in `submit`
 @click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
 @click.option(
     "--show-token",
@@ -40,8 +40,8 @@ def dashboard(
     """Print or open the Ray dashboard of a target.
 
     Its Jobs page lists the target's jobs by id, with their states, messages and live logs: all
-    that run, the newest 100 that wait and the newest 100 that have ended. Its login asks for the
-    target's token; with --json the file that holds it is named.
+    running jobs, the newest 100 waiting ones and the newest 100 that have ended. Its login asks for
+    the target's token; --json names the file that holds it.
     """
     from rayjobs.target.dashboard import dashboard_of
     from rayjobs.workspace import connection
@@ -64,4 +64,4 @@ def dashboard(
         elif sys.stderr.isatty():
             settings.note(f"its login asks for the token in {found.token_file} (--show-token)")
     if open_browser and not found.open():
-        settings.note("this machine has no browser; open the address in yours")
+        settings.note("this machine has no browser; open the address in a browser elsewhere")

@@ -39,7 +39,7 @@ SILENT = quiet_option("No progress, no hints.")
 def data() -> None:
     """Bring data to a datastore and back, and register versions of it as datasets.
 
-    Data is named DATASTORE/PATH, or dataset:NAME[:VERSION].
+    Name data as DATASTORE/PATH, or dataset:NAME[:VERSION].
     """
 
 
@@ -90,7 +90,7 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
         click.echo(_summary(done, "stored", place, whole))
         if not done.differing:
             settings.note(f"use it: rayjobs submit … --input data={place}")
-    if left_out:  # with -q too: the data there is not all that is here
+    if left_out:  # even with -q: the datastore does not have everything
         say(f"warning: {left_out_text(left_out)}")
     return Exit.FAILED if done.differing else Exit.DONE
 
@@ -130,7 +130,7 @@ def get(settings: Settings, source: str, folder: str, *, overwrite: bool) -> int
 
 
 def _summary(done: Tally, verb: str, place: str, whole: str) -> str:
-    """Return the sentence at a transfer's end: `whole` if every file was really moved."""
+    """Return the summary of a transfer: `whole` if every file was actually transferred."""
     return f"{place}: {done.sentence(verb, 'use --overwrite')}" if done.kept else whole
 
 
@@ -152,7 +152,7 @@ def ls(settings: Settings, place: str) -> None:
         place = _reference(catalogue, place)
         if place.startswith(DATASET):
             name = place.removeprefix(DATASET).partition(":")[0]
-            catalogue.dataset(name)  # its error names the datasets that exist
+            catalogue.dataset(name)  # its error lists the existing datasets
             _list_datasets(settings, catalogue, catalogue.dataset_versions(name))
         elif place:
             store, _, path = place.partition("/")
@@ -217,10 +217,10 @@ def _list_files(settings: Settings, store: Datastore, path: str) -> None:
 @data.command(epilog=EPILOG)
 @click.argument("name", metavar="NAME")
 @click.argument("sources", metavar="DATASTORE/PATH|URL...", nargs=-1, required=True)
-@click.option("--table", "form", type=click.Choice(TABLES), help="A table in such files.")
-@click.option("--description", metavar="TEXT", default="", help="What it is, for people.")
+@click.option("--table", "form", type=click.Choice(TABLES), help="A table in files of this format.")
+@click.option("--description", metavar="TEXT", default="", help="A description for people.")
 @click.option("--tag", "tags", multiple=True, metavar="K=V", help="A label; repeatable.")
-@click.option("--new-version", is_flag=True, help="The next version of a name that exists.")
+@click.option("--new-version", is_flag=True, help="Register the next version of an existing name.")
 @json_option
 @SILENT
 @common_options
@@ -235,9 +235,9 @@ def register(
     tags: tuple[str, ...],
     new_version: bool,
 ) -> None:
-    """Register the files that are at paths (or globs) now as a version of a dataset.
+    """Register the files at paths (or globs), as they are now, as a version of a dataset.
 
-    A version is a list of files with their digests: files of a folder are read once for it.
+    A version is a list of files with their digests, for which each file of a folder is read once.
     """
     from rayjobs.datastore.errors import DatasetExists
 
@@ -257,7 +257,7 @@ def register(
         except DatasetExists:
             raise DatasetExists(
                 f"dataset {name!r} is registered already; give --new-version for its next version."
-            ) from None  # its sentence is for Python
+            ) from None  # its message is for Python
         if new_version:
             _note_same_files(settings, catalogue, catalogue.dataset_by_id(dataset.id))
         if settings.as_json:
@@ -272,16 +272,16 @@ def register(
 
 
 def _note_same_files(settings: Settings, catalogue: Catalogue, made: DatasetRecord) -> None:
-    """Note if a new version has the same files as an earlier one."""
+    """Print a note if a new version has the same files as an earlier one."""
 
     def contents(record: DatasetRecord) -> list[tuple[Any, ...]]:
-        # A file that was only touched has the same digest, and another etag.
+        # A file that was only touched has the same digest but another etag.
         files = _manifest(catalogue, record)
         return [(one.path, one.size, one.digest or one.etag) for one in files]
 
     earlier = [one for one in catalogue.dataset_versions(made.name) if one.version != made.version]
     same = [one for one in earlier if one.manifest == made.manifest]
-    # Of others only the newest is read: a name may have hundreds of versions, each a long list.
+    # For other kinds, read the newest version only: a name may have hundreds, each a long list.
     if not same and earlier and contents(earlier[-1]) == contents(made):
         same = earlier[-1:]
     if same:
@@ -295,7 +295,7 @@ def _note_same_files(settings: Settings, catalogue: Catalogue, made: DatasetReco
     epilog="\b\nExamples:\n  rayjobs data rm digits:2\n  rayjobs data rm digits:2 --force\n"
 )
 @click.argument("name", metavar="NAME:VERSION")
-@click.option("--force", is_flag=True, help="Also when the lineage of a model names it.")
+@click.option("--force", is_flag=True, help="Delete it even if the lineage of a model names it.")
 @json_option
 @common_options
 @click.pass_obj
@@ -320,7 +320,7 @@ def rm(settings: Settings, name: str, force: bool) -> None:
         try:
             models = workspace.catalogue.remove_dataset(title, version, force=force)
         except DatasetInUse as error:
-            # The library's sentence ends with a Python argument; here it is an option.
+            # The library's message ends with a Python argument; here it is an option.
             raise DatasetInUse(str(error).replace("force it.", "give --force.")) from None
     if settings.as_json:
         print_json({"deleted": f"{title}:{version}", "models": list(models)})
@@ -336,7 +336,7 @@ def rm(settings: Settings, name: str, force: bool) -> None:
 @common_options
 @click.pass_obj
 def show(settings: Settings, name: str) -> None:
-    """Show a version of a dataset: where its files are, and which they are."""
+    """Show a version of a dataset: its files, and where they are."""
     from rayjobs.datastore.catalogue import parse_version
 
     title, _, version = name.removeprefix(DATASET).partition(":")
@@ -380,7 +380,7 @@ def show(settings: Settings, name: str) -> None:
 
 
 class _Watch:
-    """Follows transfers: a line on stderr unless that is not wanted, and counts for the end."""
+    """Follows transfers: counts for the summary, and shows a line on stderr where it is wanted."""
 
     def __init__(self, settings: Settings) -> None:
         from rayjobs.datastore.progress import ProgressLine
@@ -398,7 +398,7 @@ class _Watch:
 
 
 def _reference(catalogue: Catalogue, text: str) -> str:
-    """Return `text`; a dataset's plain name, which no datastore has, with the prefix."""
+    """Return `text`, with the prefix if it is the plain name of a dataset and of no datastore."""
     name = text.partition(":")[0]
     if "/" in name or name in {one.name for one in catalogue.datastores()}:
         return text

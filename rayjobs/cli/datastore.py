@@ -1,4 +1,4 @@
-"""`rayjobs datastore`: name storages, list, check and forget them."""
+"""`rayjobs datastore`: name, list, check and forget storage locations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Examples:
 
 
 class DatastoreName(ParamType):
-    """A datastore's name; completes those of the workspace."""
+    """A datastore's name; completes the names in the workspace."""
 
     name = "datastore"
 
@@ -40,13 +40,13 @@ class DatastoreName(ParamType):
             with settings.open() as workspace:
                 records = workspace.catalogue.datastores()
         except RayjobsError:
-            return []  # an error would spoil the shell's prompt
+            return []  # an error would garble the shell's prompt
         return [CompletionItem(one.name) for one in records if one.name.startswith(incomplete)]
 
 
 @click.group(cls=CommandList, epilog=EPILOG)
 def datastore() -> None:
-    """Name storages: a folder, or a bucket (or a prefix of one) on any S3 server.
+    """Name storage locations: a folder, or a bucket (or a prefix of one) on any S3 server.
 
     `workspaceblobstore`, a folder in the workspace, always exists. Credentials are
     given by reference: names of environment variables, or a profile of the usual AWS files. A
@@ -58,15 +58,21 @@ def datastore() -> None:
 @datastore.command(epilog=EPILOG)
 @click.argument("name", metavar="NAME")
 @click.argument("url", metavar="FOLDER|s3://BUCKET[/PREFIX]")
-@click.option("--endpoint", metavar="URL", default="", help="The S3 server; AWS without it.")
-@click.option("--region", metavar="NAME", default="", help="Of the bucket.")
+@click.option("--endpoint", metavar="URL", default="", help="The S3 server (default: AWS).")
+@click.option("--region", metavar="NAME", default="", help="Region of the bucket.")
 @click.option("--profile", metavar="NAME", default="", help="Profile of the AWS files.")
 @click.option("--access-key-env", metavar="VAR", default="", help="Variable with the access key.")
 @click.option("--secret-key-env", metavar="VAR", default="", help="Variable with the secret key.")
-@click.option("--session-token-env", metavar="VAR", default="", help="Variable with the token.")
-@click.option("--attempts", type=click.IntRange(min=1), help="How often a request is tried; 4.")
-@click.option("--connect-timeout", "connect_timeout_s", type=Duration(), help="Limit; 10 s.")
-@click.option("--read-timeout", "read_timeout_s", type=Duration(), help="Of an answer; 30 s.")
+@click.option(
+    "--session-token-env", metavar="VAR", default="", help="Variable with the session token."
+)
+@click.option("--attempts", type=click.IntRange(min=1), help="Attempts per request [4].")
+@click.option(
+    "--connect-timeout", "connect_timeout_s", type=Duration(), help="Time to connect [10 s]."
+)
+@click.option(
+    "--read-timeout", "read_timeout_s", type=Duration(), help="Time to wait for an answer [30 s]."
+)
 @click.option("--create", is_flag=True, help="Make the folder if it does not exist.")
 @click.option("--overwrite", is_flag=True, help="Replace a datastore of this name.")
 @click.option("--default", "as_default", is_flag=True, help="Make it the default datastore.")
@@ -155,7 +161,7 @@ def ls(settings: Settings) -> None:
 
 @datastore.command(epilog="\b\nExample:\n  rayjobs datastore rm photos\n")
 @click.argument("name", metavar="NAME", type=DatastoreName())
-@click.option("--force", is_flag=True, help="Even if registered datasets have their files there.")
+@click.option("--force", is_flag=True, help="Even if registered datasets have files there.")
 @common_options
 @click.pass_obj
 def rm(settings: Settings, name: str, *, force: bool) -> None:
@@ -173,7 +179,7 @@ def rm(settings: Settings, name: str, *, force: bool) -> None:
         try:
             found.unregister(force=force)
         except DatastoreInUse as error:
-            # The library's sentence ends in Python; here these are an option and another command.
+            # The library's message ends in Python; here these are an option and another command.
             text = str(error).replace("force it.", "give --force.")
             raise type(error)(
                 text.replace(
@@ -217,7 +223,7 @@ def check(settings: Settings, names: tuple[str, ...]) -> int:
 
 
 def _credentials(settings: Mapping[str, str]) -> str:
-    """Say where the credentials are, never what they are."""
+    """Describe where the credentials are, never their values."""
     if settings.get("profile"):
         return f"profile {settings['profile']}"
     named = [value for name, value in settings.items() if name.endswith("_env")]
@@ -229,7 +235,7 @@ def _where(store: Any) -> str:
 
     try:
         return str(store.backend.where)
-    except DatastoreError as error:  # settings of a newer release, say
+    except DatastoreError as error:  # such as settings of a newer release
         return str(error)
 
 

@@ -103,7 +103,10 @@ def upgrade(settings: Settings, no_backup: bool) -> None:
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
 @click.option("--as-is", is_flag=True, help="Accept the existing store, or create an empty one.")
 @click.option(
-    "-y", "--yes", is_flag=True, help="Do not ask; needed off a terminal to drop records."
+    "-y",
+    "--yes",
+    is_flag=True,
+    help="Do not ask; required to drop records where there is no terminal.",
 )
 @json_option
 @common_options
@@ -112,8 +115,8 @@ def restore(settings: Settings, file: Path | None, as_is: bool, yes: bool) -> No
     """Restore a backup in place of a store that is missing, damaged or incomplete.
 
     The old store is kept next to it. Stop its targets first (`rayjobs target stop`): while a target
-    or another process uses the store, nothing is replaced. What was recorded after the backup was
-    made is not in it: this is listed, and confirmed, first.
+    or another process uses the store, nothing is replaced. Records made after the backup are lost:
+    the command lists them and asks first.
     """
     from rayjobs.core.paths import home
     from rayjobs.store import care
@@ -163,7 +166,7 @@ def restore(settings: Settings, file: Path | None, as_is: bool, yes: bool) -> No
 def move(settings: Settings, url: str | None, to_file: bool) -> None:
     """Move the records of a workspace into PostgreSQL, or back into a file.
 
-    Every row is copied and compared before the workspace uses the copy. The old store is kept.
+    Every row is copied and verified before the workspace uses the copy. The old store is kept.
     Stop its targets first (`rayjobs target stop`); stored files stay in the workspace's folder. If
     the command is killed, repeat it.
     """
@@ -213,14 +216,14 @@ def _confirm(store: Path, source: Path, found: Dropped) -> None:
         listed = "\n".join(lines)
         raise click.UsageError(
             f"{source} is older than {store}. With it:\n{listed}\n"
-            f"Nothing was replaced. To go on: rayjobs db restore --yes {source}"
+            f"Nothing was replaced. To continue: rayjobs db restore --yes {source}"
         )
     click.echo("\n".join([f"{source} is older than {store}. With it:", *lines]), err=True)
     click.confirm("Restore it? The old store is kept.", abort=True, err=True)
 
 
 def _dropped_lines(found: Dropped, one: str, many: str) -> list[str]:
-    """Return what a restore takes away, a line for each kind of record."""
+    """Return what a restore drops, a line for each kind of record."""
     lines = []
     for what, some in found.records.items():
         number = len(some)
@@ -287,7 +290,7 @@ def _store(settings: Settings) -> Path:
             witness.refuse_deleted()
         raise NotFoundError(
             f"there is no store in {files.root}; submit a job there first, or name another "
-            f"workspace by --workspace or {ENVIRONMENT}"
+            f"workspace with --workspace or {ENVIRONMENT}"
         )
     return files.store
 
@@ -312,5 +315,5 @@ def _print(settings: Settings, report: Report) -> int:
         for sentence in report.warnings:
             click.echo(settings.style("WARN", "yellow") + f"  {sentence}")
         if report.is_whole:
-            click.echo(settings.style("OK", "green") + "    SQLite finds no fault in it")
+            click.echo(settings.style("OK", "green") + "    SQLite reports no errors")
     return Exit.FAILED if report.problems else Exit.DONE

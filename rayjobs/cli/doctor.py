@@ -26,8 +26,8 @@ Examples:
 def doctor(settings: Settings) -> int:
     """Check versions, capabilities, ports, token, disks, clock and leftovers.
 
-    Each line is OK, WARN (works, but less well or not for long) or FAIL, with what to do about
-    it. Nothing is changed. Exits with 1 when something is FAIL.
+    Each line is OK, WARN (works, but less well or not for long) or FAIL, with what to do about it.
+    Nothing is changed. Exits with 1 if any line is FAIL.
     """
     from rayjobs.core.paths import home
     from rayjobs.housekeeping.doctor import examine

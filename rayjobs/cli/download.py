@@ -30,7 +30,7 @@ Examples:
 @job_argument
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("-o", "--output", metavar="PATH", help="Where to; - writes one file to stdout.")
-@click.option("--force", is_flag=True, help="Replace files that have other content.")
+@click.option("--force", is_flag=True, help="Replace files whose content differs.")
 @quiet_option("No progress.")
 @json_option
 @common_options
@@ -38,11 +38,10 @@ Examples:
 def download(
     settings: Settings, job: str, names: tuple[str, ...], output: str | None, force: bool
 ) -> None:
-    """Fetch a job's stored files. NAME is a file, a folder or a pattern; without, all of them.
+    """Fetch a job's stored files. NAME is a file, a folder or a pattern (default: all files).
 
     Each file appears only once it is complete and its digest is checked. Existing files are not
-    fetched again. The folder that they get here, named by the job, is left out of later
-    snapshots.
+    fetched again. Later snapshots leave out the folder made here, which is named after the job.
     """
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
@@ -78,7 +77,7 @@ def download(
 
 
 def _mark(folder: Path) -> None:
-    """Mark a folder here that gets a job's files: later snapshots leave it out."""
+    """Mark a local folder that receives a job's files, so that later snapshots leave it out."""
     from rayjobs.snapshots.own_records import DOWNLOAD_MARK
 
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""`submit --dry-run`: the spec, the plan and what would wait. Creates and starts nothing."""
+"""`submit --dry-run`: the spec, the plan and what the job would wait for. Starts nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNKNOWN = (
     *("socket", "marker", "injob_path"),
     *("lease_s", "lease_since_s", "raylet", "soft_files", "hold", "views"),
 )
-NO_ID = "JOB"  # stands in a plan where the job's id will be
+NO_ID = "JOB"  # placeholder for the job's id in a plan
 
 
 def dry_run(settings: Settings, spec: JobSpec, *, experiment: str) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def dry_run(settings: Settings, spec: JobSpec, *, experiment: str) -> dict[str, 
 
     Raises:
         SpecError: the spec is wrong; all problems at once.
-        CannotBePlacedError: the target can never hold it.
+        CannotBePlacedError: it never fits on the target.
     """
     with ExitStack() as stack:
         workspace = _workspace(settings, stack)
@@ -133,7 +133,7 @@ def _workspace(settings: Settings, stack: ExitStack) -> OpenWorkspace:
     from rayjobs.store.sql import SqlStore
     from rayjobs.workspace.blobs import FolderBlobs
 
-    # In a folder that goes: looking for data makes the default datastore's.
+    # In a temporary folder: looking for data creates the default datastore's folder.
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="rayjobs-")))
     empty = OpenWorkspace(
         path=folder, id="", name="", store=SqlStore(":memory:"), blobs=FolderBlobs(folder / "blobs")
@@ -188,7 +188,7 @@ def _is_idle(view: TargetView, shape: Shape) -> bool:
 
 
 def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
-    """Return the launcher's plan: what each node's attempt host would get."""
+    """Return the launch plan that each node's attempt host would get."""
     now = datetime.now(UTC)
     job = Job(
         id=NO_ID,
@@ -226,7 +226,7 @@ def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def _sockets_elsewhere() -> Iterator[None]:
-    """Let the folder of sockets, which is made when it is named, be made in a place that goes."""
+    """Put the folder of sockets, which is created when it is named, into a temporary folder."""
     name = "RAYJOBS_RUNTIME_BASE"
     before = os.environ.get(name)
     with TemporaryDirectory(prefix="rayjobs-") as folder:

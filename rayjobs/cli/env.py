@@ -1,4 +1,4 @@
-"""`rayjobs env`: list, look at, build, lock, compare, write out and remove environments."""
+"""`rayjobs env`: list, show, build, lock, compare, export and remove environments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ARGUMENT = click.argument("environment", metavar="ENVIRONMENT")
 
 @click.group("env", cls=CommandList, epilog=EPILOG)
 def env() -> None:
-    """List, look at, build, lock, compare and remove environments.
+    """List, show, build, lock, compare and remove environments.
 
     An environment is built on a node by the first job that asks for it; `env build` does so on
     this machine beforehand.
@@ -76,7 +76,7 @@ def list_(settings: Settings, /) -> None:
         ]
         click.echo(_table(rows))
     if not built and not registered:
-        settings.note("no environment is built here, and none is registered")
+        settings.note("no environment is built here or registered")
 
 
 @env.command("show", epilog="\b\nExample:\n  rayjobs env show 3f2a")
@@ -130,8 +130,8 @@ def show(settings: Settings, /, environment: str) -> None:
 
 @env.command("build", epilog="\b\nExample:\n  rayjobs env build environment.yml")
 @_ARGUMENT
-@click.option("--strict", is_flag=True, help="Refuse where something would be substituted.")
-@click.option("--log", "with_log", is_flag=True, help="Print what building says.")
+@click.option("--strict", is_flag=True, help="Refuse if a package would be substituted.")
+@click.option("--log", "with_log", is_flag=True, help="Print the build's output.")
 @json_option
 @common_options
 @click.pass_obj
@@ -171,7 +171,7 @@ def lock(settings: Settings, /, environment: str, output: Path | None) -> None:
 @common_options
 @click.pass_obj
 def diff(settings: Settings, /, one: str, other: str) -> None:
-    """Show which packages differ; exit code 1 where any does."""
+    """Show which packages differ; exit with 1 if any do."""
     from rayjobs.environments import locks
 
     rows = locks.differences(_lock(settings, one), _lock(settings, other))
@@ -202,7 +202,7 @@ def diff(settings: Settings, /, one: str, other: str) -> None:
 @common_options
 @click.pass_obj
 def export(settings: Settings, /, environment: str, form: str, output: Path | None) -> None:
-    """Write an environment out, for pip, uv or conda elsewhere."""
+    """Export an environment for pip, uv or conda elsewhere."""
     from rayjobs.environments import locks
 
     text = _lock(settings, environment)
@@ -228,8 +228,8 @@ def export(settings: Settings, /, environment: str, form: str, output: Path | No
 def vendor(settings: Settings, /, environment: str, folder: str | None, image: str | None) -> None:
     """Put all packages of an environment, or an image, into FOLDER, for nodes without network.
 
-    Jobs that name the file that is printed take the packages along, and ask no index or channel;
-    jobs that name the folder of an image take the image along.
+    Jobs that name the printed file carry the packages and contact no index or channel; jobs that
+    name the folder of an image carry the image.
     """
     if (folder is None) != (image is not None):
         raise UsageError("name an environment and a folder, or --image IMAGE and a folder")
@@ -264,12 +264,15 @@ def _vendor_image(settings: Settings, image: str, folder: Path) -> None:
 
 @env.command("prune", epilog="\b\nExample:\n  rayjobs env prune --max-size 20GiB")
 @click.option(
-    "--older-than", "older_than_s", type=Duration(), help="Not used for so long (30d by default)."
+    "--older-than",
+    "older_than_s",
+    type=Duration(),
+    help="Remove those not used for this time [30d].",
 )
 @click.option(
-    "--max-size", metavar="SIZE", help="Remove those used longest ago until the rest fits."
+    "--max-size", metavar="SIZE", help="Remove the least recently used until the rest fits."
 )
-@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @json_option
 @common_options
 @click.pass_obj
@@ -312,7 +315,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return table(rows[1:], rows[0])
 
 
-# -- what is meant ---------------------------------------------------------------------------------
+# -- which environment -----------------------------------------------------------------------------
 
 
 def _root() -> Path:
@@ -369,7 +372,7 @@ def _lock_of_job(settings: Settings, text: str) -> str | None:
             job = workspace.store.find(text)
             lock = locks.stored(workspace, job.id)
     except RayjobsError:
-        return None  # no job; it may be the name of an environment
+        return None  # not a job; it may be the name of an environment
     if lock is None:
         raise UsageError(f"job {job.id} has no environment of packages")
     return lock
@@ -413,7 +416,7 @@ def _of_job_file(path: Path) -> Any:
 
 
 def _registered_ones(settings: Settings) -> list[EnvironmentVersion]:
-    """Return what the workspace has; nothing where there is none."""
+    """Return what the workspace has; nothing without a workspace."""
     from rayjobs.core.errors import NotFoundError
 
     try:

@@ -39,11 +39,13 @@ The exit code is that of the command; 137: the attempt ended before it.
 @click.command("exec", epilog=EPILOG)
 @job_argument
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="At this rank.")
+@click.option(
+    "--rank", type=click.IntRange(0), default=0, show_default=True, help="Run at this rank."
+)
 @click.option(
     "--terminal/--no-terminal",
     default=None,
-    help="Give the command a terminal; by default if this is one.",
+    help="Give the command a terminal (default: if this is one).",
 )
 @common_options
 @click.pass_obj
@@ -78,11 +80,11 @@ def exec_(
 
 
 def _print_all(channel: Channel) -> int:
-    """Print what the session gives; return the exit code."""
+    """Print the output of the session; return the exit code."""
     while True:
         try:
             events = channel.read()
-        except NotFoundError as error:  # the job ended, and so did its target's knowledge of it
+        except NotFoundError as error:  # the job ended, and its target has forgotten it
             click.echo(f"error: {error.message}", err=True)
             return ATTEMPT_ENDED
         for event in events:
@@ -108,7 +110,7 @@ class _Input(threading.Thread):
             signal.signal(signal.SIGWINCH, lambda *_: os.write(resized, b"r"))
 
     def run(self) -> None:
-        """Send until there is nothing more, or the other side takes no more."""
+        """Send until the input ends or the other side accepts no more."""
         try:
             while True:
                 readable, _, _ = select.select([0, self._resized], [], [])
@@ -121,7 +123,7 @@ class _Input(threading.Thread):
                     if not data:
                         return
         except (RayjobsError, SessionRefusedError, OSError):
-            return  # the other thread sees the end, and says what it was
+            return  # the other thread sees the end, and reports it
 
 
 def _size() -> tuple[int, int]:
@@ -134,7 +136,7 @@ def _size() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _raw(on: bool) -> Iterator[None]:
-    """Hand each key to the session as it is."""
+    """Pass each key to the session unchanged."""
     if not on:
         yield
         return

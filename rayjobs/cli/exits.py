@@ -14,14 +14,14 @@ class Exit(IntEnum):
     """The exit codes of every command."""
 
     DONE = 0
-    FAILED = 1  # the job, or the operation, failed (or the job was cancelled)
+    FAILED = 1  # the job, or the operation, failed (or the job was canceled)
     USAGE = 2  # wrong usage, or an invalid spec
     NOT_FOUND = 3
     NEVER_FITS = 4  # asks for more than the target can ever have
     UNREACHABLE = 5  # the store or the cluster cannot be reached
     TIME_LIMIT = 124  # the job reached its --max-duration, or the command its --timeout
-    INTERRUPTED = 130  # Ctrl-C; what was attached is detached, no job is touched
-    PIPE_CLOSED = 141  # who read our output stopped reading (128 + SIGPIPE, as everywhere)
+    INTERRUPTED = 130  # Ctrl-C; detaches, and affects no job
+    PIPE_CLOSED = 141  # the reader of our output stopped reading (128 + SIGPIPE, as everywhere)
 
 
 def of_job(job: Job) -> Exit:

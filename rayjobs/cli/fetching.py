@@ -1,4 +1,4 @@
-"""Chooses stored files by name and writes them to disk, with progress, never out of the folder."""
+"""Chooses stored files by name and writes them to disk, with progress, never outside the folder."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rayjobs.workspace.blobs import BlobStore
 def chosen_files(
     job_id: str, stored: Sequence[StoredFile], names: Sequence[str], *, gone: str = ""
 ) -> list[StoredFile]:
-    """Return the files that the names choose: a file, a folder, or a pattern; all without names.
+    """Return the files that match the names (files, folders, patterns); without names, all files.
 
     Args:
-        gone: What took the job's files away, if anything did.
+        gone: What removed the job's files, if anything did.
 
     Raises:
-        NotFoundError: a name chooses nothing; lists what there is.
+        NotFoundError: a name matches nothing; the message lists the files.
     """
     if not names:
         return list(stored)
@@ -54,14 +54,14 @@ def chosen_files(
 def destinations(
     job_id: str, files: Sequence[StoredFile], names: Sequence[str], output: str | None
 ) -> dict[str, Path]:
-    """Return where each file goes, by its name.
+    """Return the destination of each file, by its name.
 
-    One file that was named itself goes to `output`, or into it when that is a folder (or ends
-    in a slash), or here. All else keeps its names below `output`, or below a folder here that
-    has the job's id.
+    A single file that was named itself goes to `output`, or into it if that is a folder (or ends in
+    a slash), or into the current folder. Other files keep their names below `output`, or below a
+    folder here that has the job's id.
 
     Raises:
-        UsageError: a name would lead out of the folder.
+        UsageError: a path would leave the folder.
     """
     if len(files) == 1 and list(names) in ([files[0].name], [real_name(files[0].name)]):
         own = PurePosixPath(files[0].name).name
@@ -73,7 +73,7 @@ def destinations(
     for one in files:
         parts = PurePosixPath(one.name).parts
         if not parts or ".." in parts or PurePosixPath(one.name).is_absolute():
-            raise UsageError(f"the file {one.name!r} of {job_id} would lead out of {folder}")
+            raise UsageError(f"the file {one.name!r} of {job_id} would be written outside {folder}")
         found[one.name] = folder.joinpath(*parts)
     return found
 
@@ -98,7 +98,7 @@ def fetch(
     """Write files; return how many were written, and how many were there already.
 
     Raises:
-        UsageError: other files stand in the way, and `force` is off; nothing was written.
+        UsageError: other files are in the way, and `force` is off; nothing was written.
     """
     present = {one.name for one in files if is_same(targets[one.name], one)}
     in_the_way = [

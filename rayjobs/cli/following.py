@@ -29,11 +29,11 @@ _BEFORE_OUTPUT = (JobState.PROVISIONING, JobState.PREPARING)
 
 
 class Stages:
-    """Says on stderr what is new about one job, whenever it is looked at.
+    """Reports on stderr what is new about one job, whenever it is looked at.
 
     Args:
         say: Gets each line.
-        label: Before each line, where several jobs are watched.
+        label: Prefix of each line, where several jobs are watched.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Stages:
         self._said = ""
         self._reason = ""
         self._attempt = 0
-        self._printed = 0  # the last attempt of which output was shown
+        self._printed = 0  # the last attempt with shown output
         self._was_over = False
         self._held: str | None = None
         self._looked_s = float("-inf")
@@ -54,7 +54,7 @@ class Stages:
         self.job: Job = workspace.store.job(job_id)
 
     def look(self) -> Job:
-        """Return the job as it is (at most 0.1 s old); say what changed."""
+        """Return the job as it is (at most 0.1 s old); report what changed."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_EVERY_S:
             return self.job
@@ -65,12 +65,13 @@ class Stages:
             self._was_over = is_first
             return job
         if job.attempt == self._printed and job.state in _BEFORE_OUTPUT:
-            return job  # it has output, so it runs; its target records that next
+            return job  # it has output, so it is running; its target records that next
         stage = _stage(job.state, job.attempt)
         again = job.state is JobState.QUEUED and job.attempt > self._attempt
         self._attempt = job.attempt
         if stage != self._said or again:
-            # A waiting job has a reason; one put back, what happened to its attempt.
+            # A waiting job has a reason; a job put back into the queue, what happened to its
+            # attempt.
             reason = job.reason if job.state is JobState.QUEUED and job.attempt else ""
             self._said, self._reason = stage, reason
             self._tell(stage, reason)
@@ -83,9 +84,10 @@ class Stages:
         return job
 
     def printed(self, attempt: int) -> None:
-        """Note that an attempt runs, before its first output is shown.
+        """Print that an attempt is running, before its first output is shown.
 
-        The state is read at times only: by then the job may have printed all it has to, and ended.
+        The state is read only at intervals; meanwhile the job may have printed everything and
+        ended.
         """
         if attempt <= self._printed or self._was_over:
             return
@@ -112,12 +114,12 @@ class Stages:
             self._tell(f"{shown}{place}", outlook.reason)
 
     def _say_held(self, job: Job) -> None:
-        """Say once what ends the wait for a job that does not start by itself."""
+        """Print once what ends the wait for a held job."""
         if job.held is None:
             return
         short = short_id(job)
         self._say(
-            f"{self._label}{short} is held, and waits until you decide: `rayjobs update {short} "
+            f"{self._label}{short} is on hold until you decide: `rayjobs update {short} "
             f"--release` lets it start, `rayjobs cancel {short}` cancels it"
         )
 
@@ -134,14 +136,14 @@ def _stage(state: JobState, attempt: int) -> str:
 def where_it_is(
     workspace: OpenWorkspace, follow: Callable[[OpenWorkspace], Result], say: Callable[[str], None]
 ) -> Result:
-    """Follow something in a workspace; if that is moved meanwhile, go on where it is then.
+    """Follow something in a workspace; if the workspace is moved, continue at its new path.
 
     Args:
         follow: Called again with the workspace at its new path.
         say: Gets the new path.
 
     Raises:
-        StoreError: the workspace is gone, and nothing tells where.
+        StoreError: the workspace is gone, and its new path is unknown.
     """
     with contextlib.ExitStack() as stack:
         while True:
@@ -151,19 +153,19 @@ def where_it_is(
                 moved = error.values.get("moved_to")
                 if not moved:
                     raise
-                say(f"the workspace was moved to {moved}, and is followed there")
+                say(f"the workspace was moved to {moved}; following it there")
                 workspace = stack.enter_context(open_workspace(Path(moved), create=False))
 
 
 @dataclass
 class Shown:
-    """How much of an attempt's log was shown, so that following it again shows only the rest."""
+    """How much of an attempt's log was shown, so that following it again shows only what is new."""
 
     attempt: int = 0
     size: int = 0
 
     def rest(self, part: Part, skip: Shown) -> bytes:
-        """Return what of a part was not shown yet; `skip` is what had been before."""
+        """Return the new bytes of a part; `skip` is the size of what precedes it."""
         if part.attempt != self.attempt:
             self.attempt, self.size = part.attempt, 0
         at = self.size
@@ -205,7 +207,7 @@ def follow_logs(
         elif data:
             past.add(data)
         else:
-            # The first pause: what comes from here on is new.
+            # The first pause: everything after it is new.
             screen.write(past.last())
             past = None
     if past is not None:
@@ -215,7 +217,7 @@ def follow_logs(
 
 
 class _Past:
-    """The last lines of what was printed before; memory stays small unless the lines are long."""
+    """The last lines of earlier output; uses little memory unless the lines are long."""
 
     def __init__(self, lines: int) -> None:
         self._lines = lines
@@ -245,7 +247,7 @@ def await_end(
     """Return the jobs once all have ended, in the given order.
 
     Raises:
-        TimeoutError: they did not within `timeout_s`.
+        TimeoutError: a job did not end within `timeout_s`.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     several = len(job_ids) > 1
@@ -269,7 +271,7 @@ def await_end(
 
 
 def detached_text(settings: Settings, job: Job) -> str:
-    """Return the note after Ctrl-C: the job goes on, and how to reach or end it."""
+    """Return the note after Ctrl-C: the job continues, and how to follow or end it."""
     short = short_id(job)
     return (
         f"detached; {job.id} keeps running.\n"

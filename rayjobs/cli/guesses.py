@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 # Below this share of equal characters a guess misleads more often than it helps: `--epochs` is
 # not `--detach`.
 SIMILAR_ENOUGH = 0.8
-LIKELY = 0.6  # enough where a list of names follows or a wrong guess does no harm
+LIKELY = 0.6  # enough where a list of names follows or a wrong guess is harmless
 
 # Names of our commands in other tools.
 COMMANDS: Mapping[str, str] = {
@@ -100,7 +100,7 @@ OPTIONS: Mapping[str, str] = {
 }
 
 
-# Of the groups of commands: words of other tools for what they have under another name.
+# Words of other tools for commands that our groups have under another name.
 SUBCOMMANDS: Mapping[str, str] = {
     "add": "create",
     "attach": "create",
@@ -120,16 +120,16 @@ SUBCOMMANDS: Mapping[str, str] = {
 def near(
     text: str, known: Iterable[str], *, most: int = 2, least: float = SIMILAR_ENOUGH
 ) -> list[str]:
-    """Return the known words that `text` is very probably a slip of.
+    """Return the known words that `text` is probably a misspelling of.
 
     Args:
-        least: The share of equal characters, from 0 to 1, that a word needs.
+        least: The minimum share of equal characters in a word, from 0 to 1.
     """
     return difflib.get_close_matches(text, list(known), n=most, cutoff=least)
 
 
 def option_for(text: str, known: Iterable[str]) -> str:
-    """Return the option that was meant by one that there is not; empty when that is unclear."""
+    """Return the option that the unknown option probably stands for; empty if that is unclear."""
     listed = [one for one in known if one.startswith("--")]
     foreign = OPTIONS.get(text.replace("_", "-"), "")
     if foreign in listed:
@@ -142,13 +142,13 @@ def option_for(text: str, known: Iterable[str]) -> str:
 
 
 def unknown_option(text: str, known: Iterable[str]) -> str:
-    """Return the sentence for an option that there is not."""
+    """Return the message for an unknown option."""
     meant = option_for(text, known)
     return f"there is no option {text!r}." + (f" Did you mean {meant}?" if meant else "")
 
 
 def unknown_command(text: str, known: Iterable[str], *, group: str = "") -> str:
-    """Return the sentence for a command that there is not.
+    """Return the message for an unknown command.
 
     Args:
         group: The commands in front of it, such as ``target``.
@@ -157,7 +157,7 @@ def unknown_command(text: str, known: Iterable[str], *, group: str = "") -> str:
         option = "-f " if text.endswith((".yaml", ".yml")) else ""
         return f"there is no command {text!r}; did you mean `rayjobs submit {option}{text}`?"
     if not group and text in COMMANDS:
-        return f"there is no command {text!r}; it is: {COMMANDS[text]}"
+        return f"there is no command {text!r}; use: {COMMANDS[text]}"
     names = list(known)
     found = near(text, names, least=LIKELY)
     if group and SUBCOMMANDS.get(text) in names:

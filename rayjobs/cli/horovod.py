@@ -23,16 +23,16 @@ def horovod() -> None:
 
 
 @horovod.command(epilog="\b\nExample:\n  rayjobs horovod install --env ~/envs/train\n")
-@click.option("--env", metavar="PATH", help="Python or virtual environment [that of rayjobs].")
+@click.option("--env", metavar="PATH", help="Python or virtual environment [the one of rayjobs].")
 @click.option(
     "--gpu/--cpu",
     default=None,
-    help="With or without GPU operations [with them where CUDA's toolkit and NCCL are found].",
+    help="With or without GPU operations [with, if the CUDA toolkit and NCCL are found].",
 )
 @click.option(
-    "-j", "--jobs", type=click.IntRange(1), metavar="N", help="Compilers at a time [CPUs]."
+    "-j", "--jobs", type=click.IntRange(1), metavar="N", help="Parallel compilers [number of CPUs]."
 )
-@click.option("--if-needed", is_flag=True, help="Do nothing where one is installed and works.")
+@click.option("--if-needed", is_flag=True, help="Do nothing if a working Horovod is installed.")
 @json_option
 @common_options
 @click.pass_obj
@@ -49,7 +49,7 @@ def install(
 
     python = installing.default_python() if env is None else Path(interpreter.path_of(env))
     if if_needed and installing.is_current(python):
-        settings.note(f"{python} has a Horovod that works")
+        settings.note(f"{python} has a working Horovod")
         return
     done = installing.install(python, gpu=gpu, jobs=jobs, say=settings.note)
     if settings.as_json:

@@ -30,7 +30,7 @@ Examples:
   rayjobs images train --train data/train --validation data/validation --model resnet18
   rayjobs images score --model MODEL:1 --data new-photos/
 """
-# What these jobs run is not the user's choice.
+# The user does not choose what these jobs run.
 _OWN = {"command", "source", "array"}
 _TRAINING = (
     "register",
@@ -43,19 +43,21 @@ _TRAINING = (
     "onnx",
 )
 _MODES = click.Choice(("mount", "download"))
-DATA = "$AZUREML_DATAREFERENCE_"  # before the name of an input or output: its path in a rank
+DATA = "$AZUREML_DATAREFERENCE_"  # prefix of an input's or output's name: its path in a rank
 PLACE = "FOLDER|DATASTORE/PATH|dataset:NAME|output:JOB/NAME"
 
 
 def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what every job can be given, without what is ours."""
+    """Add the options of every job, except those that these commands set."""
     for add in reversed(
         (
             click.option("-e", "--experiment", metavar="NAME", help="Experiment."),
             click.option("-d", "--detach", is_flag=True, help="Return at once; do not follow."),
             click.option("--attach", is_flag=True, help="Follow the job even without a terminal."),
             click.option("--dry-run", is_flag=True, help="Show the plan; submit nothing."),
-            click.option("--mode", type=_MODES, default="mount", help="How data comes [mount]."),
+            click.option(
+                "--mode", type=_MODES, default="mount", help="How data is provided [mount]."
+            ),
             quiet_option("Print only the id; do not follow the job."),
             json_option,
             common_options,
@@ -89,7 +91,7 @@ def images() -> None:
 )
 @click.option("--random-seed", metavar="N", type=int, default=1, help="Seed of the split [1].")
 @click.option(
-    "--submit", is_flag=True, help="Convert by a job; its outputs are train and validation."
+    "--submit", is_flag=True, help="Convert in a job; its outputs are train and validation."
 )
 @_job_options
 @click.pass_obj
@@ -104,7 +106,7 @@ def convert(
     submit: bool,
     **options: Any,
 ) -> int:
-    """Make an image directory of SOURCE: a folder, or a zip or tar archive.
+    """Make an image directory from SOURCE: a folder, or a zip or tar archive.
 
     The last folder above an image is its class. Hidden files are ignored; images that cannot be
     read are left out and listed. With --submit a job does it: SOURCE may also be DATASTORE/PATH,
@@ -116,7 +118,7 @@ def convert(
     if submit:
         names = ["train"] if validation_share is None else ["train", "validation"]
         if folder is not None and ("/" not in folder or Path(folder).is_absolute()):
-            raise UsageError(f"{folder!r} is not DATASTORE/PATH, to which a job could write")
+            raise UsageError(f"{folder!r} is not a DATASTORE/PATH that a job could write to")
         at = [name if folder is None else f"{name}={folder}/{name}" for name in names]
         options["outputs"] = (*(options.get("outputs") or ()), *at)
         values: dict[str, Any] = {"output": DATA + "train", "random_seed": random_seed}
@@ -127,14 +129,14 @@ def convert(
     for parameter in context.command.params:
         name = str(parameter.name)
         if name in options and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise UsageError(f"{parameter.opts[0]} is for a job; give --submit, too")
+            raise UsageError(f"{parameter.opts[0]} is for a job; also give --submit")
     if not Path(source).exists():
         raise UsageError(
             f"there is no {source!r}; name a folder or an archive, or give --submit to convert "
-            f"data of a datastore by a job"
+            "data of a datastore in a job"
         )
     if folder is None:
-        raise UsageError("name the FOLDER of the images, or give --submit to convert by a job")
+        raise UsageError("name the FOLDER of the images, or give --submit to convert in a job")
     return _convert_here(settings, source, folder, share if validation_share else None, random_seed)
 
 
@@ -190,7 +192,7 @@ def _convert_here(
     metavar="…",
     type=Names("data paths"),
     required=True,
-    help="Images to judge each epoch by.",
+    help="Images to evaluate each epoch on.",
 )
 @click.option("--model", default="resnet18", help="Network, or an untrained model [resnet18].")
 @click.option("--weights", metavar="FILE|…", help="Weights to start from (a state dict).")
@@ -198,24 +200,26 @@ def _convert_here(
     "--register", metavar="NAME", type=Names("models"), help="Register the model under this name."
 )
 @click.option("--epochs", metavar="N", help="Passes over the images, 1 or more [5].")
-@click.option("--batch-size", metavar="N", help="Images of a batch per process, 1 or more [16].")
-@click.option("--warmup-epochs", metavar="N", help="Epochs with a rising rate, 0 or more [0].")
-@click.option("--learning-rate", metavar="X", help="Of one process, above 0 [0.001].")
-@click.option("--random-seed", metavar="N", help="Seed of weights, order, augmentation [1].")
+@click.option("--batch-size", metavar="N", help="Batch size per process, 1 or more [16].")
+@click.option("--warmup-epochs", metavar="N", help="Warm-up epochs, 0 or more [0].")
+@click.option("--learning-rate", metavar="X", help="Learning rate of one process, above 0 [0.001].")
+@click.option("--random-seed", metavar="N", help="Seed of weights, order and augmentation [1].")
 @click.option("--patience", metavar="N", help="Stop after N epochs without a better loss [3].")
-@click.option("--print-frequency", metavar="N", help="Batches between two lines [10].")
+@click.option("--print-frequency", metavar="N", help="Batches between two log lines [10].")
 @click.option("--image-size", metavar="PIXELS", type=click.IntRange(min=8), help="[224]")
 @click.option(
     "--augmentation",
     type=click.Choice(("none", "crop", "crop-flip")),
-    help="Of training images [crop-flip].",
+    help="Augmentation of training images [crop-flip].",
 )
 @click.option(
     "--cache",
     type=click.Choice(("auto", "none", "encoded", "decoded")),
-    help="Images on the node's disk [auto: measured].",
+    help="Cache images on the node's disk [auto: measured].",
 )
-@click.option("--threads", metavar="N", type=click.IntRange(min=1), help="That decode.")
+@click.option(
+    "--threads", metavar="N", type=click.IntRange(min=1), help="Threads that decode images."
+)
 @click.option(
     "--checkpoint-every",
     metavar="N",
@@ -223,10 +227,12 @@ def _convert_here(
     help="Batches between checkpoints inside an epoch [one per epoch].",
 )
 @click.option(
-    "--precision", type=click.Choice(("auto", "fp32", "bf16")), help="[auto: measured on CUDA]"
+    "--precision",
+    type=click.Choice(("auto", "fp32", "bf16")),
+    help="Precision [auto: measured on CUDA].",
 )
 @click.option("--compile", "compiles", is_flag=True, help="Use torch.compile.")
-@click.option("--onnx", is_flag=True, help="Export the model as ONNX, too.")
+@click.option("--onnx", is_flag=True, help="Also export the model to ONNX.")
 @_job_options
 @click.pass_obj
 def train(
@@ -240,7 +246,7 @@ def train(
     compiles: bool,
     **options: Any,
 ) -> int:
-    """Train an image classifier by a job; its model is in the run's outputs/model."""
+    """Train an image classifier in a job; its model is in the run's outputs/model."""
     from rayjobs.images.component.imagemodels.parameters import BY_NAME
     from rayjobs.images.jobs import NETWORKS, checked_parameters
 
@@ -280,7 +286,12 @@ def train(
     help="The trained model.",
 )
 @click.option(
-    "--data", "scored", metavar=PLACE, type=Names("data paths"), required=True, help="The images."
+    "--data",
+    "scored",
+    metavar=PLACE,
+    type=Names("data paths"),
+    required=True,
+    help="Images to score.",
 )
 @click.option("--format", "table", type=click.Choice(("parquet", "csv")), help="[parquet]")
 @click.option("--batch-size", metavar="N", help="Images scored at once, 1 or more [64].")
@@ -296,7 +307,7 @@ def score(
     batch_size: str | None,
     **options: Any,
 ) -> int:
-    """Score images by a job, as a table with a row per image in the run's outputs."""
+    """Score images in a job; the run's outputs get a table with a row per image."""
     from rayjobs.images.jobs import checked_parameters
 
     values = {"format": table, **checked_parameters({"batch_size": batch_size})}
@@ -304,7 +315,7 @@ def score(
 
 
 def _check_local_images(training: str, validation: str) -> None:
-    """Refuse local folders that the job would refuse, before they are stored.
+    """Before local folders are stored, refuse those that the job would refuse.
 
     Raises:
         UsageError: one has no labels or an empty class, or their classes differ.
@@ -321,7 +332,7 @@ def _check_local_images(training: str, validation: str) -> None:
 
 
 def _check_local_model(text: str) -> None:
-    """Refuse a local folder that is not a trained model, before it is stored.
+    """Before a local folder is stored, check that it is a trained model.
 
     Raises:
         UsageError: it has no model.json.
@@ -380,5 +391,5 @@ def _submit(
 
 
 def _count(text: str | None) -> int:
-    """Return a number of nodes or processes; the submit itself refuses other texts."""
+    """Return a number of nodes or processes; the submit refuses any other text."""
     return int(text) if text is not None and text.isdigit() else 1

@@ -21,16 +21,18 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.argument("folder", default=".", metavar="[DIR]", type=click.Path(file_okay=False))
 @click.option(
-    "--script", metavar="FILE", help="The training script; else train.py, main.py or the only one."
+    "--script",
+    metavar="FILE",
+    help="The training script (default: train.py, main.py or the only script).",
 )
-@quiet_option("Do not say what was written.")
+@quiet_option("Do not list what was written.")
 @json_option
 @talk_options
 @click.pass_obj
 def init(settings: Settings, folder: str, script: str | None) -> None:
     """Write rayjobs.yaml, job.yaml, sweep.yaml and .rayjobsignore into DIR.
 
-    A file that exists stays as it is. A folder without a script gets an example, train.py.
+    Existing files stay unchanged. A folder without a script gets an example, train.py.
     """
     from rayjobs.core.errors import NotFoundError
     from rayjobs.submit.templates import script_of, write_templates

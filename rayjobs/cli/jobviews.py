@@ -23,14 +23,14 @@ def short_id(job: Job | JobLine) -> str:
 
 
 def name_of(job: Job | JobLine) -> str:
-    """Return what people call the job; of an array's member, with its index."""
+    """Return what people call the job; for an array's member, with its index."""
     name = job.display_name or job.name
     return name if job.array_index is None else f"{name}[{job.array_index}]"
 
 
 def earlier_runs(store: Store, jobs: Iterable[Job | JobLine]) -> dict[str, float]:
-    """Return `Store.earlier_runs` of those of these jobs that may have some."""
-    # A row tells of its last attempt while it has a start: most jobs have no other.
+    """Return `Store.earlier_runs` of the jobs that may have earlier runs."""
+    # A row with a start time covers its last attempt: most jobs have only that one.
     tried = [job.id for job in jobs if job.attempt > 1 or (job.attempt and not job.started_at)]
     return store.earlier_runs(tried) if tried else {}
 
@@ -38,13 +38,13 @@ def earlier_runs(store: Store, jobs: Iterable[Job | JobLine]) -> dict[str, float
 def bounded_runs(
     store: Store, jobs: Iterable[Job | JobLine], seen: Mapping[str, Outlook] | None = None
 ) -> frozenset[str]:
-    """Return the jobs whose time is only known to be at most `ran_s`.
+    """Return the jobs for which `ran_s` is only an upper bound.
 
-    An attempt of theirs ended while the target was down, or may have: of a live job that the
-    target does not answer for, nothing tells whether it still runs.
+    One of their attempts ended, or may have ended, while the target was down. If the target of a
+    live job does not answer, it is unknown whether the job still runs.
     """
     listed = list(jobs)
-    # Another job has had one attempt, whose end was seen.
+    # Any other job has had one attempt, and its end was seen.
     tried = [one.id for one in listed if one.attempt > 1 or one.state in _MAY_BE_LOST]
     found = store.unseen_ends(tried) if tried else frozenset()
     return found | {
@@ -59,7 +59,7 @@ def bounded_runs(
 
 
 def ran_text(seconds: float | None, *, at_most: bool) -> str:
-    """Return how long a job ran: ``3m 05s``, or ``≤3m 05s`` where no more is known."""
+    """Return how long a job ran: ``3m 05s``, or ``≤3m 05s`` where only a bound is known."""
     text = duration_text(seconds)
     return f"≤{text}" if at_most and seconds is not None else text
 
@@ -78,8 +78,8 @@ def ran_s(
     """Return seconds that the job ran (so far); None before its first start.
 
     Args:
-        earlier_s: That attempts ran which the job's own times do not tell of; without it only
-            the latest one counts.
+        earlier_s: Seconds of the attempts that the job's own times do not cover; without it only
+            the latest attempt counts.
     """
     if job.started_at is None:
         return earlier_s
@@ -98,7 +98,7 @@ def job_json(
 
     Args:
         earlier_s: See `ran_s`.
-        at_most: See `bounded_runs`; None: it was not asked.
+        at_most: See `bounded_runs`; None: unknown.
     """
     ran = ran_s(job, earlier_s=earlier_s)
     return {
@@ -163,7 +163,7 @@ def attempt_times(attempt: Attempt) -> str:
     until = attempt.ended_at or datetime.now(UTC)
     text = duration_text((until - attempt.started_at).total_seconds())
     if attempt.ended_at and attempt.outcome in UNSEEN:
-        return f"≤{text} (nothing saw its end)"
+        return f"≤{text} (its end was not seen)"
     return text if attempt.ended_at else f"{text} so far"
 
 
@@ -171,6 +171,6 @@ def end_text(job: Job | JobLine) -> str:
     """Return how a finished job ended, in one line."""
     if job.failure is not None:
         return f"{job.state} ({job.failure.failure_class}): {job.failure.message}"
-    # A sweep or an array that completed has its counts as reason; a job, what is missing.
+    # The reason of a completed sweep or array is its counts; that of a job, what is missing.
     shows_reason = job.state != "Completed" or job.kind == "job"
     return f"{job.state}: {job.reason}" if job.reason and shows_reason else job.state

@@ -25,9 +25,9 @@ Examples:
 @talk_options
 @click.pass_obj
 def login(settings: Settings, address: str, oidc: bool) -> None:
-    """Use the workspace of a server from now on. The token is asked for, or read from stdin.
+    """Use the workspace of a server from now on. Asks for the token, or reads it from stdin.
 
-    RAYJOBS_TOKEN gives it, too. It is kept in a file that only you can read.
+    The token may also be in RAYJOBS_TOKEN. It is stored in a file that only you can read.
     """
     from rayjobs.workspace import connection
 
@@ -58,7 +58,7 @@ Examples:
 @talk_options
 @click.pass_obj
 def logout(settings: Settings) -> None:
-    """Forget the server and its token; folders are used again."""
+    """Forget the server and its token; later commands use local workspace folders again."""
     from rayjobs.workspace import connection
 
     had = connection.drop_login()

@@ -44,7 +44,7 @@ class View:
     Attributes:
         ranks: Some processes, in order; None for all.
         since: From this time on, in seconds of the wall clock.
-        grep: Only lines that it finds something in.
+        grep: Only lines that it matches.
     """
 
     follow: bool
@@ -57,12 +57,12 @@ class View:
 
     @property
     def is_of_several(self) -> bool:
-        """Whether it may show several processes of a job."""
+        """Whether several processes of a job may be shown."""
         return self.ranks is None or len(self.ranks) > 1
 
     @property
     def is_by_line(self) -> bool:
-        """Whether lines have to be looked at; otherwise bytes are passed on."""
+        """Whether lines have to be parsed; otherwise bytes are passed through."""
         return self.since is not None or self.grep is not None or self.timestamps
 
 
@@ -145,7 +145,7 @@ class _Shown:
         label = f"{short_id(pipeline)}[{row.name}]" if self._several else row.name
         store = self._workspace.store
         if row.original is not None:
-            # What is followed is what happens now.
+            # Follow current jobs only.
             if not self.view.follow:
                 with contextlib.suppress(NotFoundError):  # it was pruned
                     yield from self._of_one_step(store.job(row.original), label, row.name, known)
@@ -242,14 +242,14 @@ def _read(
     shown: _Shown,
     wanted: Wanted,
 ) -> None:
-    """Print what is there, job after job."""
+    """Print the existing lines, job after job."""
     fold = not shown.view.raw
     for job in jobs:
         is_empty = True
         for source in shown.sources_of(job):
             if job.kind == "job":
                 shown.warn_of_times(source)
-            try:  # a log that is not there is noticed at its first line
+            try:  # a missing log is noticed at its first line
                 shown.print(_last(read_lines(source, wanted, fold=fold), shown.view.tail))
                 is_empty = False
             except NotFoundError:
@@ -278,7 +278,7 @@ def _follow(
     shown: _Shown,
     wanted: Wanted,
 ) -> list[Job]:
-    """Print what is there, then what comes, until all jobs have ended; return them so."""
+    """Print existing and then new lines until all jobs have ended; return the ended jobs."""
     several = len(jobs) > 1
     stages = [
         Stages(workspace, job.id, shown.screen.note, label=f"{short_id(job)}  " * several)
@@ -293,7 +293,7 @@ def _follow(
                 yield source
 
     def is_over() -> bool:
-        # A job by itself is known from the start; its streams end with it.
+        # A single job is known from the start; its streams end with it.
         return all(job.kind == "job" or workspace.store.job(job.id).state.is_final for job in jobs)
 
     tail = shown.view.tail
@@ -305,7 +305,7 @@ def _follow(
             shown.print(lines)
         elif lines:
             past.extend(lines)
-        else:  # the first pause: what comes from here on is new
+        else:  # the first pause: everything after it is new
             shown.print(past)
             past = None
     if past is not None:

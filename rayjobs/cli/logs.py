@@ -1,4 +1,4 @@
-"""`rayjobs logs`: what jobs printed."""
+"""`rayjobs logs`: print or follow the logs of jobs."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ Examples:
 @click.argument("names", nargs=-1, required=True, type=JobId(), metavar="JOB... [FILE]")
 @click.option("-f", "--follow", is_flag=True, help="Follow until the jobs end.")
 @click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="The last N lines only.")
-@click.option("--since", type=Since(), metavar="TIME", help="Lines since then: 10m, 14:30.")
+@click.option("--since", type=Since(), metavar="TIME", help="Lines since a time: 10m, 14:30.")
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option("-t", "--timestamps", is_flag=True, help="Print when each line was printed.")
-@click.option("--rank", metavar="N,N-N|all", help="Some processes, merged [all].")
+@click.option("--rank", metavar="N,N-N|all", help="Only these processes, merged [all].")
 @click.option("--failed", is_flag=True, help="Only the lines about the failure.")
 @click.option("--list", "list_names", is_flag=True, help="List available logs.")
 @click.option("--raw", is_flag=True, help="Print raw bytes; may garble the terminal.")
@@ -110,11 +110,11 @@ def logs(
 
 
 def _jobs_and_file(names: Sequence[str]) -> tuple[Sequence[str], str | None]:
-    """Part the arguments: names of files have a folder, those of jobs have not."""
+    """Split the arguments: names of files contain a folder, names of jobs do not."""
     jobs = [name for name in names if "/" not in name]
     files = [name for name in names if "/" in name]
     if not jobs or len(files) > 1 or (files and len(jobs) > 1):
-        raise click.UsageError("give the names of jobs, or one job and one FILE of it.")
+        raise click.UsageError("give the names of jobs, or one job and one of its files.")
     return jobs, files[0] if files else None
 
 
@@ -146,7 +146,7 @@ def _ranks(text: str | None) -> tuple[int, ...] | None:
 
 
 def _original(settings: Settings, workspace: OpenWorkspace, job: Job) -> Job:
-    """Return the job whose logs a job has: that of a reused step, else the job itself."""
+    """Return the job whose logs are shown: for a reused step the original, else the job itself."""
     if job.attempt or not job.state.is_final:
         return job
     step = workspace.store.step_of(job.id)
@@ -203,7 +203,7 @@ def _print_bytes(settings: Settings, workspace: OpenWorkspace, job: Job, view: V
 
 
 def _name_earlier(screen: Screen, logs: Logs, job: Job) -> None:
-    """Say that attempts before the one that is printed have logs, too, and how to read them."""
+    """Print a note if earlier attempts have logs too, and how to read them."""
     if job.attempt < 2:
         return
     earlier = [name for name in logs.names() if name.startswith(EARLIER_LOGS)]

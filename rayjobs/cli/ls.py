@@ -1,4 +1,4 @@
-"""`rayjobs ls`: the queue, and what ended lately."""
+"""`rayjobs ls`: list unfinished and recently ended jobs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 FINISHED_SHOWN = 10
 WATCH_EVERY_S = 1.0
-REASON_WANTED = 40  # columns; where the terminal leaves less, other columns are left out
+REASON_WANTED = 40  # columns; on a narrower terminal, other columns are left out
 STATES = {str(state).lower(): state for state in JobState}
 
 EPILOG = """\b
@@ -73,21 +73,21 @@ at all jobs.
 
 @dataclass(frozen=True)
 class _Listing:
-    """Jobs in the order in which they are shown, with what is known of them."""
+    """Jobs in the order in which they are shown, with their details."""
 
     jobs: Sequence[JobLine] = ()
     seen: Mapping[str, Outlook] = field(default_factory=dict)
     earlier_s: Mapping[str, float] = field(default_factory=dict)
     bounded: frozenset[str] = frozenset()
     columns: Sequence[Values] = ()
-    is_empty: bool = False  # the workspace has no job at all
+    is_empty: bool = False  # the workspace has no jobs
     hint: str = ""  # why no job matches
     where: str | None = None
-    hidden: int = 0  # unfinished jobs that a limit leaves out
+    hidden: int = 0  # unfinished jobs left out by a limit
 
 
 @click.command(epilog=EPILOG)
-@click.option("-a", "--all", "show_all", is_flag=True, help="All jobs, however old.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="List all jobs, including old ones.")
 @click.option(
     "-s",
     "--state",
@@ -105,7 +105,7 @@ class _Listing:
 @click.option(
     "--parent",
     metavar="JOB",
-    help="Only the children of a sweep, or of an array.",
+    help="Only the children of a sweep or an array.",
 )
 @click.option("--expand", is_flag=True, help="List members of arrays and trials of sweeps.")
 @click.option("--target", metavar="NAME", help="Only jobs for this target.")
@@ -128,7 +128,7 @@ class _Listing:
     "filters",
     multiple=True,
     metavar="CONDITION",
-    help="Only jobs that meet it, e.g. 'accuracy>0.9' (repeatable: all of them).",
+    help="Only jobs that match, e.g. 'accuracy>0.9'; repeatable, all must match.",
 )
 @click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="At most N jobs.")
 @click.option("-w", "--watch", is_flag=True, help="Refresh every second, until Ctrl-C.")
@@ -138,12 +138,12 @@ class _Listing:
 def ls(settings: Settings, /, *, watch: bool, **chosen: Any) -> int:
     """List jobs: the unfinished ones, and the last ones that ended.
 
-    An array or a sweep is one line, with how many of its members or trials are in each state.
-    With --expand or --parent these are listed in their order.
+    An array or a sweep takes one line, which counts its members or trials in each state. --expand
+    and --parent list them in their order.
 
-    ID is the last part of a job's id; every command takes it. RAN is how long its attempts ran;
-    ≤ where one ended, or may have, while the target was down and nothing saw it. Of an array or
-    a sweep it is the time from its start to its end.
+    ID is the last part of a job's id; every command accepts it. RAN is how long its attempts ran,
+    marked ≤ if one ended, or may have ended, unseen while the target was down. For an array or a
+    sweep, RAN is the time from its start to its end.
     """
     chosen["is_queue"] = click.get_current_context().info_name == "queue"
     chosen["columns"] = [
@@ -180,7 +180,7 @@ def _none_text(found: _Listing, chosen: Mapping[str, Any]) -> str:
 
 
 def _conditions(chosen: Mapping[str, Any]) -> str:
-    """Return the filters as they were typed."""
+    """Return the filters as typed."""
     typed = [f"--state {state}" for state in chosen["states"]]
     for name in ("experiment", "parent", "target", "tag"):
         if chosen[name]:
@@ -218,7 +218,7 @@ def _read(settings: Settings, chosen: dict[str, Any]) -> _Listing:
 
 
 def _hidden(store: Store, chosen: Mapping[str, Any], shown: Sequence[JobLine]) -> int:
-    """Return how many unfinished jobs a limit leaves out of a list that no filter narrows."""
+    """Return how many unfinished jobs a limit leaves out of an unfiltered list."""
     filters = ("states", "parent", "tag", "filters", "sort", "experiment", "target", "expand")
     if not chosen["limit"] or any(chosen[name] for name in filters):
         return 0
@@ -229,7 +229,7 @@ def _hidden(store: Store, chosen: Mapping[str, Any], shown: Sequence[JobLine]) -
 
 
 def _check_names(store: Store, chosen: Mapping[str, Any]) -> str:
-    """Check what the filters name, once they match no job; return a hint, empty without one.
+    """Check the names in filters that match no job; return a hint, which may be empty.
 
     Raises:
         UsageError: a name does not exist.
@@ -249,12 +249,14 @@ def _tag(chosen: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _queue_place(job: JobLine, outlook: Outlook) -> tuple[int, int, int, int]:
-    """Return where a job belongs in the queue: what runs, what waits by its place, what ended."""
+    """Return a job's sort key in the queue: running jobs, waiting ones by position, ended ones."""
     if job.state in FINAL:
         return (3, 0, 0, -job.serial)
     if job.state is not JobState.QUEUED and outlook.state != str(JobState.QUEUED):
         return (0, 0, 0, job.serial)
-    if outlook.position:  # 0: it is not in line yet, as while it waits for another job
+    if (
+        outlook.position
+    ):  # 0: it is not in the queue yet, for example while it waits for another job
         return (1, outlook.position, 0, 0)
     return (2, 0, -job.priority, job.serial)
 
@@ -279,14 +281,14 @@ def _select(store: Store, chosen: dict[str, Any]) -> tuple[list[JobLine], list[V
     if chosen["columns"] or chosen["sort"] or chosen["filters"]:
         return _with_values(store, chosen, which)
     if chosen["is_queue"]:
-        which = replace(which, limit=None)  # cut once they are in order
+        which = replace(which, limit=None)  # cut after sorting
     found = _in_scope(store, chosen, which)
     return (_in_families(found) if chosen["expand"] else found), []
 
 
 def _in_families(jobs: Sequence[JobLine]) -> list[JobLine]:
-    """Return jobs newest first, members and trials below their array or sweep in their order."""
-    first: dict[str, int] = {}  # parent → its serial, or that of its first child in the list
+    """Return jobs newest first, with members and trials in order below their array or sweep."""
+    first: dict[str, int] = {}  # parent → serial, or that of its first listed child
     for job in sorted(jobs, key=lambda job: job.serial):
         first.setdefault(job.parent or job.id, job.serial)
     return sorted(jobs, key=lambda job: (-first[job.parent or job.id], job.serial))
@@ -311,7 +313,7 @@ def _in_scope(store: Store, chosen: dict[str, Any], which: JobFilter) -> list[Jo
 def _with_values(
     store: Store, chosen: dict[str, Any], which: JobFilter
 ) -> tuple[list[JobLine], list[Values]]:
-    """Return the jobs that meet the filters, in order, and the columns asked for."""
+    """Return the jobs that match the filters, in order, and the requested columns."""
     from rayjobs.results.values import ValueReader, parse_filter, sorted_by
 
     conditions = [parse_filter(text) for text in chosen["filters"]]
@@ -338,7 +340,7 @@ def _with_values(
 
 
 def _in_state(store: Store, jobs: list[JobLine], condition: Filter) -> list[JobLine]:
-    """Return the jobs whose state is admitted; an open array is in those of its open members."""
+    """Return the jobs in these states; an open array counts as in those of its open members."""
     open_arrays = [job.id for job in jobs if job.kind == "array" and not job.state.is_final]
     members = store.member_counts(open_arrays) if open_arrays else {}
 
@@ -379,7 +381,7 @@ def _reason(job: JobLine, outlook: Outlook) -> str:
 
 
 def _table(found: _Listing, settings: Settings, *, columns: int | None = None) -> str:
-    """Return the table, without columns that say nothing new or that a terminal has no room for."""
+    """Return the table, without columns that add nothing or do not fit on the terminal."""
     columns = width() if columns is None else columns
     jobs, seen, earlier = found.jobs, found.seen, found.earlier_s
     name_columns = 24 if columns >= 100 else 16
@@ -435,14 +437,14 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _as_number(value: Any) -> Any:
-    """Return an argument such as ``0.07340659336461612`` as a number, which is shown shorter."""
+    """Return an argument such as ``0.07340659336461612`` as a number, which displays shorter."""
     if isinstance(value, str) and len(value) > 8 and re.fullmatch(r"-?\d*\.\d+(e-?\d+)?", value):
         return float(value)
     return value
 
 
 def _watch(settings: Settings, chosen: dict[str, Any]) -> None:
-    """Show the list again and again: on a terminal in its place, which leaves no copies behind."""
+    """Show the list repeatedly; on a terminal, redraw it in place, so that no copies pile up."""
     if not sys.stdout.isatty():
         shown = ""
         while True:
@@ -452,7 +454,7 @@ def _watch(settings: Settings, chosen: dict[str, Any]) -> None:
                 shown = text
             time.sleep(WATCH_EVERY_S)
     enter, leave, home, clear_line, clear_rest = (
-        "\x1b[?1049h",  # the alternate screen: the scrollback stays as it is
+        "\x1b[?1049h",  # the alternate screen: the scrollback stays unchanged
         "\x1b[?1049l",
         "\x1b[H",
         "\x1b[K",
@@ -475,7 +477,7 @@ def _watch(settings: Settings, chosen: dict[str, Any]) -> None:
     finally:
         sys.stdout.write(leave)
         if text:
-            click.echo(text)  # how it stood last
+            click.echo(text)  # its last state
         sys.stdout.flush()
 
 

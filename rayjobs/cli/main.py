@@ -1,4 +1,4 @@
-"""The group of all commands: wires them, imports one only when it is used."""
+"""The group of all commands: registers them, and imports a command only when it is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "ls": ("ls:ls", "List jobs (also: ps; `queue`: in queue order)."),
         "show": ("show:show", "Show everything about a job."),
         "logs": ("logs:logs", "Print or follow a job's log."),
-        "store": ("store:store", "Store outputs that an outage kept from their storage."),
+        "store": ("store:store", "Store outputs that an outage kept from being stored."),
         "wait": ("wait:wait", "Wait until jobs have ended; exit with their result."),
         "cancel": ("cancel:cancel", "Cancel jobs."),
         "rerun": ("rerun:rerun", "Run a job again, with changes."),
@@ -70,7 +70,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compute": {
         "target": ("target:target", "Create, list, start and stop compute targets."),
         "simulate": ("simulate:simulate", "Replay a job trace under each scheduling policy."),
-        "notify": ("notify:notify", "Tell people and programs that jobs have ended."),
+        "notify": ("notify:notify", "Notify people and programs when jobs end."),
         "report": ("report:report", "Report wait times and how accurate the estimates were."),
         "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),
         "env": ("env:env", "List, build, compare and remove environments."),
@@ -111,7 +111,7 @@ only read take the newest job with that name. Exit codes: 0 done, 1 failed,
 
 
 class Commands(click.Group):
-    """Finds commands by the table above; nothing is imported to list or complete them."""
+    """Finds commands in the table above; listing and completing them imports nothing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -133,7 +133,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the arguments name, or say which was probably meant."""
+        """Return the command that the arguments name, or suggest the probable one."""
         if args and self.get_command(ctx, args[0]) is None:
             from rayjobs.cli.guesses import unknown_command
 
@@ -141,7 +141,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a closed pipe has its own exit code, where click would exit with 1."""
+        """Run the command; a closed pipe gets its own exit code, where click would exit with 1."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:

@@ -1,4 +1,4 @@
-"""`rayjobs metrics`: what a job measured, as a table, JSON or a picture."""
+"""`rayjobs metrics`: show a job's metrics as a table, JSON or a plot."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Examples:
 @click.command(epilog=EPILOG)
 @job_argument
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--plot", metavar="FILE", help="Draw the metrics into FILE (.png, .svg or .pdf).")
-@click.option("--all-attempts", is_flag=True, help="Include points that a later attempt made void.")
+@click.option("--plot", metavar="FILE", help="Plot the metrics into FILE (.png, .svg or .pdf).")
+@click.option("--all-attempts", is_flag=True, help="Include points that a later attempt replaced.")
 @click.option("--system", is_flag=True, help="Show CPU, memory and GPU use instead.")
 @json_option
 @common_options

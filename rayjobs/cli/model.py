@@ -1,4 +1,4 @@
-"""`rayjobs model`: register, list, look at, name and fetch models."""
+"""`rayjobs model`: register, list, show, name and fetch models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ A model is named NAME (its newest version), NAME:VERSION or NAME@ALIAS.
 
 
 class ModelName(ParamType):
-    """A model as people name it; completes names and versions."""
+    """A model's name as users type it; completes names and versions."""
 
     name = "model"
 
@@ -49,7 +49,7 @@ class ModelName(ParamType):
             with settings.open() as workspace:
                 found = workspace.store.models()
         except RayjobsError:
-            return []  # an error would spoil the shell's prompt
+            return []  # an error would garble the shell's prompt
         names = sorted({one.name for one in found}) + [f"{m.name}:{m.version}" for m in found]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
@@ -59,11 +59,11 @@ MODEL = click.argument("model", metavar="MODEL", type=ModelName())
 
 @click.group("model", cls=CommandList, epilog=EPILOG)
 def model() -> None:
-    """Register, list, look at, name and fetch models.
+    """Register, list, show, name and fetch models.
 
     A model is a file or folder that a completed run stored, with a version and its lineage:
-    run, code, environment, data, configuration, metrics and digests. One of this machine can
-    become a model too; its lineage says who uploaded it from where.
+    run, code, environment, data, configuration, metrics and digests. A file or folder of this
+    machine can become a model too; its lineage records who uploaded it, and from where.
     """
 
 
@@ -76,13 +76,29 @@ def model() -> None:
 @click.argument("name", metavar="NAME")
 @click.option("--run", type=JobId(), metavar="JOB", help="The run that produced it.")
 @click.option("--from", "source", metavar="PATH", help="A file or folder here, in place of --run.")
-@click.option("--path", metavar="FILE", help="The run's file or folder; else named as the model.")
-@click.option("--metric", metavar="NAME", help="A metric that must be finite; kept with it.")
-@click.option("--alias", "aliases", multiple=True, metavar="ALIAS", help="Point it here.")
+@click.option(
+    "--path", metavar="FILE", help="The run's file or folder (default: the model's name)."
+)
+@click.option(
+    "--metric", metavar="NAME", help="A metric that must be finite; recorded with the version."
+)
+@click.option(
+    "--alias",
+    "aliases",
+    multiple=True,
+    metavar="ALIAS",
+    help="Point this alias at the new version.",
+)
 @click.option("--tag", "tags", multiple=True, metavar="K=V", help="A label; repeatable.")
-@click.option("--property", "properties", multiple=True, metavar="K=V", help="Written once.")
-@click.option("--description", metavar="TEXT", help="What people should know.")
-@click.option("--framework", default="", metavar="NAME", help="E.g. PyTorch.")
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    metavar="K=V",
+    help="A property; cannot be changed later.",
+)
+@click.option("--description", metavar="TEXT", help="A description for people.")
+@click.option("--framework", default="", metavar="NAME", help="Framework, e.g. PyTorch.")
 @quiet_option("Print only name and version.")
 @json_option
 @common_options
@@ -100,7 +116,7 @@ def register(
     description: str | None,
     framework: str,
 ) -> None:
-    """Register a completed run's file or folder, or one of this machine, as a version of NAME.
+    """Register a file or folder of a completed run, or of this machine, as a version of NAME.
 
     Registering the same files of the same run again returns the same version. A run that has not
     completed, a metric that is not finite and an incomplete file are refused.
@@ -110,7 +126,7 @@ def register(
     if (run is None) == (source is None):
         raise click.UsageError("give --run JOB for a run's files, or --from PATH for files here.")
     if source is not None and (path or metric):
-        raise click.UsageError("--path and --metric are about a run; with --from, leave them out.")
+        raise click.UsageError("--path and --metric apply to a run; with --from, leave them out.")
     texts: dict[str, Any] = {
         "tags": pairs(tags, option="--tag", example="stage=dev"),
         "properties": pairs(properties, option="--property", example="owner=ada"),
@@ -133,13 +149,13 @@ def register(
         f"{counted(len(done.files), 'file')}, {size_text(done.size)}, of {done.run or source}"
     )
     for left_out in done.lineage.get("left_out", ()):
-        settings.note(f"left out, since no completed attempt stored it: {left_out}")
+        settings.note(f"left out, because no completed attempt stored it: {left_out}")
 
 
 @model.command("ls", epilog="\b\nExamples:\n  rayjobs model ls\n  rayjobs model ls -a mnist\n")
 @click.argument("name", required=False, metavar="[NAME]")
 @click.option("-a", "--all", "show_all", is_flag=True, help="All versions, not only the newest.")
-@click.option("--run", type=JobId(), metavar="JOB", help="Only those that this run produced.")
+@click.option("--run", type=JobId(), metavar="JOB", help="Only versions that this run produced.")
 @json_option
 @common_options
 @click.pass_obj
@@ -148,7 +164,7 @@ def ls(settings: Settings, name: str | None, show_all: bool, run: str | None) ->
     with settings.open() as workspace:
         store = workspace.store
         if name is not None:
-            store.model(name)  # its error names the models that exist
+            store.model(name)  # its error lists the existing models
         found = store.models(
             name=name,
             run=None if run is None else store.find(run).id,
@@ -264,7 +280,7 @@ def lineage(settings: Settings, model: str) -> None:
 )
 @MODEL
 @click.argument("alias", metavar="ALIAS")
-@click.option("--remove", is_flag=True, help="Take the alias away.")
+@click.option("--remove", is_flag=True, help="Remove the alias.")
 @common_options
 @click.pass_obj
 def alias(settings: Settings, model: str, alias: str, remove: bool) -> None:
@@ -288,7 +304,7 @@ def alias(settings: Settings, model: str, alias: str, remove: bool) -> None:
     "  rayjobs model download mnist:3 -o models\n"
 )
 @MODEL
-@click.option("-o", "--output", default=".", metavar="DIR", help="Below which folder [here].")
+@click.option("-o", "--output", default=".", metavar="DIR", help="Folder to download into [here].")
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @json_option
 @common_options
@@ -315,12 +331,14 @@ def download(settings: Settings, model: str, output: str, force: bool) -> None:
 @MODEL
 @click.option("--onnx", is_flag=True, required=True, help="Export to ONNX.")
 @click.option("--input", "shapes", multiple=True, metavar="N,N,…", help="Shape of an input.")
-@click.option("--code", metavar="FILE:NAME", help="Of weights alone: what makes the module.")
-@click.option("--file", "inside", metavar="NAME", help="The file, of a model with several.")
+@click.option("--code", metavar="FILE:NAME", help="For plain weights: what creates the module.")
+@click.option(
+    "--file", "inside", metavar="NAME", help="The file to export, if the model has several."
+)
 @click.option("-o", "--output", metavar="FILE", help="The file to write [NAME-VERSION.onnx].")
 @click.option("--opset", type=click.IntRange(min=1), help="Version of the ONNX operators.")
-@click.option("--fixed-batch", is_flag=True, help="Keep the batch's size of --input.")
-@click.option("--allow-pickle", is_flag=True, help="Load a module saved whole: runs its code.")
+@click.option("--fixed-batch", is_flag=True, help="Keep the batch size of --input.")
+@click.option("--allow-pickle", is_flag=True, help="Load a pickled module: runs its code.")
 @click.option("--register", "is_registered", is_flag=True, help="Register it, as NAME-onnx.")
 @json_option
 @common_options
@@ -383,9 +401,9 @@ def export(
         print_json({**facts, "difference": done.difference, "registered": registered})
         return
     click.echo(str(done.path))
-    compared = "ONNX Runtime is not installed, so the numbers were not compared"
+    compared = "ONNX Runtime is not installed, so the results were not compared"
     if done.difference is not None:
-        compared = f"ONNX Runtime's numbers differ by at most {done.difference:.2g}"
+        compared = f"ONNX Runtime's results differ by at most {done.difference:.2g}"
     settings.note(f"opset {done.opset}; {compared}")
     if registered is not None:
         settings.note(f"registered as {registered}")
@@ -402,12 +420,12 @@ def _shape(text: str) -> list[int]:
     epilog="\b\nExamples:\n  rayjobs model rm mnist:3\n  rayjobs model rm mnist:3 --force\n"
 )
 @MODEL
-@click.option("--force", is_flag=True, help="Also with aliases that point to it.")
+@click.option("--force", is_flag=True, help="Delete it even if aliases point to it.")
 @json_option
 @common_options
 @click.pass_obj
 def rm(settings: Settings, model: str, force: bool) -> None:
-    """Delete one version of a model; its number is not given again.
+    """Delete one version of a model; its number is not reused.
 
     Name the version: NAME:VERSION. `rayjobs prune` frees the files that nothing else needs.
     """
@@ -442,7 +460,7 @@ def _json(one: ModelVersion) -> dict[str, Any]:
 
 
 def _derived_text(lineage: Mapping[str, Any]) -> str:
-    """Return the model of which one is another form; empty for none."""
+    """Return the model that this one was converted from; empty for none."""
     known = lineage.get("derived_from")
     return f"{known['model']} (digest {known['digest']})" if known else ""
 
@@ -459,7 +477,7 @@ def _metric_text(one: ModelVersion) -> str:
     if not primary:
         return "-"
     text = f"{primary['name']} {primary['value']:g}"
-    # The files are those of the end, so a different value at the end is shown too.
+    # The files are from the end of the run, so a different last value is shown too.
     last = one.lineage.get("metrics", {}).get(primary["name"], primary["value"])
     if last != primary["value"]:
         text += f" (last {last:g})" if isinstance(last, float | int) else f" (last {last})"

@@ -1,7 +1,7 @@
-"""Which job a text on the command line means, where several have the same name.
+"""Resolves a name on the command line to a job, where several jobs have the same name.
 
 Commands that only read take the newest one: ``rayjobs logs -f train`` after ``train-10``. Commands
-that change a job (cancel, update) ask for one name or id instead: `Store.find` alone is strict.
+that change a job (cancel, update) require an unambiguous name or id: `Store.find` is strict.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def newest_named(settings: Settings, store: Store, text: str, *, kind: str | None = None) -> Job:
-    """Return the job that `text` names; of several with exactly this name the newest, and say so.
+    """Return the job that `text` names; of several with exactly this name the newest, with a note.
 
     Args:
-        kind: Look among jobs of this kind alone, such as ``sweep``.
+        kind: Look only among jobs of this kind, such as ``sweep``.
 
     Raises:
         NotFoundError: no such job.
-        UsageError: `text` is the beginning of several ids, and no job's name.
+        UsageError: `text` is a prefix of several ids, and not a job's name.
     """
     try:
         return store.find(text, kind=kind)

@@ -1,4 +1,4 @@
-"""`rayjobs notify`: who is told that jobs have ended."""
+"""`rayjobs notify`: who is notified when jobs end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Examples:
 
 @click.group(cls=CommandList, epilog=EPILOG)
 def notify() -> None:
-    """Tell people and programs that jobs have ended, by mail or a web request."""
+    """Notify people and programs when jobs end, by mail or a web request."""
 
 
 @notify.command(
@@ -35,12 +35,12 @@ $RAYJOBS_SECRET_… stands for a secret of the target (`rayjobs target secret se
 """
 )
 @click.argument("receiver", metavar="[STATE=]URL|MAILBOX")
-@click.option("--everyone", is_flag=True, help="For the jobs of all users, not only one's own.")
+@click.option("--everyone", is_flag=True, help="For the jobs of all users, not only your own.")
 @json_option
 @common_options
 @click.pass_obj
 def add(settings: Settings, receiver: str, everyone: bool) -> None:
-    """Add a receiver for the ends of one's own jobs."""
+    """Add a receiver that is notified when your jobs end."""
     from rayjobs.workspace import notifications
 
     with settings.open(create=True) as workspace:
@@ -118,7 +118,7 @@ With a user, the password is the target's secret RAYJOBS_SECRET_SMTP:
 """
 )
 @click.argument("server", metavar="smtp[s]://[USER@]HOST[:PORT]|none")
-@click.option("--from", "sender", metavar="MAILBOX", help="Whom the mails come from.")
+@click.option("--from", "sender", metavar="MAILBOX", help="The sender of the mails.")
 @common_options
 @click.pass_obj
 def mail(settings: Settings, server: str, sender: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The device flow of OAuth 2.0 (RFC 8628): a login in a browser, for a program without one."""
+"""The device flow of OAuth 2.0 (RFC 8628): a program without a browser logs in through one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rayjobs.workspace.connection import Connection, Login
 
 GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 TIMEOUT_S = 30.0
-PAUSE_S = 5.0  # where the provider names none
+PAUSE_S = 5.0  # if the provider names none
 LONGEST_S = 900.0
 
 
 def token_of(address: str, note: Callable[[str], None]) -> str:
-    """Return a token of a server for the user who logs in at its provider.
+    """Return a server's token for the user who logs in at its provider.
 
     Raises:
-        UsageError: the server or the provider has no such login, or it was refused.
+        UsageError: the server or the provider does not support this login, or refused it.
         UnreachableError: the provider does not answer.
     """
     with contextlib.closing(Connection(Login(address, ""))) as server:
@@ -60,11 +60,11 @@ def _await(facts: dict[str, Any], begun: dict[str, Any]) -> str:
             pause_s += PAUSE_S
         elif problem != "authorization_pending":
             raise UsageError(f"the login was refused: {answer.get('error_description') or problem}")
-    raise UsageError("no login was completed there in time; repeat the command")
+    raise UsageError("the login was not completed in time; repeat the command")
 
 
 def _ask(address: str, values: dict[str, str]) -> dict[str, Any]:
-    """Return a provider's JSON answer, that of a refusal too."""
+    """Return a provider's JSON answer, also if it is a refusal."""
     if not address.startswith(("https://", "http://127.0.0.1", "http://localhost")):
         raise UsageError(f"{address!r} is not an https:// address")
     request = urllib.request.Request(address, data=urlencode(values).encode())  # noqa: S310
@@ -78,5 +78,5 @@ def _ask(address: str, values: dict[str, str]) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(text)
     except ValueError:
-        raise UnreachableError(f"{address} answered something else than JSON") from None
+        raise UnreachableError(f"{address} did not answer with JSON") from None
     return found

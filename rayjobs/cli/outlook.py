@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 LOCAL = "local"
 NOT_RESPONDING = "NotResponding"
 ANSWER_S = 1.0
-# Up to this number, the target is asked about each job; above it, about all that wait.
+# Up to this number, the target is asked about each job; above it, about all waiting jobs.
 ASKED_BY_NAME = 100
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """The situation of one job, beyond its record.
+    """The state of one job, beyond its record.
 
     Attributes:
-        state: As shown: the job's own, or NotResponding if it is live and no
-            target answers.
-        reason: Why it waits, or what is amiss; empty when there is nothing to say.
-        position: Place in the queue from 1, as the target's policy sees it; None if unknown.
-        is_scaling: Its place waits for nodes of the cluster to start.
-        members: Of an array or a sweep, how many of its members or trials are in each state.
-        trial: Of a trial's job, what the sweep made of it where that is not how the job ended.
+        state: The displayed state: the job's own, or NotResponding if it is live and no target
+            answers.
+        reason: Why it waits, or what is wrong; may be empty.
+        position: Position in the queue from 1, according to the target's policy; None if unknown.
+        is_scaling: Its allocation waits for nodes of the cluster to start.
+        members: For an array or a sweep, the number of members or trials in each state.
+        trial: For a trial's job, the trial's end where it differs from the job's.
     """
 
     state: str
@@ -60,19 +60,20 @@ def outlooks(
     """Return the outlook of each job, asking each target at most once.
 
     Args:
-        store: Where members of arrays and trials of sweeps are counted; without it they are not.
+        store: Where to count members of arrays and trials of sweeps; without it, they are not
+            counted.
     """
     listed = list(jobs)
-    # Through a server, their processes are not on this machine.
+    # With a server, the processes of targets are not on this machine.
     if (
         store is not None
         and connection.active() is None
         and any(job.kind == INTERACTIVE and not job.state.is_final for job in listed)
     ):
-        end_orphans(store)  # for a caller that looks again and again
+        end_orphans(store)  # for a caller that polls
     waiting: dict[str, list[str]] = {}
     for job in listed:
-        if not job.state.is_final and job.kind != INTERACTIVE:  # no target knows of those
+        if not job.state.is_final and job.kind != INTERACTIVE:  # no target knows them
             keys = waiting.setdefault(job.target, [])
             if job.state is JobState.QUEUED:
                 keys.append(key_of(workspace, job))
@@ -99,7 +100,7 @@ def outlooks(
 
 
 def _trials(jobs: Iterable[Job | JobLine], store: Store | None) -> dict[str, str]:
-    """Return, of the listed trials' jobs, what their sweeps made of them where that differs."""
+    """Return how the listed jobs ended as trials, where that differs from the job's end."""
     if store is None:
         return {}
     ended = {job.parent for job in jobs if job.kind == "job" and job.parent and job.state.is_final}
@@ -111,7 +112,7 @@ def _trials(jobs: Iterable[Job | JobLine], store: Store | None) -> dict[str, str
 
 
 def key_of(workspace: Path, job: Job | JobLine) -> str:
-    """Return the job's name over all workspaces of its target."""
+    """Return the job's key, unique across all workspaces of its target."""
     return f"{workspace}::{job.id}"
 
 
@@ -121,7 +122,7 @@ def members_text(members: Mapping[JobState, int]) -> str:
     return f"{counted(sum(members.values()), 'job')}: {', '.join(parts)}"
 
 
-# As the sweep's own counts name them.
+# The names in the sweep's own counts.
 _TRIAL_WORDS = {
     JobState.COMPLETED: "completed",
     JobState.CANCELED: "stopped early",
@@ -156,7 +157,7 @@ def _of_array(job: Job | JobLine, outlook: Outlook, members: Mapping[JobState, i
         return replace(outlook, members=members, reason=outlook.reason if job.failure else text)
     state = outlook.state
     if job.placed_at is None and state in (str(job.state), NOT_RESPONDING):
-        state = str(JobState.QUEUED)  # none of its members has had a place
+        state = str(JobState.QUEUED)  # none of its members has had an allocation
     reason = f"{text}; {outlook.reason}" if outlook.reason else text
     return replace(outlook, state=state, members=members, reason=reason)
 
@@ -179,7 +180,7 @@ class _Answer:
         try:
             status = ask_target(target, home(), request, timeout_s=ANSWER_S)
         except TimeoutError:
-            self.is_late = True  # busy, or stopped by a debugger: nothing is known
+            self.is_late = True  # busy, or stopped by a debugger: its state is unknown
             status = None
         self.status = status if status is not None and status.get("ok") else None
         if self.status is not None and str(workspace) not in self.status.get("workspaces", ()):
@@ -188,12 +189,12 @@ class _Answer:
 
     @property
     def is_absent(self) -> bool:
-        """Whether no process listens there."""
+        """Whether no process listens on its socket."""
         return self.status is None and not self.is_late
 
 
 def _register(target: str, workspace: Path) -> None:
-    """Let a target that runs serve a workspace that it does not know at this path: it was moved."""
+    """Make a running target serve a moved workspace, which it does not know at this path."""
     from rayjobs.target.starting import register_workspace  # only where it is needed
 
     if connection.active() is None and original_of(workspace) is None:
@@ -202,9 +203,10 @@ def _register(target: str, workspace: Path) -> None:
 
 
 def _condition(target: str, workspace: Path, answers: bool) -> Condition | None:
-    """Return how a target stands that may need help, and begin to help; None: all is well.
+    """Return the condition of a target that may need recovery, and start it; None: it is healthy.
 
-    One that died, or whose keeper did, is brought back meanwhile: nothing here waits for that.
+    A target that died, or whose keeper died, is restarted in the background; this does not wait for
+    it.
     """
     if (server := connection.active()) is not None:
         # The server looks after the keeper of a target that answers.
@@ -238,7 +240,7 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
         if job.state is JobState.QUEUED or (job.kind == "array" and job.placed_at is None):
             return Outlook(own, reason)
         if condition is not None and condition.is_stopped and not condition.may_run_on:
-            return Outlook(str(JobState.QUEUED), f"{reason}: the {job.kind} continues then")
+            return Outlook(str(JobState.QUEUED), f"{reason}: then the {job.kind} continues")
         return Outlook(NOT_RESPONDING, f"{reason}; the job may still run{way_out}")
     if answer.status is None:
         there = answer.condition.reason if answer.condition is not None else ""
@@ -254,7 +256,7 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
     if entry is None and job.held is not None:
         return Outlook(own, f"held: {job.held}")
     if entry is None:
-        return Outlook(own, job.reason or "the target looks at it within a second")
+        return Outlook(own, job.reason or "the target handles it within a second")
     position = entry.get("position")
     return Outlook(
         own, str(entry.get("reason") or job.reason), position if isinstance(position, int) else None
@@ -262,7 +264,7 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
 
 
 def _way_out(job: Job | JobLine, condition: Condition | None) -> str:
-    """Return how a user ends a job whose cluster never comes back; empty where it may run on."""
+    """Return how to end a job whose cluster never comes back; empty if the job may still run."""
     if condition is None or job.target == LOCAL:
         return ""
     if not condition.is_failing and not condition.may_run_on:

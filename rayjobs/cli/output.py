@@ -1,4 +1,4 @@
-"""Text for people: times, sizes, plain tables, JSON. Cheap to import."""
+"""Formats text for people: times, sizes, plain tables, JSON. Cheap to import."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def print_json(data: Any) -> None:
 
 
 def print_json_rows(rows: Sequence[Any]) -> None:
-    """Print a JSON list with one row on each line: thousands of them in a moment."""
+    """Print a JSON list with one row per line, which is fast for thousands of rows."""
     lines = [json.dumps(row, default=_plain, ensure_ascii=False) for row in rows]
     click.echo("[\n  " + ",\n  ".join(lines) + "\n]" if lines else "[]")
 
 
 def print_json_line(data: Any) -> None:
-    """Print one JSON object on one line, for streams of them."""
+    """Print one JSON object on one line, for streams of objects."""
     click.echo(json.dumps(data, default=_plain, ensure_ascii=False))
 
 
@@ -74,7 +74,7 @@ def ago_text(at: datetime | None, *, now: datetime | None = None) -> str:
 
 
 def with_time(reason: str, time: str) -> str:
-    """Return the reason of a cancel with its time, after what was done and before the remarks."""
+    """Return the reason of a cancel with its time inserted between the action and the remarks."""
     what, mark, remarks = reason.partition("; ")
     return f"{what} {time}{mark}{remarks}"
 
@@ -85,12 +85,12 @@ def local_time(at: datetime | None) -> str:
 
 
 def width() -> int:
-    """Return the number of columns of stdout; a large one for files, so that nothing is cut."""
+    """Return the number of columns of stdout; a large number for files, so that nothing is cut."""
     return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
 
 
 def talk(text: str) -> str:
-    """Return talk for stderr: wrapped at words to the terminal, unchanged elsewhere."""
+    """Return a message for stderr: wrapped at words on a terminal, unchanged elsewhere."""
     if not sys.stderr.isatty():
         return text
     columns = shutil.get_terminal_size((80, 24)).columns
@@ -100,9 +100,8 @@ def talk(text: str) -> str:
 def wrapped(text: str, columns: int) -> str:
     """Return text with its lines wrapped at `columns`; words are never cut.
 
-    Blanks separate words, so flags, paths and ids stay whole. A continued line is indented by two
-    more than its first. Lines with columns (two blanks in them)
-    stay as they are.
+    Spaces separate words, so flags, paths and ids stay whole. A continuation line is indented by
+    two more than its first. Lines with columns (two spaces in a row) stay unchanged.
     """
     return "\n".join(_wrapped_line(line, columns) for line in text.split("\n"))
 
@@ -128,7 +127,7 @@ def _wrapped_line(line: str, columns: int) -> str:
 
 
 def _seen(text: str) -> int:
-    """Return how many columns a text takes: colours take none."""
+    """Return how many columns a text takes; colours take none."""
     return len(click.unstyle(text))
 
 
@@ -138,7 +137,7 @@ def cut(text: str, most: int) -> str:
 
 
 def cut_inside(text: str, most: int) -> str:
-    """Return `text` with at most `most` characters; its end stays, since names differ there.
+    """Return `text` with at most `most` characters; its end stays, because names differ there.
 
     ``digits-with-augmentation[12]`` becomes ``digits-wit…ion[12]``.
     """
@@ -160,8 +159,8 @@ def table(
 
     Args:
         right: Columns that are aligned to the right.
-        colours: Per row and column, a colour, as a callable's result of the caller.
-        columns: The last column is cut to fit into this width; None: the terminal's.
+        colours: The caller's function that returns a colour for each row and column.
+        columns: The width into which the last column is cut to fit; None: the terminal's.
     """
     # Names chosen by a job or another user must not forge a line or move the cursor.
     cells = [list(header), *[[one_line(cell) for cell in row] for row in rows]]
@@ -187,12 +186,12 @@ def table(
 def facts(
     pairs: Sequence[tuple[str, str]], *, colours: Mapping[str, str | None] | None = None
 ) -> str:
-    """Return names and values under each other, the values in one column; empty ones left out.
+    """Return one line per name and value, with aligned values; empty values are left out.
 
     Args:
         colours: By name, the colour of a value.
     """
-    # As in a table, a value that a job or another user chose stays on its line.
+    # As in a table, a value chosen by a job or another user stays on its line.
     shown = [(one_line(name), one_line(value)) for name, value in pairs if value]
     wide = max((len(name) for name, _ in shown), default=0)
     fill = colours or {}
@@ -203,21 +202,22 @@ def facts(
 
 
 class Redrawn:
-    """Lines on a terminal, each drawing of which takes the place of the one before."""
+    """Lines on a terminal; each drawing replaces the one before."""
 
     def __init__(self) -> None:
         self._height = 0
 
     def draw(self, text: str) -> None:
-        """Draw what fits into the terminal's width and height; an empty text removes the last."""
+        """Draw what fits into the terminal; an empty text erases the last drawing."""
         columns, height = shutil.get_terminal_size((80, 24))
         lines = text.split("\n")[: height - 1] if text else []
-        # A line that the terminal wraps would take two rows, and the next drawing miss its start.
+        # A line that the terminal wraps would take two rows, and the next drawing would miss its
+        # start.
         lines = [
             line if _seen(line) < columns else cut(click.unstyle(line), columns - 1)
             for line in lines
         ]
-        # Written over what is there: clearing first would flicker.
+        # Overwrite the old lines: clearing them first would flicker.
         start = f"\x1b[{self._height}A" if self._height else ""
         body = "".join(f"{line}\x1b[K\n" for line in lines)
         click.echo(f"{start}{body}\x1b[J", nl=False, color=True)

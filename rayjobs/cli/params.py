@@ -1,4 +1,4 @@
-"""Kinds of values that options take: durations, names with values, job ids."""
+"""Types of option values: durations, names with values, job ids."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Since(ParamType):
             if ":" in text and "-" not in text:
                 text = f"{now:%Y-%m-%d} {text}"
             if "-" in text:
-                # Without a time zone it is meant as the clock on the wall here.
+                # Without a time zone it is local time.
                 return datetime.fromisoformat(text).astimezone().timestamp()
             return time.time() - parse_duration(text)
         except (ValueError, UsageError):
@@ -65,11 +65,11 @@ class Since(ParamType):
 
 
 class Names(ParamType):
-    """Text whose known values a shell completes; it may be any other all the same.
+    """Text whose known values a shell completes; other values are valid too.
 
     Args:
         source: A key of `completing.SOURCES`.
-        separator: Between several values in one text; the last one is completed.
+        separator: Separates several values in one text; the last one is completed.
     """
 
     name = "text"
@@ -101,10 +101,10 @@ class Names(ParamType):
 
 
 class FileName(ParamType):
-    """A path, which the shell itself completes.
+    """A path, which the shell completes.
 
     Args:
-        folders: Folders alone.
+        folders: Only folders.
     """
 
     name = "path"
@@ -119,15 +119,15 @@ class FileName(ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Leave it to the shell."""
+        """Leave completion to the shell."""
         return [CompletionItem(incomplete, type=self._kind)]
 
 
 class JobId(Names):
-    """A job as people name it; completes the ids of the workspace, newest first.
+    """A job's id or name; completes the ids of the workspace, newest first.
 
     Args:
-        source: Of which jobs: ``jobs`` or ``sweeps``.
+        source: Which jobs: ``jobs`` or ``sweeps``.
     """
 
     name = "job"
@@ -136,7 +136,7 @@ class JobId(Names):
         super().__init__(source)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the text; the store finds the job."""
+        """Return the text; the store looks up the job."""
         text = str(value).strip()
         if not text:
             self.fail("a job's id may not be empty.", param, ctx)
@@ -147,7 +147,7 @@ def pairs(values: Sequence[str], *, option: str, example: str) -> dict[str, str]
     """Return ``K=V`` texts as a mapping; V may be empty.
 
     Raises:
-        UsageError: one of them has no name or no ``=``, or two give one name different values.
+        UsageError: a text has no name or no ``=``, or two texts give one name different values.
     """
     found: dict[str, str] = {}
     for text in values:
@@ -156,21 +156,21 @@ def pairs(values: Sequence[str], *, option: str, example: str) -> dict[str, str]
             raise click.UsageError(f"{option} {text!r}: write it as NAME=VALUE, e.g. {example}")
         if found.get(name, value) != value:
             raise click.UsageError(
-                f"{option} {name!r} is given as {found[name]!r} and as {value!r}: give one"
+                f"{option} {name!r} is given as {found[name]!r} and as {value!r}; give one"
             )
         found[name] = value
     return found
 
 
 def job_argument(function: Function) -> Function:
-    """Add the argument JOB: an id, the beginning of one or of its random tail, or a name."""
+    """Add the argument JOB: an id, a prefix of an id or of its random tail, or a name."""
     return click.argument("job", type=JobId(), metavar="JOB")(function)
 
 
 def complete_by_name(command: click.Command, words: str) -> None:
-    """Let the parameters of a command, and of those below it, complete what their names say.
+    """Set the completion of each parameter of a command and its subcommands, by name.
 
-    Only plain texts are given a source; a type of its own completes by itself.
+    Only plain text parameters get a source; other types have their own completion.
     """
     from rayjobs.cli.completing import ARGUMENTS, FILE, FOLDER, OPTIONS
 
@@ -197,7 +197,7 @@ def values_of(parameters: tuple[str, ...]) -> dict[str, Any]:
     """Return the values of ``-p NAME=VALUE``.
 
     Raises:
-        click.UsageError: one of them has no ``=``.
+        click.UsageError: a text has no ``=``.
     """
     values: dict[str, Any] = {}
     for one in parameters:

@@ -58,17 +58,19 @@ def pipeline() -> None:
 @click.option("--published", metavar="PIPELINE", help="Or a published pipeline, by id or name.")
 @click.option("-e", "--experiment", metavar="NAME", help="Experiment (default: the name).")
 @click.option("-p", "--parameter", metavar="NAME=VALUE", multiple=True, help="Set a parameter.")
-@click.option("--regenerate", is_flag=True, help="Run every step, whatever was done before.")
+@click.option("--regenerate", is_flag=True, help="Run every step; reuse nothing.")
 @click.option(
     "--continue-on-failure",
     is_flag=True,
-    help="After a failure, run the steps that need nothing of the failed one.",
+    help="After a failure, run the steps that do not depend on the failed one.",
 )
 @click.option("-d", "--detach", is_flag=True, help="Return at once; do not follow the run.")
 @click.option("--attach", is_flag=True, help="Follow the run even without a terminal.")
 @click.option("--dry-run", is_flag=True, help="Show the graph and what is reused; submit nothing.")
 @click.option(
-    "--idempotency-key", metavar="KEY", help="A repeated run with the same key is the first one."
+    "--idempotency-key",
+    metavar="KEY",
+    help="A repeated call with the same key returns the first run.",
 )
 @quiet_option("Print only the id; do not follow the run.")
 @json_option
@@ -141,12 +143,12 @@ def run(
 )
 @click.option("-f", "--file", metavar="FILE", required=True, help="A pipeline file.")
 @click.option("--name", metavar="NAME", help="Name (default: the pipeline's).")
-@click.option("--label", metavar="TEXT", help="What you call this version.")
+@click.option("--label", metavar="TEXT", help="A label for this version.")
 @json_option
 @common_options
 @click.pass_obj
 def publish(settings: Settings, file: str, name: str | None, label: str | None) -> None:
-    """Keep the pipeline in FILE with its code, to be run by its id or name."""
+    """Store the pipeline in FILE with its code, so that it can be run by id or name."""
     from rayjobs.pipelines.pipeline_file import load_pipeline
     from rayjobs.pipelines.published import publish as publish_pipeline
 
@@ -181,7 +183,7 @@ def resume(settings: Settings, run: str, detach: bool, attach: bool) -> int:
 
 
 @pipeline.command(epilog="\b\nExample:\n  rayjobs pipeline ls\n")
-@click.option("-a", "--all", "show_all", is_flag=True, help="All runs, however long ago.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="All runs, including old ones.")
 @click.option("-e", "--experiment", metavar="NAME", help="Only runs of this experiment.")
 @click.option("--published", is_flag=True, help="List published pipelines instead of runs.")
 @json_option
@@ -290,11 +292,11 @@ def why_rerun(settings: Settings, run: str, step: str | None) -> None:
             raise NotFoundError(
                 f"{found.job.id} has no step {step!r}; it has: {', '.join(names)}", step=step
             )
-        said = [explained(workspace, one) for one in rows if step in (None, one.name)]
+        reasons = [explained(workspace, one) for one in rows if step in (None, one.name)]
     if settings.as_json:
-        print_json([one.to_json() for one in said])
+        print_json([one.to_json() for one in reasons])
         return
-    for one in said:
+    for one in reasons:
         click.echo(f"{one.step}: {one.reason}")
         for difference in one.differences:
             click.echo(f"  {difference.part}")
@@ -352,13 +354,13 @@ pipeline.add_command(schedule)
 def find_pipeline(
     settings: Settings, workspace: OpenWorkspace, text: str, *, strict: bool = False
 ) -> Pipeline:
-    """Return the pipeline run that `text` names, looking among pipeline runs alone.
+    """Return the pipeline run that `text` names, looking only among pipeline runs.
 
     Args:
-        settings: Of this call.
-        workspace: Where it is.
-        text: An id, the beginning of one, or a name.
-        strict: Refuse a name that several runs have; else the newest is meant, and a note says so.
+        settings: The options of this call.
+        workspace: The workspace of the run.
+        text: An id, a prefix of one, or a name.
+        strict: Refuse a name that several runs have; otherwise take the newest, with a note.
 
     Raises:
         NotFoundError: there is no such run, or `text` names a job that is not one.
@@ -372,19 +374,19 @@ def find_pipeline(
             found = newest_named(settings, store, text, kind="pipeline")
     except NotFoundError as error:
         try:
-            found = store.find(text)  # one job: `pipeline` refuses it if it is not a pipeline
+            found = store.find(text)  # a single job: `pipeline` refuses it if it is not a pipeline
         except (NotFoundError, UsageError):
             raise error from None
     return store.pipeline(found.id)
 
 
 def shown_state(job: Job) -> str:
-    """Return the state of a run; one of which no step was placed is Queued."""
+    """Return the state of a run; it is Queued while none of its steps has started."""
     return "Queued" if job.state == "Running" and job.placed_at is None else str(job.state)
 
 
 def end_reason(job: Job) -> str:
-    """Return why a run is as it is, on one line."""
+    """Return the reason for a run's state, on one line."""
     text = job.failure.message if job.failure is not None else job.reason
     return " ".join(plain_text(text).split())
 
@@ -555,7 +557,7 @@ def _submitted(
     detach: bool,
     attach: bool,
 ) -> int:
-    """Report a submitted run, and follow it where that is wanted."""
+    """Report a submitted run, and follow it if requested."""
     job = done.pipeline.job
     _warn(settings, done.warnings)
     if not done.created:
@@ -597,11 +599,11 @@ def _submitted(
 def stay(
     settings: Settings, workspace: OpenWorkspace, pipeline_id: str, *, start_target: bool
 ) -> int:
-    """Follow a run to its end, a line for each change; return the exit code of its outcome.
+    """Follow a run to its end, with a line for each change; return the exit code of its outcome.
 
     Args:
-        settings: Of this call.
-        workspace: Where it is.
+        settings: The options of this call.
+        workspace: The workspace of the run.
         pipeline_id: The run.
         start_target: Start its targets if they do not run, and report the start.
     """

@@ -45,14 +45,16 @@ def schedule() -> None:
 @click.option("--at", metavar="HH:MM", help="Time of the day, with days and weeks.")
 @click.option("--on", metavar="DAY", multiple=True, help="Day of the week, with weeks.")
 @click.option("--start", metavar="TIME", help="First time, as 2026-11-27T09:30:00.")
-@click.option("--time-zone", metavar="NAME", default="UTC", help="Of these times (UTC).")
+@click.option("--time-zone", metavar="NAME", default="UTC", help="Time zone of these times (UTC).")
 @click.option(
     "--when-changed",
     metavar="DATASTORE[/PATH]",
     type=Names("data paths"),
     help="Run when these files change.",
 )
-@click.option("--poll", metavar="MINUTES", type=float, default=5.0, help="Between looks (5).")
+@click.option(
+    "--poll", metavar="MINUTES", type=float, default=5.0, help="Minutes between checks (5)."
+)
 @click.option("--path-parameter", metavar="NAME", help="Parameter that gets the changed path.")
 @json_option
 @common_options
@@ -103,10 +105,10 @@ def create(
 def recurrence_of_options(
     every: str, at: str | None, on: tuple[str, ...], start: str | None, time_zone: str
 ) -> Any:
-    """Return the recurrence that options describe.
+    """Return the recurrence that the options describe.
 
     Raises:
-        UsageError: they describe none.
+        UsageError: they do not describe one.
     """
     from rayjobs.pipelines.recurrence import ScheduleRecurrence
 
@@ -124,7 +126,7 @@ def recurrence_of_options(
 
 
 @schedule.command(epilog="\b\nExample:\n  rayjobs pipeline schedule ls --all\n")
-@click.option("-a", "--all", "show_all", is_flag=True, help="Disabled ones, too.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="Also list disabled ones.")
 @json_option
 @common_options
 @click.pass_obj
@@ -150,7 +152,7 @@ def ls(settings: Settings, show_all: bool) -> None:
 @common_options
 @click.pass_obj
 def show(settings: Settings, schedule: str) -> None:
-    """Show when a schedule runs what, and its last run."""
+    """Show what a schedule runs and when, and its last run."""
     with settings.open() as workspace:
         record = workspace.store.schedule(schedule)
     if settings.as_json:
@@ -189,7 +191,7 @@ def _switch(settings: Settings, name: str, *, active: bool) -> None:
 @common_options
 @click.pass_obj
 def enable(settings: Settings, schedule: str) -> None:
-    """Let a schedule start runs again, from now on."""
+    """Let a schedule start runs again."""
     _switch(settings, schedule, active=True)
 
 
@@ -199,7 +201,7 @@ def enable(settings: Settings, schedule: str) -> None:
 @common_options
 @click.pass_obj
 def disable(settings: Settings, schedule: str) -> None:
-    """Let a schedule start no more runs."""
+    """Stop a schedule from starting runs."""
     _switch(settings, schedule, active=False)
 
 
@@ -235,7 +237,7 @@ def when_text(record: ScheduleRecord) -> str:
 
 
 def next_text(record: ScheduleRecord) -> str:
-    """Return when a schedule falls due next."""
+    """Return when a schedule is next due."""
     if not record.is_active:
         return "disabled"
     return "-" if record.next_at is None else f"{record.next_at:%Y-%m-%d %H:%M:%S}"

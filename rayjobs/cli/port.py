@@ -1,4 +1,4 @@
-"""`rayjobs port`: a port of a running job on this machine."""
+"""`rayjobs port`: forward a local port to a port of a running job."""
 
 from __future__ import annotations
 
@@ -28,18 +28,24 @@ Examples:
   rayjobs port 1f3c 8888:8080 --rank 1
   rayjobs port 1f3c 0:5678        any free port here
 
-Only ports at which processes of the job listen can be reached. Ctrl-C ends it.
+Only ports on which processes of the job listen can be reached. Ctrl-C ends it.
 """
 
 
 @click.command(epilog=EPILOG)
 @job_argument
 @click.argument("ports", metavar="[LOCAL:]PORT")
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="At this rank.")
+@click.option(
+    "--rank",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Rank that listens on the port.",
+)
 @common_options
 @click.pass_obj
 def port(settings: Settings, job: str, ports: str, rank: int) -> None:
-    """Listen here, and lead each connection to a port of a running job."""
+    """Listen here, and forward each connection to a port of a running job."""
     local, remote = _ports(ports)
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
@@ -67,7 +73,7 @@ def port(settings: Settings, job: str, ports: str, rank: int) -> None:
 
 
 def _ports(text: str) -> tuple[int, int]:
-    """Return the port here and that of the job."""
+    """Return the local port and the job's port."""
     here, _, there = text.rpartition(":")
     try:
         remote = int(there)
@@ -80,7 +86,7 @@ def _ports(text: str) -> tuple[int, int]:
 
 
 class _Tunnels:
-    """Leads connections to a port of a job."""
+    """Forwards connections to a port of a job."""
 
     def __init__(
         self, job: Job, workspace: Path, rank: int, port: int, server: Connection | None
@@ -93,7 +99,7 @@ class _Tunnels:
         self._reported = ""
 
     def serve(self, client: socket.socket) -> None:
-        """Lead one connection until one side ends it."""
+        """Forward one connection until one side closes it."""
         session = Session(self._job, self._workspace, self._rank, self._server)
         channel = session.channel()
         with client:
@@ -130,7 +136,7 @@ class _Tunnels:
             channel.close()
 
     def _report(self, problem: str) -> None:
-        """Say a problem once, not for each connection of a browser."""
+        """Report a problem once, not for each connection of a browser."""
         if problem != self._reported:
             self._reported = problem
             say(f"note: {problem}")

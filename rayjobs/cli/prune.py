@@ -1,4 +1,4 @@
-"""`rayjobs prune`: remove what finished jobs stored, by age, number and size."""
+"""`rayjobs prune`: remove stored files of finished jobs, by age, number and size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS = {
     "snapshot": "unpacked snapshots",
     "data": "cached inputs",
     "environment": "environments",
-    "cache": "what builds of environments keep: packages of conda, projects of jobs",
+    "cache": "build caches of environments: conda packages, local projects of jobs",
     "image": "container images",
     "web": "files of the web",
 }
@@ -49,36 +49,38 @@ keep their rows: state, history and metrics.
 
 
 @click.command(epilog=EPILOG)
-@click.option("--dry-run", is_flag=True, help="Only show what would go, and how much.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed, and its size.")
 @click.option(
     "--older-than",
     "older_than_s",
     type=Duration(),
-    help="Jobs that ended longer ago (30d where no other rule is given).",
+    help="Jobs that ended longer ago than this [30d, unless another rule is given].",
 )
 @click.option(
     "--keep",
     type=click.IntRange(min=0),
-    help="Keep this many of the newest finished jobs; alone: remove all others.",
+    help="Keep this many of the newest finished jobs; without other rules, remove all others.",
 )
 @click.option(
-    "--max-size", help="Remove the oldest jobs until stored files take at most this much."
+    "--max-size", help="Remove the oldest jobs until stored files take at most this size."
 )
 @click.option(
     "--scratch",
     is_flag=True,
     help="Also this machine's leftovers: attempt folders, snapshots, environments, images, caches.",
 )
-@click.option("--records", is_flag=True, help="Jobs lose their rows, too: ls forgets them.")
+@click.option(
+    "--records", is_flag=True, help="Also remove the jobs' rows: ls no longer lists them."
+)
 @click.option(
     "--audit-older-than",
     "audit_older_than_s",
     type=Duration(),
     default="400d",
     show_default=True,
-    help="Forget changes of users and over HTTP that are older; tokens four weeks after their end.",
+    help="Remove audit records of changes older than this, and tokens four weeks after their end.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask; needed off a terminal.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; required where there is no terminal.")
 @json_option
 @common_options
 @click.pass_obj
@@ -93,13 +95,13 @@ def prune(
     audit_older_than_s: float,
     yes: bool,
 ) -> int:
-    """Remove stored files of finished jobs that nothing needs; show them first.
+    """Remove unneeded stored files of finished jobs, after showing them.
 
     A sweep is kept or removed with all its trials.
     """
     if not (dry_run or yes) and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError(
-            "off a terminal nothing is removed without --yes; look first with --dry-run"
+            "without a terminal, --yes is required to remove anything; preview with --dry-run"
         )
     from rayjobs.core.paths import home
     from rayjobs.core.safe_delete import Removed
@@ -144,7 +146,7 @@ def prune(
 
 
 def _how(older_than_s: float | None, keep: int | None, max_size: str | None, records: bool) -> str:
-    """Return who prunes with which command, for the histories of the jobs."""
+    """Return who prunes and with which command, for the jobs' histories."""
     given = []
     if older_than_s is not None:
         given.append(f"--older-than {duration_text(older_than_s, exact=True)}")
@@ -176,7 +178,7 @@ def _rules(
 def _is_wanted(
     made: Plan | None, leftovers: ScratchPlan | None, old: Old | None, yes: bool
 ) -> bool:
-    """Return whether to go on; asks unless the command line decided. False with nothing to do."""
+    """Return whether to continue, asking where needed; False if there is nothing to do."""
     if not ((made and (made.units or made.going)) or (leftovers and leftovers.items) or old):
         return False
     return yes or click.confirm("Remove this?", err=True)
@@ -184,9 +186,9 @@ def _is_wanted(
 
 def _show_old(old: Old | None) -> None:
     if old is not None and old.changes:
-        click.echo(f"{counted(old.changes, 'change')} in the audit that are too old")
+        click.echo(f"{counted(old.changes, 'change')} in the audit log that are too old")
     if old is not None and old.tokens:
-        click.echo(f"{counted(len(old.tokens), 'token')} that ended weeks ago")
+        click.echo(f"{counted(len(old.tokens), 'token')} that expired weeks ago")
 
 
 def _show(
@@ -282,7 +284,7 @@ def _report(
 
 
 def _shared(made: Plan) -> str:
-    """Return what is said of bytes that others need too; empty without any."""
+    """Return the note about bytes that others need too; empty if there are none."""
     count = len(made.shared)
     if not count:
         return ""

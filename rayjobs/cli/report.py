@@ -1,4 +1,4 @@
-"""`rayjobs report`: how the queue did, held against what it said."""
+"""`rayjobs report`: compare the queue's estimates with what happened."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def queue(settings: Settings, since: float | None, target: str | None) -> None:
     An estimate is what `rayjobs why` shows: the first one for a job, and the last one before it
     started. MEDIAN ERROR is the distance between the estimated and the actual start, MEDIAN DELAY
     counts early starts as negative, WITHIN x2 is the share of jobs that waited between half and
-    twice as long as estimated. Jobs that started at once have no estimate. Jobs that waited
-    without one are counted.
+    twice as long as estimated. Jobs that started at once have no estimate. Jobs that waited without
+    an estimate are counted.
     """
     now = datetime.now(UTC)
     begin = None if since is None else now - timedelta(seconds=since)
@@ -68,13 +68,13 @@ def queue(settings: Settings, since: float | None, target: str | None) -> None:
 
 
 def _capacity(target: str) -> tuple[float, float] | None:
-    """Return CPUs and GPUs of a target now; None where that is not known."""
+    """Return the current CPUs and GPUs of a target; None if unknown."""
     from rayjobs.target.targets import capacity_of
 
     try:
         nodes = capacity_of(target).nodes
     except RayjobsError:
-        return None  # a target that was removed since
+        return None  # a target that has since been removed
     if not nodes:
         return None
     return sum(n.cpus * n.count for n in nodes), sum(n.gpus * n.count for n in nodes)
@@ -100,7 +100,7 @@ def _sections(made: QueueReport) -> list[str]:
 
 
 def _left_out(counts: Estimated) -> str:
-    """Return which jobs the figures are of: all of them, and those without an estimate."""
+    """Return which jobs the figures cover: how many in all, and how many without an estimate."""
     jobs = counts.placed + counts.still + counts.ended
     parts = [f"{counts.placed} started ({counts.placed_with} with an estimate)"]
     if counts.still:
@@ -111,7 +111,7 @@ def _left_out(counts: Estimated) -> str:
     at_once = duration_text(AT_ONCE_S)
     if counts.waited:
         lines.append(
-            f"{counted(counts.waited, 'job')} waited more than {at_once} for a place, "
+            f"{counted(counts.waited, 'job')} waited more than {at_once} to start, "
             f"{counts.waited_without} without an estimate (in no figure of estimates)."
         )
     if counts.waiting:
@@ -146,7 +146,7 @@ def _signed(seconds: float) -> str:
 def _waiting(title: str, figures: Sequence[Waits], name: str) -> str:
     if not figures:
         return ""
-    # The longest lists are of groups: those that waited longest say most.
+    # Lists of groups are the longest: show those that waited longest.
     shown = sorted(figures, key=lambda one: -(one.longest_s or one.waiting_longest_s or 0.0))
     names = {one.name for one in shown[:NAMED_AT_MOST]}
     rows = [

@@ -1,4 +1,4 @@
-"""Runs a command and turns whatever ends it into text on stderr and an exit code."""
+"""Runs a command and turns its errors into text on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayj
             say("interrupted")
             return Exit.INTERRUPTED
         except click.exceptions.NoArgsIsHelpError as error:
-            say(error.format_message())  # the help of a group that was given no command
+            say(error.format_message())  # the help of a group without a command
             return Exit.USAGE
         except click.UsageError as error:
             return _wrong_usage(error)
@@ -85,7 +85,7 @@ def _is_folder_gone() -> bool:
 
 def say(text: str) -> None:
     """Print a line to stderr, wrapped at words on a terminal."""
-    # It may quote a name, or a line of a log.
+    # The text may quote a name, or a line of a log.
     click.echo(talk(safe_text(text, colour=True)), err=True)
 
 
@@ -126,8 +126,8 @@ def _print_unexpected(error: Exception, settings: Settings) -> None:
         what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         say(f"error: {what}")
     else:
-        say(f"error: this should not have happened ({type(error).__name__}: {error})")
-        say("It is a fault in rayjobs: please report it with what `-v` prints.")
+        say(f"internal error ({type(error).__name__}: {error})")
+        say("This is a bug in rayjobs: please report it with the output of `-v`.")
     if settings.verbose:
         _print_traceback(error, settings)
     else:
@@ -142,7 +142,7 @@ def _wrong_usage(error: click.UsageError) -> int:
 
 
 def _usage_text(error: click.UsageError) -> str:
-    """Return the problem of the command line, with a suggestion if there is a good one."""
+    """Return the problem of the command line, with a suggestion where there is one."""
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         from rayjobs.cli.guesses import unknown_option
 
@@ -159,7 +159,7 @@ def _usage_text(error: click.UsageError) -> str:
 
 
 def _pipe_closed() -> int:
-    """Leave quietly."""
+    """Exit quietly."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # so that the last flush at exit meets no closed pipe
+    os.dup2(nowhere, 1)  # so that the last flush at exit does not hit a closed pipe
     return Exit.PIPE_CLOSED

@@ -14,10 +14,9 @@ from rayjobs.cli.submit import SubmitCommand, note_submitted, script_arguments, 
 EPILOG = """\b
 Examples:
   rayjobs rerun 1f3c                                  the same once more
-  rayjobs rerun 1f3c --set --lr=0.01                  another value of a script's option
-  rayjobs rerun 1f3c --set resources.gpus=1 --set max_duration=12h
-  rayjobs rerun 1f3c -- --epochs 10                   other arguments altogether
-  rayjobs rerun 1f3c --new-code                       the source folder as it is now
+  rayjobs rerun 1f3c --set --lr=0.01 a new value for a script's option rayjobs rerun 1f3c --set
+  resources.gpus=1 --set max_duration=12h rayjobs rerun 1f3c -- --epochs 10 other arguments
+  altogether rayjobs rerun 1f3c --new-code the source folder as it is now
 
 The code is the job's own snapshot unless --new-code is given. To continue from a
 job's checkpoint, see `rayjobs resume`.
@@ -34,8 +33,8 @@ job's checkpoint, see `rayjobs resume`.
     metavar="KEY=VALUE",
     help="Change a key of the job (see `rayjobs schema`) or an option of its script; repeatable.",
 )
-@click.option("-n", "--name", metavar="NAME", help="Name of the new job; default: numbered.")
-@click.option("--target", metavar="NAME", help="Where to run; default: where the job ran.")
+@click.option("-n", "--name", metavar="NAME", help="Name of the new job (default: numbered).")
+@click.option("--target", metavar="NAME", help="Where to run (default: where the job ran).")
 @click.option("--new-code", is_flag=True, help="Pack the source folder as it is now.")
 @click.option("-d", "--detach", is_flag=True, help="Return at once; do not follow the job.")
 @click.option("--attach", is_flag=True, help="Follow the job even without a terminal.")
@@ -62,12 +61,12 @@ def rerun(
     attach: bool,
     idempotency_key: str | None,
 ) -> int:
-    """Submit JOB again: the same code, data and settings, unless changed here."""
+    """Submit JOB again with the same code, data and settings, unless changed here."""
     from rayjobs.submit.rerun import rerun as submit_again
 
     if extra:
         raise click.UsageError(
-            f"{extra[0]!r} comes after the job; arguments of the script come after `--`."
+            f"{extra[0]!r} follows the job; put arguments of the script after `--`."
         )
     if attach and (detach or settings.quiet or settings.as_json):
         raise click.UsageError("--attach does not go together with -d, -q and --json.")

@@ -1,4 +1,4 @@
-"""`rayjobs resume`: go on from a job's newest whole checkpoint, in a new job."""
+"""`rayjobs resume`: continue from a job's newest complete checkpoint, in a new job."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CHANGES = ("name", "target", "priority", "max_duration")
 
 @click.command(epilog=EPILOG)
 @job_argument
-@click.option("-n", "--name", metavar="NAME", help="What the new job is called; else as it was.")
-@click.option("--target", metavar="NAME", help="Where to run; else where it ran.")
+@click.option("-n", "--name", metavar="NAME", help="Name of the new job (default: the same name).")
+@click.option("--target", metavar="NAME", help="Where to run (default: where the job ran).")
 @click.option("--priority", metavar="N", help="Higher starts earlier.")
 @click.option("--max-duration", metavar="TIME", help="Limit of an attempt, e.g. 6h.")
 @click.option("-d", "--detach", is_flag=True, help="Return at once; do not follow the job.")

@@ -1,4 +1,4 @@
-"""Writes a job's output to stdout: unchanged to files and pipes, made safe on a terminal."""
+"""Writes a job's output to stdout: unchanged to files and pipes, sanitized on a terminal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rayjobs.cli.settings import Settings
 
 
 class Screen:
-    """Writes a job's output to stdout and our own notes to stderr, without mixing up lines.
+    """Writes a job's output to stdout and our own notes to stderr, without mixing lines.
 
     Args:
-        raw: Unchanged bytes on a terminal too.
+        raw: Write unchanged bytes even on a terminal.
     """
 
     def __init__(self, settings: Settings, *, raw: bool = False) -> None:
@@ -40,7 +40,7 @@ class Screen:
         self._is_at_start = data.endswith(b"\n")
 
     def end(self) -> None:
-        """Write what was held back (half a character, half an escape sequence)."""
+        """Write what was held back (a partial character or escape sequence)."""
         if self._shower is not None:
             sys.stdout.write(self._shower.show(b"", final=True))
             sys.stdout.flush()

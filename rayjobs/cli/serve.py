@@ -23,10 +23,10 @@ Examples:
     metavar="URL",
     default="",
     help="Where clients reach the S3 server of the workspace's files, if not at its own address; "
-    "'none': they do not, and all bytes travel through this server.",
+    "'none': they cannot, and all bytes travel through this server.",
 )
 @click.option("--oidc-issuer", metavar="URL", help="Log users in by this OpenID Connect provider.")
-@click.option("--oidc-client", metavar="ID", help="What the provider calls rayjobs.")
+@click.option("--oidc-client", metavar="ID", help="Client id of rayjobs at the provider.")
 @click.option(
     "--oidc-claim",
     metavar="NAME",
@@ -53,15 +53,15 @@ Examples:
     type=click.Choice(["none", "viewer", "submitter"]),
     default="none",
     show_default=True,
-    help="The role of users without such a group: of everybody whom the provider knows. Who may "
-    "submit runs code as the target's user.",
+    help="The role of users without such a group, that is, of everyone at the provider. Whoever "
+    "may submit runs code as the target's user.",
 )
 @click.option(
     "--oidc-domain",
     "oidc_domains",
     metavar="DOMAIN",
     multiple=True,
-    help="Let in only users with a verified mailbox of this domain; repeatable.",
+    help="Admit only users with a verified mailbox of this domain; repeatable.",
 )
 @common_options
 @click.pass_obj
@@ -82,9 +82,9 @@ def serve(
 ) -> None:
     """Serve the workspace to clients with tokens (`rayjobs user add`).
 
-    Tokens and code travel in plain text without TLS: use --tls-cert and --tls-key, or a proxy that
-    ends TLS, wherever others share the network. A target is one trust domain: whoever may submit
-    runs code as the user of the target.
+    Without TLS, tokens and code travel in plain text: use --tls-cert and --tls-key, or a proxy that
+    terminates TLS, on any shared network. A target is one trust domain: whoever may submit runs
+    code as the user of the target.
     """
     from rayjobs.server.running import Listening, check_bucket_address, provider_of
     from rayjobs.server.running import serve as run
@@ -106,10 +106,12 @@ def serve(
             domains=oidc_domains,
         )
         if oidc_default != "none" and not oidc_domains:
-            settings.note(f"everybody whom {oidc_issuer} knows gets the role {oidc_default}")
+            settings.note(f"everyone at {oidc_issuer} gets the role {oidc_default}")
     with settings.open(create=True) as workspace:
         is_alone = host in ("127.0.0.1", "::1", "localhost")
         if tls_cert is None and not is_alone:
-            settings.note("without --tls-cert, tokens travel in plain text unless a proxy ends TLS")
+            settings.note(
+                "without --tls-cert, tokens travel in plain text unless a proxy terminates TLS"
+            )
         listening = Listening(host, port, tls_cert, tls_key, provider, bucket_address)
         run(workspace, listening, note=settings.note)

@@ -1,4 +1,4 @@
-"""A session at a rank of a running job, as its client sees it."""
+"""The client's side of a session at a rank of a running job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Session:
         self._name = secrets.token_hex(16)
 
     def channel(self) -> Channel:
-        """Return a way to the session for one thread."""
+        """Return a channel to the session for one thread."""
         server = None if self._server is None else self._server.copy()
         return Channel(self._job, self._workspace, self._rank, self._name, server)
 
@@ -82,14 +82,14 @@ class Channel:
         self._ask(SessionStep(steps.PORT, self._name, self._rank, number=port))
 
     def read(self) -> tuple[SessionEvent, ...]:
-        """Return what has come since the last call; waits a while for it."""
+        """Return what has arrived since the last call; wait for it for a while."""
         step = SessionStep(steps.READ, self._name, self._rank, at=self._has, wait_s=READ_S)
         events = self._ask(step).events
         self._has += len(events)
         return events
 
     def write(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send input; returns when it was taken."""
+        """Send input; return once it was accepted."""
         step = SessionStep(
             steps.WRITE,
             self._name,

@@ -1,4 +1,4 @@
-"""Shared by all commands: common options, the workspace, abbreviated ids."""
+"""What all commands share: common options, the workspace, abbreviated ids."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass
 class Settings:
-    """The common options of one call, filled while its command line is read.
+    """The common options of one call, set while its command line is parsed.
 
     Attributes:
-        workspace: What `--workspace` named; None leaves the choice to `locate`.
+        workspace: The value of `--workspace`; None leaves the choice to `locate`.
         verbose: Tracebacks of errors are printed.
-        no_color: Nothing is coloured, on a terminal neither.
+        no_color: Nothing is coloured, not even on a terminal.
     """
 
     workspace: str | None = None
@@ -67,22 +67,22 @@ class Settings:
             click.echo(talk(text), err=True)
 
     def colours(self, *, err: bool = False) -> bool:
-        """Return whether colours are wanted, and seen, on stdout (or stderr)."""
+        """Return whether colours are wanted and visible on stdout (or stderr)."""
         stream = sys.stderr if err else sys.stdout
         return not (self.no_color or os.environ.get("NO_COLOR")) and stream.isatty()
 
     def style(self, text: str, colour: str, *, err: bool = False) -> str:
-        """Return `text` coloured where colours are wanted and seen."""
+        """Return `text`, coloured where colours are wanted and visible."""
         return click.style(text, fg=colour) if self.colours(err=err) else text
 
 
 class CommandList(click.Group):
-    """A group whose help describes each command in a whole sentence."""
+    """A group whose help describes each command in a full sentence."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the arguments name, or name the nearest ones."""
+        """Return the command that the arguments name, or suggest the nearest ones."""
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             from rayjobs.cli.guesses import unknown_command
 
@@ -104,7 +104,7 @@ class CommandList(click.Group):
 def _setter(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def store(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
         if value:
-            if name == "workspace":  # a folder that is named goes before any server
+            if name == "workspace":  # an explicit folder takes precedence over any server
                 from rayjobs.workspace import connection
 
                 connection.allow(False)
@@ -119,13 +119,13 @@ def _shared(*names: str, setting: str, **options: Any) -> Callable[[Function], F
 
 
 def workspace_option(function: Function) -> Function:
-    """Add `--workspace`, which is also taken before the command."""
+    """Add `--workspace`, which is also accepted before the command."""
     return _shared(
         "--workspace",
         setting="workspace",
         metavar="DIR",
         is_eager=True,  # completion of ids needs it
-        help="The workspace to use; else RAYJOBS_WORKSPACE, else the nearest .rayjobs/ upward.",
+        help="The workspace [RAYJOBS_WORKSPACE, else the nearest .rayjobs/ upward].",
     )(function)
 
 
@@ -159,5 +159,5 @@ def json_option(function: Function) -> Function:
 
 
 def quiet_option(help_text: str) -> Callable[[Function], Function]:
-    """Add `-q`, with what it means for this command."""
+    """Add `-q`, with its meaning for this command."""
     return _shared("-q", "--quiet", setting="quiet", is_flag=True, help=help_text)

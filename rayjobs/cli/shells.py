@@ -1,7 +1,7 @@
-"""Completion in bash of values with ``=`` and ``:`` in them, which bash takes for several words.
+"""Bash completion of values that contain ``=`` or ``:``, which bash splits into words.
 
-Bash cuts ``--input data=dataset:di`` into five words and replaces only the last one. So the script
-passes the line as it was typed, and each candidate loses what bash leaves on the line.
+Bash splits ``--input data=dataset:di`` into five words and replaces only the last one. So the
+script passes the line as typed, and each candidate drops what bash keeps on the line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-BREAKS = "=:"  # of COMP_WORDBREAKS, those that are in our values
+BREAKS = "=:"  # the characters of COMP_WORDBREAKS that our values contain
 SOURCE = """\
 %(complete_func)s() {
     local IFS=$'\\n'
@@ -52,7 +52,7 @@ _RAYJOBS_LINE="${COMP_LINE:0:COMP_POINT}" %(complete_var)s=bash_complete $1)
 
 
 class LineBashComplete(BashComplete):
-    """Completes the line that was typed, not bash's words."""
+    """Completes the typed line, not bash's words."""
 
     source_template: ClassVar[str] = SOURCE
     _kept = ""
@@ -60,7 +60,7 @@ class LineBashComplete(BashComplete):
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the one that is completed, and that one."""
         line = os.environ.get("_RAYJOBS_LINE")
-        if line is None:  # a script that an older rayjobs printed
+        if line is None:  # a script printed by an older rayjobs
             return super().get_completion_args()
         words = split_arg_string(line)
         incomplete = ""

@@ -1,4 +1,4 @@
-"""`rayjobs show`: all about a job."""
+"""`rayjobs show`: show everything about a job."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @job_argument
-@click.option("--diff", is_flag=True, help="Print only its uncommitted changes, as recorded.")
-@click.option("--packages", is_flag=True, help="Print only the packages that it ran with.")
+@click.option("--diff", is_flag=True, help="Print only its recorded uncommitted changes.")
+@click.option("--packages", is_flag=True, help="Print only the packages it ran with.")
 @json_option
 @common_options
 @click.pass_obj
@@ -107,12 +107,12 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
 
 
 def _print_diff(settings: Settings, workspace: OpenWorkspace, job: Job) -> None:
-    """Print what tracked files differed by from the commit when the job was submitted."""
+    """Print how tracked files differed from the commit when the job was submitted."""
     known = git.of_properties(job.properties) or {}
     digest = known.get("diff")
     if digest is None:
         why = known.get("why") or (
-            "it had no uncommitted changes" if known.get("dirty") is False else "none is recorded"
+            "it has no uncommitted changes" if known.get("dirty") is False else "none is recorded"
         )
         settings.note(f"{job.id} has no recorded diff: {why}")
         return
@@ -221,7 +221,7 @@ def _processes(job: Job) -> str:
 def _revision(number: int) -> list[tuple[str, str]]:
     if number == 1:
         return []
-    return [("Revision", f"{number} (`rayjobs events` lists what was changed)")]
+    return [("Revision", f"{number} (`rayjobs events` lists the changes)")]
 
 
 def _spec_facts(job: Job) -> list[tuple[str, str]]:
@@ -255,7 +255,7 @@ def _array_text(job: Job) -> str:
 
 
 def _input_text(one: dict[str, Any]) -> str:
-    """Describe an input, and its bytes once a node had it."""
+    """Describe an input, and its bytes once a node has it."""
     text = f"{one['source']} ({one['mode']})"
     if "how" not in one:
         return text
@@ -279,7 +279,7 @@ def _reason(job: Job, outlook: Outlook) -> str:
 
 
 def _peak_memory(job: Job, attempts: list[Attempt]) -> str:
-    """Return the most memory that a node of the newest attempt with records used at once."""
+    """Return the peak memory of a node in the newest attempt with records."""
     for attempt in reversed(attempts):
         peak = peak_bytes(attempt)
         if peak is not None:
@@ -341,7 +341,7 @@ def _used(attempt: Attempt) -> str:
 
 
 def _ran_on(attempt: Attempt) -> list[tuple[str, str]]:
-    """Return what an attempt ran on; the nodes together where they are alike."""
+    """Return what an attempt ran on; identical nodes are grouped."""
     rows: list[tuple[str, str]] = []
     for what, number in (("Runs on", 0), ("Machine", 1)):
         texts: dict[str, list[int]] = {}
@@ -366,7 +366,7 @@ def _packages(workspace: OpenWorkspace, attempts: list[Attempt]) -> list[str]:
 
 
 def _ends(attempt: Attempt) -> str:
-    """Return how each rank ended, ranks of one end together."""
+    """Return how each rank ended, with ranks of the same end grouped."""
     ends: dict[str, list[int]] = {}
     for record in attempt.exits:
         for one in record.ranks:
@@ -405,12 +405,12 @@ def _files(workspace: OpenWorkspace, job: Job) -> str:
     return f"Files\n  {len(stored)} ({size}): `rayjobs files`, `rayjobs download`"
 
 
-# Events of a sweep that say why its best trial is not a model.
+# Events of a sweep that explain why its best trial is not a model.
 _NO_MODEL = frozenset({"not_registered", "model_missing"})
 
 
 def _models(workspace: OpenWorkspace, job: Job) -> str:
-    """Return what was registered from the run, and what its script asked for in vain."""
+    """Return the models registered from the run, and the registrations that were refused."""
     made = workspace.store.models(run=job.id)
     return _section(
         "Models",
@@ -430,7 +430,7 @@ def _models(workspace: OpenWorkspace, job: Job) -> str:
 
 
 def _refused(workspace: OpenWorkspace, job: Job) -> list[dict[str, Any]]:
-    """Return what was refused at the run's end, and not registered by hand since."""
+    """Return what was refused at the run's end and has not been registered by hand since."""
     made = {(one.name, one.path) for one in workspace.store.models(run=job.id)}
     return [
         {key: event.data[key] for key in ("name", "path", "why")}

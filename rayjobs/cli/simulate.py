@@ -1,4 +1,4 @@
-"""`rayjobs simulate`: the queue's own policy, played on a trace of jobs."""
+"""`rayjobs simulate`: replay a trace of jobs with the queue's own policy."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from rayjobs.core.text import counted, duration_text
 if TYPE_CHECKING:
     from rayjobs.policy.simulate import Figures
 
-# As in `rayjobs.policy.simulate.POLICIES`, which is imported only when it is used.
+# The same as `rayjobs.policy.simulate.POLICIES`, which is imported only when used.
 NAMES = ("fifo", "backfill", "backfill+preempt")
 
 EPILOG = """\b
 Examples:
-  rayjobs simulate mixed                    a trace that is shipped; so is many-small
-  rayjobs simulate trace.csv --nodes 2 --gpus 4 --json
-  rayjobs simulate mixed --policy backfill --max-jobs-per-user 3
-A trace is CSV with a header, or JSON lines: submit and duration (seconds, or 90m), and if
-wanted job, nodes, gpus, cpus (per node), cap, priority, user, group, preemptible, expected.
+  rayjobs simulate mixed a bundled trace; so is many-small rayjobs simulate trace.csv --nodes 2
+  --gpus 4 --json rayjobs simulate mixed --policy backfill --max-jobs-per-user 3
+A trace is CSV with a header, or JSON lines: submit and duration (seconds, or 90m), and optionally
+job, nodes, gpus, cpus (per node), cap, priority, user, group, preemptible, expected.
 """
 
 
 @click.command(epilog=EPILOG)
 @click.argument("trace", metavar="TRACE")
-@click.option("--nodes", type=click.IntRange(min=1), default=4, help="Of the pool [4].")
+@click.option("--nodes", type=click.IntRange(min=1), default=4, help="Nodes of the pool [4].")
 @click.option("--gpus", type=click.FloatRange(min=0), default=8.0, help="Of each node [8].")
 @click.option("--cpus", type=click.FloatRange(min=0), default=64.0, help="Of each node [64].")
 @click.option(
@@ -38,24 +37,28 @@ wanted job, nodes, gpus, cpus (per node), cap, priority, user, group, preemptibl
     "policies",
     type=click.Choice(NAMES),
     multiple=True,
-    help="Again for several; all of them, if none is given.",
+    help="Policy to replay; repeatable [all].",
 )
-@click.option("--max-jobs", type=click.IntRange(min=1), help="That run at a time.")
-@click.option("--max-jobs-per-user", type=click.IntRange(min=1), help="Of them, of one user.")
+@click.option("--max-jobs", type=click.IntRange(min=1), help="Jobs that may run at a time.")
+@click.option(
+    "--max-jobs-per-user",
+    type=click.IntRange(min=1),
+    help="Jobs of one user that may run at a time.",
+)
 @click.option("--max-gpus-per-user", type=click.FloatRange(min=0, min_open=True))
 @click.option(
     "--aging",
     type=Duration(),
     default="1d",
     metavar="DURATION",
-    help="Waiting that is worth one level of priority [1d].",
+    help="Waiting time worth one level of priority [1d].",
 )
 @click.option(
     "--checkpoint-every",
     type=Duration(),
     default="10m",
     metavar="DURATION",
-    help="What a job that makes way may lose [10m].",
+    help="Work that a preempted job may lose [10m].",
 )
 @json_option
 @common_options
@@ -73,9 +76,9 @@ def simulate(
     aging: float,
     checkpoint_every: float,
 ) -> None:
-    """Play a trace of jobs: how long would they wait, by which policy?
+    """Replay a trace of jobs: how long would they wait under each policy?
 
-    It runs the code that decides on a target, on a clock that jumps; nothing is started.
+    This runs the code with which a target decides, on a simulated clock; nothing is started.
     """
     from dataclasses import replace
 
@@ -87,7 +90,7 @@ def simulate(
     jobs, pool = read_trace(trace), Pool(nodes, gpus, cpus)
     found = []
     for name in policies or NAMES:
-        settings.note(f"playing {counted(len(jobs), 'job')} by {name} …")
+        settings.note(f"replaying {counted(len(jobs), 'job')} with {name} …")
         limits = replace(
             POLICIES[name],
             jobs=max_jobs,

@@ -1,4 +1,4 @@
-"""`rayjobs simulate-eviction`: what a spot machine does to a job, done on purpose."""
+"""`rayjobs simulate-eviction`: evict a job on purpose, as a spot machine would."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANSWER_S = 10.0
 
 EPILOG = """\b
 Examples:
-  rayjobs simulate-eviction 1f3c               at once, like a machine that is switched off
+  rayjobs simulate-eviction 1f3c               at once, as when a machine is switched off
   rayjobs simulate-eviction 1f3c --notice 30s  SIGTERM, then 30 s to save a checkpoint
 """
 
@@ -23,7 +23,7 @@ Examples:
 @click.command("simulate-eviction", epilog=EPILOG)
 @job_argument
 @click.option(
-    "--notice", type=Duration(), metavar="TIME", help="From SIGTERM to the end; default none."
+    "--notice", type=Duration(), metavar="TIME", help="Time from SIGTERM to the end [none]."
 )
 @json_option
 @common_options
@@ -31,8 +31,9 @@ Examples:
 def simulate_eviction(settings: Settings, job: str, notice: float | None) -> None:
     """End a running job's attempt like an eviction, to test that the job resumes.
 
-    The job is queued again at its old place with class `preempted`; its next attempt continues from
-    its newest complete checkpoint. `rayjobs events` shows how many steps are repeated.
+    The job returns to its old position in the queue with class `preempted`; its next attempt
+    continues from its newest complete checkpoint. `rayjobs events` shows how many steps are
+    repeated.
     """
     with settings.open() as workspace:
         found = workspace.store.find(job)

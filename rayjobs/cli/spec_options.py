@@ -1,4 +1,4 @@
-"""The options of `submit` as a part of a spec: texts as typed, checked together with the rest."""
+"""The options of `submit` as part of a spec: raw texts, validated together with the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayjobs.core.errors import CannotBePlacedError, Problem, SpecError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Option → its place in the spec. One table for help, merge and messages.
+# Option → its path in the spec. One table for help, merge and messages.
 PLAIN: Mapping[str, str] = {
     "name": "name",
     "nodes": "distribution.nodes",
@@ -45,8 +45,8 @@ def _option(*names: str, **settings: Any) -> Callable[[Function], Function]:
     return click.option(*names, **settings)
 
 
-# In the order of the help. Numbers are plain texts here: the spec's own check reports all of
-# them at once, each with its remedy.
+# In the order of the help. Numbers are plain texts here: the spec's own check reports all problems
+# at once, each with its remedy.
 _OPTIONS: Sequence[Callable[[Any], Any]] = (
     _option(
         "-n",
@@ -75,8 +75,10 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         default=None,
         help="Only on nodes that the provider may reclaim, or only on others.",
     ),
-    _option("--max-duration", metavar="TIME", help="Limit of an attempt, e.g. 6h; none: no limit."),
-    _option("--grace", metavar="TIME", help="Between SIGTERM and SIGKILL [10s]."),
+    _option(
+        "--max-duration", metavar="TIME", help="Time limit of an attempt, e.g. 6h; none: no limit."
+    ),
+    _option("--grace", metavar="TIME", help="Time between SIGTERM and SIGKILL [10s]."),
     _option(
         "--stall-timeout",
         metavar="TIME",
@@ -94,12 +96,13 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         default=None,
         help="May be preempted by a job of higher priority.",
     ),
-    _option("--priority", metavar="N", help="Higher starts earlier [0]."),
+    _option("--priority", metavar="N", help="Jobs of higher priority start earlier [0]."),
     _option(
         "--after",
         multiple=True,
         metavar="JOB[:ok|any]",
-        help="Start when JOB (or array, or sweep) completed; :any: has ended. Repeatable.",
+        help="Start when JOB (or array, or sweep) has completed; with :any, when it has ended. "
+        "Repeatable.",
     ),
     _option(
         "--array",
@@ -109,7 +112,8 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     _option(
         "--env",
         metavar="PATH|FILE",
-        help="Python or virtual environment on the target, or requirements.txt, environment.yml.",
+        help="Python or virtual environment on the target, or a requirements.txt or "
+        "environment.yml.",
     ),
     _option(
         "--pip",
@@ -132,14 +136,17 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "--docker-arg",
         multiple=True,
         metavar="ARG",
-        help="A further argument of `docker run`, e.g. --volume=/a:/b:ro; repeatable.",
+        help="Another argument of `docker run`, e.g. --volume=/a:/b:ro; repeatable.",
     ),
-    _option("--env-var", multiple=True, metavar="K=V", help="A variable of the script."),
+    _option(
+        "--env-var", multiple=True, metavar="K=V", help="An environment variable of the script."
+    ),
     _option(
         "--secret",
         multiple=True,
         metavar="NAME=env:VAR|file:PATH",
-        help="A secret variable; VAR (RAYJOBS_SECRET_…) is exported here or a `target secret`.",
+        help="A secret variable; VAR (RAYJOBS_SECRET_…) is exported here or set by `target "
+        "secret`.",
     ),
     _option(
         "--input",
@@ -153,8 +160,8 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "outputs",
         multiple=True,
         metavar="NAME[=STORE/PATH[:MODE]]",
-        help="A folder that is stored at the end (:upload), or while the job runs (:mount); "
-        ":overwrite replaces stored files.",
+        help="A folder stored at the end (:upload), or while the job runs (:mount); :overwrite "
+        "replaces stored files.",
     ),
     _option(
         "--resume-from",
@@ -165,33 +172,33 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "--notify",
         multiple=True,
         metavar="[STATE=]URL|MAILBOX",
-        help="Whom to tell that it has ended; STATE: failed, completed, canceled. Repeatable.",
+        help="Whom to notify when it ends; STATE: failed, completed, canceled. Repeatable.",
     ),
     _option("--tag", "tags", multiple=True, metavar="K=V", help="A label; repeatable."),
     _option(
         "--source",
         metavar="DIR",
-        help="Folder to pack; else the script's own (for a command: none).",
+        help="Folder to pack (default: the script's own; for a command: none).",
     ),
     _option("-c", "--command", metavar="TEXT", help="Shell text to run instead of a script."),
     _option(
         "--target",
         metavar="NAME",
-        help="Where to run; default: see `rayjobs target use`.",
+        help="Where to run (default: see `rayjobs target use`).",
     ),
     _option("--cold", is_flag=True, default=None, help="A fresh interpreter for each process."),
     _option(
         "--strict",
         is_flag=True,
         default=None,
-        help="Refuse the job where an environment's packages would be substituted.",
+        help="Refuse the job if packages of the environment would be substituted.",
     ),
-    _option("--log-cap", metavar="SIZE", help="Keep start and end of a longer log [1GiB]."),
+    _option("--log-cap", metavar="SIZE", help="Keep the start and end of a longer log [1GiB]."),
 )
 
 
 def spec_options(function: Function) -> Function:
-    """Add the options that say what to run, with what, where, for how long."""
+    """Add the options for what to run, with what, where and for how long."""
     for add in reversed(_OPTIONS):
         function = add(function)
     return function
@@ -203,10 +210,10 @@ def from_options(
     options: Mapping[str, Any],
     problems: list[Problem],
 ) -> dict[str, Any]:
-    """Return the spec's part that options say; what was not given is left out.
+    """Return the part of the spec that the options set; options that were not given are left out.
 
-    A script is taken relative to the working directory. Its folder is the source directory
-    unless `--source` names one. Texts that cannot be read are noted in `problems`.
+    A script is relative to the working directory. Its folder is the source directory unless
+    `--source` names one. Invalid texts are added to `problems`.
     """
     data: dict[str, Any] = {}
     for option, path in PLAIN.items():
@@ -257,8 +264,8 @@ def from_options(
     return data
 
 
-# Parts of a spec that hold named entries → the option that adds one.
-OVERWRITE = "overwrite"  # may follow an output's place, as its mode may
+# Parts of a spec with named entries → the option that adds one.
+OVERWRITE = "overwrite"  # may follow an output's path, as its mode may
 
 NAMED: Mapping[str, str] = {
     "inputs": "--input",
@@ -277,11 +284,11 @@ def named_by_option(
     only_options: bool = False,
     defaults: Mapping[str, str] | None = None,
 ) -> SpecError | CannotBePlacedError:
-    """Return the error with its problems named by the options that were typed.
+    """Return the error, with its problems named after the options that were typed.
 
     Args:
-        defaults: Fields that a default filled, and what set it.
-        only_options: There is no job file, so an option can mend every problem.
+        defaults: Fields that a default set, and where the default comes from.
+        only_options: There is no job file, so an option can fix every problem.
     """
     typed = {
         path: _flag(option)
@@ -337,10 +344,10 @@ def named_by_option(
 
 
 def _in_options(text: str, typed: Mapping[str, str], given: Mapping[str, str]) -> str:
-    """Return a text with the paths of a spec in it replaced by what was typed for them."""
+    """Return a text in which each path of a spec is replaced by what was typed for it."""
     for path, flag in sorted(typed.items(), key=lambda one: -len(one[0])):
         if "." not in path and text != path and not text.startswith(f"{path}["):
-            continue  # a plain word, such as target or priority: only as a whole path
+            continue  # a plain word, such as target or priority: replace it only as a whole path
         name = re.escape(path)
         # "Set resources.gpus=1 (`--gpus-per-proc 1`)": the option is there already.
         text = re.sub(rf"(?<![\w.]){name}(?:=\S+)? \((`--[^`]*`)\)", r"\1", text)
@@ -365,7 +372,7 @@ def _set_entry(data: dict[str, Any], script: str | None, source: str | None) -> 
     path = _absolute(script)
     folder = path.parent if source is None else _absolute(source)
     if source is not None and not path.exists() and (folder / script).is_file():
-        path = folder / script  # named as it stands in the source directory
+        path = folder / script  # named by its path in the source directory
     data["source_directory"] = str(folder)
     data["script"] = os.path.relpath(path, folder)
 
@@ -373,7 +380,7 @@ def _set_entry(data: dict[str, Any], script: str | None, source: str | None) -> 
 def _set_environment(
     data: dict[str, Any], options: Mapping[str, Any], problems: list[Problem]
 ) -> None:
-    """Note the environment: a path of the target, a file of packages here, or packages."""
+    """Set the environment: a path on the target, a local package file, or packages."""
     named, packages = options.get("env"), list(options.get("pip") or ())
     if named is None and not packages:
         return
@@ -381,7 +388,7 @@ def _set_environment(
 
     if named is not None:
         path = Path(named).expanduser()
-        # A relative path counts from here; the target works in another folder.
+        # A relative path starts at the current folder; the target works in another folder.
         named = str(path.absolute()) if path.exists() or reading.is_file_name(named) else str(path)
     if not packages:
         data["environment"] = named
@@ -390,13 +397,15 @@ def _set_environment(
     elif named.endswith(".txt"):
         data["environment"] = {"requirements": named, "pip": packages}
     elif reading.is_file_name(named):
-        problems.append(Problem("--pip", "does not go with a conda file.", "Write it in there."))
+        problems.append(
+            Problem("--pip", "does not work with a conda file.", "Write it into that file.")
+        )
     else:
         data["environment"] = {"python": named, "pip": packages}
 
 
 def _set_container(data: dict[str, Any], options: Mapping[str, Any]) -> None:
-    """Note the image; paths are relative to the working directory."""
+    """Set the image; paths are relative to the working directory."""
     from rayjobs.spec.container_files import anchored_container
 
     given = {key: options[key] for key in ("image", "dockerfile") if options.get(key) is not None}
@@ -411,7 +420,7 @@ def _set_container(data: dict[str, Any], options: Mapping[str, Any]) -> None:
 
 
 def _absolute(text: str) -> Path:
-    # Without following links: a linked script's folder is where the link is, as for Python.
+    # Do not follow links: a linked script's folder is where the link is, as for Python.
     return Path(os.path.normpath(Path(text).expanduser().absolute()))
 
 
@@ -431,7 +440,7 @@ def _secret(text: str) -> tuple[str, dict[str, str]]:
     name, separator, reference = text.partition("=")
     kind, _, value = reference.partition(":")
     if not separator or not name or kind not in ("env", "file") or not value:
-        # The text may hold the secret itself, so it is not shown.
+        # The text may be the secret itself, so it is not shown.
         raise ValueError(
             "is not a reference; write NAME=env:RAYJOBS_SECRET_X, or NAME=file:PATH on the target"
         )
@@ -446,7 +455,7 @@ def _input(text: str) -> tuple[str, dict[str, str]]:
     if colon and mode in MODES:
         return name, {"source": before, "mode": mode}
     if colon and difflib.get_close_matches(mode, MODES, n=1):
-        raise ValueError(f"asks for the mode {mode!r}; the modes are {', '.join(MODES)}")
+        raise ValueError(f"has the unknown mode {mode!r}; the modes are {', '.join(MODES)}")
     return name, {"source": source}
 
 
@@ -469,7 +478,7 @@ def _output(text: str) -> tuple[str, dict[str, Any]]:
                 f"`:{OVERWRITE}` replaces stored files"
             )
         else:
-            break  # a colon of the path
+            break  # a colon in the path
         destination = before
     return name, {"destination": destination, **found}
 

@@ -1,4 +1,4 @@
-"""`rayjobs stacks`: where each rank of a running job is."""
+"""`rayjobs stacks`: show where each rank of a running job is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayjobs.injob.exitrecord import RankStack
 from rayjobs.injob.stacks import STOPPED, named, odd_ones
 from rayjobs.target.requests import TargetRequest
 
-# A host dumps its ranks one after another, each in some ten milliseconds on a quiet machine.
+# A host dumps its ranks one after another; each takes about ten milliseconds on a quiet machine.
 ANSWER_S = 130.0
 
 EPILOG = """\b

@@ -1,4 +1,4 @@
-"""Describes, for a dry run, what starts the processes of a plan and how each learns its rank."""
+"""Describes, for a dry run, what starts the processes of a plan and how each gets its rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from rayjobs.launch.plan import TORCH_BACKENDS
 
-SHOWN_RANKS = 8  # of a larger job the first ones and the last; --json has all
-# Other names of the same numbers.
+SHOWN_RANKS = 8  # of a larger job, the first ones and the last; --json lists all
+# Other names for the same numbers.
 LEFT_OUT = ("OMPI_", "AZ_", "AZUREML_")
 
 
@@ -20,7 +20,7 @@ def start_lines(
 
     Args:
         spec: The job's, as JSON data.
-        hosts: The plan of each node's host.
+        hosts: The launch plan of each node's host.
     """
     backend = spec["distribution"]["backend"]
     mpirun = (hosts[0].get("extras") or {}).get("command")
@@ -32,9 +32,11 @@ def start_lines(
     if backend in TORCH_BACKENDS:
         yield "All ranks", "MASTER_ADDR and MASTER_PORT: rank 0's node, and a port free there"
     elif backend == "horovod-gloo":
-        said = {name: value for name, value in hosts[0]["env"].items() if _is_shown(name, backend)}
+        rank_variables = {
+            name: value for name, value in hosts[0]["env"].items() if _is_shown(name, backend)
+        }
         met = "HOROVOD_GLOO_RENDEZVOUS_ADDR and …_PORT: rank 0's node, and a port free there"
-        yield "All ranks", f"{_assigned(said)} {met}"
+        yield "All ranks", f"{_assigned(rank_variables)} {met}"
     else:
         return
     ranks = [rank for host in hosts for rank in host["ranks"]]
@@ -53,7 +55,7 @@ def _command(spec: Mapping[str, Any], host: Mapping[str, Any]) -> str:
 
 
 def _is_shown(name: str, backend: str) -> bool:
-    """Return whether a variable holds a rank; Horovod has names of its own."""
+    """Return whether a variable holds a rank; Horovod uses its own names."""
     if backend == "horovod-gloo":
         return name.startswith("HOROVOD_") and not name.startswith("HOROVOD_GLOO_RENDEZVOUS_")
     return not name.startswith(LEFT_OUT)

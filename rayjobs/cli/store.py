@@ -1,4 +1,4 @@
-"""`rayjobs store`: outputs that could not be stored at the end of their job."""
+"""`rayjobs store`: store outputs that could not be stored at the end of their job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayjobs.data.made import OUTPUT_EVENT
 from rayjobs.jobs import unstored
 from rayjobs.target.requests import TargetRequest
 
-# The target answers earlier, and is asked again.
+# The target answers earlier, and the command asks again.
 ANSWER_S = 60.0
 # A line is printed after this time, even if no file has moved.
 QUIET_S = 30.0
@@ -36,11 +36,11 @@ Examples:
 @common_options
 @click.pass_obj
 def store(settings: Settings, job: str) -> int:
-    """Store the outputs of a job that ended while their storage was away.
+    """Store the outputs of a job that ended while their storage was unavailable.
 
-    The script does not run again: its files are still on the node, for seven days. The job stays
-    Failed, or Canceled. Exits with 1 if something could not be stored; then run it again later.
-    Ctrl-C stops waiting; the target goes on storing.
+    The script does not run again: its files stay on the node for seven days. The job stays Failed
+    or Canceled. Exits with 1 if something could not be stored; run the command again later. Ctrl-C
+    stops waiting; the target continues to store.
     """
     from rayjobs.core.paths import home
     from rayjobs.target.starting import ensure_target
@@ -58,7 +58,7 @@ def store(settings: Settings, job: str) -> int:
         while not (answer := ask_target(found, workspace.path, request, timeout_s=ANSWER_S))[
             "done"
         ]:
-            # A target of an earlier version says nothing of it.
+            # A target of an earlier version does not report it.
             reporter.show(answer.get("progress", []))
         stored = [
             one.message
@@ -77,7 +77,7 @@ def store(settings: Settings, job: str) -> int:
 
 
 class _Reporter:
-    """Prints how far a store is: each line when it changes, at most every few seconds."""
+    """Prints the progress: each line when it changes, at most every few seconds."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -85,7 +85,7 @@ class _Reporter:
         self._begun_s = self._shown_s = time.monotonic()
 
     def show(self, lines: list[str]) -> None:
-        """Print what the nodes say; without a word from them, that it still goes on."""
+        """Print the nodes' reports; without any, print that storing continues."""
         now = time.monotonic()
         changed = [line for line in lines if line not in self._last]
         if changed:

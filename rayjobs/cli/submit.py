@@ -47,7 +47,7 @@ _DEFAULT_NAME = "rayjobs.default_name"
 
 
 class SubmitCommand(click.Command):
-    """Takes everything after ``--`` as the script's own arguments."""
+    """Treats everything after ``--`` as the script's own arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split at the first ``--``."""
@@ -62,7 +62,7 @@ class SubmitCommand(click.Command):
             known = [name for option in self.get_params(ctx) for name in option.opts]
             text = unknown_option(error.option_name, known)
             if not option_for(error.option_name, known):
-                text += f" Arguments of the script come after `--`: -- {error.option_name} …"
+                text += f" Put arguments of the script after `--`: -- {error.option_name} …"
             raise click.UsageError(text, ctx) from error
 
 
@@ -104,14 +104,14 @@ def submit(
     idempotency_key: str | None,
     **options: Any,
 ) -> int:
-    """Run SCRIPT on a compute target; everything after `--` is passed to it.
+    """Run SCRIPT on a compute target, with everything after `--` as its arguments.
 
     The script's folder is packed (see .rayjobsignore); --source names another one. A --command
     without --source packs nothing.
     """
     if extra:
         raise click.UsageError(
-            f"{extra[0]!r} is after the script; the script's own arguments go after `--`:\n"
+            f"{extra[0]!r} follows the script; put the script's own arguments after `--`:\n"
             f"  rayjobs submit {script} -- {' '.join(extra)}"
         )
     if attach and (detach or settings.quiet or settings.as_json):
@@ -148,11 +148,12 @@ def submit_typed(
     """Submit what was typed, or show its plan; return the exit code. See `submit`.
 
     Args:
-        default_name: The job's name where none is typed; None: that of the script.
-        is_own_source: Whether the source folder is the user's, so that warnings about it help.
+        default_name: The job's name if none is typed; None: the script's name.
+        is_own_source: Whether the source folder is the user's, so that warnings about it are
+            useful.
 
     Raises:
-        SpecError, CannotBePlacedError: what is wrong with it, named by the options.
+        SpecError, CannotBePlacedError: the job is wrong; problems are named by the options.
     """
     from rayjobs.submit.project import load_project
 
@@ -181,7 +182,7 @@ def submit_typed(
 
 
 def _target_default(project: Project, options: dict[str, Any], file: str | None) -> dict[str, str]:
-    """Return what set the default target, where neither an option nor a job file may have."""
+    """Return where the default target comes from if neither an option nor a job file sets it."""
     from rayjobs.submit.project import default_target
 
     if file is not None or options.get("target") is not None:
@@ -198,12 +199,12 @@ def typed_spec(
     *,
     default_name: str | None = None,
 ) -> JobSpec:
-    """Return the spec that options, the file and the project's defaults give, in this order.
+    """Return the spec from options, the file and the project's defaults, in order of precedence.
 
-    Without a name the job gets `default_name`, else that of its script.
+    Without a name, the job gets `default_name`, else the script's name.
 
     Raises:
-        SpecError: all that is wrong with either, and with the script's path, at once.
+        SpecError: options, file or the script's path are wrong; all problems at once.
     """
     from rayjobs.spec.file import build_spec, load_spec_file, merge
     from rayjobs.submit.project import with_defaults
@@ -239,9 +240,7 @@ def typed_spec(
         problems += error.problems or (Problem("", error.message),)
         problems += _other_problems(data, error.problems)
     else:
-        if (
-            problems
-        ):  # an option that could not be read: what the others say is checked all the same
+        if problems:  # an option could not be parsed: check the others anyway
             problems += _other_problems(data, ())
     if problems:
         raise SpecError(problems=problems)
@@ -249,7 +248,7 @@ def typed_spec(
 
 
 def _other_problems(data: dict[str, Any], known: Sequence[Problem]) -> list[Problem]:
-    """Check what is left of a spec when the parts that are known to be wrong are taken out."""
+    """Check the rest of a spec, without the parts that are known to be wrong."""
     from rayjobs.spec.file import build_spec
     from rayjobs.spec.model import JobSpec
     from rayjobs.submit.checks import check
@@ -261,14 +260,14 @@ def _other_problems(data: dict[str, Any], known: Sequence[Problem]) -> list[Prob
     try:
         spec = build_spec(left)
     except SpecError:
-        # More is wrong with its form than could be taken out: look at the script at least.
+        # More is malformed than could be removed: at least check the script.
         script = data.get("script")
         if not isinstance(script, str) or data.get("command"):
             return []
         spec = JobSpec(script=script)
     found = check(spec, source=Path(folder) if isinstance(folder, str) else None)
     wrong = {problem.path for problem in known}
-    # What was taken out has its default there, which nobody asked for.
+    # The removed parts have default values there, which the user did not choose.
     return [problem for problem in found if problem.path not in wrong]
 
 
@@ -305,9 +304,9 @@ def _submit(
 def note_submitted(
     settings: Settings, done: Submitted, workspace: OpenWorkspace, *, is_own_source: bool = True
 ) -> None:
-    """Print warnings and notes; a warning about the source once per change only.
+    """Print warnings and notes; repeat a warning about the source only when it changes.
 
-    Where the source is not the user's own (`is_own_source`), such warnings are left out.
+    Unless the source is the user's own (`is_own_source`), such warnings are left out.
     """
     packed = done.packed
     for warning in warnings_to_show(settings, done.warnings, packed, workspace):
@@ -328,9 +327,9 @@ def warnings_to_show(
     packed: Packed | None,
     workspace: OpenWorkspace,
 ) -> list[str]:
-    """Return the warnings without those about the source that the last submit showed."""
+    """Return the warnings, without those about the source that the last submit showed."""
     if packed is None or settings.verbose or settings.quiet:
-        return list(warnings)  # nothing is shown with -q, so nothing may count as shown
+        return list(warnings)  # -q shows nothing, so nothing may count as shown
     from rayjobs.submit.warned import unseen
 
     shown = set(unseen(workspace.own_files, packed.source, packed.warnings))
@@ -338,7 +337,7 @@ def warnings_to_show(
 
 
 def snapshot_line(summary: Summary) -> str:
-    """Return one line about a snapshot: how much it is, and what is left out."""
+    """Return one line about a snapshot: its size, and what is left out."""
     left = summary.left_out_line
     return f"snapshot: {summary.size_line}" + (f"; left out: {left}" if left else "")
 
@@ -358,7 +357,7 @@ def tell(settings: Settings, done: Submitted) -> None:
     if done.starting:
         settings.note(f"target {job.target} does not answer; starting it in the background")
     hints = [("logs -f", "follow its log"), ("show", "all details"), ("cancel", "cancel it")]
-    if job.state.is_final:  # what it was to start after has ended otherwise
+    if job.state.is_final:  # the job it depends on did not end as required
         settings.note(f"it has ended already ({job.state}): {job.reason}")
         hints = [("rerun", "submit it again"), hints[1]]
     if job.kind == "array":
@@ -395,7 +394,7 @@ def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
         shown = Shown()
 
         def follow(at: OpenWorkspace) -> tuple[Job, list[str]]:
-            if job.kind == "array":  # many logs at once are nothing to look at: how it stands is
+            if job.kind == "array":  # many logs at once are unreadable: show the state instead
                 ended = await_end(at, [job.id], screen.note)[0]
             elif job.spec.distribution.world_size > 1:
                 from rayjobs.cli.loglines import follow_ranks

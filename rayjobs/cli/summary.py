@@ -22,7 +22,7 @@ LEFT_OUT_SHOWN = 5
 
 
 def changed_inputs(store: Store, job: Job) -> list[str]:
-    """Return what changed in the inputs of a job's newest attempt while it ran, a sentence each."""
+    """Return a sentence for each input of a job's newest attempt that changed while it ran."""
     return [
         plain_text(event.message)
         for event in store.events(job.id)
@@ -31,7 +31,7 @@ def changed_inputs(store: Store, job: Job) -> list[str]:
 
 
 def left_out(store: Store, job: Job) -> list[str]:
-    """Return what of a job's newest attempt could not be stored, a sentence each."""
+    """Return a sentence for each file of a job's newest attempt that could not be stored."""
     found = [
         plain_text(event.message)
         for event in store.events(job.id)
@@ -84,7 +84,7 @@ def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> lis
 
 
 def has_unstored(store: Store, job: Job) -> bool:
-    """Whether outputs of a job are only on its nodes, and `rayjobs store` may store them."""
+    """Whether outputs of a job are only on its nodes, where `rayjobs store` may store them."""
     if job.state not in (JobState.FAILED, JobState.CANCELED) or not job.spec.outputs:
         return False
     return not unstored.why_not(job, store.attempts(job.id), store.events(job.id))
@@ -101,7 +101,7 @@ def stored_later(store: Store, job: Job) -> bool:
 def next_commands(
     job: Job, *, has_metrics: bool = False, has_files: bool = False, has_unstored: bool = False
 ) -> list[tuple[str, str]]:
-    """Return the commands that make sense for a job as it is now, each with its purpose."""
+    """Return the commands that are useful in a job's current state, each with its purpose."""
     if job.kind == "sweep":
         commands = [("sweep show", "all trials, and why each one ended")]
         if job.state is not JobState.FAILED:
@@ -125,6 +125,6 @@ def next_commands(
 
 
 def useful_commands(short: str, commands: list[tuple[str, str]]) -> list[str]:
-    """Return lines of commands that could come next, aligned."""
+    """Return aligned lines of commands that could be next."""
     wide = max(len(f"rayjobs {command} {short}") for command, _ in commands)
     return [f"  {f'rayjobs {command} {short}'.ljust(wide)}   {why}" for command, why in commands]

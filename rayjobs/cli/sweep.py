@@ -48,7 +48,7 @@ A trial is a job: `rayjobs ls --parent 1f3c`, `rayjobs logs JOB`.
 
 @click.group(cls=CommandList, epilog=EPILOG)
 def sweep() -> None:
-    """Search hyperparameters: many trials of one job, hopeless ones ended early."""
+    """Search hyperparameters: run many trials of one job, and end hopeless ones early."""
 
 
 @sweep.command(
@@ -171,7 +171,7 @@ def _show_plan(settings: Settings, workspace: OpenWorkspace, spec: SweepSpec) ->
         if parameters is not None
     ]
     planned = spec.model_dump(mode="json")
-    # A seed that was drawn for this call is not the one that a submit would use.
+    # A submit would not use the seed that was drawn for this call.
     seed = None if spec.sampling.is_seed_drawn else spec.sampling.seed
     if seed is None:
         planned["sampling"].pop("seed", None)
@@ -210,7 +210,7 @@ def _show_plan(settings: Settings, workspace: OpenWorkspace, spec: SweepSpec) ->
 
 
 @sweep.command(epilog="\b\nExample:\n  rayjobs sweep ls\n")
-@click.option("-a", "--all", "show_all", is_flag=True, help="All sweeps, however long ago.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="All sweeps, including old ones.")
 @click.option("-e", "--experiment", metavar="NAME", help="Only sweeps of this experiment.")
 @json_option
 @common_options
@@ -310,7 +310,7 @@ def show(settings: Settings, sweep_id: str) -> None:
     if model_notice:
         click.echo(model_notice)
     click.echo("\n" + trials_table(settings, state, spec, shown=shown))
-    if not any(trial.reason for trial in state.trials):  # else the table has them
+    if not any(trial.reason for trial in state.trials):  # otherwise the table has them
         for line in failed:
             click.echo(f"  {' '.join(line.split())}")
 
@@ -322,7 +322,7 @@ def show(settings: Settings, sweep_id: str) -> None:
 def watch(settings: Settings, sweep_id: str) -> int:
     """Follow a sweep until it ends; exits with its result. Ctrl-C detaches.
 
-    On a terminal a live table, otherwise one line per event.
+    Shows a live table on a terminal, otherwise one line per event.
     """
     from rayjobs.cli.sweep_watch import stay
 
@@ -333,12 +333,14 @@ def watch(settings: Settings, sweep_id: str) -> int:
 
 @sweep.command(epilog="\b\nExamples:\n  rayjobs sweep best 1f3c\n  rayjobs sweep best -n 3 1f3c\n")
 @SWEEP
-@click.option("-n", "--top", type=click.IntRange(1), default=1, metavar="N", help="The best N.")
+@click.option(
+    "-n", "--top", type=click.IntRange(1), default=1, metavar="N", help="Show the best N."
+)
 @json_option
 @common_options
 @click.pass_obj
 def best(settings: Settings, sweep_id: str, top: int) -> None:
-    """Show the best trial: completed, its last value of the metric finite."""
+    """Show the best trial among completed ones with a finite last value of the metric."""
     from rayjobs.results.metrics import number_text
     from rayjobs.tuning.results import ranked
     from rayjobs.tuning.trials import TrialState
@@ -381,7 +383,7 @@ def best(settings: Settings, sweep_id: str, top: int) -> None:
     "  rayjobs sweep plot 1f3c --format svg\n"
 )
 @SWEEP
-@click.option("-o", "--output", metavar="DIR", default=".", help="Where to; else here.")
+@click.option("-o", "--output", metavar="DIR", default=".", help="Folder to write to [here].")
 @click.option(
     "--format",
     "suffix",
@@ -394,7 +396,7 @@ def best(settings: Settings, sweep_id: str, top: int) -> None:
 @common_options
 @click.pass_obj
 def plot(settings: Settings, sweep_id: str, output: str, suffix: str) -> None:
-    """Draw history, parallel coordinates and learning curves, and one HTML page with all."""
+    """Plot history, parallel coordinates and learning curves, and write one HTML page with all."""
     from rayjobs.tuning.pages import write_html
     from rayjobs.tuning.plots import KINDS, write_plot
 
@@ -425,7 +427,7 @@ def plot(settings: Settings, sweep_id: str, output: str, suffix: str) -> None:
 @common_options
 @click.pass_obj
 def cancel(settings: Settings, sweep_ids: tuple[str, ...]) -> None:
-    """Ask sweeps to end: their trials are canceled, and no new ones begin.
+    """Cancel sweeps: their trials are canceled, and no new ones start.
 
     If a name is wrong, nothing is canceled. With --json, several sweeps are a list.
     """

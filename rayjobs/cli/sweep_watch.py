@@ -1,4 +1,4 @@
-"""Follows a sweep: a live table on a terminal, elsewhere a line for each event."""
+"""Follows a sweep: with a live table on a terminal, elsewhere with a line for each event."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_t
     if spec.register_as is not None and job.state is JobState.COMPLETED:
         if "model" not in job.properties:
             settings.note(plain_text(job.reason))
-            return Exit.FAILED  # asked for, and not done
+            return Exit.FAILED  # requested, and not done
         settings.note(f"registered as model {job.properties['model']}")
         _warn_of_its_end(settings, workspace, job, spec)
     return of_job(job)
@@ -95,7 +95,7 @@ def _warn_of_its_end(
 def _look(workspace: OpenWorkspace, sweep_id: str) -> tuple[Job, SweepState]:
     from rayjobs.tuning.table import load_state
 
-    # The job first: once it has ended, the table changes no more.
+    # Read the job first: once it has ended, the table no longer changes.
     job = workspace.store.job(sweep_id)
     return job, load_state(workspace.store, job, now=SystemClock().now())
 
@@ -147,7 +147,7 @@ def _live(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: Swe
 
 
 def metric_text(settings: Settings, state: SweepState, spec: SweepSpec) -> str:
-    """Return a notice that running trials do not report the sweep's metric; else empty."""
+    """Return a notice if running trials do not report the sweep's metric; else an empty text."""
     from rayjobs.tuning.engine import metric_missing
 
     notice = metric_missing(state.trials, spec.metric)
@@ -158,7 +158,7 @@ def metric_text(settings: Settings, state: SweepState, spec: SweepSpec) -> str:
 
 
 def model_text(settings: Settings, workspace: OpenWorkspace, sweep_id: str) -> str:
-    """Return a notice that completed trials store no model to register; else empty."""
+    """Return a notice if completed trials store no model to register; else an empty text."""
     from rayjobs.tuning.results import MODEL_MISSING
 
     for event in workspace.store.events(sweep_id):
@@ -185,10 +185,10 @@ def trials_table(
     columns: int | None = None,
     shown: Mapping[int, str] | None = None,
 ) -> str:
-    """Return the trial table as text: the best is marked, ended trials have a reason.
+    """Return the trial table as text: it marks the best, and gives a reason for ended trials.
 
     Args:
-        rows: The largest number of rows: running trials, the best, the latest.
+        rows: The maximum number of rows: running trials, the best, the latest.
         columns: The width to fit into; None takes the terminal's.
         shown: States of unfinished trials by number, see `sweepviews.stands`.
     """

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def find_sweep(settings: Settings, store: Store, text: str, *, strict: bool = False) -> str:
-    """Return the id of the sweep that `text` names, looking among sweeps alone.
+    """Return the id of the sweep that `text` names, looking only among sweeps.
 
     Args:
-        strict: Refuse a name that several sweeps have; else the newest is meant, and it is said.
+        strict: Refuse a name that several sweeps have; otherwise take the newest, with a note.
 
     Raises:
         NotFoundError: no such sweep, or `text` names a job that is not a sweep.
@@ -37,14 +37,14 @@ def find_sweep(settings: Settings, store: Store, text: str, *, strict: bool = Fa
             found = newest_named(settings, store, text, kind="sweep")
     except NotFoundError as error:
         try:
-            found = store.find(text)  # one job: `sweep` refuses it if it is not a sweep
+            found = store.find(text)  # a single job: `sweep` refuses it if it is not a sweep
         except (NotFoundError, UsageError):
             raise error from None
     return store.sweep(found.id).job.id
 
 
 def read_sweep(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
-    """Return a sweep's definition and its trial table as it is now."""
+    """Return a sweep's definition and its current trial table."""
     from rayjobs.core.clock import SystemClock
     from rayjobs.tuning.spec import parse_sweep
     from rayjobs.tuning.table import load_state
@@ -55,7 +55,7 @@ def read_sweep(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
 
 
 def warm_start_text(store: Store, sweep_id: str) -> str:
-    """Return what a sweep took over from earlier ones, as its driver noted it; empty for none."""
+    """Return what a sweep took over from earlier ones, as its driver recorded it; may be empty."""
     from rayjobs.tuning.warm_start import EVENT
 
     return next((one.message for one in store.events(sweep_id) if one.kind == EVENT), "")
@@ -121,7 +121,7 @@ def trial_json(trial: TrialRecord, spec: SweepSpec, shown: Mapping[int, str]) ->
         "shown_state": shown.get(trial.number, str(trial.state)),
         "parameters": dict(trial.parameters),
         "best": trial.best(spec.goal),
-        # Texts where JSON has no number.
+        # Texts for values that JSON cannot represent as numbers.
         "reports": json.loads(reports_text(trial.values)),
         "diverged": trial.diverged,
         "reason": trial.reason,

@@ -1,4 +1,4 @@
-"""`rayjobs target`: create, list, look at, start and stop compute targets."""
+"""`rayjobs target`: create, list, show, start and stop compute targets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLOURS = {
 
 
 class TargetName(ParamType):
-    """A target's name; completes those that exist."""
+    """A target's name; completes existing ones."""
 
     name = "target"
 
@@ -62,10 +62,10 @@ Examples:
 
 @click.group(cls=CommandList, epilog=EPILOG)
 def target() -> None:
-    """Create, list, look at, start and stop compute targets.
+    """Create, list, show, start and stop compute targets.
 
-    `local` is one Ray head on this machine, shared by all your workspaces. It starts by itself
-    with the first job, and stops by itself after an idle time.
+    `local` is one Ray head on this machine, shared by all your workspaces. It starts automatically
+    with the first job, and stops automatically when idle.
     """
 
 
@@ -77,11 +77,13 @@ target.add_command(secret)
     epilog="\b\nExample:\n  rayjobs target create lab --address 10.0.0.5:6379 --token-file FILE\n"
 )
 @click.argument("name", metavar="NAME")
-@click.option("--address", metavar="HOST:PORT", help="Of the cluster's GCS (`ray start --head`).")
+@click.option(
+    "--address", metavar="HOST:PORT", help="Address of the cluster's GCS (`ray start --head`)."
+)
 @click.option(
     "--token-file",
     metavar="FILE",
-    help="The cluster's token file; only you may be able to read it.",
+    help="The cluster's token file, which only you may read.",
 )
 @click.option(
     "--cluster-without-token-anyone-can-run-code",
@@ -100,7 +102,7 @@ target.add_command(secret)
     "--cluster",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="What `ray up` was run with: the node types that may start.",
+    help="The file that `ray up` was run with: the node types that may start.",
 )
 @click.option(
     "--start-timeout",
@@ -125,7 +127,7 @@ def create(
     without_token: bool,
     **given: Any,
 ) -> None:
-    """Attach a Ray cluster that runs. One that needs no token is refused without its flag."""
+    """Attach a running Ray cluster. One that requires no token is refused without --no-token."""
     from rayjobs.target.targets import create_target
 
     record = create_target(
@@ -151,14 +153,16 @@ def create(
 @target.command(epilog="\b\nExample:\n  rayjobs target rm lab\n")
 @click.argument("name", metavar="NAME", type=TargetName())
 @click.option("--cancel", "cancels", is_flag=True, help="Cancel its unfinished jobs first.")
-@click.option("--force", is_flag=True, help="Also with unfinished jobs; they stay in the store.")
+@click.option(
+    "--force", is_flag=True, help="Remove it despite unfinished jobs, which stay in the store."
+)
 @common_options
 @click.pass_obj
 def rm(settings: Settings, name: str, cancels: bool, force: bool) -> None:
     """Remove an attached cluster from the list; the cluster itself is not changed.
 
     With --cancel, jobs of a cluster that cannot be reached end in the store. Processes that may
-    still run there are not ended, and what they report is ignored.
+    still run there are not ended, and their reports are ignored.
     """
     from rayjobs.core.paths import home
     from rayjobs.target import unfinished
@@ -184,7 +188,7 @@ def rm(settings: Settings, name: str, cancels: bool, force: bool) -> None:
 @common_options
 @click.pass_obj
 def ls(settings: Settings) -> None:
-    """List targets and whether they run; `*` marks the default one (see `target use`)."""
+    """List targets and their states; `*` marks the default one (see `target use`)."""
     from rayjobs.target.targets import list_targets
 
     views = list_targets()
@@ -225,17 +229,17 @@ def ls(settings: Settings) -> None:
 @common_options
 @click.pass_obj
 def use(settings: Settings, name: str | None) -> None:
-    """Choose the default target: where jobs run that name none.
+    """Choose the default target, on which jobs run that name no other.
 
-    --target and a job file come first, then RAYJOBS_TARGET, then `target:` in the nearest
-    rayjobs.yaml, then this choice, which holds for all projects of this user on this machine.
+    --target and a job file take precedence, then RAYJOBS_TARGET, then `target:` in the nearest
+    rayjobs.yaml, then this choice, which applies to all projects of this user on this machine.
     """
     from rayjobs.submit.project import default_target, use_target
 
     if name is not None:
         from rayjobs.target.targets import require
 
-        require(name)  # its error names the targets that exist
+        require(name)  # its error lists the existing targets
         use_target(name)
     found = default_target()
     if settings.as_json:
@@ -245,7 +249,7 @@ def use(settings: Settings, name: str | None) -> None:
     settings.note(f"set by {found.origin}")
     if name is not None and found.name != name:
         settings.note(
-            f"your choice {name} is stored, but {found.origin} comes first and says {found.name}"
+            f"your choice {name} is stored, but {found.origin} takes precedence with {found.name}"
         )
 
 
@@ -298,7 +302,7 @@ def show(settings: Settings, name: str) -> None:
 @common_options
 @click.pass_obj
 def start(settings: Settings, name: str) -> int:
-    """Start a target and say each stage; one that runs is left as it is."""
+    """Start a target and report each stage; a running target is left unchanged."""
     from rayjobs.core.paths import home
     from rayjobs.target import unfinished
     from rayjobs.target.targets import start_target, target_status
@@ -314,23 +318,24 @@ def start(settings: Settings, name: str) -> int:
     if settings.as_json:
         print_json({**asdict(target_status(name)), "was_started": status.was_started})
     elif status.was_started:
-        click.echo(f"target {name} runs (started in {took})")
+        click.echo(f"target {name} is running (started in {took})")
         if older:
             settings.note(f"note: {older}")
     else:
-        click.echo(f"target {name} runs already")
+        click.echo(f"target {name} is already running")
     return Exit.DONE
 
 
 def _interrupted_start(name: str) -> str:
-    """Return what goes on after Ctrl-C during a start, and what to type."""
+    """Return what continues after Ctrl-C during a start, and what to type."""
     from rayjobs.core.paths import TargetPaths, home
     from rayjobs.target import keeping
 
     if keeping.is_kept(TargetPaths.of(name, under=home())):
         return (
-            f"interrupted: target {name} goes on starting in the background. `rayjobs target show "
-            f"{name}` shows how far it is, `rayjobs target stop {name}` ends it"
+            f"interrupted: target {name} continues to start in the background. `rayjobs target "
+            "show "
+            f"{name}` shows its progress, `rayjobs target stop {name}` ends it"
         )
     return (
         f"interrupted: target {name} was not started; `rayjobs target start {name}` tries again, "
@@ -356,10 +361,10 @@ Examples:
 @common_options
 @click.pass_obj
 def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
-    """Stop a target and all that belongs to it.
+    """Stop a target and everything that belongs to it.
 
-    It is refused, with a list, while jobs are not finished: cancel them, or keep them. Where a
-    cluster cannot be reached, the stop is recorded: no command starts the target again by itself.
+    While jobs are unfinished, the command refuses and lists them: cancel or keep them. If a cluster
+    cannot be reached, the stop is recorded, and no command restarts the target automatically.
     """
     from rayjobs.core.errors import TargetError
     from rayjobs.core.paths import home
@@ -396,9 +401,9 @@ def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
             if jobs and isinstance(error, UnreachedError):
                 settings.note(unfinished.what_becomes(name, jobs))
             raise
-        # The cancel stands all the same, and the stop is recorded.
+        # The cancel still holds, and the stop is recorded.
         ran, unreached = False, unreached or error.message
-        if not isinstance(error, UnreachedError):  # something answers there, and its Ray does not
+        if not isinstance(error, UnreachedError):  # something answers there, but its Ray does not
             settings.note(f"the target's actor was not ended: {error.message}")
     if not unreached:  # jobs may have ended while it stopped
         jobs = jobs.still(unfinished.of_target(name, home=home()))
@@ -450,14 +455,14 @@ def _kind(view: TargetView) -> str:
 
 
 def _default_name() -> str | None:
-    """Return the name of the default target; None where the project's file is wrong."""
+    """Return the name of the default target; None if the project's file is invalid."""
     from rayjobs.core.errors import SpecError
     from rayjobs.submit.project import default_target
 
     try:
         return default_target().name
     except SpecError:
-        return None  # a list of targets does not depend on it; `submit` reports the mistake
+        return None  # a list of targets does not need it; `submit` reports the mistake
 
 
 def _busy(view: TargetView) -> str:

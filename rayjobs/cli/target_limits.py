@@ -1,4 +1,4 @@
-"""`rayjobs target limits`: how many jobs and GPUs at a time, aging, passing, making way."""
+"""`rayjobs target limits`: limits of jobs and GPUs, aging, backfill and preemption."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Amount(ParamType):
         except (ValueError, UsageError):
             number = 0
         if not 0 < number < float("inf"):
-            self.fail(f"{value!r} is not an amount above 0; give one, or none.", param, ctx)
+            self.fail(f"{value!r} is not a number above 0; give one, or none.", param, ctx)
         return number
 
 
@@ -53,26 +53,31 @@ def _seconds(text: str) -> float:
 
 
 _OPTIONS = (
-    click.option("--max-jobs", type=Amount(int), metavar="N|none", help="Jobs that run at a time."),
     click.option(
-        "--max-jobs-per-user", type=Amount(int), metavar="N|none", help="Of them, of one user."
+        "--max-jobs", type=Amount(int), metavar="N|none", help="Jobs that may run at a time."
+    ),
+    click.option(
+        "--max-jobs-per-user",
+        type=Amount(int),
+        metavar="N|none",
+        help="Jobs of one user that may run at a time.",
     ),
     click.option(
         "--max-gpus-per-user",
         type=Amount(float),
         metavar="N|none",
-        help="GPUs that one user's jobs hold together.",
+        help="GPUs that one user's jobs may use together.",
     ),
     click.option(
         "--aging",
         type=Amount(_seconds),
         metavar="DURATION|none",
-        help="Waiting that is worth one level of priority [1d].",
+        help="Waiting time worth one level of priority [1d].",
     ),
     click.option(
         "--backfill/--no-backfill",
         default=None,
-        help="Whether jobs may pass the first in line where that cannot delay it.",
+        help="Whether jobs may start before the head of the queue where that cannot delay it.",
     ),
     click.option(
         "--preemption/--no-preemption",
@@ -91,18 +96,18 @@ _FIELDS = {
 
 
 def limit_options(command: Command) -> Command:
-    """Give a command the options of the queue's limits; `set_limits` takes them."""
+    """Add the options of the queue's limits to a command; `set_limits` takes them."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def set_limits(target: str, given: dict[str, Any]) -> None:
-    """Change those limits of a target that were given; the others stay.
+    """Change the given limits of a target; the others stay.
 
     Raises:
         NotFoundError: no such target.
-        UsageError: its limits are damaged, or one that was given is wrong.
+        UsageError: its limits are damaged, or a given one is invalid.
     """
     from rayjobs.core.paths import home
     from rayjobs.target.limits import load_limits, save_limits
@@ -152,7 +157,7 @@ def limits(settings: Settings, /, name: str, **given: Any) -> None:
 
 
 def _level(aging_s: float) -> str:
-    return f"{duration_text(aging_s)} of waiting for a level of priority"
+    return f"{duration_text(aging_s)} of waiting per level of priority"
 
 
 def _or_none(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""`rayjobs target secret`: credentials for a target's jobs, given without restarting it."""
+"""`rayjobs target secret`: set credentials for a target's jobs, without restarting it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  rayjobs target secret set PHOTOS_KEY               the variable's value here, or asks for it
+  rayjobs target secret set PHOTOS_KEY               takes this shell's variable, or asks for it
   vault read … | rayjobs target secret set PHOTOS_KEY --stdin
   rayjobs target secret ls
   rayjobs target secret rm PHOTOS_KEY
 """
-TARGET = click.option("--target", "target_name", metavar="NAME", help="The target; else yours.")
+TARGET = click.option(
+    "--target", "target_name", metavar="NAME", help="The target (default: your default target)."
+)
 
 
 class SecretName(ParamType):
-    """A secret's name; completes those that the target has."""
+    """A secret's name; completes the target's names."""
 
     name = "secret"
 
@@ -44,7 +46,7 @@ class SecretName(ParamType):
 def secret() -> None:
     """Set, list and remove the secrets of a target; values are never printed.
 
-    Datastores name the variables of their credentials, and jobs those of `--secret`. Submitting
+    Datastores name the variables of their credentials; jobs name theirs with `--secret`. A submit
     passes on those that your shell exports; set the others here. Jobs that start later use the new
     value; the target is not restarted.
     """
@@ -75,8 +77,8 @@ def set_secret(
 ) -> int | None:
     """Set a secret of a target, or replace it.
 
-    The value comes from --stdin, else from this shell's variable NAME, else the command
-    asks for it.
+    The value is read from --stdin, else from this shell's variable NAME, else the command asks for
+    it.
     """
     secrets = _secrets(target_name)
     if from_stdin:
@@ -87,8 +89,8 @@ def set_secret(
         value = click.prompt(name, hide_input=True, err=True)
     else:
         settings.note(
-            f"{name} is not exported here, and there is no terminal to ask on. Export it, or give "
-            f"its value with --stdin."
+            f"{name} is not exported here, and there is no terminal to ask for it. Export it, or "
+            "pass its value with --stdin."
         )
         return Exit.USAGE
     dropped = secrets.set(name, value)
@@ -124,7 +126,7 @@ def list_secrets(settings: Settings, target_name: str | None) -> None:
 @common_options
 @click.pass_obj
 def remove_secret(settings: Settings, name: str, target_name: str | None) -> int | None:
-    """Remove a secret from a target; jobs that run already keep it."""
+    """Remove a secret from a target; jobs that already run keep it."""
     secrets = _secrets(target_name)
     if not secrets.remove(name):
         settings.note(f"target {secrets.target} has no secret {name}")

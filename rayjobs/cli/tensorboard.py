@@ -1,4 +1,4 @@
-"""`rayjobs tensorboard`: TensorBoard over the event files of a job or a sweep."""
+"""`rayjobs tensorboard`: serve TensorBoard on the event files of a job or a sweep."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rayjobs.core.text import counted
 )
 @click.argument("job", metavar="JOB|SWEEP", type=JobId())
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [a free one].")
-@click.option("--fetch", "folder", metavar="DIR", help="Only fetch the event files to DIR.")
+@click.option("--fetch", "folder", metavar="DIR", help="Only download the event files to DIR.")
 @common_options
 @click.pass_obj
 def tensorboard(settings: Settings, job: str, port: int, folder: str | None) -> None:
     """Serve TensorBoard for a job, or for all trials of a sweep, until Ctrl-C.
 
-    Shown are the event files that the scripts wrote below outputs/ or logs/; new ones appear while
-    a job runs.
+    It shows the event files that the scripts wrote below outputs/ or logs/; new ones appear while a
+    job runs.
     """
     import tempfile
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""`rayjobs top`: who uses what now, and who waits."""
+"""`rayjobs top`: show current usage and waiting jobs."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option("--target", metavar="NAME", help="Which target; default: see `rayjobs target use`.")
+@click.option("--target", metavar="NAME", help="Which target (default: see `rayjobs target use`).")
 @click.option("--once", is_flag=True, help="Print it once, even on a terminal.")
 @json_option
 @common_options
 @click.pass_obj
 def top(settings: Settings, target: str | None, once: bool) -> int:
-    """Show a target's nodes, which job uses which GPUs, what runs and what waits.
+    """Show a target's nodes, the job that uses each GPU, and running and waiting jobs.
 
-    On a terminal it is shown again every second until Ctrl-C. Jobs of other workspaces are
-    included where they use a node, and shown by workspace.
+    On a terminal it is refreshed every second until Ctrl-C. Jobs of other workspaces are included
+    where they use a node, under their workspace.
     """
     from rayjobs.submit.project import default_target
 
     target = target or default_target().name
-    require(target)  # its error names the targets that exist
+    require(target)  # its error lists the existing targets
     with settings.open() as workspace:
         if settings.as_json:
             print_json(look(workspace, target))
@@ -62,7 +62,7 @@ def top(settings: Settings, target: str | None, once: bool) -> int:
             return 0
         while True:
             lines = _lines(look(workspace, target))
-            # Written over the old lines: clearing first would flicker.
+            # Overwrite the old lines: clearing them first would flicker.
             text = "".join(f"{cut(line, width())}\x1b[K\n" for line in lines)
             click.echo(f"\x1b[H{text}\x1b[J", nl=False)
             time.sleep(AGAIN_S)
@@ -95,7 +95,7 @@ def look(workspace: OpenWorkspace, target: str) -> dict[str, Any]:
         }
         for job in waiting
     ]
-    # Jobs without a known position are sorted as the queue would: by priority, then by age.
+    # Jobs without a known position are sorted like the queue: by priority, then by age.
     rows.sort(key=lambda row: (row["position"] or len(rows) + 1, -row["priority"]))
     waits = [waited_s(job, now=now) for job in waiting]
     ours = {key_of(workspace.path, job): (job, attempt) for job, attempt in live}
@@ -134,7 +134,7 @@ def _node(
     held: dict[str, dict[str, Any]],
     ours: dict[str, tuple[Job, Attempt]],
 ) -> dict[str, Any]:
-    """Return one node: its totals, what is in use, and which job holds which GPUs there."""
+    """Return one node: its totals, what is in use, and the job that uses each GPU."""
     jobs = []
     for key, one in held.items():
         places = [place for place, at in enumerate(one["nodes"]) if at == node["node_id"]]

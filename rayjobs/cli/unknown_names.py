@@ -1,4 +1,4 @@
-"""Tells a filter that matches no job from one that names something unknown."""
+"""Distinguishes a filter that matches no job from one with an unknown name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LISTED_AT_MOST = 10
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a name that does not exist, with the nearest names, else all of them.
+    """Return the error for an unknown name, with the nearest names, else all names.
 
     Args:
-        what: What the name stands for, such as ``experiment``.
+        what: The kind of name, such as ``experiment``.
     """
     names = list(dict.fromkeys(known))
     close = near(name, names, most=3, least=LIKELY)
@@ -40,7 +40,7 @@ def require_experiment(store: Store, name: str | None) -> None:
     """Check that a job or sweep of this experiment exists.
 
     Raises:
-        UsageError: no such name; the message has the nearest ones.
+        UsageError: no such name; the message lists the nearest ones.
     """
     known = dict.fromkeys(job.experiment for job in store.job_lines(JobFilter(members=False)))
     if name is not None and known and name not in known:
@@ -51,7 +51,7 @@ def require_target(store: Store, name: str | None) -> None:
     """Check that this target exists, or that a job was submitted to it.
 
     Raises:
-        UsageError: neither is so; the message has the nearest names.
+        UsageError: neither is true; the message lists the nearest names.
     """
     if name is None:
         return
@@ -64,10 +64,10 @@ def require_target(store: Store, name: str | None) -> None:
 
 
 def require_tag(store: Store, tag: tuple[str, str] | None) -> str:
-    """Check that a job has a tag of this name; return which values it has, if not the given one.
+    """Check that a job has this tag; return the tag's values unless the given one is among them.
 
     Raises:
-        UsageError: no job has it; the message has the nearest names.
+        UsageError: no job has it; the message lists the nearest names.
     """
     if tag is None:
         return ""
@@ -87,14 +87,14 @@ def require_tag(store: Store, tag: tuple[str, str] | None) -> str:
 
 
 def require_single_job(store: Store, job: Job, command: str, *, what: str) -> None:
-    """Check that a job is not an array or a sweep, whose members have the metrics and files.
+    """Check that a job is not an array or a sweep: their members have the metrics and files.
 
     Args:
-        command: The command that was typed, for the advice.
+        command: The typed command, for the hint.
         what: What the command shows, such as ``metrics``.
 
     Raises:
-        UsageError: it is one; the message names its members and how to address one.
+        UsageError: it is one; the message explains how to address a member.
     """
     if job.kind not in ("array", "sweep"):
         return

@@ -1,4 +1,4 @@
-"""`rayjobs update`: what may change of a job that was submitted."""
+"""`rayjobs update`: change a submitted job."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @job_argument
-@click.option("--priority", type=click.IntRange(-1000, 1000), help="Higher starts earlier.")
+@click.option(
+    "--priority", type=click.IntRange(-1000, 1000), help="Jobs of higher priority start earlier."
+)
 @click.option("--tag", "tags", multiple=True, metavar="K=V", help="Set a tag (repeatable).")
 @click.option("--untag", "untags", multiple=True, metavar="K", help="Remove a tag (repeatable).")
-@click.option("--display-name", metavar="TEXT", help="What lists show.")
+@click.option("--display-name", metavar="TEXT", help="The name that lists show.")
 @click.option(
-    "--max-duration", metavar="TIME", help="Limit of an attempt, e.g. 6h; none: no limit."
+    "--max-duration", metavar="TIME", help="Time limit of an attempt, e.g. 6h; none: no limit."
 )
 @click.option("--nodes", metavar="N", help="Number of nodes.")
 @click.option("--procs-per-node", metavar="N", help="Processes on each node.")
@@ -38,7 +40,7 @@ Examples:
 @click.option("--gpus-per-proc", metavar="N", help="GPUs of each process; 0.5 shares one.")
 @click.option("--memory-per-proc", metavar="SIZE", help="Memory limit of a process, e.g. 8GiB.")
 @click.option("--hold", metavar="WHY", help="Do not start it until it is released.")
-@click.option("--release", is_flag=True, help="Let a held job be started again.")
+@click.option("--release", is_flag=True, help="Allow a held job to start again.")
 @json_option
 @common_options
 @click.pass_obj
@@ -57,10 +59,9 @@ def update(
 ) -> None:
     """Change a waiting job's limit, resources, priority or tags, or hold it.
 
-    Each change of what was submitted is a new revision of the job's spec; its place in the queue
-    and its code stay. Of a job that runs, only priority, tags, shown name and hold can change. Of
-    an array, the members that wait are changed; its priority and hold are those of all that have
-    not ended.
+    Each change makes a new revision of the job's spec; its position in the queue and its code stay.
+    A running job can change only its priority, tags, display name and hold. A change of an array
+    applies to its waiting members; its priority and hold apply to all unfinished members.
     """
     from rayjobs.cli.spec_options import from_options, named_by_option
     from rayjobs.core.errors import SpecError
@@ -81,7 +82,7 @@ def update(
     with settings.open() as workspace:
         found = workspace.store.find(job)
         is_queued = found.state is JobState.QUEUED
-        if is_queued:  # priority and tags are part of what was submitted
+        if is_queued:  # priority and tags are part of the submitted spec
             revised |= {} if priority is None else {"priority": priority}
         changes = JobChanges(
             priority=priority,

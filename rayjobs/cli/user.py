@@ -1,4 +1,4 @@
-"""`rayjobs user`: the users of a served workspace. Works on the server's own machine."""
+"""`rayjobs user`: manage the users of a served workspace, on the server's own machine."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def user() -> None:
     default="submitter",
     show_default=True,
     type=click.Choice(["viewer", "submitter", "admin"]),
-    help="viewer reads, submitter also submits, admin also changes what is others'.",
+    help="viewer reads, submitter also submits, admin also changes what others own.",
 )
 @click.option("--days", default=90.0, show_default=True, help="How long the token is valid.")
 @json_option
 @common_options
 @click.pass_obj
 def add(settings: Settings, name: str, role: str, days: float) -> None:
-    """Make a token for a user, and print it. It is shown only this once."""
+    """Create a token for a user, and print it. It is shown only once."""
     from rayjobs.workspace import connection, users
 
     connection.refuse("`rayjobs user`")
@@ -83,8 +83,8 @@ def add(settings: Settings, name: str, role: str, days: float) -> None:
 
 
 @user.command("ls", epilog=LS_EPILOG)
-@click.option("--audit", is_flag=True, help="List every change: of users, and over HTTP.")
-@click.option("--since", type=Since(), help="With --audit: only changes from then on (7d, 14:30).")
+@click.option("--audit", is_flag=True, help="List all changes of users and over HTTP.")
+@click.option("--since", type=Since(), help="With --audit: only changes since then (7d, 14:30).")
 @json_option
 @common_options
 @click.pass_obj
@@ -115,14 +115,16 @@ def ls(settings: Settings, audit: bool, since: float | None) -> None:
 
 @user.command(epilog=LINK_EPILOG)
 @click.argument("name", metavar="USER")
-@click.option("--issuer", required=True, metavar="URL", help="The provider, as ID tokens name it.")
-@click.option("--subject", required=True, metavar="ID", help="The user there: `sub` of ID tokens.")
+@click.option("--issuer", required=True, metavar="URL", help="The provider, as named in ID tokens.")
+@click.option(
+    "--subject", required=True, metavar="ID", help="The user at the provider: `sub` of ID tokens."
+)
 @common_options
 @click.pass_obj
 def link(settings: Settings, name: str, issuer: str, subject: str) -> None:
-    """Let a person who logs in by OpenID Connect have a name that is taken here.
+    """Give a name that is taken here to a person who logs in with OpenID Connect.
 
-    The first login binds a name by itself, unless `rayjobs user add` gave it before.
+    The first login binds a name automatically, unless `rayjobs user add` created it before.
     """
     from rayjobs.workspace import connection, users
 
@@ -149,7 +151,7 @@ def revoke(settings: Settings, name: str) -> None:
 
 
 def _object(change: Mapping[str, Any]) -> str:
-    """Return what a change was about, and the status if it was refused or failed."""
+    """Return the object of a change, and the status if it was refused or failed."""
     status = change.get("status", 200)
     found = str(change.get("object") or change.get("user", ""))
     return found if status == 200 else f"{found}  ({status})".strip()

@@ -1,4 +1,4 @@
-"""`rayjobs verify-resume`: kill a script at random, and compare it with an undisturbed run."""
+"""`rayjobs verify-resume`: kill a script at random, and compare with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Examples:
   rayjobs verify-resume --rtol 1e-3 --ignore images_per_s --gpus-per-proc 1 train.py
 
 Runs the script without interruption, then again with ranks killed (SIGKILL) at random steps
-and its own resume after each. Every step of every metric must be there once, with
-the same value, and so must the tensors of the last checkpoint. Give the script
-arguments that make it short. The options of `rayjobs submit` hold for both runs.
+and its own resume after each. Every step of every metric must be there once with the same value,
+and so must the tensors of the last checkpoint. Give the script arguments that make it short. The
+options of `rayjobs submit` apply to both runs.
 
 Exit codes: 0 the same, 1 something differs or a run failed, 2 wrong usage.
 """
@@ -42,25 +42,28 @@ Exit codes: 0 the same, 1 something differs or a run failed, 2 wrong usage.
 @click.option("-f", "--file", metavar="FILE", help="A job file (YAML or JSON); - reads stdin.")
 @click.option("-e", "--experiment", metavar="NAME", help="Experiment (default: the job's name).")
 @click.option(
-    "--kills", type=click.IntRange(1, 50), default=2, show_default=True, help="How often to kill."
+    "--kills", type=click.IntRange(1, 50), default=2, show_default=True, help="Number of kills."
 )
-@click.option("--seed", type=click.IntRange(0), help="Chooses the steps and ranks; else random.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the steps and ranks [random].")
 @click.option(
     "--rtol",
     type=click.FloatRange(0),
     default=1e-5,
     show_default=True,
-    help="Relative difference of two numbers that count as the same.",
+    help="Relative difference up to which two numbers count as the same.",
 )
 @click.option(
     "--atol",
     type=click.FloatRange(0),
     default=1e-8,
     show_default=True,
-    help="Absolute difference of two numbers that count as the same.",
+    help="Absolute difference up to which two numbers count as the same.",
 )
 @click.option(
-    "--ignore", multiple=True, metavar="METRIC", help="Do not compare it (a time); repeatable."
+    "--ignore",
+    multiple=True,
+    metavar="METRIC",
+    help="Metric to leave out of the comparison (a time); repeatable.",
 )
 @spec_options
 @quiet_option("Print only the result.")
@@ -85,7 +88,7 @@ def verify_resume(
     """Verify that SCRIPT gives the same results when it is killed at random and resumed."""
     if extra:
         raise click.UsageError(
-            f"{extra[0]!r} is after the script; the script's own arguments go after `--`."
+            f"{extra[0]!r} follows the script; put the script's own arguments after `--`."
         )
     if script is None and file is None and options.get("command") is None:
         raise click.UsageError("name a script, or give -f FILE or --command TEXT.")
@@ -110,7 +113,7 @@ def verify_resume(
     except KeyboardInterrupt:
         settings.note(
             f"interrupted: nothing was verified, and its runs are canceled (`rayjobs ls -e "
-            f"{experiment or spec.name}` lists them). The same command begins again"
+            f"{experiment or spec.name}` lists them). The same command starts again"
         )
         return Exit.INTERRUPTED
     except SpecError as error:

@@ -1,4 +1,4 @@
-"""`rayjobs wait`: until jobs have ended."""
+"""`rayjobs wait`: wait until jobs have ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.argument("jobs", nargs=-1, required=True, type=JobId(), metavar="JOB...")
 @click.option("--timeout", type=Duration(), help="Give up after this time, with exit code 124.")
-@quiet_option("Print nothing; only exit with the result.")
+@quiet_option("Print nothing; only set the exit code.")
 @json_option
 @common_options
 @click.pass_obj
@@ -38,8 +38,8 @@ def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> in
     """Wait until jobs have ended, and exit with their result.
 
     0: all completed. 124: the job reached its time limit (or --timeout passed). 1: a job
-    failed or was canceled. An array has ended when all its members have, and counts as the
-    worst of them. Ctrl-C stops waiting and exits with 130; the jobs go on.
+    failed or was canceled. An array has ended when all its members have, and takes the worst
+    result. Ctrl-C stops waiting and exits with 130; the jobs continue.
     """
     from rayjobs.cli.following import where_it_is
 
@@ -79,9 +79,9 @@ def _ended(
     *,
     timeout_s: float | None,
 ) -> tuple[list[Job], Mapping[str, float], set[str]]:
-    """Return the jobs once they have ended, and how long their earlier attempts ran.
+    """Return the ended jobs, how long their earlier attempts ran, and the ids of unstored jobs.
 
-    Also the ids of those whose outputs are still to be stored.
+    Unstored jobs are those whose outputs are still to be stored.
     """
     from rayjobs.cli.following import await_end
     from rayjobs.cli.summary import has_unstored

@@ -1,4 +1,4 @@
-"""Tells a target that something changed; without an answer its poll finds out within a second."""
+"""Notifies a target of a change; without an answer, its poll notices within a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayjobs.target.starting import wake
 
 
 def wake_quietly(target: str, workspace: Path) -> Condition:
-    """Return the target's state once it has the message; one that died is brought back meanwhile.
+    """Return the target's state once it has the message; meanwhile, restart a target that died.
 
     Never waits long, never fails.
     """
@@ -20,9 +20,9 @@ def wake_quietly(target: str, workspace: Path) -> Condition:
     try:
         answers = wake(target, home=home(), workspace=workspace, registers=False)
     except ServedElsewhereError:
-        answers = None  # the look says where, and what to do
+        answers = None  # the outlook reports where, and what to do
     except TimeoutError:
-        answers = True  # it lives and is busy; its poll finds out
+        answers = True  # it is alive and busy; its poll will notice
     except (RayjobsError, OSError) as error:
         return Condition(Standing.UNKNOWN, str(error))
     return look_after(target, home=home(), workspace=workspace, answers=answers)

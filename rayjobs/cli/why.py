@@ -1,4 +1,4 @@
-"""`rayjobs why`: what a job waits for, in the words of the policy that decides."""
+"""`rayjobs why`: explain what a job waits for, in the words of the policy that decides."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ Examples:
   rayjobs why '1f3c[3]'           a member of an array
   rayjobs why --json 1f3c | jq .decision.estimate_s
 
-The estimate is the policy's current one; `rayjobs report queue` says how good
-such estimates were.
+The estimate is the policy's current one; `rayjobs report queue` shows how good such estimates were.
 """
-# Rules that capacity would help with.
+# Rules that more capacity would satisfy.
 ABOUT_CAPACITY = ("capacity", "line", "yielding", "never_fits")
 # The basis of an estimate, in words.
 BASES = {
-    "history": "from how long such jobs took",
-    "script": "from how long the script took in other experiments",
+    "history": "from the duration of similar jobs",
+    "script": "from the script's duration in other experiments",
     "limit": "from the time limits of the jobs ahead",
     "outrun": "a guess",
     "elapsed": "a guess: each running job is assumed to run as long again as it has",
@@ -71,7 +70,7 @@ def why(settings: Settings, job: str) -> None:
         )
         return
     if found.id != asked.id:
-        click.echo(f"{asked.id} is an array; this is about {name_of(found)}, the next of it")
+        click.echo(f"{asked.id} is an array; this explains {name_of(found)}, its next member")
     if found.state is JobState.QUEUED:
         place = f" (number {outlook.position} in the queue)" if outlook.position else ""
         reason = outlook.reason
@@ -92,7 +91,7 @@ def why(settings: Settings, job: str) -> None:
 
 
 def _next_member(store: Store, job: Job) -> Job:
-    """Return the first member that waits of an array; the job itself otherwise."""
+    """Return the first waiting member of an array; any other job itself."""
     if job.kind != "array":
         return job
     waiting = store.job_lines(
@@ -102,7 +101,7 @@ def _next_member(store: Store, job: Job) -> Job:
 
 
 def _decision(workspace: Path, job: Job) -> dict[str, Any] | None:
-    """Return what the target's policy decided about a job; None without an answer."""
+    """Return the decision of the target's policy about a job; None without an answer."""
     if job.state is not JobState.QUEUED:
         return None
     request = TargetRequest("explain", key=key_of(workspace, job))
@@ -115,7 +114,7 @@ def _decision(workspace: Path, job: Job) -> dict[str, Any] | None:
 
 
 def _outrun(store: Store, job: Job) -> dict[str, Any] | None:
-    """Return which earlier runs a job that runs has taken longer than; None: not all of them."""
+    """Return the earlier runs that a running job has exceeded; None: it has not exceeded all."""
     if job.state is not JobState.RUNNING or job.kind != "job" or job.started_at is None:
         return None
     entry = (job.experiment, job.spec.entry)
@@ -129,7 +128,7 @@ def _outrun(store: Store, job: Job) -> dict[str, Any] | None:
 def _named(
     store: Store, workspace: Path, decision: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """Return the jobs ahead: those of this workspace by name, others by their workspace."""
+    """Return the jobs ahead: jobs of this workspace by name, others by their workspace."""
     found = []
     for key in (decision or {}).get("ahead", ()):
         place, _, job_id = str(key).rpartition("::")
@@ -138,7 +137,7 @@ def _named(
             try:
                 job = store.job(job_id)
             except NotFoundError:
-                continue  # pruned since
+                continue  # pruned meanwhile
             one |= {"name": name_of(job), "user": job.user, "priority": job.priority}
             one["short_id"] = short_id(job)
         found.append(one)
@@ -146,7 +145,7 @@ def _named(
 
 
 def _known_without_target(store: Store, job: Job) -> list[str]:
-    """Return what would keep a job from starting even if its target ran."""
+    """Return what keeps a job from starting even if its target were running."""
     if job.state is not JobState.QUEUED:
         return []
     found = []
@@ -193,7 +192,7 @@ def _details(
 
 
 def _command(job: Job, change: Mapping[str, Any]) -> str:
-    """Return the command that makes the change which would start the job; empty if none would."""
+    """Return the command whose change would start the job; empty if there is none."""
     options = {
         "max_duration_s": lambda value: f"--max-duration {duration_text(value, exact=True)}",
         "priority": lambda value: f"--priority {value:g}",

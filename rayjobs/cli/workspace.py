@@ -20,11 +20,11 @@ Examples:
   rayjobs workspace show
   rayjobs workspace check
 
-A workspace is made by the first submit; `create` is for one that several machines use:
-its records are in PostgreSQL, its files in S3. Every machine has a small folder that names
-the two. Without --blobs the files are in the folder, which may be on a network file system.
-The password of the database is read from PGPASSWORD or ~/.pgpass, keys of S3 from the
-usual AWS places; none is stored in the workspace.
+The first submit creates a workspace; `create` is for one that several machines use: its records are
+in PostgreSQL, its files in S3. Every machine has a small folder that names the two. Without --blobs
+the files are in the folder, which may be on a network file system. The password of the database is
+read from PGPASSWORD or ~/.pgpass, keys of S3 from the usual AWS places; none is stored in the
+workspace.
 """
 
 
@@ -46,7 +46,7 @@ def workspace() -> None:
     help="postgresql://USER@HOST[:PORT]/DATABASE[?schema=NAME].",
 )
 @click.option("--blobs", metavar="URL", help="s3://BUCKET/PREFIX [FOLDER].")
-@click.option("--make-bucket", is_flag=True, help="Make the bucket unless it is there.")
+@click.option("--make-bucket", is_flag=True, help="Create the bucket unless it exists.")
 @click.option("--endpoint-url", metavar="URL", help="The S3 server [AWS].")
 @click.option("--region", metavar="NAME", help="The region of the bucket.")
 @click.option("--profile", metavar="NAME", help="A profile of the AWS files on every machine.")
@@ -65,8 +65,8 @@ def create(
 ) -> None:
     """Create a workspace in FOLDER with its records in PostgreSQL and its files in S3.
 
-    If the addresses belong to a workspace already, FOLDER becomes this machine's folder of it.
-    Each workspace has a schema and a prefix of its own.
+    If the addresses already belong to a workspace, FOLDER becomes this machine's folder for it.
+    Each workspace has its own schema and prefix.
     """
     from rayjobs.workspace import shared
     from rayjobs.workspace.s3_address import S3Address
@@ -92,16 +92,16 @@ def create(
     "--store",
     metavar="URL",
     required=True,
-    help="As `rayjobs workspace show` prints it where the workspace is known.",
+    help="As printed by `rayjobs workspace show` on a machine that has the workspace.",
 )
 @click.option("--profile", metavar="NAME", help="A profile of this machine's AWS files.")
 @json_option
 @common_options
 @click.pass_obj
 def add(settings: Settings, folder: Path, store: str, profile: str | None) -> None:
-    """Make FOLDER this machine's folder of a workspace that exists.
+    """Make FOLDER this machine's folder of an existing workspace.
 
-    Its store knows where its files are.
+    The workspace's store records where its files are.
     """
     from rayjobs.workspace import shared
 
@@ -129,7 +129,7 @@ def _say(settings: Settings, made: Any) -> None:
 @common_options
 @click.pass_obj
 def show(settings: Settings) -> None:
-    """Show which workspace is used here, where it is kept, and which machines serve it."""
+    """Show which workspace is used here, where it is stored, and which machines serve it."""
     with _opened(settings) as opened:
         values = _facts(opened)
         counts = opened.store.counts()
@@ -175,7 +175,8 @@ def show(settings: Settings) -> None:
 def check(settings: Settings) -> int:
     """Check that the workspace's store and files can be used from here.
 
-    A record and a file are written, read and removed; rights, versions and clocks are looked at.
+    The check writes, reads and removes a record and a file, and checks permissions, versions and
+    clocks.
     """
     from rayjobs.housekeeping.workspace_check import look
 
@@ -201,7 +202,7 @@ def check(settings: Settings) -> int:
 def take_over(settings: Settings, target: str) -> None:
     """Serve the workspace's target TARGET [local] from this machine from now on.
 
-    Only while it does not run where it was served before.
+    It must not be running where it was served before.
     """
     from rayjobs.core.paths import home
     from rayjobs.target import elsewhere
@@ -211,7 +212,7 @@ def take_over(settings: Settings, target: str) -> None:
     if settings.as_json:
         print_json({"target": target, "before": None if before is None else before.claimant.host})
         return
-    click.echo(f"target {target!r} of this workspace belongs to this machine now")
+    click.echo(f"target {target!r} of this workspace now belongs to this machine")
     click.echo(f"start it: rayjobs target start {target}, or the next submit does", err=True)
 
 
@@ -223,8 +224,8 @@ def take_over(settings: Settings, target: str) -> None:
 def backup(settings: Settings, to: Path) -> None:
     """Copy records and stored files into FOLDER, while jobs run.
 
-    An earlier copy there gets the new records and the files that it lacks. Data in datastores is
-    not copied.
+    An existing copy there gets the new records and the missing files. Data in datastores is not
+    copied.
     """
     from rayjobs.housekeeping import workspace_backup
     from rayjobs.workspace import connection
@@ -242,10 +243,10 @@ def backup(settings: Settings, to: Path) -> None:
 @common_options
 @click.pass_obj
 def restore(settings: Settings, source: Path, to: Path) -> None:
-    """Make a workspace in FOLDER of a BACKUP.
+    """Create a workspace in FOLDER from a BACKUP.
 
     Its records are in a file there; `rayjobs db move` moves them into PostgreSQL. Unfinished jobs
-    go on there, unless the original is still in its place.
+    continue there, unless the original still exists.
     """
     from rayjobs.housekeeping import workspace_backup
 

@@ -68,7 +68,7 @@ def test_a_command_that_follows_a_job_goes_on_at_the_new_path_of_its_workspace(
         until(lambda: follows in said.read_text(), f"{name} follows")
         new.parent.mkdir()
         old.rename(new)
-        moved = f"was moved to {new}, and is followed there"
+        moved = f"was moved to {new}; following it there"
         until(lambda: moved in said.read_text(), "it goes on")
         with open_workspace(new) as workspace:
             queue = Queue(workspace)

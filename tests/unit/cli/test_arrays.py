@@ -190,7 +190,7 @@ def test_why_of_an_array_is_about_its_next_member(
 ) -> None:
     queue.start(member(queue, array, 0))
     said = terminal.type("why", array.id).out
-    assert f"{array.id} is an array; this is about shards[1], the next of it" in said
+    assert f"{array.id} is an array; this explains shards[1], its next member" in said
     assert "target 'local' does not run" in said
 
 

@@ -104,7 +104,7 @@ def test_jobs_that_do_not_differ_say_so(queue: Queue, tmp_path: Path, terminal: 
     submitted(queue, tmp_path)
     done = terminal.type("compare", "train-1", "train-2")
     assert (done.code, done.out.split()) == (0, ["train-1", "train-2"])
-    assert "nothing that was recorded differs" in done.err
+    assert "the recorded values do not differ" in done.err
 
 
 def test_code_that_was_pruned_is_a_note(

@@ -78,7 +78,7 @@ def test_a_held_job_says_once_what_ends_the_wait(queue: Queue) -> None:
         stages._looked_s -= LOOK_EVERY_S
         stages.look()
     short = short_id(job)
-    (told,) = [one for one in said if "is held" in one]
+    (told,) = [one for one in said if "is on hold" in one]
     assert f"`rayjobs update {short} --release` lets it start" in told
     assert f"`rayjobs cancel {short}` cancels it" in told
 

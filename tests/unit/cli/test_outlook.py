@@ -71,7 +71,7 @@ def test_a_time_that_an_outage_is_part_of_is_called_a_bound(
     assert json.loads(terminal.type("show", "--json", done.id).out)["ran_at_most"]
     (ran,) = [line for line in terminal.type("show", done.id).out.splitlines() if "Ran " in line]
     assert "≤" in ran
-    assert "(nothing saw its end)" in terminal.type("show", "-v", done.id).out
+    assert "(its end was not seen)" in terminal.type("show", "-v", done.id).out
     (ran,) = [line for line in terminal.type("show", seen.id).out.splitlines() if "Ran " in line]
     assert "≤" not in ran
 

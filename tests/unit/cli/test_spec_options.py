@@ -180,7 +180,7 @@ def test_all_mistakes_are_reported_at_once_by_the_options_typed(
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("code/train.py", "--epochs", "3"), "come after `--`"),
+        (("code/train.py", "--epochs", "3"), "Put arguments of the script after `--`"),
         (("code/train.py", "3"), "rayjobs submit code/train.py -- 3"),
         ((), "name a script"),
         (("code/train.py", "--attach", "-d"), "--attach"),

@@ -82,7 +82,7 @@ def test_why_tells_rule_room_those_ahead_and_the_start(queue: Queue, terminal: T
         f"{tail(first)} first, a job of /elsewhere",
         "1 of 4 CPUs, 0 of 2 GPUs, 4 GiB of 8 GiB on n1",
         "n1 lacks 1 GPUs",
-        "in about 12m (from how long such jobs took)",
+        "in about 12m (from the duration of similar jobs)",
         "a priority above 5",
     ):
         assert part in said, part
@@ -257,7 +257,7 @@ def test_report_counts_the_jobs_that_had_no_estimate(
     monkeypatch.setattr(report, "AT_ONCE_S", -1.0)  # as if all had waited long
     queue.start(queue.submit())
     shown = terminal.type("report", "queue").out
-    assert "2 jobs waited more than 10s for a place, 1 without an estimate" in shown
+    assert "2 jobs waited more than 10s to start, 1 without an estimate" in shown
     assert "1 job waiting now for more than 10s, 1 without an estimate." in shown
     data = json.loads(terminal.type("report", "queue", "--json").out)
     assert data["estimated"]["waiting_without"] == 1

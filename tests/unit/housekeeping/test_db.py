@@ -85,7 +85,7 @@ def test_a_sound_store_passes_the_check(queue: Queue, terminal: Terminal) -> Non
     found = json.loads(done.out)
     assert (done.code, found["is_whole"], found["problems"]) == (0, True, [])
     assert found["version"] == schema.VERSION
-    assert "no fault" in terminal.type("db", "check").out
+    assert "SQLite reports no errors" in terminal.type("db", "check").out
 
 
 def test_a_damaged_store_fails_the_check_and_no_backup_is_made(

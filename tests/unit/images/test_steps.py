@@ -116,10 +116,10 @@ def test_convert_can_be_submitted(own_home: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["out", "--nodes", "2"], "--nodes is for a job; give --submit, too"),
+        (["out", "--nodes", "2"], "--nodes is for a job; also give --submit"),
         ([], "name the FOLDER of the images"),
         (["out", "--validation-share", "1.5"], "must be between 0 and 1"),
-        (["/abs", "--submit"], "is not DATASTORE/PATH"),
+        (["/abs", "--submit"], "is not a DATASTORE/PATH"),
     ],
 )
 def test_convert_names_what_is_wrong(words: list[str], text: str, data: Path) -> None:

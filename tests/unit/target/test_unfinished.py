@@ -162,7 +162,7 @@ def test_ctrl_c_during_a_start_says_what_goes_on(
     assert "was not started; `rayjobs target start local` tries again" in done.err
     monkeypatch.setattr(keeping, "is_kept", lambda _paths: True)
     done = terminal.type("target", "start")
-    assert "goes on starting in the background. `rayjobs target show local`" in done.err
+    assert "continues to start in the background. `rayjobs target show local`" in done.err
 
 
 def _age(workspace: OpenWorkspace, monkeypatch: pytest.MonkeyPatch, days: float) -> None:
