@@ -45,7 +45,7 @@ LISTS: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/v1/jobs:list", {}),
     ("POST", "/v1/jobs:list", {"which": {"states": ["Queued"], "members": False}}),
     ("POST", "/v1/jobs:read", {}),
-    ("POST", "/v1/jobs:arguments", {}),
+    ("POST", "/v1/jobs:arguments", {"serials": list(range(1, 2001))}),
     ("POST", "/v1/jobs:last-metrics", {"names": ["loss"]}),
     ("GET", "/v1/job-counts", None),
     ("GET", "/v1/metric-names", None),

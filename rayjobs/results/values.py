@@ -29,7 +29,7 @@ OPERATORS = (">=", "<=", "!=", "==", "=", ">", "<", "~")
 _FILTER = re.compile(rf"\s*([^=<>!~]+?)\s*({'|'.join(OPERATORS)})\s*(.*?)\s*", re.DOTALL)
 _NUMBER = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 _KEY_VALUE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
-_READ_BY_SERIAL = 500  # above this, all jobs' arguments are read in one query
+_READ_AT_ONCE = 2000  # jobs whose arguments one request reads: each is a spec to be parsed
 
 
 def named_arguments(arguments: Sequence[str]) -> dict[str, str]:
@@ -178,12 +178,14 @@ class ValueReader:
 
     def _read_arguments(self) -> dict[int, dict[str, str]]:
         if self._arguments is None:
-            few = len(self._jobs) <= _READ_BY_SERIAL
-            read = self._store.job_arguments(self._serials if few else None)
+            serials = sorted(self._serials)
             self._arguments = {
                 serial: named_arguments(arguments)
-                for serial, arguments in read.items()
-                if serial in self._serials and arguments
+                for start in range(0, len(serials), _READ_AT_ONCE)
+                for serial, arguments in self._store.job_arguments(
+                    serials[start : start + _READ_AT_ONCE]
+                ).items()
+                if arguments
             }
         return self._arguments
 

@@ -47,10 +47,15 @@ from rayjobs.server import (
 from rayjobs.server.access import Caller, Guard, Handler, Refusal, error_answer
 from rayjobs.server.audit import Audit
 from rayjobs.server.bodies import MOST_BODY, MOST_QUESTION, bytes_of, object_in
+from rayjobs.server.known_targets import KnownTargets
+from rayjobs.server.lines import USER, Lines
 from rayjobs.server.objects import object_of
 from rayjobs.server.pages import page_of
+from rayjobs.server.routing import in_order
 from rayjobs.server.workers import in_thread, with_token
+from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob, NewRun
+from rayjobs.submit import submitting
 from rayjobs.submit.project import LOCAL, TARGET_VARIABLE, stored_choice
 from rayjobs.workspace.blobs import check_key
 from rayjobs.workspace.folder import OpenWorkspace
@@ -68,17 +73,24 @@ DRIVER = "rayjobs.tuning.driver_actor:start"
 
 
 def make_app(
-    workspace: OpenWorkspace, provider: Provider | None = None, *, bucket: str = ""
+    workspace: OpenWorkspace,
+    provider: Provider | None = None,
+    *,
+    bucket: str = "",
+    lines: Lines | None = None,
 ) -> Starlette:
     """Return the application that serves `workspace`.
 
     Args:
         provider: Of logins by OpenID Connect; None: users have tokens only.
         bucket: See `uploads.presigned_of`.
+        lines: Where requests and changes are written at once; None: nowhere.
     """
+    lines = lines or Lines(None)
     guard = Guard(workspace.store)
-    requests = metrics.Requests()
-    audit = Audit(workspace.store)
+    requests = metrics.Requests(lines)
+    audit = Audit(workspace.store, lines)
+    known = KnownTargets(workspace)
     extra: list[tuple[str, str, Role, Handler]] = [
         ("GET", "/v1/workspace", Role.VIEWER, _about(workspace)),
         ("GET", "/v1/user", Role.VIEWER, _whoami),
@@ -105,7 +117,7 @@ def make_app(
             one.verb,
             one.path,
             one.role,
-            _operation(workspace, one),
+            _operation(workspace, one, known),
             may_repeat=one.repeats,
         )
         for one in OPERATIONS
@@ -134,7 +146,14 @@ def make_app(
         yield
         await in_thread(audit.close)
 
-    return Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _http_error})
+    async def no_route(request: Request, error: Exception) -> Response:
+        answer = _http_error(error)
+        lines.request(request, answer.status_code, 0.0)
+        return answer
+
+    return Starlette(
+        routes=in_order(routes), lifespan=life, exception_handlers={HTTPException: no_route}
+    )
 
 
 def _route(
@@ -155,7 +174,7 @@ def _route(
             audit.add(
                 user=caller.user,
                 token_id=caller.token.id,
-                what=getattr(request.state, "change", f"{verb} {request.url.path}"),
+                what=getattr(request.state, "change", f"{verb} {request.scope['path']}"),
                 status=status,
                 client="" if request.client is None else request.client.host,
                 named=getattr(request.state, "object", ""),
@@ -180,6 +199,7 @@ def _route(
             if caller is None:
                 client = "" if request.client is None else request.client.host
                 caller = await with_token(guard.admit, header, role, client)
+            request.scope[USER] = caller.user
             request.state.check = partial(with_token, guard.check, header, role)
         except Refusal as refusal:
             return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
@@ -201,7 +221,7 @@ def _may_repeat(verb: str, path: str) -> bool:
     return verb != "POST" or path.startswith(("/v1/blob", "/v1/uploads/", "/v1/targets/"))
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+def _http_error(error: Exception) -> Response:
     known = cast(HTTPException, error)
     return error_answer(
         known.status_code,
@@ -261,7 +281,7 @@ async def _whoami(_request: Request, caller: Caller) -> Response:
     )
 
 
-def _operation(workspace: OpenWorkspace, one: Operation) -> Handler:
+def _operation(workspace: OpenWorkspace, one: Operation, known: KnownTargets) -> Handler:
     """Return the handler of one row of the table."""
     part: Any = workspace.catalogue if one.method.startswith("catalogue.") else workspace.store
     method = getattr(part, one.name)
@@ -279,7 +299,7 @@ def _operation(workspace: OpenWorkspace, one: Operation) -> Handler:
         def call() -> bytes:  # all in one thread: each change of threads costs a tenth of a ms
             given, paging = read(sent, request.path_params, caller)
             if one.user == "new":
-                given["new"] = _checked(workspace, given.get("new"), caller)
+                given["new"] = _checked(workspace, given.get("new"), caller, known)
             elif one.user == "draft":
                 given["draft"] = _checked_draft(given.get("draft"), caller)
             elif one.user:
@@ -290,7 +310,7 @@ def _operation(workspace: OpenWorkspace, one: Operation) -> Handler:
                 raise Refusal(400, str(error)) from None
             _check_owner(workspace, one, given, caller)
             if one.spec:
-                _check_spec(workspace, given[one.spec])
+                _check_spec(workspace, given[one.spec], known)
             size, cursor = _paging(one, paging)
             if one.role > Role.VIEWER:
                 request.state.object = object_of(one, given, None)
@@ -376,11 +396,13 @@ def _jobs_named(given: dict[str, Any], own: str) -> list[str]:
     return [named] if isinstance(named, str) else [*named]
 
 
-def _check_spec(workspace: OpenWorkspace, spec: Any) -> None:
+def _check_spec(workspace: OpenWorkspace, spec: JobSpec, known: KnownTargets) -> None:
     """Refuse a spec that is not valid here."""
-    from rayjobs.submit import submitting
-
-    submitting.check(workspace, spec.model_copy(update={"source_directory": None}))
+    submitting.check(
+        workspace,
+        spec.model_copy(update={"source_directory": None}),
+        known=known.of(spec.target),
+    )
 
 
 def _set_user(one: Operation, sent: dict[str, Any], caller: Caller) -> None:
@@ -436,7 +458,7 @@ def _own(workspace: OpenWorkspace, job_id: str, caller: Caller, kind: str) -> No
         raise Refusal(403, f"job {job.id} is {job.user}'s: only an admin changes it for others")
 
 
-def _checked(workspace: OpenWorkspace, new: object, caller: Caller) -> Any:
+def _checked(workspace: OpenWorkspace, new: object, caller: Caller, known: KnownTargets) -> Any:
     """Return what is to be submitted, as the user's own and with a spec that is valid here."""
     kind = type(new).__name__
     if kind not in ("NewJob", "NewSweep", "NewPipeline", "NewRun"):
@@ -454,10 +476,8 @@ def _checked(workspace: OpenWorkspace, new: object, caller: Caller) -> Any:
             parent: Job = workspace.store.job(new.parent)
             if parent.user != caller.user:
                 raise Refusal(403, f"the parent {parent.id} is {parent.user}'s")
-        _check_spec(workspace, new.spec)
+        _check_spec(workspace, new.spec, known)
         if new.snapshot is not None:
-            from rayjobs.submit import submitting
-
             submitting.check_snapshot(workspace, new.snapshot)
     key = made.idempotency_key
     if key is not None:

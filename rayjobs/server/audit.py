@@ -15,6 +15,7 @@ from typing import Any
 from rayjobs.core.clock import to_text
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.ids import token
+from rayjobs.server.lines import Lines
 from rayjobs.store.base import Store
 from rayjobs.workspace.users import HTTP_AUDIT
 
@@ -27,8 +28,9 @@ MOST_TOGETHER = 1000
 class Audit:
     """Records changes. Thread-safe."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, lines: Lines) -> None:
         self._store = store
+        self._lines = lines
         self._rows: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._writing: threading.Thread | None = None
@@ -47,7 +49,7 @@ class Audit:
             "status": status,
             "client": client,
         }
-        log.info("audit %s", json.dumps(row))
+        self._lines.add(f"audit {json.dumps(row)}")
         with self._lock:
             if len(self._rows) < MOST_WAITING:  # the store is away: the log still has it
                 self._rows.append(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -22,6 +23,12 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time at once: nothing may ever come."""
+        # An answer is two writes, head and body. On a connection in use the body would wait 40 ms
+        # for the client's delayed ACK. asyncio sets the option only on sockets that were made with
+        # a protocol number; `socket.create_server` makes them without one.
+        taken = transport.get_extra_info("socket")
+        if taken.family in (socket.AF_INET, socket.AF_INET6):
+            taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
         self._end_in(HEAD_S)
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
 from rayjobs.server.access import Caller, Handler
+from rayjobs.server.lines import Lines
 from rayjobs.server.workers import in_thread
 from rayjobs.target import targets, wake_client
 from rayjobs.target.requests import TargetRequest
@@ -35,14 +36,15 @@ FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 class Requests:
     """How long requests took, to the first byte of their answer. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
         self._lock = threading.Lock()
         self._buckets: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS_S) + 1))
         self._sums: dict[str, float] = defaultdict(float)
         self._counts: dict[tuple[str, str, int], int] = defaultdict(int)
 
     def timed(self, verb: str, path: str, endpoint: Endpoint) -> Endpoint:
-        """Return an endpoint whose requests are counted."""
+        """Return an endpoint whose requests are counted, and written to the log."""
 
         async def measured(request: Request) -> Response:
             started_s = time.perf_counter()
@@ -52,7 +54,9 @@ class Requests:
                 status = answer.status_code
                 return answer
             finally:
-                self.add(verb, path, status, time.perf_counter() - started_s)
+                seconds = time.perf_counter() - started_s
+                self.add(verb, path, status, seconds)
+                self._lines.request(request, status, seconds)
 
         return measured
 

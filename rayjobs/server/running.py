@@ -164,15 +164,20 @@ def serve(
         uvicorn.Server(config_of(workspace, listening)).run(sockets=[listener])
 
 
-def config_of(workspace: OpenWorkspace, listening: Listening, **more: Any) -> uvicorn.Config:
+def config_of(
+    workspace: OpenWorkspace, listening: Listening, *, is_silent: bool = False, **more: Any
+) -> uvicorn.Config:
     """Return how uvicorn serves a workspace; `more` are options of its own."""
     import uvicorn
 
     from rayjobs.server.app import make_app
     from rayjobs.server.connections import BoundedProtocol
+    from rayjobs.server.lines import on_stderr
+
+    lines = None if is_silent else on_stderr()
 
     return uvicorn.Config(
-        make_app(workspace, listening.provider, bucket=listening.bucket),
+        make_app(workspace, listening.provider, bucket=listening.bucket, lines=lines),
         host=listening.host,
         port=listening.port,
         http=BoundedProtocol,
@@ -183,5 +188,6 @@ def config_of(workspace: OpenWorkspace, listening: Listening, **more: Any) -> uv
         limit_concurrency=MOST_AT_ONCE,
         h11_max_incomplete_event_size=64 << 10,
         server_header=False,
-        **{"access_log": True, "log_level": "info", **more},
+        access_log=False,
+        **{"log_level": "info", **more},
     )

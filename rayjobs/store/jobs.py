@@ -243,16 +243,13 @@ class JobsPart(Part):
         with self._database.read() as connection:
             return connection.execute(statement, values).fetchall()
 
-    def job_arguments(self, serials: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
+    def job_arguments(self, serials: Iterable[int]) -> dict[int, tuple[str, ...]]:
         """See `Store.job_arguments`."""
-        chosen = (
-            "" if serials is None else " WHERE serial IN (SELECT value FROM json_each(:serials))"
-        )
-        values = {} if serials is None else {"serials": json.dumps(list(serials))}
         with self._database.read() as connection:
             rows = connection.execute(
-                f"SELECT serial, json_extract(spec, '$.arguments') FROM jobs{chosen}",  # noqa: S608
-                values,
+                "SELECT serial, json_extract(spec, '$.arguments') FROM jobs"
+                " WHERE serial IN (SELECT value FROM json_each(:serials))",
+                {"serials": json.dumps(list(serials))},
             ).fetchall()
         return {serial: tuple(json.loads(text)) for serial, text in rows if text}
 

@@ -171,10 +171,12 @@ class Connection:
             return self._result(cursor, is_change=is_change)
 
     def _result(self, cursor: psycopg.Cursor[Any], *, is_change: bool) -> Result:
-        if cursor.description is None:
+        found = cursor.pgresult
+        if found is None or not found.nfields:
             self.total_changes += max(0, cursor.rowcount)
             return Result([], cursor.rowcount)
-        made = _row_class(tuple(column.name for column in cursor.description))
+        # `cursor.description` makes an object of each column, several times a submit.
+        made = _row_class(tuple((found.fname(at) or b"").decode() for at in range(found.nfields)))
         rows = [made(row) for row in cursor.fetchall()]
         self.total_changes += len(rows) if is_change else 0
         return Result(rows, cursor.rowcount)

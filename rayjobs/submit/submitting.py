@@ -26,6 +26,7 @@ from rayjobs.store.requests import NewJob
 from rayjobs.workspace import connection
 
 if TYPE_CHECKING:
+    from rayjobs.jobs.serving import Serving
     from rayjobs.policy.capacity import Capacity
     from rayjobs.snapshots import Summary
     from rayjobs.workspace.folder import OpenWorkspace
@@ -402,6 +403,7 @@ def check(
     *,
     source: Path | None = None,
     planned: Container[str] = (),
+    known: TargetFacts | None = None,
 ) -> Checked:
     """Return the spec as it would be submitted; changes nothing (`--dry-run`).
 
@@ -410,6 +412,7 @@ def check(
     Args:
         source: The source directory; None: the spec's.
         planned: Jobs that do not exist yet but may appear in ``output:JOB/NAME``.
+        known: Of the spec's target; None: looked up.
 
     Raises:
         SpecError: the spec is wrong; all problems at once.
@@ -419,7 +422,6 @@ def check(
     from rayjobs.submit import checks
     from rayjobs.submit.project import LOCAL
     from rayjobs.submit.substituting import substituted
-    from rayjobs.target import elsewhere
 
     if source is None and spec.source_directory is not None:
         source = Path(spec.source_directory).expanduser()
@@ -431,11 +433,9 @@ def check(
 
         spec, wrong = resuming.check(workspace, spec)
         problems += wrong
-    # What is here says nothing of a target on another machine.
-    serving = None
-    if workspace.server is None:  # else the path is one of the server's machine
-        serving = elsewhere.find_quietly(workspace.path, spec.target, home=default_home())
-    capacity = None if serving is not None else _capacity(spec.target, problems)
+    facts = known or facts_of(workspace, spec.target)
+    serving, capacity = facts.serving, facts.capacity
+    problems += facts.problems
     is_here = capacity is not None and capacity.shares_machine and workspace.server is None
     spec, replaced, not_replaced = substituted(spec, source=source, is_here=is_here)
     problems += not_replaced
@@ -502,17 +502,37 @@ def _with_known_dependencies(
     return spec.model_copy(update={"depends_on": tuple(found)}), []
 
 
-def _capacity(target: str, problems: list[Problem]) -> Capacity | None:
+@dataclass(frozen=True)
+class TargetFacts:
+    """What a submit has to know of a target.
+
+    Attributes:
+        serving: The other machine that runs it; None: it is this machine's own.
+        capacity: None: unknown, since it runs elsewhere, or its cluster was never seen.
+        problems: Why no job can go to it.
+    """
+
+    serving: Serving | None
+    capacity: Capacity | None
+    problems: tuple[Problem, ...] = ()
+
+
+def facts_of(workspace: OpenWorkspace, target: str) -> TargetFacts:
+    """Return what can be known of a target here and now."""
+    from rayjobs.target import elsewhere
     from rayjobs.target.targets import capacity_of
 
+    # What is here says nothing of a target on another machine.
+    serving = None
+    if workspace.server is None:  # else the path is one of the server's machine
+        serving = elsewhere.find_quietly(workspace.path, target, home=default_home())
+    if serving is not None:
+        return TargetFacts(serving, None)
     try:
         known = capacity_of(target)
     except (NotFoundError, UsageError) as error:
-        problems.append(Problem("target", str(error)))
-        return None
-    return (
-        known if known.nodes else None
-    )  # the capacity of a cluster that was never seen is unknown
+        return TargetFacts(None, None, (Problem("target", str(error)),))
+    return TargetFacts(None, known if known.nodes else None)
 
 
 def refuse_without_ray(workspace: OpenWorkspace, target: str) -> None:

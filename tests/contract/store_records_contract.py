@@ -160,7 +160,7 @@ class StoreRecordsContract:
         jobs = [
             submit(store, SPEC.model_copy(update={"arguments": ("--lr", str(n))})) for n in range(3)
         ]
-        everything = store.job_arguments()
+        everything = store.job_arguments([job.serial for job in jobs])
         assert everything == {job.serial: ("--lr", str(n)) for n, job in enumerate(jobs)}
         assert store.job_arguments([jobs[1].serial]) == {jobs[1].serial: ("--lr", "1")}
 

@@ -80,7 +80,7 @@ def place(s3_server: S3Server, proxy: Proxy, tmp_path: Path) -> Iterator[Place]:
         blobs = blobs_in(s3_server, tmp_path / "scratch")
         listening = Listening(port=0, bucket=proxy.endpoint)
         made = config_of(
-            replace(folder, blobs=blobs), listening, log_level="warning", access_log=False
+            replace(folder, blobs=blobs), listening, is_silent=True, log_level="warning"
         )
         server = uvicorn.Server(made)
         thread = threading.Thread(target=server.run)

@@ -51,7 +51,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def start() -> Served:
         workspace = open_workspace(tmp_path / "workspace", create=True)
         server = uvicorn.Server(
-            config_of(workspace, Listening(port=0), log_level="warning", access_log=False)
+            config_of(workspace, Listening(port=0), is_silent=True, log_level="warning")
         )
         thread = threading.Thread(target=server.run)
         thread.start()

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from rayjobs.server.lines import Lines
 from rayjobs.server.metrics import Requests
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
@@ -65,7 +66,7 @@ def test_the_longest_wait_is_that_of_each_target(served: Served) -> None:
 
 
 def test_a_histogram_counts_up_to_all() -> None:
-    requests = Requests()
+    requests = Requests(Lines(None))
     for seconds in (0.001, 0.02, 0.3, 99.0):
         requests.add("GET", "/x", 200, seconds)
     lines = list(requests.lines())
