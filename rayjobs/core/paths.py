@@ -252,6 +252,11 @@ class AttemptPaths:
         return self.root / "environment.json"
 
     @property
+    def horovod(self) -> Path:
+        """The Horovod that was built for the attempt's image (JSON); absent when it uses none."""
+        return self.root / "horovod.json"
+
+    @property
     def image(self) -> Path:
         """The image that the attempt uses (JSON); absent when it uses none of the cache."""
         return self.root / "image.json"

@@ -8,6 +8,7 @@ kernel on ``<key>.lock`` says that a process builds or removes it: it ends with 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import itertools
@@ -117,6 +118,10 @@ class Cache:
         has_python = os.path.lexists(python) if in_image else os.access(python, os.X_OK)
         return has_python and (self.folder(key) / RECORD).exists()
 
+    def has_record(self, key: str) -> bool:
+        """Whether an environment is there that has no interpreter of its own."""
+        return (self.folder(key) / RECORD).exists()
+
     def resolved(self, digest: str) -> str | None:
         """Return the lock of a request; None if it was not resolved."""
         path = self.requests / f"{digest}.txt"
@@ -187,11 +192,12 @@ class Cache:
         """Return the attempts whose folders are on this node, by the environment they use."""
         found: dict[str, list[str]] = {}
         for path in sorted((self.root.parent / "attempts").glob("*/*")):
-            try:
-                values = recordfiles.read_json(str(path), AttemptPaths(path).environment.name)
-                found.setdefault(str(values["key"]), []).append(f"{path.parent.name}/{path.name}")
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # it uses none
+            paths = AttemptPaths(path)
+            for record in (paths.environment, paths.horovod):
+                # Those that are not there are of an attempt that uses none.
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                    key = str(recordfiles.read_json(str(path), record.name)["key"])
+                    found.setdefault(key, []).append(f"{path.parent.name}/{path.name}")
         return found
 
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rayjobs.environments import settings
 from rayjobs.injob import container
 from rayjobs.injob.plan import Bind, ContainerPlan
 
@@ -166,6 +167,7 @@ def _settings(variables: Mapping[str, str]) -> list[Path]:
     found += [_home(variables) / one for one in _OF_HOME]
     if config := variables.get("XDG_CONFIG_HOME"):
         found.append(Path(config) / "uv")
+    found += settings.local_folders(variables)
     return [*found, *(Path(one) for one in _SYSTEM)]
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import logging
 import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.core.files import locked, locked_if_free, write_atomic
+from rayjobs.core.files import locked_if_free, write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
@@ -24,12 +23,12 @@ from rayjobs.environments import base as bases
 from rayjobs.environments import changes, condas, locks, settings
 from rayjobs.environments import interpreter as interpreters
 from rayjobs.environments.base import Base
-from rayjobs.environments.building import run
 from rayjobs.environments.cache import Cache
 from rayjobs.environments.horovod import adding
-from rayjobs.environments.inside import Image, portable
+from rayjobs.environments.inside import Image
 from rayjobs.environments.interpreter import Interpreter
 from rayjobs.environments.request import Request
+from rayjobs.environments.steps import Steps, cannot_be_kept
 from rayjobs.environments.work import Realised, Work
 from rayjobs.spec import requirements
 
@@ -43,7 +42,6 @@ for folder in sys.argv[1:]:
 """
 _SOURCES = "RAYJOBS_SOURCES"
 _RESOLVED = "# the pip part is resolved"
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Environments:
@@ -59,6 +57,7 @@ class Environments:
                 own, and is compared before it is used.
         """
         self._cache = Cache(root)
+        self._steps = Steps(self._cache)
         self._own_python = own_python
         self._is_open = is_open
         # Facts of images' Pythons, by image and path.
@@ -80,14 +79,10 @@ class Environments:
         """
         try:
             self._cache.make()
-            async with self._building():
+            async with self._steps.building():
                 return await self._realise(asked, work)
         except OSError as error:
-            is_full = error.errno in _DISK_FULL
-            raise PrepareError(
-                f"the environment cannot be kept in {self._cache.root}: {error.strerror}",
-                failure_class="storage" if is_full else "system",
-            ) from error
+            raise cannot_be_kept(self._cache.root, error) from error
         finally:
             work.close()
 
@@ -115,7 +110,7 @@ class Environments:
         If it is not, attempts that run use nothing below its name: it may be made there.
         """
         for name in self._cache.names(key):
-            async with self._alone(name, work):
+            async with self._steps.alone(name, work):
                 is_usable = await self._is_usable(name, work)
                 if is_usable or not await asyncio.to_thread(self._is_in_use, name):
                     yield name, is_usable
@@ -168,7 +163,7 @@ class Environments:
         """
         try:
             self._cache.make()
-            async with self._building():
+            async with self._steps.building():
                 request, base, of_conda = await self._request(asked, work)
                 if of_conda is None:
                     return await self._resolved(request, base, work)
@@ -271,7 +266,7 @@ class Environments:
         words = [path, *interpreters.asking(file)]
         try:
             doing = f"{path} in {image.name} does not answer"
-            await self._run(words, work, doing, reads=reads, quietly=True)
+            await self._steps.run(words, work, doing, reads=reads, quietly=True)
             return interpreters.answered(path, file.read_bytes())
         finally:
             file.unlink(missing_ok=True)
@@ -325,7 +320,7 @@ class Environments:
         digest = request.digest()
         # Waited for without the lock: the job's first node may need it, on this same machine.
         given = await _given(request, work)
-        async with self._alone(digest, work):
+        async with self._steps.alone(digest, work):
             lock = given or self._cache.resolved(digest)
             if lock is None:
                 work.tell(f"solving {_listed(list(wanted.specs))}", {"step": "resolve"})
@@ -370,7 +365,7 @@ class Environments:
             if folders := await asyncio.to_thread(condas.to_compile, prefix):
                 compiling = [path, "-I", "-S", "-c", _COMPILE, *folders]
                 doing = "the packages cannot be compiled"
-                await self._run(compiling, work, doing, writes=(prefix,))
+                await self._steps.run(compiling, work, doing, writes=(prefix,))
             if await self._is_open_to(work):
                 await asyncio.to_thread(changes.unshare, prefix)
                 await asyncio.to_thread(changes.keep, prefix)
@@ -409,13 +404,13 @@ class Environments:
         try:
             doing = "the pip packages cannot be installed"
             reads = (stand_ins, *_local_paths(request))
-            await self._run(command, work, doing, writes=(prefix,), reads=reads)
+            await self._steps.run(command, work, doing, writes=(prefix,), reads=reads)
         finally:
             file.unlink(missing_ok=True)
 
     async def _step(self, work: Work, arguments: list[str], doing: str) -> None:
         """Run a program of the node itself."""
-        await self._run(arguments, work, doing, on_node=True)
+        await self._steps.run(arguments, work, doing, on_node=True)
 
     async def _interpreter(self, named: str | None, work: Work) -> Interpreter:
         if named is None:
@@ -430,7 +425,7 @@ class Environments:
         digest = request.digest()
         # Waited for without the lock: the job's first node may need it, on this same machine.
         given = await _given(request, work)
-        async with self._alone(digest, work):
+        async with self._steps.alone(digest, work):
             lock = given or self._cache.resolved(digest)
             if lock is None:
                 lock = request.head() + await self._resolve(request, base, work)
@@ -467,7 +462,7 @@ class Environments:
             python = Path(request.interpreter.path)
             if python.is_relative_to(self._cache.root):  # of the packages of conda
                 shown.append(python.parents[1])
-            await self._run(arguments, work, "the packages cannot be resolved", reads=shown)
+            await self._steps.run(arguments, work, "the packages cannot be resolved", reads=shown)
             text = made.read_text()
         finally:
             for file in (wanted, made, limits):
@@ -498,7 +493,7 @@ class Environments:
         with _removed_at_end(folder):
             uv, venv = settings.find_uv(), folder / "venv"
             python = ("--python", request.interpreter.path)
-            await self._run(
+            await self._steps.run(
                 [uv, "venv", "--relocatable", "--no-project", *python, str(venv)],
                 work,
                 "the virtual environment cannot be created",
@@ -512,7 +507,7 @@ class Environments:
                 if base is not None:
                     # For the build requirements of source archives.
                     sync += ["--find-links", str(bases.wheels(base, self._cache.base))]
-                await self._run(
+                await self._steps.run(
                     [*sync, "--python", str(venv / "bin" / "python"), str(folder / "lock.txt")],
                     work,
                     "the packages cannot be installed",
@@ -536,71 +531,6 @@ class Environments:
             f"{duration_text(took_s)}",
             {"step": "built", "key": key, "took_s": took_s, "packages": len(packages)},
         )
-
-    async def _run(
-        self,
-        arguments: list[str],
-        work: Work,
-        doing: str,
-        *,
-        reads: Sequence[Path] = (),
-        writes: Sequence[Path] = (),
-        on_node: bool = False,
-        quietly: bool = False,
-    ) -> None:
-        """Run a program, inside the image if the environment is one for an image.
-
-        Args:
-            reads: Paths of the node that it needs in the image.
-            writes: Paths that it writes to.
-            quietly: Log nothing if it succeeds.
-        """
-        tmp = work.paths.tmp
-        env = {**work.env, "TMPDIR": str(tmp)}
-        with ExitStack() as stack:
-            words, shown = arguments, None
-            if work.image is not None and not on_node:
-                uv = Path(settings.find_uv()).resolve()  # a link may lead outside the image
-                reads = [*reads, uv, self._cache.sources, self._cache.programs]
-                words = arguments
-                if Path(arguments[0]).resolve() == uv:
-                    words = await asyncio.to_thread(portable, uv, self._cache.programs)
-                    words = [*words, *arguments[1:]]
-                words = stack.enter_context(
-                    work.image.command(words, env, tmp, read_only=reads, writable=writes)
-                )
-                shown = f"(in {work.image.name}) $ {' '.join(arguments)}"
-            await run(
-                words,
-                env=env,
-                cwd=tmp,
-                said=work.log(),
-                control=work.control,
-                doing=doing,
-                shown="" if quietly else shown,
-            )
-
-    @asynccontextmanager
-    async def _building(self) -> AsyncIterator[None]:
-        """Lock that protects build files from a prune, which holds it only while removing."""
-        with ExitStack() as stack:
-            lock = locked(self._cache.builds, shared=True)
-            await asyncio.to_thread(stack.enter_context, lock)
-            yield
-
-    @asynccontextmanager
-    async def _alone(self, name: str, work: Work) -> AsyncIterator[None]:
-        """Hold the lock of an environment or a request; waits while another one does."""
-        while True:
-            work.control.check()
-            with ExitStack() as stack:
-                if stack.enter_context(locked_if_free(self._cache.lock_of(name))):
-                    yield
-                    return
-            if not work.has_waited:
-                work.has_waited = True
-                work.tell("waiting for another attempt that builds it", {"step": "wait"})
-            await work.control.pause()
 
 
 def _local_paths(request: Request) -> list[Path]:

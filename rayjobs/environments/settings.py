@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
@@ -33,6 +34,10 @@ _FOR_PIP: Mapping[str, str] = {
     "UV_INDEX_URL": "PIP_INDEX_URL",
     "UV_INDEX": "PIP_EXTRA_INDEX_URL",
     "UV_EXTRA_INDEX_URL": "PIP_EXTRA_INDEX_URL",
+    "UV_FIND_LINKS": "PIP_FIND_LINKS",
+    "UV_NO_INDEX": "PIP_NO_INDEX",
+    "UV_INSECURE_HOST": "PIP_TRUSTED_HOST",
+    "SSL_CERT_FILE": "PIP_CERT",
 }
 # Setting of pip → variable of uv. Source: the configuration pages of both.
 _OF_PIP: Mapping[str, str] = {
@@ -181,7 +186,7 @@ def of_pip(environment: Mapping[str, str], files: Iterable[Path]) -> dict[str, s
     result = {}
     for key, value in found.items():
         name = _OF_PIP[key]
-        if name == "UV_NO_INDEX" and value.strip().lower() in ("0", "false", "no", "off"):
+        if name == "UV_NO_INDEX" and _is_off(value):
             continue
         words = value.split()
         if words:
@@ -194,7 +199,37 @@ def of_pip(environment: Mapping[str, str], files: Iterable[Path]) -> dict[str, s
 
 def for_pip(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which pip asks the indexes that uv would ask."""
-    return {new: environment[old] for old, new in _FOR_PIP.items() if environment.get(old)}
+    found = {new: environment[old] for old, new in _FOR_PIP.items() if environment.get(old)}
+    if links := found.get("PIP_FIND_LINKS"):
+        found["PIP_FIND_LINKS"] = links.replace(",", " ")
+    return found
+
+
+def of_uv_pip(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return the words of a `uv pip …` that obeys settings for which a variable is not enough.
+
+    uv has none for pip's ``no-index``, and forgets its own find-links where a word names one.
+    """
+    words = list(arguments)
+    if words[1:2] != ["pip"]:
+        return words
+    more = [] if _is_off(environment.get("UV_NO_INDEX", "")) else ["--no-index"]
+    if "--find-links" in words:
+        for place in environment.get("UV_FIND_LINKS", "").split(","):
+            more += ["--find-links", place] if place else []
+    return [*words[:3], *more, *words[3:]]
+
+
+def _is_off(value: str) -> bool:
+    return value.strip().lower() in ("", "0", "false", "no", "off")
+
+
+def local_folders(environment: Mapping[str, str]) -> list[Path]:
+    """Return the folders of this machine that uv's variables name as indexes or find-links."""
+    words = " ".join(environment.get(name, "") for name in (*_FOR_PIP, "UV_FIND_LINKS"))
+    named = (word.rpartition("=")[2] for word in re.split(r"[\s,]+", words))
+    paths = (word.removeprefix("file://") for word in named)
+    return [Path(word) for word in dict.fromkeys(paths) if word.startswith("/")]
 
 
 def _home(environment: Mapping[str, str]) -> Path:

@@ -32,6 +32,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.environments import interpreter
 from rayjobs.environments.building import Control
+from rayjobs.environments.horovod import in_image, recipe
 from rayjobs.environments.inside import Image
 from rayjobs.injob import container as injob_container
 from rayjobs.injob import recordfiles
@@ -243,6 +244,16 @@ class NodeContainers:
         return replace(found, answer=answer)
 
     @staticmethod
+    def has_horovod(found: ReadyImage) -> ReadyImage:
+        """Return an image among whose packages is the Horovod that was built for it."""
+        facts = dict(found.answer.facts)
+        packages = facts.get("packages")
+        if isinstance(packages, list):
+            others = (one for one in packages if one[0] != "horovod")
+            facts["packages"] = sorted([*others, ["horovod", recipe.VERSION]])
+        return replace(found, answer=replace(found.answer, facts=facts))
+
+    @staticmethod
     def _name_of(request: LaunchRequest) -> str:
         asked = request.container
         image = None if asked is None else asked.image
@@ -378,6 +389,7 @@ class NodeContainers:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PrepareError(f"the attempt's image is not known any more: {error}") from error
         environment = _environment_of_attempt(paths)
+        horovod = _horovod_of_attempt(paths)
         arguments = parse_arguments(asked.arguments)
         gpus = devices.find() if plan.env.get("CUDA_VISIBLE_DEVICES") else devices.Devices()
         binds = (
@@ -388,13 +400,14 @@ class NodeContainers:
             *shown,
             *_injob_binds(plan),
             *_mpi_binds(plan),
-            *(Bind(str(one), str(one), read_only=True) for one in environment),
+            *(Bind(str(one), str(one), read_only=True)
+              for one in (*environment, *([horovod] if horovod else []))),
             Bind(plan.root, plan.root),
         )  # fmt: skip
         return replace(
             plan,
             hold=("namespace",),
-            env=_variables(plan, variables, gpus, environment),
+            env=in_image.with_horovod(_variables(plan, variables, gpus, environment), horovod),
             container=ContainerPlan(
                 image=root,
                 scratch=str(paths.container),
@@ -470,6 +483,14 @@ def _environment_of_attempt(paths: AttemptPaths) -> tuple[Path, ...]:
         return ()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PrepareError(f"the attempt's environment is not known any more: {error}") from error
+
+
+def _horovod_of_attempt(paths: AttemptPaths) -> Path | None:
+    """Return the folder with the Horovod that was built for an attempt's image, if any."""
+    try:
+        return in_image.of_attempt(paths)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PrepareError(f"the attempt's Horovod is not known any more: {error}") from error
 
 
 def _injob_binds(plan: LaunchPlan) -> tuple[Bind, ...]:

@@ -8,8 +8,8 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rayjobs.core.paths import ENVIRONMENT_LOCK, AttemptPaths
 from rayjobs.environments import locks
 from rayjobs.environments.building import Control
 from rayjobs.environments.cache import Cache
-from rayjobs.environments.horovod import required
+from rayjobs.environments.horovod import in_image, required
 from rayjobs.environments.inside import Image
 from rayjobs.environments.realise import Environments
 from rayjobs.environments.work import Work
@@ -54,6 +54,7 @@ class NodeEnvironments:
         self._root = root
         self._snapshots = shared
         self._environments = Environments(root, sys.executable, is_open)
+        self._horovod = in_image.HorovodInImages(root)
         self._workspaces = workspaces
         self._controls: dict[str, Control] = {}
 
@@ -69,6 +70,58 @@ class NodeEnvironments:
         if request.environment is None:
             return None
         on = request.on
+        async with self._working(on, image) as work:
+            work.known_lock = await asyncio.to_thread(self._known_lock, on)
+            work.uses_horovod = await asyncio.to_thread(required.is_wanted, request.plan)
+            if on.node_count > 1:
+                if on.node == 0:
+                    work.publish = partial(self._publish_lock, on, work.paths)
+                else:
+                    work.first_lock = partial(self._stored_lock, on, on.attempt)
+            with ExitStack() as stack:
+                if carried := request.environment.sources:
+                    # Protected from pruning before the build begins.
+                    lock = locked(Cache(self._root).builds, shared=True)
+                    await asyncio.to_thread(stack.enter_context, lock)
+                    await asyncio.to_thread(self._bring_sources, on, carried)
+                found = await self._environments.realise(request.environment.to_json(), work)
+        if not found.built:
+            self._report(
+                on, "the environment was built before", {"step": "found", "key": found.key}
+            )
+        return found.python
+
+    async def bring_horovod(
+        self, request: LaunchRequest, image: Image, python: str, *, is_added: bool
+    ) -> bool:
+        """Let an attempt in an image find Horovod, if its script uses it and the image has torch.
+
+        Args:
+            python: The attempt's Python, as a path in the image.
+            is_added: It is that of an environment that is added to the image.
+
+        Returns:
+            Whether it was, or has been, built for the image.
+
+        Raises:
+            PrepareError: see `HorovodInImages.realise`.
+        """
+        plan = request.plan
+        if not await asyncio.to_thread(required.is_wanted, plan):
+            return False
+        asked = in_image.Asked(
+            python=python,
+            variables={name: plan.env[name] for name in required.MATTERS if name in plan.env},
+            environment=Path(python).parents[1] if is_added else None,
+            needs_mpi=plan.is_mpi,
+            on_gpus=required.exchanges_on_gpus(plan),
+        )
+        async with self._working(request.on, image) as work:
+            return await self._horovod.realise(asked, work) is not None
+
+    @asynccontextmanager
+    async def _working(self, on: AttemptOnNode, image: Image | None) -> AsyncIterator[Work]:
+        """Yield an attempt's work, which `stop` ends; its log is stored while it goes on."""
         limit_s = on.max_duration_s
         control = Control(
             marker=on.marker,
@@ -81,25 +134,12 @@ class NodeEnvironments:
             paths=paths,
             control=control,
             tell=partial(self._report, on),
-            known_lock=await asyncio.to_thread(self._known_lock, on),
             image=image,
-            uses_horovod=await asyncio.to_thread(required.is_wanted, request.plan),
         )
-        if on.node_count > 1:
-            if on.node == 0:
-                work.publish = partial(self._publish_lock, on, paths)
-            else:
-                work.first_lock = partial(self._stored_lock, on, on.attempt)
         done = asyncio.Event()
         streaming = asyncio.ensure_future(stream_build_log(self._workspaces, on, paths, done))
         try:
-            with ExitStack() as stack:
-                if sources := request.environment.sources:
-                    # Protected from pruning before the build begins.
-                    lock = locked(Cache(self._root).builds, shared=True)
-                    await asyncio.to_thread(stack.enter_context, lock)
-                    await asyncio.to_thread(self._bring_sources, on, sources)
-                found = await self._environments.realise(request.environment.to_json(), work)
+            yield work
         except BaseException:
             done.set()
             await streaming  # an older state of the log must not overwrite the last one
@@ -108,11 +148,6 @@ class NodeEnvironments:
         finally:
             done.set()
             self._controls.pop(control.marker, None)
-        if not found.built:
-            self._report(
-                on, "the environment was built before", {"step": "found", "key": found.key}
-            )
-        return found.python
 
     def stop(self, on: AttemptOnNode) -> None:
         """Let `bring` of this attempt end soon; harmless when it is over."""

@@ -71,9 +71,14 @@ class Preparing:
             else:
                 added = self._containers.building_in(request, image)
                 python = await self._environments.bring(request, added)
+                is_added = python is not None
                 if python is not None:
                     image = await self._containers.asked_again(request, image, python)
                 python = image.answer.python
+                if python is not None and await self._environments.bring_horovod(
+                    request, added, python, is_added=is_added
+                ):
+                    image = self._containers.has_horovod(image)
             loop = asyncio.get_running_loop()
             finding = loop.run_in_executor(None, self._find_facts, request, python, image)
             variables = await loop.run_in_executor(self._data.pool, self._bring_data, request)

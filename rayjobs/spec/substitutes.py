@@ -65,6 +65,7 @@ _OF_PIP: Mapping[str, str] = {
     "faiss-cpu": "faiss-cpu",
     "tensorboardx": "tensorboardX",
 }
+_OF_ONE_TORCH = "it is built for one release of torch"
 _DRIVERS = "the node's drivers and torch bring it"
 _NODE_HAS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -185,7 +186,7 @@ def _in_image(
         if plain and _AZUREML.fullmatch(name):
             made.use(line, "the target's rayjobs", _WITH_AZUREML)
         elif plain and name == "horovod":
-            made.use(line, "the image's own Horovod", "it is built for one release of torch")
+            made.use(line, "the image's own Horovod, or one built there", _OF_ONE_TORCH)
         elif plain and of_framework and name in _FROM_TARGET and _PINNED.fullmatch(line.strip()):
             made.use(line, f"the image's {name}, or the newest", "packages are added to the image")
             made.pip.append(name)
@@ -293,7 +294,7 @@ def _line(
         if is_own:
             made.base = "target"
             if line.strip() != name:
-                made.use(line, "the target's Horovod", "it is built for one release of torch")
+                made.use(line, "the target's Horovod", _OF_ONE_TORCH)
             return
         made.use(line, "", "no Horovod can be built for another Python than the target's")
         return

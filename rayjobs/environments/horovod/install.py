@@ -229,6 +229,7 @@ def _run(
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment = {**settings.for_pip(environment), **environment}
+    command = settings.of_uv_pip(command, environment)
     last: list[str] = []
     printed = -1
     with log.open("a", encoding="utf-8") as file:

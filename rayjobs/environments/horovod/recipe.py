@@ -57,7 +57,7 @@ def digest(*, gpu: bool) -> str:
     return hashlib.sha256(hook(gpu=gpu).encode()).hexdigest()[:8]
 
 
-def write(folder: Path, *, gpu: bool) -> dict[str, str]:
+def write(folder: Path, *, gpu: bool, mpi: bool = True) -> dict[str, str]:
     """Write the files of the recipe; return the variables by which the build finds them."""
     hook_file, toolchain = folder / "hook.cmake", folder / "toolchain.cmake"
     hook_file.write_text(hook(gpu=gpu))
@@ -66,7 +66,7 @@ def write(folder: Path, *, gpu: bool) -> dict[str, str]:
         "CMAKE_TOOLCHAIN_FILE": str(toolchain),
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the bundled gloo's minimum
         "HOROVOD_WITH_PYTORCH": "1",
-        "HOROVOD_WITH_MPI": "1",
+        f"HOROVOD_WITH{'' if mpi else 'OUT'}_MPI": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",

@@ -11,7 +11,7 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.environments import mpi_checks
 from rayjobs.environments.cache import RECORD
-from rayjobs.environments.horovod import adding, builds
+from rayjobs.environments.horovod import adding, builds, imported
 from rayjobs.injob.plan import HOROVOD_GLOO, MPI, LaunchPlan
 
 # Finds it without importing it, wherever the interpreter looks for its packages.
@@ -32,7 +32,8 @@ print(next((one.version for one in metadata.distributions(name="torch")), ""))
 _ASK_S = 60.0
 # Cached answers of interpreters, by everything that they depend on.
 _found: dict[tuple[str | None, ...], Path] = {}
-_MATTERS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "HOME")
+MATTERS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE")
+_HOME = "HOME"
 
 
 def require(plan: LaunchPlan) -> None:
@@ -50,12 +51,7 @@ def require(plan: LaunchPlan) -> None:
     kind = extras.kind
     if (Path(plan.python).parents[1] / RECORD).exists() and _uses_it(plan, kind):
         _require_its_torch(plan)
-    if not env.get("CUDA_VISIBLE_DEVICES"):
-        return
-    # Of horovod-gloo the variable is the launcher's.
-    if extras.on_cpu if kind == HOROVOD_GLOO else env.get(mpi_checks.ON_CPU):
-        return
-    if not _uses_it(plan, kind):
+    if not exchanges_on_gpus(plan) or not _uses_it(plan, kind):
         return
     build = _build(plan.python, env)
     if build is not None and not build.has_gpu_operations:
@@ -67,10 +63,24 @@ def require(plan: LaunchPlan) -> None:
         )
 
 
+def exchanges_on_gpus(plan: LaunchPlan) -> bool:
+    """Whether the ranks have GPUs, and do not say that they exchange tensors on the CPU."""
+    if not plan.env.get("CUDA_VISIBLE_DEVICES"):
+        return False
+    # Of horovod-gloo the variable is the launcher's.
+    extras = plan.extras
+    if extras is not None and extras.kind == HOROVOD_GLOO:
+        return not extras.on_cpu
+    return not plan.env.get(mpi_checks.ON_CPU)
+
+
 def is_wanted(plan: LaunchPlan) -> bool:
-    """Whether a job's script uses Horovod, as far as its plan and its text say."""
+    """Whether a job's script uses Horovod, as far as its plan and the text of its modules say."""
     kind = None if plan.extras is None else plan.extras.kind
-    return kind in (MPI, HOROVOD_GLOO) and _uses_it(plan, str(kind))
+    if kind != MPI:
+        return kind == HOROVOD_GLOO
+    work = AttemptPaths(Path(plan.root)).work
+    return bool(plan.argv) and imported.imports_horovod(work / plan.argv[0], work)
 
 
 def _uses_it(plan: LaunchPlan, kind: str) -> bool:
@@ -97,7 +107,7 @@ def _require_its_torch(plan: LaunchPlan) -> None:
 
 
 def _build(python: str, env: Mapping[str, str]) -> builds.Build | None:
-    key = (python, *(env.get(name) for name in _MATTERS))
+    key = (python, *(env.get(name) for name in (*MATTERS, _HOME)))
     known = _found.get(key)
     # What was found may have been rebuilt since, which its file shows, or be gone.
     build = None if known is None else builds.of_package(known)

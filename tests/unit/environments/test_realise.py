@@ -38,6 +38,17 @@ def says(python: str) -> str:
     ).stdout
 
 
+def test_no_index_is_asked_where_pips_settings_say_so(
+    builder: Builder, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(wheels, "pip", "0.1")  # an index has newer ones
+    monkeypatch.setenv("PIP_NO_INDEX", "true")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    found, _ = builder.build("pip", "tiny-tool")
+    assert "pip==0.1" in found.lock
+
+
 def test_an_environment_is_built_whole_and_found_again(builder: Builder, wheels: Path) -> None:
     first, told = builder.build(*lines(wheels, "tiny-tool"))
     folder = builder.node.environments / first.key

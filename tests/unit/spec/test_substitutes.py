@@ -190,8 +190,8 @@ def test_packages_are_added_to_those_of_an_image() -> None:
         "instead of Python 3.6.2: the image's own Python (packages are added to it)",
         "instead of azureml-defaults: the target's rayjobs (rayjobs provides Run and the names of "
         "azureml)",
-        "instead of horovod==0.19.5: the image's own Horovod (it is built for one release of "
-        "torch)",
+        "instead of horovod==0.19.5: the image's own Horovod, or one built there (it is built "
+        "for one release of torch)",
     ]
     of_estimator, told = in_image(Packages(base="target", pip=("torch==1.6.0", "tqdm")))
     assert of_estimator == Packages(pip=("torch", "tqdm"))

@@ -1,0 +1,103 @@
+"""Steps of builds on one node: their locks, and their programs, which may run inside an image."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.files import locked, locked_if_free
+from rayjobs.environments import settings
+from rayjobs.environments.building import run
+from rayjobs.environments.cache import Cache
+from rayjobs.environments.inside import portable
+from rayjobs.environments.work import Work
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def cannot_be_kept(root: Path, error: OSError) -> PrepareError:
+    """Return the failure of a build whose files cannot be written below `root`."""
+    return PrepareError(
+        f"the environment cannot be kept in {root}: {error.strerror}",
+        failure_class="storage" if error.errno in _DISK_FULL else "system",
+    )
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Runs the steps of builds in the cache of one node."""
+
+    cache: Cache
+
+    async def run(
+        self,
+        arguments: list[str],
+        work: Work,
+        doing: str,
+        *,
+        reads: Sequence[Path] = (),
+        writes: Sequence[Path] = (),
+        on_node: bool = False,
+        quietly: bool = False,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run a program, inside the image if the environment is one for an image.
+
+        Args:
+            reads: Paths of the node that it needs in the image.
+            writes: Paths that it writes to.
+            quietly: Log nothing if it succeeds.
+            variables: Of the program, on top of the build's.
+        """
+        tmp = work.paths.tmp
+        env = {**work.env, "TMPDIR": str(tmp), **(variables or {})}
+        with ExitStack() as stack:
+            arguments = settings.of_uv_pip(arguments, env)
+            words, shown = arguments, None
+            if work.image is not None and not on_node:
+                uv = Path(settings.find_uv()).resolve()  # a link may lead outside the image
+                reads = [*reads, uv, self.cache.sources, self.cache.programs]
+                words = arguments
+                if Path(arguments[0]).resolve() == uv:
+                    words = await asyncio.to_thread(portable, uv, self.cache.programs)
+                    words = [*words, *arguments[1:]]
+                words = stack.enter_context(
+                    work.image.command(words, env, tmp, read_only=reads, writable=writes)
+                )
+                shown = f"(in {work.image.name}) $ {' '.join(arguments)}"
+            await run(
+                words,
+                env=env,
+                cwd=tmp,
+                said=work.log(),
+                control=work.control,
+                doing=doing,
+                shown="" if quietly else shown,
+            )
+
+    @asynccontextmanager
+    async def building(self) -> AsyncIterator[None]:
+        """Lock that protects build files from a prune, which holds it only while removing."""
+        with ExitStack() as stack:
+            lock = locked(self.cache.builds, shared=True)
+            await asyncio.to_thread(stack.enter_context, lock)
+            yield
+
+    @asynccontextmanager
+    async def alone(self, name: str, work: Work) -> AsyncIterator[None]:
+        """Hold the lock of an environment or a request; waits while another one does."""
+        while True:
+            work.control.check()
+            with ExitStack() as stack:
+                if stack.enter_context(locked_if_free(self.cache.lock_of(name))):
+                    yield
+                    return
+            if not work.has_waited:
+                work.has_waited = True
+                work.tell("waiting for another attempt that builds it", {"step": "wait"})
+            await work.control.pause()
