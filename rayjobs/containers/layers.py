@@ -30,6 +30,12 @@ class BadImageError(Exception):
     """An image is unsafe to unpack, or incomplete; the text says what is wrong."""
 
 
+def unreadable(name: str, error: Exception) -> BadImageError:
+    """Return the refusal of an archive, in one sentence: tarfile lists each form that it tried."""
+    said = str(error).partition(":\n")[0].strip() or "it ends too early"
+    return BadImageError(f"{name} is not a readable archive: {said}")
+
+
 def too_large(most_bytes: int) -> BadImageError:
     """Return the refusal of an image that would fill the node's disk."""
     return BadImageError(
@@ -135,7 +141,7 @@ class Root:
                         raise BadImageError(f"the image has more than {MOST_ENTRIES} files")
                     self._member(archive, member, written, name)
         except tarfile.TarError as error:
-            raise BadImageError(f"{name} is not a readable archive: {error}") from error
+            raise unreadable(name, error) from error
         except EOFError as error:
             raise BadImageError(f"{name} ends in the middle of a file") from error
 

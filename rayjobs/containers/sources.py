@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rayjobs.containers.layers import MOST_BYTES, BadImageError, too_large
+from rayjobs.containers.layers import MOST_BYTES, BadImageError, too_large, unreadable
 
 JSON_LIMIT = 8 * 2**20  # bytes of a manifest or a configuration
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
@@ -292,7 +292,7 @@ class _Archive(_Files):
                     raise too_large(most_bytes)
                 self._members[one.name.removeprefix("./")] = one
         except (tarfile.TarError, EOFError, zlib.error) as error:
-            raise BadImageError(f"it is not a readable archive: {error}") from error
+            raise unreadable("it", error) from error
 
     def __contains__(self, name: str) -> bool:
         return name in self._members

@@ -251,7 +251,9 @@ def sentence(lines: Sequence[str]) -> str:
     """Condense an error's lines to one: what failed, and the last cause."""
     words = " ".join(" ".join(line.strip(" \t×╰─▶│├·") for line in lines).split())
     what, _, causes = words.removeprefix("error:").strip().partition(" cause: ")
-    cause = causes.rpartition("cause: ")[2]
+    first, _, cause = causes.rpartition("cause: ")
+    if first.startswith("Failed to fetch"):  # the address matters more than how often it was tried
+        what = first.partition(" cause: ")[0].strip()
     if not cause or what.startswith("No solution found"):
         text = cause or what
     else:

@@ -170,7 +170,7 @@ def build_spec(data: Mapping[str, Any]) -> JobSpec:
         if "environment" in ready:
             ready["environment"] = resolved(ready["environment"])
     except SpecError as error:
-        problems.extend(error.problems)
+        problems.extend(error.problems or (Problem("environment", f"{error.message}."),))
         ready["environment"] = None
     spec: JobSpec | None = None
     try:

@@ -111,6 +111,19 @@ def test_an_image_is_unpacked_once_whatever_its_form(
     assert image_node.left_in_building == []
 
 
+def test_a_file_that_is_no_archive_is_named_in_one_sentence(
+    image_node: ImageNode, tmp_path: Path
+) -> None:
+    path = tmp_path / "not-an-image.tar"
+    path.write_bytes(os.urandom(3_000))
+    with pytest.raises(PrepareError) as caught:
+        image_node.realise(str(path))
+    assert str(caught.value) == (
+        f"the image {str(path)!r} cannot be used: it is not a readable archive: file could not be "
+        f"opened successfully"
+    )
+
+
 def test_a_file_that_was_replaced_under_its_name_is_another_image(
     image_node: ImageNode, tmp_path: Path
 ) -> None:

@@ -140,6 +140,15 @@ def test_programs_of_an_environment_come_first(tmp_path: Path) -> None:
             ["error: Failed to read x", "  cause: Bad size", "  cause: torn"],
             "Failed to read x: torn",
         ),
+        (
+            [
+                "error: Request failed after 3 retries in 4.7s",
+                "  cause: Failed to fetch: http://127.0.0.1:9/simple/tqdm/",
+                "  cause: tcp connect error",
+                "  cause: Connection refused (os error 111)",
+            ],
+            "Failed to fetch: http://127.0.0.1:9/simple/tqdm/: Connection refused (os error 111)",
+        ),
         (["  × No solution", "  ╰─▶ Because a."], "No solution Because a"),
         (["nothing", "known"], "nothing known"),
         ([], ""),

@@ -252,6 +252,15 @@ def test_a_harmful_or_broken_json_is_refused(text: str, said: str) -> None:
         load_spec_text(text, is_json=True)
 
 
+def test_a_conda_file_that_is_no_yaml_is_refused_and_not_passed_by(tmp_path: Path) -> None:
+    (tmp_path / "environment.yml").write_text("dependencies: [numpy\n")
+    with pytest.raises(SpecError) as caught:
+        build_spec({"script": "a.py", "environment": str(tmp_path / "environment.yml")})
+    (problem,) = caught.value.problems
+    assert problem.path == "environment"
+    assert "environment.yml, line 2, column 1 is not YAML: expected" in str(problem)
+
+
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"nothing\.yaml"):
         load_spec_file(tmp_path / "nothing.yaml")
