@@ -70,6 +70,15 @@ def spot(vm_priority: str | None) -> tuple[bool | None, list[Problem]]:
     return PRIORITIES[str(vm_priority).casefold()], []
 
 
+def either(*pairs: tuple[str, Any, str, Any]) -> list[Problem]:
+    """A parameter and its older name are one: both may be given with one value alone."""
+    return [
+        Problem(name, f"is {value!r}, and {older}, its older name, is {before!r}.", "Give one.")
+        for name, value, older, before in pairs
+        if value is not None and before is not None and value != before
+    ]
+
+
 def exclusions(
     packages: Mapping[str, Any],
     *,
@@ -86,6 +95,7 @@ def exclusions(
     if environment_definition is not None:
         others = {
             "an image": image.name,
+            "use_docker=False": not image.use_docker,
             "use_gpu": use_gpu,
             "user_managed": user_managed,
             "shm_size": image.shm_size,

@@ -141,6 +141,26 @@ class Estimator:
         source = Path(source_directory)
         spot, problems = checks.spot(vm_priority)
         problems += [
+            *checks.either(
+                (
+                    "conda_dependencies_file",
+                    conda_dependencies_file,
+                    "conda_dependencies_file_path",
+                    conda_dependencies_file_path,
+                ),
+                (
+                    "pip_requirements_file",
+                    pip_requirements_file,
+                    "pip_requirements_file_path",
+                    pip_requirements_file_path,
+                ),
+                (
+                    "custom_docker_image",
+                    custom_docker_image,
+                    "custom_docker_base_image",
+                    custom_docker_base_image,
+                ),
+            ),
             *checks.counts(node_count, process_count_per_node),
             *checks.targets(compute_target, vm_size),
             *checks.exclusions(
