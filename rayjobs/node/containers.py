@@ -403,6 +403,7 @@ class NodeContainers:
             *(Bind(str(one), str(one), read_only=True)
               for one in (*environment, *([horovod] if horovod else []))),
             Bind(plan.root, plan.root),
+            *_tmp_binds(plan, paths),
         )  # fmt: skip
         return replace(
             plan,
@@ -498,6 +499,12 @@ def _injob_binds(plan: LaunchPlan) -> tuple[Bind, ...]:
     folder = Path(plan.injob_path)
     targets = {str(path.resolve()) for path in folder.iterdir() if path.is_symlink()}
     return tuple(Bind(path, path, read_only=True) for path in (*sorted(targets), str(folder)))
+
+
+def _tmp_binds(plan: LaunchPlan, paths: AttemptPaths) -> tuple[Bind, ...]:
+    """Return the temporary folder by its short path, where it has one."""
+    at = plan.env.get("TMPDIR", str(paths.tmp))
+    return () if at == str(paths.tmp) else (Bind(str(paths.tmp), at),)
 
 
 def _mpi_binds(plan: LaunchPlan) -> tuple[Bind, ...]:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from rayjobs import snapshots
+from rayjobs.core import short_tmp
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths, NodePaths, TargetPaths, runtime_dir
 from rayjobs.core.text import GIB
@@ -186,6 +187,8 @@ class Node:
 
     async def _node_plan(self, request: LaunchRequest) -> LaunchPlan:
         """Return the plan with the values that only the node knows."""
+        plan = await asyncio.to_thread(_with_short_tmp, request.plan)
+        request = replace(request, plan=plan)
         if request.container is not None:
             shown = await asyncio.to_thread(self._data.shown_in_containers, request.on)
             plan = await asyncio.to_thread(self._containers.plan, request, shown)
@@ -305,9 +308,16 @@ class Node:
     def prune(self, keep_s: float = KEEP_S) -> list[Path]:
         """See `Ends.prune` and `NodeContainers.prune`."""
         remove_dead_sockets(runtime_dir(create=False))
+        short_tmp.sweep(runtime_dir(create=False))
         removed = self.ends.prune(keep_s)
         self._containers.prune()
         return removed
+
+
+def _with_short_tmp(plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan with a temporary folder in whose path sockets have room. Blocks."""
+    tmp = str(short_tmp.provide(AttemptPaths(Path(plan.root)).tmp))
+    return replace(plan, env={**plan.env, "TMPDIR": tmp, "AZ_BATCHAI_JOB_TEMP": tmp})
 
 
 def _brought(plan: LaunchPlan) -> dict[str, str]:

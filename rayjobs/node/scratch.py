@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from rayjobs.core import short_tmp
+from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.safe_delete import OwnFolder, UnsafeDeletionError
 
 log = logging.getLogger(__name__)
@@ -18,6 +20,7 @@ class Scratch:
 
     def remove(self, root: Path) -> list[str]:
         """Remove an attempt's folder; return why part of it stays. Follows no links."""
+        short_tmp.remove(AttemptPaths(root).tmp)
         try:
             with OwnFolder(self._root) as scratch:
                 kept = scratch.remove(str(root.relative_to(self._root))).kept

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayjobs.core import short_tmp
 from rayjobs.core.errors import TargetError
 from rayjobs.core.paths import NodePaths, TargetPaths, runtime_dir
 from rayjobs.core.text import counted
@@ -212,6 +213,7 @@ def remove_files(location: TargetLocation, *, keep_progress: bool = False) -> No
             (location.paths.root / file).unlink(missing_ok=True)
     location.paths.token.unlink(missing_ok=True)
     folder = runtime_dir(location.home, create=False)
+    short_tmp.sweep(folder)
     for path in folder.glob("*"):
         if not path.is_dir() and not wake_client.is_listening(path):
             path.unlink(missing_ok=True)

@@ -23,9 +23,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), needs_containers]
 
 SCRIPT = """
 import json, os, sys
+from multiprocessing.connection import Listener
 from rayjobs import Run
 run = Run.get_context()
 run.log("loss", 0.5)
+with Listener(family="AF_UNIX") as listener:
+    folder = os.path.dirname(os.path.dirname(listener.address))
+    in_tmp = os.path.samefile(folder, os.environ["RAYJOBS_ATTEMPT_DIR"] + "/tmp")
 shm = os.statvfs("/dev/shm")
 try:
     open(os.environ["RAYJOBS_INPUT_DIGITS"] + "/one.txt", "w")
@@ -43,7 +47,7 @@ print(json.dumps({
     "argument": os.environ["OF_DOCKER"], "python": sys.executable,
     "shm": shm.f_blocks * shm.f_frsize, "refused": refused, "run": run.id,
     "input": open(os.environ["RAYJOBS_INPUT_DIGITS"] + "/one.txt").read(),
-    "node": "RAY_AUTH_TOKEN" in os.environ, "volume": os.listdir("/volume"),
+    "node": "RAY_AUTH_TOKEN" in os.environ, "volume": os.listdir("/volume"), "in_tmp": in_tmp,
 }))
 """
 STEPS = """
@@ -80,6 +84,7 @@ def test_a_job_runs_in_an_image_and_its_record_says_which(
     )
     job = jobs.submit(
         SCRIPT,
+        experiment="an-experiment-as-long-as-a-sentence-since-paths-of-sockets-have-107-bytes",
         container=asked,
         inputs={"digits": Input(source="workspaceblobstore/digits")},
         outputs={
@@ -92,7 +97,7 @@ def test_a_job_runs_in_an_image_and_its_record_says_which(
     assert seen == {
         "release": "of the second layer", "image": "yes", "argument": "yes",
         "python": "/usr/local/bin/python", "shm": 64 * 2**20, "refused": True, "run": job.id,
-        "input": "1", "node": False, "volume": ["one.txt"],
+        "input": "1", "node": False, "volume": ["one.txt"], "in_tmp": True,
     }  # fmt: skip
     store.download(tmp_path / "back", prefix="result", show_progress=False)
     assert [path.read_text() for path in tmp_path.glob("back/**/out.txt")] == ["stored"]

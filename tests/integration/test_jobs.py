@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import CannotBePlacedError, SpecError
+from rayjobs.core.paths import runtime_dir
 from rayjobs.jobs.records import AllocationState
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Resources, Retries, SecretRef
@@ -47,6 +48,32 @@ def test_a_job_logs_measures_stores_and_completes(jobs: Jobs) -> None:
     assert done.started_at is not None
     assert done.ended_at is not None
     jobs.nothing_left(job)
+
+
+def test_a_script_makes_sockets_in_its_temporary_folder_whatever_the_experiments_name(
+    jobs: Jobs,
+) -> None:
+    # Workers of a DataLoader send tensors through such sockets: without one, the loader hangs.
+    job = jobs.submit(
+        """
+        import os, tempfile
+        from multiprocessing.connection import Listener
+        with Listener(family="AF_UNIX") as listener:
+            assert os.path.dirname(os.path.dirname(listener.address)) == os.environ["TMPDIR"]
+        assert tempfile.gettempdir() == os.environ["TMPDIR"] == os.environ["AZ_BATCHAI_JOB_TEMP"]
+        print(os.path.realpath(os.environ["TMPDIR"]))
+        """,
+        experiment="an-experiment-as-long-as-a-sentence-since-paths-of-sockets-have-107-bytes",
+    )
+    done = jobs.wait(job, JobState.COMPLETED)
+    tmp = Path(jobs.log(done).decode().strip())
+    assert tmp.parts[-3:] == (job.id, "a1", "tmp")
+    jobs.nothing_left(job)
+    until(lambda: str(tmp) not in _links(), "the link is removed with the folder")
+
+
+def _links() -> list[str]:
+    return [str(one.readlink()) for one in runtime_dir().glob("tmp-*")]
 
 
 def test_the_second_job_is_warm_and_gets_the_first_ones_allocation(jobs: Jobs) -> None:

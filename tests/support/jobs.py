@@ -55,10 +55,10 @@ class Jobs:
         (source / "train.py").write_text(textwrap.dedent(script))
         return self.submit_folder(source, **spec)
 
-    def submit_folder(self, source: Path, **spec: Any) -> Job:
+    def submit_folder(self, source: Path, *, experiment: str = "test", **spec: Any) -> Job:
         """Submit the train.py of a folder."""
         values = {"name": "test", "script": "train.py", "grace_s": 2.0} | spec
-        return submit(self.workspace, JobSpec(**values), source=source, experiment="test").job
+        return submit(self.workspace, JobSpec(**values), source=source, experiment=experiment).job
 
     def job(self, job: Job) -> Job:
         """Return the job as it is now."""

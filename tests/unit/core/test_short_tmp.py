@@ -1,0 +1,49 @@
+"""Temporary folders of attempts have a path in which Unix sockets have room."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from rayjobs.core import short_tmp
+from rayjobs.core.paths import AttemptPaths, runtime_dir
+
+
+@pytest.fixture
+def tmp(own_home: Path) -> Path:
+    folder = AttemptPaths(own_home / "node" / "attempts" / ("long-name-" * 8) / "a1").tmp
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_a_short_path_stays_as_it_is(short_path: Path) -> None:
+    assert short_tmp.provide(short_path / "tmp") == short_path / "tmp"
+
+
+def test_a_long_path_has_a_short_one_beside_it(tmp: Path) -> None:
+    short = short_tmp.provide(tmp)
+    assert short.samefile(tmp)
+    assert short_tmp.provide(tmp) == short  # a start that was undone has left it
+    below = short / "pymp-xxxxxxxx" / "listener-xxxxxxxx"
+    below.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(below))
+    assert (tmp / "pymp-xxxxxxxx" / "listener-xxxxxxxx").is_socket()
+    short_tmp.remove(tmp)
+    assert not os.path.lexists(short) and tmp.is_dir()
+
+
+def test_links_of_ended_attempts_go_and_those_of_living_ones_stay_young(tmp: Path) -> None:
+    living = short_tmp.provide(tmp)
+    os.utime(living, (0, 0), follow_symlinks=False)
+    ended = AttemptPaths(tmp.parents[1] / "a2")
+    ended.tmp.mkdir(parents=True)
+    over = short_tmp.provide(ended.tmp)
+    ended.exit.write_text("{}")
+    gone = short_tmp.provide(tmp.parents[1] / "a3" / "tmp")
+    short_tmp.sweep(runtime_dir())
+    assert living.lstat().st_mtime > 0
+    assert not os.path.lexists(over) and not os.path.lexists(gone)
