@@ -1,7 +1,7 @@
-"""Storage and data: datastores, references, datasets. Knows nothing of jobs.
+"""Storage and data: datastores, references, datasets. Independent of jobs.
 
-Names are looked up when they are first used, so that importing this package costs nothing: neither
-an S3 client nor pyarrow nor pandas comes with it.
+Names are imported on first use, so that importing this package is cheap: it loads no S3 client,
+pyarrow or pandas.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "datastore":
-    # The checkout's own folder, found under its old name: an alias, never a second copy.
+    # The checkout's folder under its old name is an alias, never a second copy.
     from rayjobs.core.aliases import alias
 
     alias(__name__)

@@ -1,7 +1,7 @@
-"""What Azure ML has and this package has not: each name says so, and what to do instead.
+"""Names of Azure ML that this package lacks: each raises an error that names an alternative.
 
-Source: Azure ML SDK v1, `azureml.data` and `azureml.core.Datastore`. An AttributeError would leave
-a program's author to guess whether the name is mistyped, or the installation broken.
+Source: Azure ML SDK v1, `azureml.data` and `azureml.core.Datastore`. After an AttributeError, a
+program's author would have to guess whether the name is mistyped or the installation is broken.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _FETCHED = "export the rows to CSV or Parquet files, and use those"
 _PROFILE = "use to_pandas_dataframe().describe()"
 _SPARK = "rayjobs does not run Spark: use as_mount or as_download"
 _STREAMS = (
-    "no column of a table holds files here: make a file dataset of the same path, and use its "
+    "table columns do not hold files here: make a file dataset of the same path, and use its "
     "download or mount"
 )
 _READ_LATER = "use Dataset.Tabular.{} on the destination once the job has ended"
 
-# By the name that programs use for the class: its absent methods, and what to do instead.
+# Absent methods and their alternatives, by the name that programs use for the class.
 _ABSENT = {
     "Datastore": {
         "register_azure_sql_database": _FETCHED,
@@ -57,7 +57,7 @@ _ABSENT = {
     "DatasetConsumptionConfig": {"as_hdfs": _SPARK},
     "Dataset.Tabular": {
         "from_sql_query": _FETCHED,
-        "register_dask_dataframe": "write it by to_parquet, and use from_parquet_files",
+        "register_dask_dataframe": "write it with to_parquet, and use from_parquet_files",
         "register_spark_dataframe": "write it as Parquet, and use from_parquet_files",
     },
     "OutputFileDatasetConfig": {
@@ -68,7 +68,7 @@ _ABSENT = {
 
 
 def with_absent(known_as: str) -> Callable[[type[_Class]], type[_Class]]:
-    """Return a decorator that adds a class's absent methods, each of which refuses any call.
+    """Return a decorator that adds a class's absent methods, which refuse every call.
 
     Args:
         known_as: The name that programs use for the class.
@@ -76,7 +76,7 @@ def with_absent(known_as: str) -> Callable[[type[_Class]], type[_Class]]:
 
     def add(cls: type[_Class]) -> type[_Class]:
         for name, instead in _ABSENT[known_as].items():
-            # Real attributes, and not `__getattr__`: programs call some on the class itself.
+            # Real attributes instead of `__getattr__`: programs call some on the class itself.
             setattr(cls, name, staticmethod(_refusal(f"{known_as}.{name}", instead)))
         return cls
 

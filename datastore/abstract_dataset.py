@@ -1,4 +1,4 @@
-"""What datasets of all kinds share, and how jobs use them; a version is a manifest.
+"""The common part of all kinds of datasets, and how jobs use them; a version is a manifest.
 
 Source: Azure ML SDK v1, `azureml.data.abstract_dataset`.
 """
@@ -33,11 +33,11 @@ from rayjobs.datastore.stores import HasCatalogue, addresses_of, catalogue_of
 
 _MODES = ("direct", "mount", "download")
 FIRST_INPUT = "input_1"
-"""What a job calls its first input without a name."""
+"""The name of a job's first input without a name."""
 
 
 class FromFactory:
-    """A member of `Dataset`, reached through its kinds: `FileDataset.get_by_name(…)`."""
+    """A member of `Dataset`, accessed through its kinds: `FileDataset.get_by_name(…)`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -48,9 +48,9 @@ class FromFactory:
 
 @with_absent("Dataset")
 class AbstractDataset(ABC):
-    """Files of one version, where they are, and (once registered) a name and a number.
+    """Files of one version, their locations and, once registered, a name and a number.
 
-    A dataset never changes: what narrows it returns a new one.
+    A dataset never changes: methods that narrow it return a new one.
     """
 
     kind: str
@@ -73,33 +73,33 @@ class AbstractDataset(ABC):
         self._records = dict(records)
         self._manifest = manifest
         self._registered = registered
-        self._kept_in: Catalogue | None = None  # where a registered version was found
+        self._kept_in: Catalogue | None = None  # where the registered version was found
 
     # --- what it is ---
 
     @property
     def id(self) -> str:
-        """The id of the registered version; "" before."""
+        """The id of the registered version; "" before registration."""
         return self._registered.id if self._registered else ""
 
     @property
     def name(self) -> str:
-        """The registered name; "" before."""
+        """The registered name; "" before registration."""
         return self._registered.name if self._registered else ""
 
     @property
     def version(self) -> int | None:
-        """The registered version; None before."""
+        """The registered version; None before registration."""
         return self._registered.version if self._registered else None
 
     @property
     def description(self) -> str:
-        """What was said at registration."""
+        """The description given at registration."""
         return self._registered.description if self._registered else ""
 
     @property
     def registered_at(self) -> str:
-        """When the version was registered, as people read it; "" before."""
+        """When the version was registered, for people; "" before registration."""
         if self._registered is None:
             return ""
         return self._registered.created_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -111,19 +111,19 @@ class AbstractDataset(ABC):
 
     @property
     def partition_format(self) -> PartitionFormat | None:
-        """How paths give columns; None: they give none."""
+        """How paths give columns; None: they do not."""
         return None
 
     @property
     def partition_keys(self) -> list[str]:
-        """The columns that `partition_format` makes of paths."""
+        """The columns that `partition_format` extracts from paths."""
         parsed = self.partition_format
         return [] if parsed is None else [*parsed.keys]
 
     def get_partition_key_values(
         self, partition_keys: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
-        """Return the values of the partition columns, each combination once.
+        """Return each combination of values of the partition columns once.
 
         Args:
             partition_keys: Only these columns; None for all.
@@ -135,7 +135,7 @@ class AbstractDataset(ABC):
 
     @property
     def data_changed_time(self) -> datetime | None:
-        """When a file was last changed (UTC); None where a storage does not say."""
+        """When a file was last changed (UTC); None if a storage does not report it."""
         changed: datetime | None = None
         for name in self.manifest.datastores:
             backend = open_backend(record_for(name, self._record))
@@ -150,7 +150,7 @@ class AbstractDataset(ABC):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What the dataset was made from."""
+        """The sources of the dataset."""
         return self._sources
 
     @property
@@ -160,7 +160,7 @@ class AbstractDataset(ABC):
 
     @property
     def manifest(self) -> Manifest:
-        """The exact files; listed now, and kept, for a dataset made without validation."""
+        """The exact files; for a dataset made without validation, listed on first use and kept."""
         if self._manifest is None:
             self._manifest = resolve(self._sources, self._record)
         return self._manifest
@@ -168,12 +168,12 @@ class AbstractDataset(ABC):
     def _record(self, name: str) -> DatastoreRecord:
         if name not in self._records:
             raise DatastoreNotFound(
-                f"this dataset was made without the datastore {name!r}; give the Datastore itself, "
-                "not its name, where the dataset is made."
+                f"this dataset was made without the datastore {name!r}; pass the Datastore itself, "
+                "not its name, when making the dataset."
             )
         return self._records[name]
 
-    # --- how it is rebuilt ---
+    # --- rebuilding ---
 
     @classmethod
     def rebuilt(
@@ -184,15 +184,15 @@ class AbstractDataset(ABC):
         registered: DatasetRecord | None,
         options: Mapping[str, Any],
     ) -> AbstractDataset:
-        """Return the dataset that `definition` described; `options` as `options()` gave them."""
+        """Return the dataset that `definition` describes, with the result of `options()`."""
         return cls(sources, records, manifest, registered)
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
-        """Return, as JSON, what besides the files makes this dataset."""
+        """Return, as JSON, what defines this dataset besides its files."""
 
     def definition(self) -> str:
-        """Return the JSON text from which, with the manifest, the dataset can be made again."""
+        """Return the JSON text that rebuilds the dataset, together with the manifest."""
         return json.dumps(
             {
                 "kind": self.kind,
@@ -215,15 +215,15 @@ class AbstractDataset(ABC):
         *,
         progress: ProgressCallback | None = None,
     ) -> Self:
-        """Register the files as they were listed, under `name`; return the registered dataset.
+        """Register the listed files under `name`; return the registered dataset.
 
-        Local files are read once for their digests, which `progress` follows; those that the newest
-        version lists with the same size and mark are not read again. If the newest
-        version of the name is of these very files, it is returned: with `create_new_version` too,
-        and then `tags` are added to it.
+        Local files are read once for their digests, which `progress` follows; files that the newest
+        version lists with the same size and mark are not read again. If the newest version of the
+        name has exactly these files, it is returned, even with `create_new_version`, after `tags`
+        were added to it.
 
         Raises:
-            DatasetExists: the name is taken by other files, and `create_new_version` is False.
+            DatasetExists: the name belongs to other files, and `create_new_version` is False.
             DataNotFound: there are no files.
             InvalidReference: a dataset cannot have this name.
         """
@@ -232,7 +232,7 @@ class AbstractDataset(ABC):
         with addresses_of(workspace):
             listed = self.manifest
         newest = next(iter(catalogue.dataset_versions(name)[-1:]), None)
-        # Of other sources a file may have the same name, size and time by chance.
+        # A file of other sources may have the same name, size and time by chance.
         if newest is not None and newest.definition == self.definition():
             listed = listed.with_digests_of(
                 Manifest.from_bytes(catalogue.manifest(newest.manifest))
@@ -252,7 +252,7 @@ class AbstractDataset(ABC):
             draft.definition,
         )
         if newest is not None and is_same:
-            # It is registered, which is what was asked for.
+            # It is registered, as requested.
             if create_new_version and not dict(tags or {}).items() <= newest.tags.items():
                 newest = catalogue.set_dataset_tags(newest.id, {**newest.tags, **(tags or {})})
             return self._again(manifest, registered=newest).kept_in(catalogue)
@@ -260,7 +260,7 @@ class AbstractDataset(ABC):
         return self._again(manifest, registered=kept).kept_in(catalogue)
 
     def unregister_all_versions(self) -> None:
-        """Forget every version of this dataset's name; the data stays.
+        """Remove every version of this dataset's name; the data stays.
 
         Raises:
             DatasetInUse: an unfinished job reads one of them.
@@ -290,19 +290,19 @@ class AbstractDataset(ABC):
         return self._again(self.manifest, registered=kept).kept_in(catalogue)
 
     def kept_in(self, catalogue: Catalogue) -> Self:
-        """Remember where the registered version was found; return the dataset."""
+        """Record where the registered version was found; return the dataset."""
         self._kept_in = catalogue
         return self
 
     def _catalogue(self) -> Catalogue:
         if self._kept_in is None or self._registered is None:
             raise DatasetNotFound(
-                "this dataset was not found in a workspace: register it first, or get it by "
+                "this dataset was not found in a workspace: register it first, or get it with "
                 "Dataset.get_by_name(workspace, name)."
             )
         return self._kept_in
 
-    # --- Azure ML's way from any dataset to those of a workspace ---
+    # --- Azure ML's access from any dataset to those of a workspace ---
 
     File = FromFactory("File")
     Tabular = FromFactory("Tabular")
@@ -315,10 +315,10 @@ class AbstractDataset(ABC):
     def as_named_input(self, name: str | None) -> DatasetConsumptionConfig:
         """Return the dataset as input `name` of a job: `run.input_datasets[name]` in the script.
 
-        Without a name (None) the job names it.
+        Without a name (None), the job chooses one.
 
         Raises:
-            InvalidReference: the name holds anything but letters, digits and underscores.
+            InvalidReference: the name has characters other than letters, digits and underscores.
         """
         return DatasetConsumptionConfig(name, self)
 
@@ -337,11 +337,11 @@ class AbstractDataset(ABC):
 class DatasetConsumptionConfig:
     """A dataset as a job's input. `dataset` may also be `(workspace, name[, version])`.
 
-    In a step, it may be a parameter of the pipeline whose values are datasets.
+    In a step, it may be a pipeline parameter whose values are datasets.
 
-    Without a name, the job that it is given to calls it `input_1`, the next one `input_2`, and so
-    on. `str(config)` is `$AZUREML_DATAREFERENCE_<name>`, which a job's arguments expand to the path
-    (in direct mode, to the dataset's id).
+    Without a name, the job calls it `input_1`, the next one `input_2`, and so on. `str(config)` is
+    `$AZUREML_DATAREFERENCE_<name>`, which a job's arguments expand to the path (in direct mode, to
+    the dataset's id).
     """
 
     name: str | None
@@ -369,7 +369,7 @@ class DatasetConsumptionConfig:
 
     @property
     def definition(self) -> AbstractDataset:
-        """The dataset itself; of a parameter of a pipeline, its default."""
+        """The dataset itself; for a pipeline parameter, its default."""
         dataset: AbstractDataset = getattr(self.dataset, "default_value", self.dataset)
         return dataset
 
@@ -405,7 +405,7 @@ class DatasetConsumptionConfig:
 def registered_dataset(
     workspace: Catalogue | HasCatalogue, name: str, version: int | str = "latest"
 ) -> AbstractDataset:
-    """Return a registered dataset, with the very files it had when it was registered.
+    """Return a registered dataset, with exactly the files that were registered.
 
     Raises:
         DatasetNotFound: no such dataset or version.
@@ -426,7 +426,7 @@ def rebuild(
     """Return the dataset whose `definition()` and manifest these are.
 
     Raises:
-        InvalidReference: the definition is of a kind this release does not know.
+        InvalidReference: this release does not know the kind of the definition.
     """
     values = json.loads(definition)
     kind = AbstractDataset.kinds.get(values["kind"])

@@ -1,8 +1,8 @@
-"""Azure's storage by its names: the registrations of Azure ML, mapped to storage that is there.
+"""Azure's storage by name: maps registrations of Azure ML to available storage.
 
-What a registration means is looked for in this order: a datastore that is registered under the name
-already, a folder that a mapping names for the storage's address, and the real storage, which takes
-the package adlfs.
+A registration resolves, in this order, to a datastore already registered under the name, to a
+folder that a mapping names for the storage's address, or to the real storage, which requires the
+package adlfs.
 
 Source: Azure ML SDK v1, `azureml.core.Datastore.register_azure_blob_container` and its siblings.
 """
@@ -39,19 +39,19 @@ def record_of(
     secrets: Mapping[str, str | None],
     endpoint: str | None = None,
 ) -> DatastoreRecord:
-    """Return the record that a registration of Azure's storage leads to, and say which it is.
+    """Return the record that a registration of Azure's storage resolves to, and log which it is.
 
     Args:
         kind: `BLOB`, `FILES`, `LAKE` or `LAKE_GEN1`.
         account: Name of the storage account or store.
-        container: Container, file share or file system; "" for a store of the first generation.
-        secrets: Options of adlfs (`account_key`, `sas_token`, …) that hold secrets. They are kept
-            in variables of this process, and only the variables' names in the record.
-        endpoint: Azure's suffix, if it is not the public one.
+        container: Container, file share or file system; "" for a first-generation store.
+        secrets: Options of adlfs (`account_key`, `sas_token`, …) that hold secrets. Variables of
+            this process keep the values; the record holds only the variables' names.
+        endpoint: Azure's suffix, if not the public one.
 
     Raises:
-        NotSupported: nothing that is there answers for the storage.
-        InvalidReference: the name or the mapping is not valid.
+        NotSupported: no available storage replaces it.
+        InvalidReference: the name or the mapping is invalid.
     """
     check_datastore_name(name)
     url = _url(kind, account, container, endpoint or SUFFIX)
@@ -83,7 +83,7 @@ def record_of(
         )
     real = ", or install adlfs to use the real one" if kind in (BLOB, LAKE) else ""
     raise NotSupported(
-        f"{url} cannot be used as datastore {name!r}. Register what stands for it, once: "
+        f"{url} cannot be used as datastore {name!r}. Register its replacement once: "
         f"`rayjobs datastore add {name} FOLDER` (or s3://BUCKET/PREFIX){real}."
     )
 
@@ -95,12 +95,12 @@ def _url(kind: str, account: str, container: str, suffix: str) -> str:
 
 
 def _anonymous(secrets: Mapping[str, str]) -> dict[str, bool]:
-    # Without it adlfs looks for a login, which for a public container takes long and fails.
+    # Without it adlfs looks for a login; for a public container, that is slow and fails.
     return {} if secrets else {"anon": True}
 
 
 def _in_variables(name: str, secrets: Mapping[str, str]) -> dict[str, str]:
-    """Put secrets into variables of this process; return the variables by option."""
+    """Store secrets in variables of this process; return the variables by option."""
     found = {}
     for option, value in secrets.items():
         variable = f"AZURE_{re.sub(r'[^A-Za-z0-9]', '_', name)}_{option}".upper()

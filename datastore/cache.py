@@ -1,4 +1,4 @@
-"""The node's cache of stored files: by content, verified before visible, fetched once.
+"""The node's cache of stored files: keyed by content, verified before visible, fetched once.
 
     objects/ab/<sha256>        the bytes
     objects/ab/<sha256>.seal   how the file looked when it was verified; its time is the last use
@@ -8,9 +8,9 @@
     locks/                     one per file being fetched: the second asker waits, then finds it
     usage                      the size of all objects; counted again whenever room is made
 
-Users get copies of their own (`copy`), or hard links where something keeps writes away from
-them (`link`). An object with a second link is in use and never removed, no matter who made the
-link and how that process ended; a removed object lives on for processes that have it open.
+Users get their own copies (`copy`), or hard links where writes cannot reach them (`link`). An
+object with a second link is in use and is never removed, no matter which process made the link and
+how it ended; processes that have a removed object open can still read it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from rayjobs.datastore.manifest import FileEntry
 from rayjobs.injob.identity import boot_id
 
 SPARE_BYTES = 1 << 30
-"""The cache leaves at least so much of the disk to others."""
+"""The cache leaves at least this much of the disk free."""
 FILE_MODE = 0o644
-_TRIES = 5  # how often a file may be removed between being found and being linked
+_TRIES = 5  # how often a file may be removed between finding and linking it
 
 
 @dataclass(frozen=True)
 class Cached:
-    """A verified file in the cache. `fetched` tells whether this call had to get it."""
+    """A verified file in the cache. `fetched` is True if this call fetched it."""
 
     path: Path
     digest: str
@@ -51,7 +51,7 @@ class Cached:
 
 
 class NodeCache:
-    """One folder of one node, for all its processes. `max_bytes` None: only the disk bounds it."""
+    """One folder of one node, for all its processes. `max_bytes` None: only the disk limits it."""
 
     def __init__(
         self, root: Path, *, max_bytes: int | None = None, spare_bytes: int = SPARE_BYTES
@@ -67,12 +67,12 @@ class NodeCache:
     def ensure(
         self, entry: FileEntry, backend: Backend, count: CountBytes = ignore_bytes
     ) -> Cached:
-        """Return the file in the cache, fetched and verified first if it is not there.
+        """Return the file in the cache, after fetching and verifying it if necessary.
 
         Raises:
-            DataIntegrityError: what arrives is not what was asked for; nothing is kept of it.
-            CacheFull: there is no room, and nothing unused to remove.
-            DatastoreError: the storage cannot give it.
+            DataIntegrityError: the fetched bytes are not the requested ones; they are discarded.
+            CacheFull: there is no space, and no unused object to remove.
+            DatastoreError: the storage cannot provide it.
         """
         identity = self._identity(entry, backend)
         found = self._find(identity, entry)
@@ -91,8 +91,8 @@ class NodeCache:
     ) -> Cached:
         """Make `to` a hard link of the cached file (a copy on another file system).
 
-        For where no user can write to it, such as below a private layer: what is written through
-        the link is written to the cache.
+        Use it only where no user can write to the link, such as below a private layer: writes
+        through the link would change the cache.
 
         Raises: as `ensure`.
         """
@@ -108,7 +108,7 @@ class NodeCache:
                     shutil.copyfile(cached.path, to)
                 return cached
             except FileNotFoundError:
-                count(-entry.size)  # removed to make room, in this very moment
+                count(-entry.size)  # removed just now to make space
         raise self._too_busy(entry)
 
     def copy(
@@ -120,7 +120,7 @@ class NodeCache:
         *,
         mode: int = FILE_MODE,
     ) -> None:
-        """Make `to` a private copy of the cached file, which shares its blocks where it can.
+        """Make `to` a private copy of the cached file, which shares its blocks where possible.
 
         Raises: as `ensure`; OSError: `to` cannot be written.
         """
@@ -132,7 +132,7 @@ class NodeCache:
             os.close(source)
 
     def open(self, entry: FileEntry, backend: Backend, count: CountBytes = ignore_bytes) -> int:
-        """Return a descriptor to read the cached file; it stays good if the file is removed.
+        """Return a descriptor for reading the cached file; it stays valid if the file is removed.
 
         Raises: as `ensure`.
         """
@@ -144,11 +144,11 @@ class NodeCache:
         raise self._too_busy(entry)
 
     def has(self, entry: FileEntry, backend: Backend) -> bool:
-        """Tell whether the file is in the cache, verified."""
+        """Return whether the file is in the cache and verified."""
         return self._find(self._identity(entry, backend), entry) is not None
 
     def used_bytes(self) -> int:
-        """Return the size of all objects, counted now."""
+        """Return the current size of all objects."""
         return sum(path.stat().st_size for path in self._objects())
 
     # --- finding ---
@@ -156,7 +156,7 @@ class NodeCache:
     def _identity(self, entry: FileEntry, backend: Backend) -> str:
         if entry.digest:
             return hex_of(entry.digest)
-        # The storage's mark changes with the bytes, so this names them as well as a digest does.
+        # The storage's mark changes with the bytes, so it identifies them as well as a digest does.
         text = f"{backend.where}\n{entry.key}\n{entry.etag}\n{entry.size}"
         return hex_of(digest_of_text(text))
 
@@ -188,8 +188,8 @@ class NodeCache:
                 os.utime(seal)
                 return True
         except (OSError, ValueError):
-            pass  # no seal, or half of one: the content itself decides
-        # Written to by its user, or not flushed before the machine went down: look at the bytes.
+            pass  # no seal, or a partial one: the content decides
+        # Its user wrote to it, or the machine crashed before a flush: check the bytes.
         try:
             if digest_of_file(path) == digest:
                 write_atomic(seal, json.dumps(now))
@@ -212,15 +212,15 @@ class NodeCache:
             digest = _fetch_verified(backend, wanted, partial, count)
             if entry.digest and digest != entry.digest:
                 raise DataIntegrityError(
-                    f"{entry.key!r} on {backend.where} has digest {digest}; the version that was "
-                    f"asked for has {entry.digest}. It was not used."
+                    f"{entry.key!r} on {backend.where} has digest {digest}; the requested version "
+                    f"has {entry.digest}. It was not used."
                 )
-            # A private layer shows a file as it is here, and a job may change its private files.
+            # A private layer shows this file's mode, and a job may change its private files.
             partial.chmod(FILE_MODE)
             path = self._object(digest)
             path.parent.mkdir(exist_ok=True)
             if self._is_sound(path, digest):
-                self._unreserve(entry.size)  # the same bytes are here under another name
+                self._unreserve(entry.size)  # the same bytes are cached under another name
             else:
                 partial.replace(path)
                 write_atomic(path.with_name(path.name + ".seal"), json.dumps(_look_of(path)))
@@ -239,12 +239,12 @@ class NodeCache:
             need.unlink(missing_ok=True)
             os.close(claim)
 
-    # --- making room ---
+    # --- making space ---
 
     def _reserve(self, size: int, need: Path) -> int:
-        """Claim room; return the descriptor whose lock says that the fetch is alive.
+        """Reserve space; return the descriptor whose lock shows that the fetch is alive.
 
-        A lock and no pid: the process may be in another PID namespace than who looks for it.
+        A lock instead of a pid: the process and its observer may be in different PID namespaces.
         """
         with locked(self.root / "usage.lock"):
             used = self._kept_usage()
@@ -276,7 +276,7 @@ class NodeCache:
         return shutil.disk_usage(self.root).free - size >= self.spare_bytes
 
     def _make_room(self, size: int) -> int:
-        """Remove the longest unused objects until `size` fits; return what is used then."""
+        """Remove the least recently used objects until `size` fits; return the remaining usage."""
         unused: list[tuple[float, Path, int]] = []
         used = self._sweep_partials()
         for path in self._objects():
@@ -295,21 +295,21 @@ class NodeCache:
             used -= freed
         if not self._fits(used, size):
             bound = (
-                f"its bound is {size_text(self.max_bytes)}"
+                f"its limit is {size_text(self.max_bytes)}"
                 if self.max_bytes is not None and used + size > self.max_bytes
                 else f"{size_text(self.spare_bytes)} of the disk must stay free"
             )
             raise CacheFull(
-                f"the cache at {self.root} has no room for {size_text(size)}: "
+                f"the cache at {self.root} has no space for {size_text(size)}: "
                 f"{size_text(used)} are in use by running jobs, and {bound}. "
-                "Raise the bound, free disk space, or mount the data from a shared folder."
+                "Raise the limit, free disk space, or mount the data from a shared folder."
             )
         return used
 
     def _sweep_partials(self) -> int:
-        """Remove what dead processes left; return the size of what living ones are fetching.
+        """Remove what dead processes left; return the size of what live processes are fetching.
 
-        Call it under the lock of `usage`, under which fetches begin.
+        Call it while holding the lock of `usage`, under which fetches begin.
         """
         size = 0
         living = set()
@@ -330,7 +330,7 @@ class NodeCache:
     def _too_busy(self, entry: FileEntry) -> CacheFull:
         return CacheFull(
             f"{entry.path!r} was removed from the cache at {self.root} as often as it was fetched: "
-            "the cache is too small for what runs on this node. Raise its bound."
+            "the cache is too small for the jobs on this node. Raise its limit."
         )
 
 
@@ -339,8 +339,8 @@ def _fetch_verified(backend: Backend, wanted: StoredFile, to: Path, count: Count
         return backend.fetch(wanted, to, count)
     except DataIntegrityError as error:
         if error.__class__ is not DataIntegrityError:
-            raise  # the source has changed: asking again gives the same
-        # Bytes can be damaged on their way; if they are damaged at rest, this says so again.
+            raise  # the source has changed: a retry would give the same
+        # Bytes can be damaged in transit; if they are damaged at rest, the error repeats.
         return backend.fetch(wanted, to, count)
 
 

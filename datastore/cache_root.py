@@ -1,4 +1,4 @@
-"""Where downloaded data of this user is kept."""
+"""The location of this user's downloaded data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def default_cache_root() -> Path:
-    """Return the user's cache folder: `DATASTORE_CACHE`, else below the usual cache folder."""
+    """Return the user's cache folder: `DATASTORE_CACHE`, else one below the usual cache folder."""
     chosen = os.environ.get("DATASTORE_CACHE")
     if chosen:
         return Path(chosen)

@@ -1,7 +1,7 @@
-"""The records of datastores and datasets, and the Protocol through which they are kept.
+"""The records of datastores and datasets, and the protocol of the catalogue that keeps them.
 
-This package holds no database: `rayjobs` implements `Catalogue` in its store, and
-`MemoryCatalogue` is the one for tests and scripts. One contract suite runs on every implementation.
+This package has no database: `rayjobs` implements `Catalogue` in its store, and `MemoryCatalogue`
+is for tests and scripts. One contract suite runs on every implementation.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from rayjobs.datastore.errors import (
 
 DEFAULT_DATASTORE = "workspaceblobstore"
 BUILT_IN_DATASTORES = (DEFAULT_DATASTORE, "workspacefilestore")
-"""Those of every workspace. Source: the two that every Azure ML workspace has."""
+"""The datastores of every workspace. Source: the two that every Azure ML workspace has."""
 NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class DatastoreRecord:
-    """A named storage. `settings` never hold a secret, only the names of where one is.
+    """A named storage. `settings` never hold a secret, only names of where secrets are.
 
     kind `local`: `root` (absolute folder).
-    kind `s3`: `bucket`, and where given `prefix, endpoint, region, profile, access_key_env,
+    kind `s3`: `bucket`, and optionally `prefix, endpoint, region, profile, access_key_env,
     secret_key_env, session_token_env, connect_timeout_s, read_timeout_s, attempts`.
     """
 
@@ -50,7 +50,7 @@ class DatastoreRecord:
         return hash((self.name, self.kind, tuple(sorted(self.settings.items()))))
 
     def __reduce__(self) -> tuple[type[DatastoreRecord], tuple[str, str, dict[str, str]]]:
-        # A mapping proxy cannot be pickled, and Ray carries records between processes.
+        # A mapping proxy cannot be pickled, and Ray sends records between processes.
         return (DatastoreRecord, (self.name, self.kind, dict(self.settings)))
 
     def to_json(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class DatastoreRecord:
 
 @dataclass(frozen=True)
 class DatasetRecord:
-    """One registered version of a dataset; never changed once written, except `tags`.
+    """One registered version of a dataset; only `tags` ever change.
 
     `definition` is the JSON text that rebuilds the dataset; `manifest` the digest of its file list.
     """
@@ -83,10 +83,10 @@ class DatasetRecord:
 
 @runtime_checkable
 class Catalogue(Protocol):
-    """Keeps the records of one workspace. Each call is atomic; safe from several threads."""
+    """Keeps the records of one workspace. Each call is atomic; safe to use from several threads."""
 
     def add_datastore(self, record: DatastoreRecord, *, overwrite: bool = False) -> None:
-        """Keep `record`. Raises DatastoreExists unless `overwrite` or it is the same record."""
+        """Store `record`. Raises DatastoreExists unless `overwrite` or the same record exists."""
 
     def datastore(self, name: str) -> DatastoreRecord:
         """Return the record. Raises DatastoreNotFound."""
@@ -95,16 +95,16 @@ class Catalogue(Protocol):
         """Return all records, by name."""
 
     def located(self, record: DatastoreRecord) -> DatastoreRecord:
-        """Return a record of before with its folder where it is now.
+        """Return an earlier record with the current path of its folder.
 
-        A folder inside a workspace moves along with it, and what was recorded names the old one.
+        A folder inside a workspace moves along with it, while the record names the old path.
         """
 
     def remove_datastore(self, name: str, *, force: bool = False) -> None:
-        """Forget the record; the data stays. Raises DatastoreNotFound.
+        """Remove the record; the data stays. Raises DatastoreNotFound.
 
-        Raises DatastoreInUse if every workspace has it, if (unless `force`) a registered
-        dataset has its files there, or if an unfinished job uses it, where jobs are known.
+        Raises DatastoreInUse if it belongs to every workspace, if a registered dataset has files
+        there (unless `force`), or if an unfinished job uses it, where jobs are known.
         """
 
     def default_datastore(self) -> str:
@@ -114,7 +114,7 @@ class Catalogue(Protocol):
         """Make `name` the default. Raises DatastoreNotFound."""
 
     def put_manifest(self, content: bytes) -> str:
-        """Keep a manifest's text and return its digest; keeping it twice changes nothing."""
+        """Store a manifest's text and return its digest; storing it twice changes nothing."""
 
     def manifest(self, digest: str) -> bytes:
         """Return a manifest's text. Raises DatasetNotFound."""
@@ -122,13 +122,13 @@ class Catalogue(Protocol):
     def add_dataset(
         self, record: DatasetRecord, *, create_new_version: bool = False
     ) -> DatasetRecord:
-        """Keep `record` as the next version of its name (1, 2, …) and return it with its version.
+        """Store `record` as the next version of its name (1, 2, …) and return it with its version.
 
         Raises DatasetExists if the name has a version and `create_new_version` is False.
         """
 
     def dataset(self, name: str, version: int | None = None) -> DatasetRecord:
-        """Return a version, the latest for None. Raises DatasetNotFound."""
+        """Return a version; None means the latest. Raises DatasetNotFound."""
 
     def dataset_by_id(self, id: str) -> DatasetRecord:
         """Return the version with this id. Raises DatasetNotFound."""
@@ -145,10 +145,10 @@ class Catalogue(Protocol):
     def remove_dataset(
         self, name: str, version: int | None = None, *, force: bool = False
     ) -> tuple[str, ...]:
-        """Remove one version, or all for None; the data stays. Numbers are not used again.
+        """Remove one version, or all for None; the data stays. Numbers are not reused.
 
         Where jobs and models are known, raises DatasetInUse if an unfinished job reads it, or
-        (unless `force`) if models were made of it; returns these models (`name:version`).
+        (unless `force`) if models were made from it; returns these models (`name:version`).
         """
 
 
@@ -184,7 +184,7 @@ class MemoryCatalogue:
             return [self._datastores[name] for name in sorted(self._datastores)]
 
     def located(self, record: DatastoreRecord) -> DatastoreRecord:
-        """See `Catalogue`: what is in memory was never moved."""
+        """See `Catalogue`: records in memory never move."""
         return record
 
     def remove_datastore(self, name: str, *, force: bool = False) -> None:
@@ -219,7 +219,7 @@ class MemoryCatalogue:
         """See `Catalogue`."""
         with self._lock:
             if digest not in self._manifests:
-                raise DatasetNotFound(f"no manifest {digest} is kept in this workspace.")
+                raise DatasetNotFound(f"this workspace has no manifest {digest}.")
             return self._manifests[digest]
 
     def add_dataset(
@@ -253,7 +253,7 @@ class MemoryCatalogue:
                 for record in versions:
                     if record.id == id:
                         return record
-        raise DatasetNotFound(f"no dataset has the id {id!r} in this workspace.")
+        raise DatasetNotFound(f"no dataset in this workspace has the id {id!r}.")
 
     def datasets(self) -> list[DatasetRecord]:
         """See `Catalogue`."""
@@ -279,7 +279,7 @@ class MemoryCatalogue:
     def remove_dataset(
         self, name: str, version: int | None = None, *, force: bool = False
     ) -> tuple[str, ...]:
-        """See `Catalogue`; it knows of no jobs or models."""
+        """See `Catalogue`; jobs and models are unknown here."""
         with self._lock:
             if version is None:
                 self._datasets.pop(name, None)
@@ -298,7 +298,7 @@ def datastore_exists(name: str) -> DatastoreExists:
 
 
 def relocated(definition: str, catalogue: Catalogue) -> str:
-    """Return a dataset's `definition()` with the folders of its datastores where they are now."""
+    """Return a dataset's `definition()` with the current folders of its datastores."""
     values = json.loads(definition)
     old = [DatastoreRecord.from_json(one) for one in values["records"]]
     new = [catalogue.located(record) for record in old]
@@ -310,7 +310,7 @@ def relocated(definition: str, catalogue: Catalogue) -> str:
 def datastore_not_found(name: str, known: list[str]) -> DatastoreNotFound:
     """Return the error for the name of a datastore that is not registered."""
     return DatastoreNotFound(
-        f"no datastore is called {name!r} in this workspace; it has: "
+        f"this workspace has no datastore {name!r}; it has: "
         f"{', '.join(known) or 'none'}. Register it first (rayjobs datastore add)."
     )
 
@@ -326,7 +326,7 @@ def dataset_exists(name: str, version: int) -> DatasetExists:
 def dataset_not_found(
     name: str, version: int | None, versions: list[int], known: list[str]
 ) -> DatasetNotFound:
-    """Return the error for a dataset, or a version of it, that is not registered."""
+    """Return the error for a dataset or version that is not registered."""
     if versions:
         listed = ", ".join(str(number) for number in versions)
         return DatasetNotFound(f"dataset {name!r} has no version {version}; it has: {listed}.")
@@ -338,18 +338,18 @@ def dataset_not_found(
 
 
 def check_unused(datastore: str, datasets: Iterable[DatasetRecord], *, force: bool = False) -> None:
-    """Refuse to forget a datastore that is needed; `force` allows it for one with datasets.
+    """Refuse to remove a datastore in use; `force` allows removing one with datasets.
 
     Args:
         datasets: All registered versions.
 
     Raises:
-        DatastoreInUse: every workspace has it, or datasets have their files there.
+        DatastoreInUse: it belongs to every workspace, or datasets have files there.
     """
     if datastore in BUILT_IN_DATASTORES:
         raise DatastoreInUse(
-            f"{datastore} belongs to every workspace and cannot be forgotten. To work with "
-            "another one by default, make that the default datastore."
+            f"{datastore} belongs to every workspace and cannot be removed. To work with another "
+            "one by default, make that the default datastore."
         )
     users = [
         f"{record.name}:{record.version}"
@@ -365,10 +365,10 @@ def check_unused(datastore: str, datasets: Iterable[DatasetRecord], *, force: bo
 
 
 def parse_version(version: int | str | None) -> int | None:
-    """Return a version as number, None for "latest".
+    """Return a version as a number, None for "latest".
 
     Raises:
-        InvalidReference: it is neither a positive whole number nor "latest".
+        InvalidReference: it is neither a positive integer nor "latest".
     """
     if version is None or version == "latest":
         return None

@@ -1,4 +1,4 @@
-"""Private copies of files: they share their blocks where the file system can (reflinks)."""
+"""Private copies of files, which share blocks where the file system supports it (reflinks)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import shutil
 from pathlib import Path
 
 FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
-# Errors that mean: the file system cannot share the blocks of these two files.
+# Errors that mean that the file system cannot share the blocks of these two files.
 _CANNOT = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM)
 
 
 def clone(source: int, to: Path, *, mode: int) -> bool:
-    """Make the new file `to` a private copy of the open file `source`; whether it shares blocks.
+    """Copy the open file `source` to the new file `to`; return whether they share blocks.
 
-    Writing to one of them never shows in the other, either way.
+    Writing to one of them never changes the other.
 
     Raises:
-        OSError: it cannot be read or written; `to` may be there, and is not whole then.
+        OSError: it cannot be read or written; a partial `to` may exist.
     """
     made = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -44,7 +44,7 @@ def _copy(source: int, to: int) -> None:
     except OSError as error:
         if offset or error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK):
             raise
-        # A file system whose files cannot be sent from within the kernel.
+        # The kernel cannot copy files of this file system directly.
         os.lseek(source, 0, os.SEEK_SET)
         with os.fdopen(os.dup(source), "rb") as reader, os.fdopen(os.dup(to), "wb") as writer:
             shutil.copyfileobj(reader, writer, 1 << 20)

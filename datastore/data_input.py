@@ -1,4 +1,4 @@
-"""An input of a job with everything a node needs to bring it there: no catalogue, no secrets.
+"""A job's input with everything that a node needs to fetch it, without catalogue or secrets.
 
 It travels as JSON to the nodes.
 """
@@ -18,11 +18,11 @@ from rayjobs.datastore.sources import Source
 class DataInput:
     """A resolved input.
 
-    `manifest` holds its exact files. It is None for a path in a local folder, which a job sees as
-    it is then; `live` says which. `dataset` is `name:version` and `dataset_id` the id where the
-    files are a registered version, and `registered_at` says when it became one; `definition`
-    rebuilds the dataset object in the job. With `may_be_empty`, a manifest without files is an
-    empty folder instead of an error.
+    `manifest` holds its exact files. It is None for a path in a local folder, which a job sees in
+    its state at that time; `live` is that path. For the files of a registered version, `dataset` is
+    `name:version`, `dataset_id` its id, and `registered_at` the time of its registration;
+    `definition` rebuilds the dataset object in the job. With `may_be_empty`, a manifest without
+    files is an empty folder instead of an error.
     """
 
     name: str
@@ -40,7 +40,7 @@ class DataInput:
 
     @property
     def version(self) -> str:
-        """What names these very bytes: `name:version`, else the manifest's digest; "" if live."""
+        """The identity of these bytes: `name:version`, else the manifest's digest; "" if live."""
         if self.dataset:
             return self.dataset
         return self.manifest.digest if self.manifest is not None else ""
@@ -49,8 +49,8 @@ class DataInput:
     def environment_variables(self) -> tuple[str, ...]:
         """The variables that hold the local path in a job.
 
-        As in Azure ML, a dataset's plain name is one too. The caller that sets it must not let it
-        replace a variable that the system needs.
+        As in Azure ML, a dataset's plain name is also a variable. The caller that sets it must not
+        overwrite a variable that the system needs.
         """
         reference = f"AZUREML_DATAREFERENCE_{self.name}"
         return (reference, self.name) if self.definition else (reference,)

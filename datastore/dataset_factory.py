@@ -1,4 +1,4 @@
-"""`Dataset`: where datasets are made, and found again by name, version or id.
+"""`Dataset`: makes datasets, and finds them by name, version or id.
 
 Source: Azure ML SDK v1, `azureml.core.Dataset` and `azureml.data.dataset_factory`.
 """
@@ -18,7 +18,7 @@ from rayjobs.datastore.datasets import FileDataset, FileDatasetFactory
 from rayjobs.datastore.stores import HasCatalogue, catalogue_of
 from rayjobs.datastore.tabular import TabularDataset, TabularDatasetFactory
 
-# Those that make a dataset of a record are imported from here: this module has every kind.
+# Import functions that turn a record into a dataset from here: this module has every kind.
 __all__ = ["Dataset", "DatasetConsumptionConfig", "dataset_of", "rebuild"]
 
 
@@ -67,7 +67,7 @@ __all__ = ["Dataset", "DatasetConsumptionConfig", "dataset_of", "rebuild"]
     ),
 )
 class Dataset:
-    """Where datasets are made (`Dataset.File`, `Dataset.Tabular`) and found."""
+    """Makes datasets (`Dataset.File`, `Dataset.Tabular`) and finds them."""
 
     File = FileDatasetFactory
     Tabular = TabularDatasetFactory
@@ -76,7 +76,7 @@ class Dataset:
     def get_by_name(
         workspace: Catalogue | HasCatalogue, name: str, version: int | str = "latest"
     ) -> FileDataset | TabularDataset:
-        """Return a registered dataset, with the very files it had when it was registered.
+        """Return a registered dataset, with exactly the files that were registered.
 
         Raises:
             DatasetNotFound: no such dataset or version.
@@ -106,6 +106,6 @@ AbstractDataset.factory = Dataset
 
 
 def _known(dataset: object) -> FileDataset | TabularDataset:
-    """Return a dataset as one of the two kinds that there are."""
+    """Return a dataset as one of the two kinds."""
     assert isinstance(dataset, FileDataset | TabularDataset)
     return dataset

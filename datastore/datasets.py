@@ -1,4 +1,4 @@
-"""`FileDataset`: files of any format, and where datasets of them are made.
+"""`FileDataset`: files of any format, and the factory of such datasets.
 
 Source: Azure ML SDK v1, `azureml.data.FileDataset`, `MountContext`, `dataset_factory` and
 `dataset_consumption_config`.
@@ -50,7 +50,7 @@ from rayjobs.datastore.sources import (
 from rayjobs.datastore.stores import Datastore
 from rayjobs.datastore.transfer import Download, download, files_below
 
-_FACT = "file metadata: "  # before the names of a file's facts, not of its columns
+_FACT = "file metadata: "  # prefix of a file's facts, as opposed to its columns
 FILE_FACTS = ("Size", "Path", "CanonicalPath")
 
 
@@ -87,7 +87,7 @@ class FileDataset(AbstractDataset):
 
     @property
     def partition_format(self) -> PartitionFormat | None:
-        """How the files' paths give columns; None: they give none."""
+        """How the files' paths give columns; None: they do not."""
         return self._partitions
 
     def options(self) -> dict[str, Any]:
@@ -115,9 +115,9 @@ class FileDataset(AbstractDataset):
     ) -> list[str]:
         """Fetch every file below `target_path` and return the local paths.
 
-        The default of `target_path` is a new temporary folder. Files that exist are kept unless
-        `overwrite`, with a warning if one differs. With `ignore_not_found`, files that are no
-        longer there are left out.
+        `target_path` defaults to a new temporary folder. Existing files are kept unless
+        `overwrite`, with a warning if one differs. With `ignore_not_found`, files that no longer
+        exist are left out.
 
         Raises:
             DatastoreError: a file could not be fetched.
@@ -142,9 +142,9 @@ class FileDataset(AbstractDataset):
         return found
 
     def fetch(self, target: Path, *, overwrite: bool, progress: ProgressCallback | None) -> Tally:
-        """Do what `download` does, and return the counts.
+        """Like `download`, but return the counts.
 
-        They say how many files were fetched or kept, and how many of the kept ones differ.
+        They count the files that were fetched or kept, and the kept ones that differ.
 
         Raises:
             DataChanged: a local file is not the one of this version.
@@ -159,7 +159,8 @@ class FileDataset(AbstractDataset):
             ]
             backend = open_backend(record_for(name, self._record))
             if backend.local_path("") is not None:
-                # First: none of a damaged version is fetched, and the message is the one of a job.
+                # First, so that no file of a damaged version is fetched, and the message is that of
+                # a job.
                 for entry in self.manifest:
                     if entry.datastore == name:
                         check_local(entry, backend, Version.of(self))
@@ -167,17 +168,17 @@ class FileDataset(AbstractDataset):
         return total
 
     def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
-        """Return the dataset as a mounted input; the job names it (`input_1`, `input_2`, …)."""
+        """Return the dataset as a mounted input named by the job (`input_1`, `input_2`, …)."""
         return DatasetConsumptionConfig(None, self, "mount", path_on_compute)
 
     def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
-        """Return the dataset as a downloaded input; the job names it (`input_1`, `input_2`, …)."""
+        """Return the dataset as a downloaded input named by the job (`input_1`, `input_2`, …)."""
         return DatasetConsumptionConfig(None, self, "download", path_on_compute)
 
     def mount(self, mount_point: str | Path | None = None) -> LocalMount:
-        """Return a context in which the files are below `mount_point` on this machine.
+        """Return a context manager in which the files are below `mount_point` on this machine.
 
-        The default of `mount_point` is a new temporary folder: `with dataset.mount() as where: …`.
+        `mount_point` defaults to a new temporary folder: `with dataset.mount() as where: …`.
         """
         return LocalMount(self, mount_point)
 
@@ -194,7 +195,7 @@ class FileDataset(AbstractDataset):
         return self._part(self.manifest.files[count:])
 
     def take_sample(self, probability: float, seed: int | None = None) -> Self:
-        """Return a dataset that has each file with `probability`; the same for the same `seed`."""
+        """Return a sample that has each file with `probability`, the same for the same `seed`."""
         _check_share(probability, "probability")
         chance = random.Random(seed)  # noqa: S311 - sampling, not secrecy
         return self._part([entry for entry in self.manifest if chance.random() < probability])
@@ -222,19 +223,19 @@ class FileDataset(AbstractDataset):
                 datastore.
 
         Raises:
-            InvalidReference: other facts are not kept.
+            InvalidReference: the fact is unknown.
         """
         if col not in FILE_FACTS:
             raise InvalidReference(
-                f"file_metadata({col!r}) is not known; a dataset knows {', '.join(FILE_FACTS)}."
+                f"file_metadata({col!r}) is unknown; a dataset knows {', '.join(FILE_FACTS)}."
             )
         return column(f"{_FACT}{col}")
 
     def filter(self, expression: Any) -> Self:
-        """Return the dataset of the files of which a condition is true.
+        """Return the dataset of the files that satisfy a condition.
 
         Raises:
-            InvalidReference: it is not a condition over `file_metadata` and partition columns.
+            InvalidReference: it is not a condition on `file_metadata` and partition columns.
         """
         import pyarrow as pa
 
@@ -268,10 +269,10 @@ def stored_file(entry: FileEntry) -> StoredFile:
 
 
 def collect_sources(path: Any) -> tuple[tuple[Source, ...], dict[str, DatastoreRecord]]:
-    """Return what `path` means, with the records of the datastores given as objects.
+    """Return the sources of `path`, with the records of the datastores given as objects.
 
     Raises:
-        InvalidReference: `path` cannot be understood, or names a datastore by name only.
+        InvalidReference: `path` is not understood, or gives a datastore only by name.
     """
     records: dict[str, DatastoreRecord] = {}
     for item in path if isinstance(path, list) else [path]:
@@ -285,16 +286,16 @@ def collect_sources(path: Any) -> tuple[tuple[Source, ...], dict[str, DatastoreR
         if not is_url_root(source.datastore) and source.datastore not in records:
             raise InvalidReference(
                 f"datastore {source.datastore!r} is given by name; a dataset needs the Datastore "
-                f"itself: Datastore.get(workspace, {source.datastore!r})."
+                f"object: Datastore.get(workspace, {source.datastore!r})."
             )
     return sources, records
 
 
 def target_of(target: Any) -> tuple[Datastore, str]:
-    """Return the datastore and path of a place to write to.
+    """Return the datastore and path of a destination.
 
     Raises:
-        InvalidReference: `target` is not a path on a datastore, or gives only its datastore's name.
+        InvalidReference: `target` is not a path in a datastore, or gives only its datastore's name.
     """
     if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], Datastore):
         return target[0], str(target[1])
@@ -302,7 +303,9 @@ def target_of(target: Any) -> tuple[Datastore, str]:
         return target, ""
     if isinstance(target, DataPath) and isinstance(target.datastore, Datastore):
         return target.datastore, target.path_on_datastore or ""
-    raise InvalidReference(f"{target!r} is not a place; give (datastore, path) or a DataPath.")
+    raise InvalidReference(
+        f"{target!r} is not a destination; give (datastore, path) or a DataPath."
+    )
 
 
 def _check_count(count: int) -> None:
@@ -316,7 +319,7 @@ def _check_share(share: float, what: str) -> None:
 
 
 class FileDatasetFactory:
-    """Makes file datasets; reached as `Dataset.File`."""
+    """Makes file datasets; accessed as `Dataset.File`."""
 
     @staticmethod
     def from_files(
@@ -328,13 +331,13 @@ class FileDatasetFactory:
         """Return the dataset of the files at `path`.
 
         `path` is a URL, a local path or glob, a DataPath, a DataReference, a tuple (datastore,
-        path), or a list of these. With `validate` the files are listed now, else when they are
-        first needed. `partition_format`, such as `{country}/{day:yyyy/MM/dd}/*.png`, describes
-        the end of every file's path, and gives columns to `filter` by.
+        path), or a list of these. With `validate` the files are listed now, otherwise on first use.
+        `partition_format`, such as `{country}/{day:yyyy/MM/dd}/*.png`, describes the end of every
+        file's path, and gives columns to `filter` by.
 
         Raises:
             DataNotFound: there is nothing at one of the paths (with `validate`).
-            InvalidReference: a path cannot be understood, or `is_file` and it is a folder.
+            InvalidReference: a path is not understood, or is a folder despite `is_file`.
         """
         sources, records = collect_sources(path)
         dataset = FileDataset(sources, records, None, partition_format=partition_format)

@@ -1,7 +1,7 @@
 """Content digests: `sha256:<64 hex>`, computed by the standard library.
 
-Why SHA-256: it is in the standard library, object stores can check it on upload, and with the
-processor's own instructions it is faster than any network this package reads from.
+Why SHA-256: it is in the standard library, object stores can check it on upload, and with processor
+support it is faster than any network that this package reads from.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def digest_of(data: bytes) -> str:
 
 
 def digest_of_text(text: str) -> str:
-    """Return the digest of `text` in UTF-8 (lone surrogates of odd file names included)."""
+    """Return the digest of `text` in UTF-8 (including lone surrogates of odd file names)."""
     return digest_of(text.encode("utf-8", "surrogateescape"))
 
 
 def digest_of_stream(stream: BinaryIO, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Read `stream` to its end and return the digest; `on_bytes` hears of each chunk's size."""
+    """Read `stream` to its end and return the digest; `on_bytes` gets each chunk's size."""
     running = hashlib.sha256()
     while chunk := stream.read(CHUNK_BYTES):
         running.update(chunk)

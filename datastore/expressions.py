@@ -1,4 +1,4 @@
-"""What `filter` takes: conditions over columns, such as `table["age"] > 30`, kept as JSON.
+"""Conditions for `filter` on columns, such as `table["age"] > 30`, stored as JSON.
 
 Source: Azure ML SDK v1, `azureml.data.TabularDataset.filter` and `FileDataset.filter`.
 """
@@ -38,9 +38,9 @@ _OTHER = {
 
 
 class Expression:
-    """A column, a value, or what is computed of them; never true or false itself.
+    """A column, a value, or a computation on them; never true or false itself.
 
-    A row is kept by `filter` if the condition is true of it. A comparison with an empty value is
+    `filter` keeps a row if the condition is true for it. A comparison with an empty value is
     neither true nor false: `is_null` finds those rows.
     """
 
@@ -51,12 +51,12 @@ class Expression:
 
     @property
     def tree(self) -> list[Any]:
-        """The expression as JSON: the operation, then what it is done to."""
+        """The expression as JSON: the operation, then its operands."""
         return self._tree
 
     def __bool__(self) -> bool:
         raise InvalidReference(
-            "a condition over columns is neither true nor false; combine conditions with &, | and "
+            "a condition on columns is neither true nor false; combine conditions with &, | and "
             "~, each in parentheses: (table['a'] > 1) & (table['b'] == 'x')."
         )
 
@@ -122,19 +122,19 @@ class Expression:
         return Expression(["is_null", self._tree])
 
     def starts_with(self, text: str) -> Expression:
-        """Return the condition that a text begins so."""
+        """Return the condition that a text begins with this prefix."""
         return self._with("starts_with", text)
 
     def ends_with(self, text: str) -> Expression:
-        """Return the condition that a text ends so."""
+        """Return the condition that a text ends with this suffix."""
         return self._with("ends_with", text)
 
     def contains(self, text: str) -> Expression:
-        """Return the condition that a text has this in it."""
+        """Return the condition that a text contains this."""
         return self._with("contains", text)
 
     def length(self) -> Expression:
-        """Return the number of a text's characters."""
+        """Return the number of characters in a text."""
         return Expression(["length", self._tree])
 
     def to_lower(self) -> Expression:
@@ -153,12 +153,12 @@ def column(name: Any) -> Expression:
         InvalidReference: `name` is not a text.
     """
     if not isinstance(name, str):
-        raise InvalidReference(f"a column is named by its text, not by {name!r}.")
+        raise InvalidReference(f"a column is named by a text, not by {name!r}.")
     return Expression(["column", name])
 
 
 def as_tree(value: Any) -> list[Any]:
-    """Return an expression, or a value in one, as JSON.
+    """Return an expression or one of its values as JSON.
 
     Raises:
         InvalidReference: a value is not a number, text, truth value, date, time or None.
@@ -179,21 +179,21 @@ def as_tree(value: Any) -> list[Any]:
 
 
 def checked_condition(expression: Any) -> list[Any]:
-    """Return the JSON of what `filter` was given.
+    """Return the JSON of the argument of `filter`.
 
     Raises:
-        InvalidReference: it is not a condition over columns.
+        InvalidReference: it is not a condition on columns.
     """
     if not isinstance(expression, Expression):
         raise InvalidReference(
-            f"filter takes a condition over columns, such as table['age'] > 30, not "
+            f"filter takes a condition on columns, such as table['age'] > 30, not "
             f"{expression!r:.80}."
         )
     return expression.tree
 
 
 def columns_of(tree: Sequence[Any]) -> list[str]:
-    """Return the names of the columns in an expression, each once."""
+    """Return each column name in an expression once."""
     if tree[0] == "column":
         return [str(tree[1])]
     inner = [name for part in tree[1:] if isinstance(part, list) for name in columns_of(part)]
@@ -201,11 +201,10 @@ def columns_of(tree: Sequence[Any]) -> list[str]:
 
 
 def rows_where(table: pa.Table, tree: Sequence[Any]) -> pa.Table:
-    """Return the rows of a table of which a condition is true.
+    """Return the rows of a table for which a condition is true.
 
     Raises:
-        InvalidReference: a column is not there, the types do not go together, or it is no
-            condition.
+        InvalidReference: a column is missing, the types do not match, or it is not a condition.
     """
     import pyarrow as pa
 
@@ -257,11 +256,11 @@ def _value(tree: Sequence[Any], table: pa.Table) -> Any:
             if operation == "/":
                 parts[0] = compute.cast(parts[0], pa.float64())
             return called(*parts)
-    raise InvalidReference(f"the operation {operation!r} is not known to this release.")
+    raise InvalidReference(f"the operation {operation!r} is unknown to this release.")
 
 
 def _in_one_zone(parts: list[Any]) -> list[Any]:
-    """Return both sides of a comparison so that times of day compare: without a zone means UTC."""
+    """Return both sides of a comparison with comparable times: those without a zone are in UTC."""
     import pyarrow as pa
 
     if not all(pa.types.is_temporal(one.type) for one in parts):

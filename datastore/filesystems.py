@@ -1,4 +1,4 @@
-"""A datastore as a file system of fsspec: what pandas, pyarrow, dask and others take."""
+"""A datastore as an fsspec file system, which pandas, pyarrow, dask and others accept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayjobs.datastore.errors import CredentialNotSet, InvalidReference
 
 
 def filesystem_of(record: DatastoreRecord) -> Any:
-    """Return the file system of a datastore, with paths that begin at its top.
+    """Return the file system of a datastore, with paths relative to its root.
 
     Raises:
         CredentialNotSet: a variable with a credential is not set.

@@ -1,4 +1,4 @@
-"""The record of a datastore that fsspec reads: a URL, plain options, and the names of secrets."""
+"""The record of a datastore that fsspec reads: a URL, plain options and the names of secrets."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def fsspec_record(
     for option, value in options.items():
         if _SECRET.search(option) and not isinstance(value, bool):
             raise InvalidReference(
-                f"the option {option!r} could hold a secret, which would be stored. Put it in a "
-                f"variable and give its name: option_env={{{option!r}: 'VARIABLE'}}."
+                f"the option {option!r} could hold a secret, which would be stored. Put it into a "
+                f"variable and give the name: option_env={{{option!r}: 'VARIABLE'}}."
             )
     for option, variable in option_env.items():
         if not _VARIABLE.match(str(variable)):
             raise InvalidReference(
-                f"option_env[{option!r}] takes the NAME of an environment variable, and this looks "
-                "like a secret itself. Nothing is stored."
+                f"option_env[{option!r}] takes the NAME of an environment variable, but this looks "
+                "like a secret itself. Nothing was stored."
             )
     return DatastoreRecord(
         name,

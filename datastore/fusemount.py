@@ -1,8 +1,8 @@
 """The process behind a mount: shows a manifest's files read-only, each whole and checked.
 
-A file is fetched into the node's cache when it is first opened, verified, and then read from there;
-so eight jobs on one mount, or on eight, make the server send each byte once. Files that are opened
-one after the other are fetched ahead.
+The first open of a file fetches it into the node's cache and verifies it; reads are then served
+from there. So for eight jobs, on one mount or on eight, the server sends each byte once. Files that
+are opened in sequence are prefetched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rayjobs.datastore.reading import check_local
 from rayjobs.datastore.sources import record_for
 
 AHEAD = 3
-CACHED_S = 86_400.0  # how long the kernel may remember names and sizes: they never change
+CACHED_S = 86_400.0  # how long the kernel may cache names and sizes: they never change
 BLOCK_BYTES = 4096
 
 
@@ -55,7 +55,7 @@ class Tree:
 
 
 class ReadOnlyFiles(mfusepy.Operations):
-    """What the kernel asks, answered from the tree and the cache."""
+    """Answers the kernel's requests from the tree and the cache."""
 
     use_ns = True
 
@@ -75,7 +75,7 @@ class ReadOnlyFiles(mfusepy.Operations):
         self._asked: set[int] = set()
         self._pool: ThreadPoolExecutor | None = None
 
-    # --- what the kernel asks ---
+    # --- requests of the kernel ---
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         """Return the attributes of a file or folder."""
@@ -101,7 +101,7 @@ class ReadOnlyFiles(mfusepy.Operations):
         return [".", "..", *self._tree.folders[path]]
 
     def open(self, path: str, flags: int) -> int:
-        """Return a descriptor of the file's checked bytes."""
+        """Return a descriptor for the file's verified bytes."""
         entry = self._tree.files.get(path)
         if entry is None:
             raise mfusepy.FuseOSError(errno.ENOENT)
@@ -120,7 +120,7 @@ class ReadOnlyFiles(mfusepy.Operations):
         return 0
 
     def statfs(self, path: str) -> dict[str, int]:
-        """Return the size of what is shown; nothing is free, since nothing can be written."""
+        """Return the size of the shown files; no space is free, since nothing can be written."""
         blocks = -(-self._manifest.total_bytes // BLOCK_BYTES)
         return {
             "f_bsize": BLOCK_BYTES,
@@ -132,7 +132,7 @@ class ReadOnlyFiles(mfusepy.Operations):
             "f_namemax": 255,
         }
 
-    # --- how ---
+    # --- implementation ---
 
     def _open(self, entry: FileEntry) -> int:
         backend = self._backends[entry.datastore]
@@ -144,7 +144,7 @@ class ReadOnlyFiles(mfusepy.Operations):
         try:
             return work()
         except DatastoreError as error:
-            # A script sees only "Input/output error"; the cause goes where the job's end finds it.
+            # A script sees only "Input/output error"; record the cause for the end of the job.
             self._folder.say_trouble(type(error).__name__, f"{entry.path}: {error}")
             raise mfusepy.FuseOSError(errno.EIO) from error
 
@@ -172,7 +172,7 @@ class ReadOnlyFiles(mfusepy.Operations):
         try:
             self._cache.ensure(entry, backend)
         except DatastoreError:
-            return  # a later open asks again and gets the error
+            return  # a later open tries again and gets the error
 
 
 def serve(folder: MountFolder) -> None:

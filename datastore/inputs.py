@@ -1,4 +1,4 @@
-"""From what a user names to a job's input, where the catalogue is; and back to a dataset."""
+"""Resolves what a user names to a job's input, where the catalogue is; and back to a dataset."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def resolve_input(
     mode: str | None = None,
     path_on_compute: str | None = None,
 ) -> DataInput:
-    """Return `source` with its files listed now (a registered dataset: as they were registered).
+    """Return `source` with its files as listed now (for a registered dataset, as registered).
 
     `source` may be written `datastore/path`, `name=datastore/path:mode` or
-    `dataset:NAME[:VERSION]`. `name` and `mode` win over what the source says.
+    `dataset:NAME[:VERSION]`. `name` and `mode` take precedence over those of the source.
 
     Raises:
         InvalidReference: the source cannot be an input.
@@ -128,7 +128,7 @@ def _of_reference(
 
 
 def open_input(source: DataInput) -> AbstractDataset:
-    """Return the dataset that an input is, for direct mode.
+    """Return the dataset of an input, for direct mode.
 
     Raises:
         InvalidReference: the input is a path, not a dataset.

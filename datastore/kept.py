@@ -1,4 +1,4 @@
-"""What a transfer did with files that were there already: kept, and are they still the same?"""
+"""What a transfer did with existing files: which it kept, and which of them differ."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from rayjobs.datastore.backends import Backend, StoredFile
 from rayjobs.datastore.digests import digest_of_file
 
 MOST_NAMES = 3
-"""So many files that differ are named one by one."""
+"""How many differing files are named one by one."""
 
 
 class KeptOtherFile(UserWarning):
-    """A transfer without `overwrite` kept a file that differs from the one it was to bring."""
+    """A transfer without `overwrite` kept a file that differs from the one to transfer."""
 
 
 class LeftOut(UserWarning):
-    """Broken links, links to a folder above, sockets or pipes of a folder were not stored."""
+    """Broken links, links to a parent folder, sockets or pipes of a folder were not stored."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the files of a transfer.
+    """The results of a transfer.
 
     Attributes:
-        moved: Files that were really moved.
-        kept: Files that were there before and were not touched.
-        other_size: Kept files whose size differs from that of the file to bring.
+        moved: Files that were actually transferred.
+        kept: Files that existed before and were not changed.
+        other_size: Kept files whose size differs from that of the file to transfer.
         other_content: Kept files of the same size whose bytes differ.
-        names: The paths of the kept files that differ, in the storage.
+        names: The paths in the storage of the kept files that differ.
     """
 
     moved: int = 0
@@ -44,7 +44,7 @@ class Tally:
 
     @property
     def differing(self) -> int:
-        """The number of kept files that are not the files to bring."""
+        """The number of kept files that differ from the files to transfer."""
         return self.other_size + self.other_content
 
     def __add__(self, other: Tally) -> Tally:
@@ -57,20 +57,20 @@ class Tally:
         )
 
     def sentence(self, verb: str, remedy: str) -> str:
-        """Return, say, `0 stored, 2 kept (there already), 1 of them differs in size: …`."""
-        said = f"{self.moved} {verb}, {self.kept} kept (there already)"
+        """Return, for example, `0 stored, 2 kept (there already), 1 of them differs in size: …`."""
+        counts = f"{self.moved} {verb}, {self.kept} kept (there already)"
         if not self.differing:
-            return said
+            return counts
         how = "in size" if not self.other_content else "in content"
         if self.other_size and self.other_content:
             how = "in size or content"
         shown = ", ".join(self.names[:MOST_NAMES])
         shown += f" and {len(self.names) - MOST_NAMES} more" if len(self.names) > MOST_NAMES else ""
         differ = "differs" if self.differing == 1 else "differ"
-        return f"{said}, {self.differing} of them {differ} {how} ({shown}): {remedy}"
+        return f"{counts}, {self.differing} of them {differ} {how} ({shown}): {remedy}"
 
     def warn(self, verb: str) -> None:
-        """Warn the caller of the caller when a kept file differs."""
+        """Warn the caller's caller if a kept file differs."""
         if self.differing:
             warnings.warn(
                 self.sentence(verb, "give overwrite=True to replace them"),
@@ -80,9 +80,9 @@ class Tally:
 
 
 def compare(backend: Backend, stored: StoredFile, local: Path) -> str:
-    """Return how a local file differs from a stored one: `size`, `content`, or "" if not known to.
+    """Return how a local file differs from a stored one: `size`, `content`, or "" if unknown.
 
-    Nothing is fetched for it: bytes are compared where the storage keeps a digest, or is a folder.
+    Nothing is fetched: bytes are compared if the storage keeps a digest or is a folder.
     """
     try:
         if not local.is_file() or local.stat().st_size != stored.size:
@@ -93,12 +93,12 @@ def compare(backend: Backend, stored: StoredFile, local: Path) -> str:
         if here is None or filecmp.cmp(here, local, shallow=False):
             return ""
         return "content"
-    except OSError:  # one of them went, or may not be read: nothing is known, nothing was lost
+    except OSError:  # one of them is gone or unreadable: nothing is known, and nothing was lost
         return ""
 
 
 def is_same(backend: Backend, stored: StoredFile, local: Path) -> bool:
-    """Whether a stored file has the bytes of a local one; fetched where nothing else can tell.
+    """Whether a stored file has the bytes of a local one; fetch it only if there is no other way.
 
     Raises:
         DatastoreError, OSError: one of them cannot be read.
@@ -117,8 +117,8 @@ def is_same(backend: Backend, stored: StoredFile, local: Path) -> bool:
 
 
 def tally(moved: int, found: Iterable[tuple[str, str]]) -> Tally:
-    """Return the tally of a transfer, given each kept file's path and what `compare` said."""
-    said = sorted(found)
-    hows = [how for _, how in said]
-    names = tuple(path for path, how in said if how)
-    return Tally(moved, len(said), hows.count("size"), hows.count("content"), names)
+    """Return the tally of a transfer, given each kept file's path and the result of `compare`."""
+    kept = sorted(found)
+    hows = [how for _, how in kept]
+    names = tuple(path for path, how in kept if how)
+    return Tally(moved, len(kept), hows.count("size"), hows.count("content"), names)

@@ -1,4 +1,4 @@
-"""A file dataset's files below a folder of this machine, for as long as a context lasts.
+"""A file dataset's files below a folder of this machine, while a context is active.
 
 Source: Azure ML SDK v1, `azureml.data.FileDataset.mount` and `MountContext`.
 """
@@ -28,16 +28,16 @@ class LocalMount:
 
     @property
     def mount_point(self) -> str:
-        """Where the files are; "" before `start`."""
+        """The folder of the files; "" before `start`."""
         if self._held is None:
             return str(self._mount_point or "")
         return self._held.path
 
     def start(self) -> None:
-        """Bring the files.
+        """Mount, link or download the files.
 
         Raises:
-            DatastoreError: what keeps them from being brought.
+            DatastoreError: the files cannot be provided.
         """
         from rayjobs.datastore.materialise import materialise
 
@@ -60,7 +60,7 @@ class LocalMount:
             raise
 
     def stop(self) -> None:
-        """Take the files away again."""
+        """Remove the files again."""
         from rayjobs.datastore.materialise import release
 
         if self._held is not None:

@@ -1,7 +1,7 @@
-"""How local files look (size, time of the last change, inode), to find those that changed since.
+"""Takes the stat of local files (size, time of the last change, inode), to find later changes.
 
-A look costs microseconds, so an attempt has all files of its inputs looked at when it starts and
-when it has ended; only what looks different is read.
+A stat takes microseconds, so each attempt stats all its input files at its start and after its end;
+only files with a different stat are read.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ Look = tuple[int, int, int]
 """Size in bytes, time of the last change in nanoseconds since 1970, inode."""
 
 Looking = Callable[[str, int], None]
-"""Is called with a path before that file is looked at, with 0, and before each part of it is read,
-with the part's size in bytes. What it raises, other than OSError, ends the comparison."""
+"""Called with a path and 0 before that file's stat, and with a path and a size in bytes before each
+part of the file is read. An exception other than OSError ends the comparison."""
 
 MOST_READ_BYTES = 4 << 30
-"""So much is read at most to tell whether files that look different are the same."""
+"""The most bytes to read in order to compare files whose stat differs."""
 
 
 def etag_of(look: Look) -> str:
-    """Return the mark that `LocalBackend` gives a file which looks so."""
+    """Return the mark that `LocalBackend` gives a file with this stat."""
     return f"{look[1]:x}-{look[0]:x}"
 
 
 def look_at(path: str | Path) -> Look:
-    """Return how a file looks.
+    """Return the stat of a file.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: the stat fails.
     """
-    status = os.stat(path)  # noqa: PTH116 - half the time of a Path's
+    status = os.stat(path)  # noqa: PTH116 - takes half the time of Path.stat
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def look_below(folder: str | Path, links: set[str] | None = None) -> dict[str, Look]:
-    """Return how every file below `folder` looks, by its path there; links are followed.
+    """Return the stat of every file below `folder`, by relative path; links are followed.
 
-    What cannot be looked at, such as a link that leads nowhere, is left out.
+    Files whose stat fails, such as broken links, are left out.
 
     Args:
-        links: Is given the paths of the links that were followed.
+        links: Collects the paths of the followed links.
 
     Raises:
         OSError: `folder` itself cannot be listed.
@@ -60,7 +60,7 @@ def look_below(folder: str | Path, links: set[str] | None = None) -> dict[str, L
     while pending:
         here, shown, above = pending.pop()
         real = os.path.realpath(here)
-        if real in above:  # a link that leads back up
+        if real in above:  # a link to a parent folder
             continue
         try:
             items = os.scandir(here)
@@ -80,13 +80,13 @@ def look_below(folder: str | Path, links: set[str] | None = None) -> dict[str, L
                         look = (status.st_size, status.st_mtime_ns, status.st_ino)
                         found[shown + item.name] = look
                 except OSError:
-                    continue  # gone while it was looked at
+                    continue  # removed during its stat
     return found
 
 
 @dataclass(frozen=True)
 class Seen:
-    """How the files of one folder looked; `digests` holds those that are known, by path."""
+    """The stats of the files of one folder; `digests` holds the known digests, by path."""
 
     root: str
     files: Mapping[str, Look]
@@ -105,13 +105,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Change:
-    """A file that is not what it was.
+    """A file that has changed.
 
     Attributes:
-        now: How it looks now; None: it is gone, or cannot be looked at.
-        digest: Of its content before, "" if not known.
-        digest_now: Of its content now, "" if it was not read.
-        trouble: Why it cannot be looked at, "" if it was: whether it changed is not known.
+        now: Its current stat; None: it is gone, or the stat failed.
+        digest: The digest of its earlier content, "" if unknown.
+        digest_now: The digest of its current content, "" if it was not read.
+        trouble: Why the stat failed, "" if it did not; after a failure, it is unknown whether it
+            changed.
     """
 
     path: str
@@ -123,23 +124,23 @@ class Change:
 
     @property
     def sentence(self) -> str:
-        """What was there and what is there now, in words."""
+        """The file's state before and now, in words."""
         if self.trouble:
             return f"{self.path}: {self.trouble} ({what(self.before, self.digest)} before)"
         if self.now is None:
             return f"{self.path} is gone ({what(self.before, self.digest)} before)"
         before, now = what(self.before, self.digest), what(self.now, self.digest_now)
-        return f"{self.path} has {now}, and had {before}"
+        return f"{self.path} now has {now}; before, it had {before}"
 
 
 def what(look: Look, digest: str = "") -> str:
-    """Return what is reported about a file: its size, content and time of the last change."""
+    """Return the description of a file: its size, content and time of the last change."""
     content = f", {digest[:19]}…" if digest else ""
     return f"{counted(look[0], 'byte')}{content}, last changed {when(look[1])}"
 
 
 def when(time_ns: int) -> str:
-    """Return a time in nanoseconds since 1970 as people read it."""
+    """Return a time in nanoseconds since 1970 as text for people."""
     return datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -149,11 +150,11 @@ def changes(
     most_read_bytes: int = MOST_READ_BYTES,
     looking: Looking = lambda _path, _size_bytes: None,
 ) -> Iterator[Change]:
-    """Yield the files that are not what they were; new ones are none of them.
+    """Yield the files that changed, without new ones.
 
-    A file that looks different but has the digest that was known is the same. Whether one has that
-    cannot be read, or is too much to read, is not known: it is yielded, without a new digest. One
-    that cannot be looked at is yielded with its trouble.
+    A file with a different stat but the known digest has not changed. A file that cannot be read,
+    or is too large to read, is yielded without a new digest. A file whose stat fails is yielded
+    with its trouble.
     """
     left = most_read_bytes
     prefix = seen.root.rstrip("/") + "/"
@@ -165,7 +166,7 @@ def changes(
         except (FileNotFoundError, NotADirectoryError):
             yield Change(place, before, None, seen.digests.get(path, ""))
             continue
-        except OSError as error:  # a ring of links, no permission, a server that is gone
+        except OSError as error:  # a cycle of links, no permission, or a server that is gone
             trouble = error.strerror or str(error)
             yield Change(place, before, None, seen.digests.get(path, ""), trouble=trouble)
             continue
@@ -185,7 +186,7 @@ def changes(
 
 
 class _Bounded:
-    """A file that ends where it ended when it was looked at, and reports each part it reads."""
+    """A file that ends where its stat said, and reports each part it reads."""
 
     def __init__(self, descriptor: int, path: str, size_bytes: int, looking: Looking) -> None:
         self._descriptor, self._path, self._looking = descriptor, path, looking
@@ -200,10 +201,10 @@ class _Bounded:
 
 
 def _digest_of(path: str, size_bytes: int, looking: Looking) -> str:
-    """Return the digest of a file's first `size_bytes`; "" for anything but a regular file.
+    """Return the digest of a file's first `size_bytes`; "" if it is not a regular file.
 
-    A job may have put anything in the file's place: opening it must not wait for a writer, and one
-    that grows must not be read for ever.
+    A job may have replaced the file with anything: opening it must not wait for a writer, and a
+    growing file must not be read forever.
 
     Raises:
         OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""The exact files of one version of some data, each with its source, size and identity."""
+"""The exact files of one version of data, each with its source, size and identity."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file. `path` is where a job sees it, `datastore` and `key` where it is.
+    """One file: a job sees it at `path`; `datastore` and `key` locate it.
 
-    `etag` is the storage's own mark of these bytes; `digest` is that of the content, "" where the
-    bytes were never read by us.
+    `etag` is the storage's mark of these bytes; `digest` is the digest of the content, "" if we
+    never read the bytes.
     """
 
     path: str
@@ -32,7 +32,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A version of data: its files in order of their path, and whether it is one file alone."""
+    """A version of data: its files in order of their paths, and whether it is a single file."""
 
     files: tuple[FileEntry, ...]
     single_file: bool = False
@@ -42,15 +42,15 @@ class Manifest:
         """Return a manifest of `files`, sorted and checked.
 
         Raises:
-            InvalidReference: two files share a path, a path is both file and folder, or cannot
-                be a file's path at all.
+            InvalidReference: two files share a path, a path is both a file and a folder, or is not
+                a valid file path.
         """
         ordered = tuple(sorted(files, key=lambda entry: entry.path))
         _check_paths(ordered)
         return cls(ordered, single_file)
 
     def with_digests_of(self, other: Manifest) -> Manifest:
-        """Return this with the digests that `other` has of the very same files, by their marks."""
+        """Return this manifest, with the digests from `other` of files with the same marks."""
         known = {entry.path: entry for entry in other if entry.digest}
 
         def with_digest(entry: FileEntry) -> FileEntry:
@@ -63,7 +63,7 @@ class Manifest:
 
     @property
     def total_bytes(self) -> int:
-        """The size of all files together."""
+        """The total size of all files."""
         return sum(entry.size for entry in self.files)
 
     @property
@@ -122,7 +122,7 @@ def _check_paths(ordered: tuple[FileEntry, ...]) -> None:
         if entry.path in seen:
             raise InvalidReference(
                 f"two files would be shown as {entry.path!r}; the second is {entry.key!r} in "
-                f"datastore {entry.datastore!r}. Name the files so that paths differ."
+                f"datastore {entry.datastore!r}. List the files so that their paths differ."
             )
         seen.add(entry.path)
         folder = entry.path.rpartition("/")[0]

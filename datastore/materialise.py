@@ -1,10 +1,10 @@
-"""Brings an input to a node: a link to a local folder, a mount, or a private copy of the files.
+"""Provides an input on a node: by a link to a local folder, a mount, or a private copy.
 
-What a job finds at the path is complete before the path exists: it is built under another name and
-put in place by a rename, or by the mount coming up.
+An input is complete before its path exists: it is built under another name and moved into place, or
+appears when its mount is ready.
 
-Nothing that a job writes to its input reaches what others read. A link leads to a folder that is
-read-only for the job; where the job cannot be given that (`Protection`), it gets a mount or a copy.
+What a job writes to its input never reaches data that others read. A link leads to a folder that is
+read-only for the job; where that is impossible (`Protection`), the job gets a mount or a copy.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from rayjobs.injob.identity import Identity
 
 MODES = ("mount", "download", "direct")
 MOST_CLOSED = 1024
-"""So many files and folders of an input are made read-only one by one; of more, the folders that
-hold most of them are closed whole."""
+"""Up to this many files and folders of an input are made read-only one by one; beyond it, the
+folders that hold most of them are made read-only as a whole."""
 
 
 @dataclass(frozen=True)
 class Materialised:
-    """An input on this node. Plain values, so that another process can release it.
+    """An input on this node, as plain values, so that another process can release it.
 
-    `how` is linked, mounted, downloaded, copied or direct; `bytes` and `files` are None where
-    they were not counted. `said` is what the user should read in the job's log.
+    `how` is linked, mounted, downloaded, copied or direct; `bytes` and `files` are None if they
+    were not counted. `said` has the notes for the user in the job's log.
 
-    The job's launcher must first put an overlay on each folder in `overlays` (folder, upper, work),
-    then make the `read_only` paths read-only for the job. Each folder in `shown` (folder, path)
-    must appear read-only at that path, because the folder itself stays writable. `why_open` says
-    why the input's source can be changed by another path in spite of `read_only`; "" if it cannot.
-    `seen` is how the source's local files looked; it is not sent to other processes.
+    The job's launcher must first mount an overlay on each folder in `overlays` (folder, upper,
+    work), then make the `read_only` paths read-only for the job. Each folder in `shown` (folder,
+    path) must appear read-only at that path, because the folder itself stays writable. `why_open`
+    explains why the input's source can be changed through another path despite `read_only`; "" if
+    it cannot. `seen` has the stats of the source's local files; it is not sent to other processes.
     """
 
     name: str
@@ -98,17 +98,17 @@ class Materialised:
 
 
 def mounts_root(node_root: Path) -> Path:
-    """Return where the mounts of a node are."""
+    """Return the folder of a node's mounts."""
     return node_root / "mounts"
 
 
 def cache_root(node_root: Path) -> Path:
-    """Return where the cache of a node is."""
+    """Return the folder of a node's cache."""
     return node_root / "cache"
 
 
 def start_node(node_root: Path) -> list[Path]:
-    """Take away mounts that dead processes left below `node_root`; return their mount points."""
+    """Remove mounts that dead processes left below `node_root`; return their mount points."""
     return mounts.reap(mounts_root(node_root))
 
 
@@ -124,22 +124,22 @@ def materialise(
     progress: ProgressCallback | None = None,
     protection: Protection = protections.NONE,
 ) -> Materialised:
-    """Bring `source` to this node and return where it is.
+    """Provide `source` on this node and return its location.
 
     Args:
         source: The input, from `resolve_input`.
-        mode: mount, download or direct; None for the input's own.
+        mode: mount, download or direct; None for the input's mode.
         node_root: The node's folder, shared by all jobs: its cache and mounts are there.
         into: The attempt's folder for inputs; the input appears as `into/<name>`.
-        working_directory: What a relative `path_on_compute` is relative to (default: `into`).
-        cache_bytes: Bound of the node's cache; None leaves only the disk's.
-        owner: The process whose end also ends the mount (default: this one).
-        progress: Told how far a download is.
-        protection: How what reads the input is kept from changing what it comes from.
+        working_directory: The base of a relative `path_on_compute` (default: `into`).
+        cache_bytes: Limit of the node's cache; None: only the disk limits it.
+        owner: The process whose end also ends the mount (default: this process).
+        progress: Gets the progress of a download.
+        protection: How a reader of the input is kept from changing its source.
 
     Raises:
-        DatastoreError: what is wrong with the data, its storage, the cache or the mount. Nothing
-            is left at the path.
+        DatastoreError: the data, its storage, the cache or the mount failed. Nothing is left at the
+            path.
     """
     chosen = check_mode(mode or source.mode, allowed=MODES)
     if chosen == "direct":
@@ -163,7 +163,7 @@ def materialise(
 
 
 def release(materialised: Materialised) -> None:
-    """Take the input away; a mount's last user unmounts it. Doing it twice is harmless."""
+    """Remove the input; a mount's last user unmounts it. A second call is harmless."""
     for path in materialised.made:
         _remove(Path(path))
     if materialised.mount_folder:
@@ -171,19 +171,19 @@ def release(materialised: Materialised) -> None:
 
 
 def hold(materialised: Materialised, owner: Identity, part: str) -> None:
-    """Let one more process answer for the input's mount, until `release`.
+    """Add a process that keeps the input's mount alive, until `release`.
 
-    `part` names what the process is, so that a later one of the same part takes its place.
-    Nothing happens for what is not mounted, and for a mount that is gone.
+    `part` names the role of the process, so that a later one with the same role replaces it. Does
+    nothing for an input that is not mounted, or whose mount is gone.
     """
     if materialised.mount_folder:
         mounts.hold(Path(materialised.mount_folder), f"{materialised.mount_token}-{part}", owner)
 
 
 def trouble(materialised: Materialised) -> DatastoreError | None:
-    """Return what went wrong with the input while it was used, None if nothing is known.
+    """Return what went wrong with the input while it was used, None if nothing did.
 
-    A script that reads from a mount sees only "Input/output error"; ask here for the cause, before
+    A script that reads from a mount sees only "Input/output error"; this gives the cause, until
     `release`.
     """
     if not materialised.mount_folder:
@@ -206,13 +206,13 @@ class _Job:
         return open_backend(record_for(name, self.records.__getitem__))
 
     def can_link(self, mode: str) -> bool:
-        """Whether local files may be shown as they are."""
+        """Whether local files may be shown in place."""
         return mode == "mount" and self.protection.read_only
 
-    # --- a path in a local folder, as it is ---
+    # --- a path in a local folder, in its current state ---
 
     def live_path(self) -> Path:
-        """Return where the path is that is to be shown as it is now.
+        """Return the local path that is shown in its current state.
 
         Raises:
             DataNotFound: nothing is there.
@@ -236,8 +236,8 @@ class _Job:
             return self._live(path, seen, read_only=(str(target),))
         links: set[str] = set()
         if _is_broad(str(target), self.place):
-            # Closing it would close the user's caches too: the job sees it read-only at the
-            # input's place, and as it is elsewhere.
+            # Making it read-only would affect the user's caches too: the job sees it read-only at
+            # the input's path, and unchanged elsewhere.
             self.place.mkdir()
             seen = Seen(str(target), look_below(target), {})
             shown = ((str(target), str(self.place)),)
@@ -305,11 +305,11 @@ class _Job:
         is_local: bool,
         mode: str,
     ) -> Materialised:
-        """Give the job files that no other process reads."""
+        """Give the job its own files, which no other process reads."""
         if is_local or not self.protection.overlay:
             self._build(manifest, backends, looks, _copy if mode == "download" else _copy_shut)
             return self._counted(manifest, "copied" if is_local else "downloaded")
-        # The cached files themselves: read-only, or below a layer that takes what the job writes.
+        # The cached files themselves: read-only, or below a layer that receives the job's writes.
         self._build(manifest, backends, looks, _share)
         if mode == "mount" and self.protection.read_only:
             return replace(self._counted(manifest, "downloaded"), read_only=(str(self.place),))
@@ -331,7 +331,7 @@ class _Job:
     def _whole_folder(
         self, manifest: Manifest, backends: Mapping[str, Backend], looks: _Looks
     ) -> Path | None:
-        """Return the one folder that holds the manifest's files and no others, if there is one."""
+        """Return the folder that holds exactly the manifest's files, if there is one."""
         first = manifest.files[0]
         if manifest.single_file or len(backends) > 1 or not first.key.endswith(first.path):
             return None
@@ -361,7 +361,7 @@ class _Job:
         looks: _Looks,
         way: _Way,
     ) -> None:
-        """Make a folder of its own, with the files as `way` makes them."""
+        """Make a private folder, with the files made by `way`."""
         draft = self.place.with_name(f".{self.place.name}.partial")
         _remove(draft)
         draft.mkdir()
@@ -422,13 +422,13 @@ class _Job:
 
 
 class _Looks:
-    """How the local files of a manifest looked when they were found to be those it means."""
+    """The stats of a manifest's local files when they were verified."""
 
     def __init__(
         self, manifest: Manifest, backends: Mapping[str, Backend], version: Version, place: Path
     ) -> None:
         self.links: set[str] = set()
-        self.whole: Path | None = None  # the folder that holds them and no other files, if found
+        self.whole: Path | None = None  # the folder that holds exactly these files, if found
         self._place = place
         self._manifest = manifest
         self._backends = backends
@@ -436,13 +436,13 @@ class _Looks:
         self._looks: dict[tuple[str, str], Look] = {}
 
     def check(self, entry: FileEntry, *, before: bool = False) -> Path:
-        """Return where a local file lies.
+        """Return the local path of a file.
 
         Args:
-            before: It was looked at before, and must not have changed since.
+            before: The file was checked before, and must not have changed since.
 
         Raises:
-            DataChanged: it is not the file that the manifest means.
+            DataChanged: it is not the file of the manifest.
         """
         known = self._looks.get((entry.datastore, entry.key))
         backend = self._backends[entry.datastore]
@@ -459,18 +459,18 @@ class _Looks:
         return local
 
     def check_all(self) -> None:
-        """Check every local file that was not checked yet; raises as `check`."""
+        """Check every local file that was not checked yet. Raises as `check`."""
         for entry in self._manifest:
             is_local = self._backends[entry.datastore].local_path("") is not None
             if is_local and (entry.datastore, entry.key) not in self._looks:
                 self.check(entry)
 
     def note(self, entry: FileEntry, look: Look) -> None:
-        """Keep how a file of the manifest looks."""
+        """Record the stat of a file of the manifest."""
         self._looks[entry.datastore, entry.key] = look
 
     def added_to(self, done: Materialised, *, read_only: bool, mode: str) -> Materialised:
-        """Return `done` with the looks, and with what has to be read-only if `read_only`."""
+        """Return `done` with the stats and, if `read_only`, the paths that must be read-only."""
         seen: list[Seen] = []
         closed: set[str] = set(done.read_only)
         can_close_folders = mode == "mount" and not self._manifest.single_file
@@ -482,7 +482,7 @@ class _Looks:
             files = {entry.key: self._looks[name, entry.key] for entry in mine}
             digests = {entry.key: entry.digest for entry in mine if entry.digest}
             seen.append(Seen(str(root), files, digests))
-            # As text: a hundred thousand paths as objects take half a second.
+            # As text: a hundred thousand path objects take half a second.
             top = str(root).rstrip("/")
             if read_only and self.whole is None:
                 paths = (f"{top}/{key}" for key in files)
@@ -490,7 +490,7 @@ class _Looks:
         if not read_only:
             return replace(done, seen=tuple(seen))
         ends, why_open = _ends_of(self.links, self._place)
-        # A mount cannot keep a link itself in its place, only what the link leads to.
+        # A mount cannot protect a link itself, only its target.
         loose = [link for link in sorted(self.links) if not _is_in(link, closed - self.links)]
         if loose and self.whole is None:
             why_open = why_open or f"{loose[0]} is a link in a folder that stays writable"
@@ -499,22 +499,24 @@ class _Looks:
 
 
 def _ends_of(links: Iterable[str], place: Path) -> tuple[list[str], str]:
-    """Return what has to be read-only so that what `links` lead to is, and why not all of it is."""
+    """Return the paths that make the targets of `links` read-only, and why some cannot be."""
     ends = {os.path.realpath(link): link for link in sorted(links)}
     folders = {end for end in ends if Path(end).is_dir()}
     broad = sorted(end for end in folders if _is_broad(end, place))
-    why_open = f"its link {ends[broad[0]]} leads out: {_why_broad(broad[0])}" if broad else ""
+    why_open = (
+        f"its link {ends[broad[0]]} leads out of the input: {_why_broad(broad[0])}" if broad else ""
+    )
     files = _to_close(ends.keys() - folders, place, folders_too=False)
     return sorted({*folders.difference(broad), *files}), why_open
 
 
 def _to_close(files: Iterable[str], place: Path, *, folders_too: bool) -> list[str]:
-    """Return what has to be read-only so that `files` are: the files themselves.
+    """Return the paths to make read-only for `files`: the files themselves.
 
-    A mount point cannot be removed or replaced, so closing a file closes nothing else.
+    A mount point cannot be removed or replaced, so making a file read-only affects nothing else.
 
     Args:
-        folders_too: Close a folder that holds no other files instead of each of its files.
+        folders_too: Use a folder without other files instead of each of its files.
     """
     by_folder: dict[str, list[str]] = {}
     for file in files:
@@ -549,7 +551,7 @@ def _is_in(path: str, closed: set[str]) -> bool:
 
 
 def _outermost(folders: Iterable[str]) -> list[str]:
-    """Return `folders` without those that are in another one of them."""
+    """Return `folders` without those that are inside another one of them."""
     found: list[str] = []
     for folder in sorted(folders, key=lambda one: one.split("/")):
         if not found or not f"{folder}/".startswith(f"{found[-1]}/"):
@@ -558,7 +560,7 @@ def _outermost(folders: Iterable[str]) -> list[str]:
 
 
 def _is_broad(folder: str, place: Path) -> bool:
-    """Whether a folder holds the user's home or the attempt, and so must stay writable."""
+    """Whether a folder contains the user's home or the attempt, and so must stay writable."""
     top = os.path.realpath(folder).rstrip("/")
     inside = (str(Path.home()), str(place.parent), tempfile.gettempdir())
     return any(f"{os.path.realpath(one)}/".startswith(f"{top}/") for one in inside)
@@ -566,14 +568,14 @@ def _is_broad(folder: str, place: Path) -> bool:
 
 def _why_broad(folder: str) -> str:
     return (
-        f"{folder} stays writable by its own path, because it holds your home, the folder for "
-        f"temporary files or the job itself"
+        f"{folder} stays writable through its own path, because it contains your home, the folder "
+        "for temporary files or the job itself"
     )
 
 
 @dataclass(frozen=True)
 class _Way:
-    """How the files of a private folder are made; `takes_bytes` when that reads a local file."""
+    """A way to make the files of a private folder; `takes_bytes` if it reads a local file."""
 
     from_folder: Callable[[Path, Path], None]
     from_cache: Callable[[NodeCache, FileEntry, Backend, Path, CountBytes], object]
@@ -613,13 +615,13 @@ def _at_path_on_compute(source: DataInput, done: Materialised, relative_to: Path
         return done
     wanted = relative_to / Path(source.path_on_compute).expanduser()
     if wanted.is_symlink() and not wanted.exists():
-        wanted.unlink()  # left by a job that is gone
+        wanted.unlink()  # left by a job that no longer exists
     if wanted.is_dir() and not wanted.is_symlink() and not any(wanted.iterdir()):
         wanted.rmdir()
     if wanted.exists() or wanted.is_symlink():
         raise InvalidReference(
-            f"input {source.name!r} should appear at {wanted}, but that path exists already. "
-            "Choose another path_on_compute. It was not changed."
+            f"input {source.name!r} should appear at {wanted}, but that path already exists. "
+            "Choose another path_on_compute. Nothing was changed."
         )
     place = Path(done.made[0])
     wanted.parent.mkdir(parents=True, exist_ok=True)
@@ -629,7 +631,7 @@ def _at_path_on_compute(source: DataInput, done: Materialised, relative_to: Path
 
 
 def _remove(path: Path) -> None:
-    """Remove a link, file or folder of ours; what links in it point to stays."""
+    """Remove a link, file or folder of ours; the targets of its links stay."""
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     elif os.path.lexists(path):

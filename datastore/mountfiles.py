@@ -1,4 +1,4 @@
-"""The files by which mounts are known on a node, and the two things done to a mount point.
+"""The files that describe the mounts of a node, and two operations on a mount point.
 
     mounts/<key>.lock
     mounts/<key>/manifest          the files shown
@@ -8,8 +8,8 @@
     mounts/<key>/g<n>/trouble      what went wrong, one JSON object a line
     mounts/<key>/g<n>/log          what keeper and server printed
 
-A dead mount keeps its number, so that its users go on getting an error and never an empty folder;
-the next user gets generation n+1.
+A dead mount keeps its number, so that its users still get an error and never an empty folder; the
+next user gets generation n+1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNMOUNT_LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class MountRecord:
-    """What one mount serves and who is behind it; None while that process is not up, or gone."""
+    """What one mount serves and its processes; None while a process is not running."""
 
     records: tuple[DatastoreRecord, ...]
     cache_root: str
@@ -76,7 +76,7 @@ class MountFolder:
 
     @property
     def lock(self) -> Path:
-        """The lock of all generations of this mount."""
+        """The lock file of all generations of this mount."""
         return self.folder.parent.with_suffix(".lock")
 
     @property
@@ -86,11 +86,11 @@ class MountFolder:
 
     @property
     def log(self) -> Path:
-        """What keeper and server printed."""
+        """The output of keeper and server."""
         return self.folder / "log"
 
     def read(self) -> MountRecord | None:
-        """Return the record, None if there is none (any more)."""
+        """Return the record, None if there is none."""
         try:
             return MountRecord.from_json(json.loads((self.folder / "mount.json").read_text()))
         except (OSError, ValueError, KeyError):
@@ -101,17 +101,17 @@ class MountFolder:
         write_atomic(self.folder / "mount.json", json.dumps(record.to_json()))
 
     def add_user(self, token: str, owner: Identity) -> None:
-        """Count a user for which process `owner` answers."""
-        # Keepers that an earlier version started read the key `boot`.
+        """Add a user whose process is `owner`."""
+        # Keepers started by an earlier version read the key `boot`.
         text = json.dumps({**owner.to_json(), "boot": owner.boot_id})
         write_atomic(self.folder / "users" / token, text)
 
     def drop_user(self, token: str) -> None:
-        """Count a user no more."""
+        """Remove a user."""
         (self.folder / "users" / token).unlink(missing_ok=True)
 
     def users(self) -> list[str]:
-        """Return the users whose process lives; the others are struck off."""
+        """Return the users whose process is alive; remove the others."""
         living = []
         try:
             files = sorted((self.folder / "users").glob("[!.]*"))
@@ -129,13 +129,13 @@ class MountFolder:
         return living
 
     def say_trouble(self, kind: str, message: str) -> None:
-        """Note what went wrong: `kind` is the name of an error of this package."""
+        """Record what went wrong: `kind` is the name of an error of this package."""
         line = json.dumps({"at": time.time(), "kind": kind, "message": message}) + "\n"
         try:
             with (self.folder / "trouble").open("a") as stream:
                 stream.write(line)
         except FileNotFoundError:
-            return  # the mount was released meanwhile: it has no user left
+            return  # the mount was released meanwhile: it has no users left
 
     def troubles(self) -> list[tuple[str, str]]:
         """Return (kind, message) of everything that went wrong, oldest first."""
@@ -153,7 +153,7 @@ class MountFolder:
         return found
 
     def remove(self) -> None:
-        """Remove the folder of an unmounted mount; its bytes are in the cache, none are here."""
+        """Remove the folder of an unmounted mount; it holds no data, which is in the cache."""
         if is_mounted(self.point):
             return
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -187,7 +187,7 @@ def mount_points() -> dict[str, str]:
 
 
 def is_mounted(point: Path) -> bool:
-    """Tell whether something is mounted at `point`; never touches it, since it may hang."""
+    """Return whether something is mounted at `point`, without accessing it, since it may hang."""
     return device_of(point) is not None
 
 
@@ -197,7 +197,7 @@ def device_of(point: Path) -> str | None:
 
 
 def unmount(point: Path) -> bool:
-    """Unmount `point`, even while it is used; return whether it is gone."""
+    """Unmount `point`, even while it is in use; return whether it is gone."""
     for command in (["fusermount3", "-uz", str(point)], ["umount", "-l", str(point)]):
         if not is_mounted(point):
             return True

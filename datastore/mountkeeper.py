@@ -1,7 +1,7 @@
-"""The process that keeps one mount: starts the one that serves it, watches it, and cleans up.
+"""The process that keeps one mount: it starts and watches the server process, and cleans up.
 
-It lives outside the process tree of the mount's first user (own session, forked twice), so
-that their end does not take the mount from others. It goes when the last user has gone.
+It lives outside the process tree of the mount's first user (own session, forked twice), so that the
+end of this user does not end the mount for others. It exits after the last user has left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rayjobs.datastore.mountfiles import MountFolder, unmount
 from rayjobs.injob.identity import Identity, identity_of, own_identity
 
 LOOK_S = 0.25
-"""How often a keeper looks after its mount and its users."""
+"""How often a keeper checks its mount and its users."""
 END_GRACE_S = 5.0
 
 
@@ -40,7 +40,7 @@ def keep(folder: MountFolder) -> None:
             folder.say_trouble("MountLost", f"the process behind the mount ended with {how}")
             _note(folder, own_identity(), None)
         if not folder.users():
-            # Looked at again under the lock: a new user may be coming in this moment.
+            # Check again under the lock: a new user may just be arriving.
             with locked(folder.lock):
                 if not folder.folder.is_dir() or not folder.users():
                     _end(folder, server)
@@ -51,7 +51,7 @@ def keep(folder: MountFolder) -> None:
 def _end(folder: MountFolder, server: subprocess.Popen[bytes]) -> None:
     unmount(folder.point)
     try:
-        server.wait(timeout=END_GRACE_S)  # an unmounted server ends by itself
+        server.wait(timeout=END_GRACE_S)  # a server exits once unmounted
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
@@ -69,7 +69,7 @@ def _note(folder: MountFolder, keeper: Identity | None, server: Identity | None)
 
 
 def main(arguments: list[str]) -> None:
-    """Fork out of the caller's tree, then keep the mount named on the command line."""
+    """Leave the caller's process tree by forking, then keep the mount named on the command line."""
     if os.fork():
         os._exit(0)
     os.setsid()

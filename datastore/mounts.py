@@ -1,4 +1,4 @@
-"""Mounts of this node, for those who use them: acquire, release, ask what went wrong, reap."""
+"""Mounts of this node, for their users: acquire, release, get errors, reap."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PASSED_ON_PREFIXES = ("AWS_", "XDG_")
 
 @dataclass(frozen=True)
 class Mount:
-    """One user's hold on a mount; `folder` and `token` release it, from any process."""
+    """One user's reference to a mount; any process can release it with `folder` and `token`."""
 
     point: Path
     folder: Path
@@ -51,11 +51,11 @@ class Mount:
 
 
 def fuse_missing() -> str:
-    """Return what keeps this machine from mounting, in words; "" if nothing does."""
+    """Return why this machine cannot mount, in words; "" if it can."""
     if os.environ.get("DATASTORE_NO_FUSE"):
         return "DATASTORE_NO_FUSE is set"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return "/dev/fuse is missing or not allowed"
+        return "/dev/fuse is missing or not accessible"
     if find_library("fuse3") is None and find_library("fuse") is None:
         return "the FUSE library is not installed (Debian: fuse3)"
     if find_spec("mfusepy") is None:
@@ -74,12 +74,12 @@ def acquire(
     cache_bytes: int | None = None,
     owner: Identity | None = None,
 ) -> Mount:
-    """Mount the files of `manifest`, or join those who have them mounted on this node.
+    """Mount the files of `manifest`, or share an existing mount of them on this node.
 
     The mount stays until `release`, or until process `owner` (default: this one) ends.
 
     Raises:
-        MountUnavailable: the mount did not come up; the message holds what its process said.
+        MountUnavailable: the mount did not start; the message has the output of its process.
     """
     owner = owner or own_identity()
     names = "\n".join(str(records[name].to_json()) for name in sorted(records))
@@ -111,7 +111,7 @@ def acquire(
 
 
 def hold(folder: Path, token: str, owner: Identity) -> None:
-    """Count one more user of a mount that is there; nothing happens for one that is gone."""
+    """Add a user to an existing mount; do nothing if the mount is gone."""
     mount = MountFolder(folder)
     if not folder.is_dir():
         return
@@ -119,13 +119,14 @@ def hold(folder: Path, token: str, owner: Identity) -> None:
         try:
             mount.add_user(token, owner)
         except FileNotFoundError:
-            return  # taken away before the lock was ours
+            return  # removed before we got the lock
 
 
 def release(folder: Path, token: str) -> None:
-    """Give up one user's hold; giving up the last one unmounts.
+    """Release one user's reference; releasing the last one unmounts.
 
-    The holds that `hold` made of it (`<token>-…`) end with it. Doing it twice changes nothing.
+    The references that `hold` derived from it (`<token>-…`) end with it. A second call changes
+    nothing.
     """
     mount = MountFolder(folder)
     if not folder.is_dir():
@@ -139,7 +140,7 @@ def release(folder: Path, token: str) -> None:
 
 
 def trouble(folder: Path) -> errors.DatastoreError | None:
-    """Return what is or was wrong with the mount, the cause first; None if nothing is."""
+    """Return the errors of the mount, the cause first; None if there are none."""
     mount = MountFolder(folder)
     for kind, message in mount.troubles():
         known = getattr(errors, kind, None)
@@ -148,15 +149,15 @@ def trouble(folder: Path) -> errors.DatastoreError | None:
     if not is_good(mount):
         return MountLost(
             f"the mount at {mount.point} is dead: the process behind it is gone or stopped. "
-            "What read from it failed; run the job again, the next mount is a new one."
+            "Reads from it failed; run the job again, which gets a new mount."
         )
     return None
 
 
 def reap(mounts_root: Path) -> list[Path]:
-    """Remove every mount below `mounts_root` that no living process answers for.
+    """Remove every mount below `mounts_root` that no live process uses.
 
-    Call it when a node's service starts. Returns the mount points that are gone.
+    Call it when a node's service starts. Returns the removed mount points.
     """
     gone: list[Path] = []
     if not mounts_root.is_dir():
@@ -173,7 +174,7 @@ def reap(mounts_root: Path) -> list[Path]:
 
 
 def is_good(folder: MountFolder) -> bool:
-    """Tell whether a mount is there and its process can answer; never touches the mount itself."""
+    """Return whether a mount exists and its process can answer, without accessing the mount."""
     record = folder.read()
     if record is None or record.server is None or not is_alive(record.server):
         return False
@@ -208,18 +209,18 @@ def _start(folder: MountFolder) -> None:
         if any(kind == "MountLost" for kind, _ in folder.troubles()):
             break
         time.sleep(_LOOK_S)
-    said = folder.log.read_text(errors="replace").strip().splitlines()
+    printed = folder.log.read_text(errors="replace").strip().splitlines()
     raise MountUnavailable(
-        f"the mount at {folder.point} did not come up; its process printed: "
-        f"{said[-1] if said else 'nothing'}"
+        f"the mount at {folder.point} did not start; its process printed: "
+        f"{printed[-1] if printed else 'nothing'}"
     )
 
 
 def read_further_ahead(point: Path) -> bool:
-    """Let the kernel ask a mount for 1 MiB at a time; return whether it does.
+    """Make the kernel read 1 MiB at a time from a mount; return whether it does.
 
-    Its own 128 KiB make a question of every read. Only root may change that; without, reading
-    in sequence is about a fifth slower, and nothing else differs.
+    With its default of 128 KiB, every read becomes a request. Only root may change that; without
+    the change, sequential reads are about a fifth slower, and nothing else differs.
     """
     device = device_of(point)
     if device is None:
@@ -232,7 +233,7 @@ def read_further_ahead(point: Path) -> bool:
 
 
 def _environment(folder: MountFolder) -> dict[str, str]:
-    """Return what a mount's processes get: no mark of a job, since they belong to none."""
+    """Return the environment of a mount's processes, without a marker: they belong to no job."""
     record = folder.read()
     named: set[str] = set()
     for kept in record.records if record else ():
@@ -247,7 +248,7 @@ def _environment(folder: MountFolder) -> dict[str, str]:
 
 
 def _clear(folder: MountFolder) -> None:
-    """Unmount, end the serving process, remove the folder; the keeper sees it and ends by itself.
+    """Unmount, end the server process and remove the folder; the keeper notices and exits.
 
     The caller holds the lock.
     """
@@ -256,7 +257,7 @@ def _clear(folder: MountFolder) -> None:
     server = record.server if record else None
     if server is not None and is_alive(server):
         try:
-            os.kill(server.pid, signal.SIGKILL)  # it holds nothing: what is cached is whole
+            os.kill(server.pid, signal.SIGKILL)  # it holds no data: cached files are complete
         except ProcessLookupError:
-            pass  # unmounted, it ended by itself
+            pass  # it exited once unmounted
     folder.remove()

@@ -1,4 +1,4 @@
-"""Refuses places and settings that carry a secret, and never repeats what was given."""
+"""Refuses addresses and settings that contain a secret, without repeating them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ BY_REFERENCE = (
     "(access_key_env, secret_key_env) or a profile."
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-# An access key can be spelt like a variable. AWS's begin with A and three letters that say of what
-# kind they are; other keys are long and of letters and digits only, which few variables are.
+# An access key can look like a variable's name. AWS keys begin with A and three letters for their
+# kind; other keys are long and have only letters and digits, unlike most variables.
 _KEY = re.compile(r"(?:A[A-Z0-9]{3}[A-Z0-9]{16}|(?=.*[0-9])[A-Za-z0-9]{16,})\Z")
 _QUERY = re.compile(r"\?[A-Za-z][A-Za-z0-9_.-]*=")
 
 
 def check_url(url: str, *, wildcards: bool = True) -> None:
-    """Refuse a URL that could carry a secret: user information, or a query.
+    """Refuse a URL that could contain a secret, as user information or in a query.
 
-    With `wildcards` a `?` is one, unless a name and a value follow.
+    With `wildcards`, a `?` is a wildcard unless a name and a value follow.
 
     Raises:
-        InvalidReference: it could; the message does not repeat it.
+        InvalidReference: it could; the message does not repeat the URL.
     """
     scheme, mark, rest = url.partition("://")
     if not mark:
         return
     authority = rest.partition("/")[0]
-    # A password may hold a '/': then what precedes it is USER:PART, and the part is not a port.
+    # A password may contain a '/': then USER:PART precedes it, and PART is not a port.
     _, colon, port = authority.rpartition(":")
     is_part = bool(colon) and bool(port) and not port.isdigit() and not port.endswith("]")
     if "@" in authority or (is_part and "@" in rest):
@@ -47,29 +47,29 @@ def check_url(url: str, *, wildcards: bool = True) -> None:
 
 
 def check_bucket(bucket: str) -> None:
-    """Refuse a bucket name that could carry a secret.
+    """Refuse a bucket name that could contain a secret.
 
     Raises:
-        InvalidReference: it holds ':', '@', '?' or '/'; the message does not repeat it.
+        InvalidReference: it contains ':', '@', '?' or '/'; the message does not repeat it.
     """
     if any(mark in bucket for mark in ":@?/"):
         raise InvalidReference(
-            "a bucket's name holds none of ':', '@', '?' and '/'. Write the bucket's name alone "
+            "a bucket's name cannot contain ':', '@', '?' or '/'. Write the bucket's name alone "
             f"(s3://BUCKET/PREFIX). {BY_REFERENCE}"
         )
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
-    """Refuse settings of an `s3` datastore that hold, or could hold, a secret.
+    """Refuse settings of an `s3` datastore that contain, or could contain, a secret.
 
     Raises:
-        InvalidReference: what is wrong, by the setting's name; the value is not repeated.
+        InvalidReference: a setting is wrong; the message has its name, but not its value.
     """
     check_bucket(settings.get("bucket", ""))
     if "?" in settings.get("prefix", ""):
         raise InvalidReference(
-            "the prefix holds a '?': a datastore's address has no query, since it is stored and "
-            f"shown. Write the prefix without. {BY_REFERENCE}"
+            "the prefix contains a '?': a datastore's address has no query, since it is stored "
+            f"and shown. Write the prefix without. {BY_REFERENCE}"
         )
     endpoint = settings.get("endpoint", "")
     if endpoint:
@@ -79,8 +79,8 @@ def check_settings(settings: Mapping[str, str]) -> None:
         if value and (not _VARIABLE.match(value) or _KEY.match(value)):
             raise InvalidReference(
                 f"{name} takes the NAME of an environment variable (letters, digits and '_', such "
-                "as PHOTOS_KEY), and this looks like a key itself. Nothing is stored. Put the key "
-                "in a variable and give its name."
+                "as PHOTOS_KEY), but this looks like a key itself. Nothing was stored. Put the key "
+                "into a variable and give its name."
             )
 
 

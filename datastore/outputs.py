@@ -1,4 +1,4 @@
-"""What a job writes: a folder that is stored in a datastore when the job ends, or that shows it.
+"""A job's outputs: folders that are stored in a datastore at the end, or that show the datastore.
 
 Source: Azure ML SDK v1, `azureml.data.OutputFileDatasetConfig` and `DataReference.as_upload`.
 """
@@ -42,10 +42,10 @@ _FIELD = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True)
 class DataOutput:
-    """A job's output: which datastore, which path there, and when it is stored.
+    """A job's output: its datastore, its path there, and when it is stored.
 
-    In mode `upload` the job gets an empty folder, whose files are stored when its script has ended
-    well. In mode `mount` it sees the destination, and what it writes is there at once
+    In mode `upload` the job gets an empty folder, whose files are stored after its script has
+    succeeded. In mode `mount` it sees the destination, and its writes appear there at once
     (`rayjobs.datastore.write_through`).
     """
 
@@ -79,7 +79,7 @@ class DataOutput:
 
     @classmethod
     def of_reference(cls, reference: DataReference, record: DatastoreRecord) -> DataOutput:
-        """Return the output that a reference in upload mode means.
+        """Return the output of a reference in upload mode.
 
         Raises:
             InvalidReference: the reference is in another mode.
@@ -99,15 +99,15 @@ class DataOutput:
 
 
 def prepare(output: DataOutput, into: Path) -> Path:
-    """Make the empty folder that the job's files are written to, below `into`, and return it.
+    """Create the empty folder below `into` for the job's files, and return it.
 
     Raises:
-        InvalidReference: something is there already.
+        InvalidReference: the path already exists.
     """
     folder = into / output.name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidReference(
-            f"output {output.name!r} should be written to {folder}, but that path exists already. "
+            f"output {output.name!r} should be written to {folder}, but that path already exists. "
             "It was not changed."
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -121,16 +121,16 @@ def show(
     working_directory: Path,
     may_replace: Callable[[Path], bool] = lambda _folder: False,
 ) -> Path:
-    """Return where the job finds `folder`: a link to it at `path_on_compute`, if one is wanted.
+    """Return where the job finds `folder`: at a link in `path_on_compute`, if one is requested.
 
-    A link is what another attempt can tell from the files of a user, and replace.
+    Another attempt can distinguish a link from a user's files, and replace it.
 
     Args:
         folder: From `prepare`.
-        working_directory: What a relative `path_on_compute` is relative to. An empty folder in it
-            gives way; one elsewhere is a user's, and stays.
-        may_replace: Whether a link to this folder, which exists, may be replaced. Links that lead
-            nowhere always are: they were left by jobs that are gone.
+        working_directory: The base of a relative `path_on_compute`. An empty folder in it
+            is replaced; an empty folder elsewhere is a user's, and stays.
+        may_replace: Whether a link to this existing folder may be replaced. Broken links always
+            are: jobs that no longer exist left them.
 
     Raises:
         InvalidReference: something else is at `path_on_compute`.
@@ -145,16 +145,17 @@ def show(
         if before.exists() and not may_replace(before):
             raise InvalidReference(
                 f"output {output.name!r} should be written to {wanted}, but that is a link to "
-                f"{before}, which is in use or not of a job. Choose another path_on_compute, or "
-                "let the job that uses it end; nothing was touched."
+                f"{before}, which is in use, or does not belong to a job. Choose another "
+                "path_on_compute, or "
+                "let the job that uses it end; nothing was changed."
             )
         wanted.unlink()
     elif os.path.lexists(wanted):
         is_private = wanted.resolve().is_relative_to(working_directory.resolve())
         if not (is_private and wanted.is_dir() and not any(wanted.iterdir())):
             raise InvalidReference(
-                f"output {output.name!r} should be written to {wanted}, but that path "
-                "exists already. It was not changed. Choose another path_on_compute, or "
+                f"output {output.name!r} should be written to {wanted}, but that path already "
+                "exists. It was not changed. Choose another path_on_compute, or "
                 "move the path away."
             )
         wanted.rmdir()
@@ -164,20 +165,20 @@ def show(
 
 
 def hide(shown: Path, folder: Path) -> None:
-    """Take away the link that `show` has made, unless it leads elsewhere by now."""
-    with contextlib.suppress(OSError):  # gone, or no link any more
+    """Remove the link that `show` made, unless it now leads elsewhere."""
+    with contextlib.suppress(OSError):  # gone, or no longer a link
         if shown != folder and shown.readlink() == folder:
             shown.unlink()
 
 
 def store(output: DataOutput, folder: Path, *, progress: ProgressCallback | None = None) -> Moved:
-    """Store what the job wrote to `folder`. Doing it again stores only what is missing.
+    """Store what the job wrote to `folder`. A repeated call stores only what is missing.
 
-    Without `overwrite` files that are stored already are kept, and must have these very bytes.
+    Without `overwrite`, files that are already stored are kept, and must have the same bytes.
 
     Raises:
-        DataExists: others are stored there; looked for first, so nothing was stored unless
-            another job stored meanwhile.
+        DataExists: different files are stored there. This is checked first, so nothing was stored
+            unless another job stored files meanwhile.
         DatastoreError: a file could not be stored; `folder` still has everything.
     """
     files = files_below(folder)
@@ -201,7 +202,7 @@ def store(output: DataOutput, folder: Path, *, progress: ProgressCallback | None
 
 
 def _there_already(output: DataOutput, backend: Backend, uploads: Sequence[Upload]) -> set[str]:
-    """Return the paths of files that are stored already. Raises DataExists: one has other bytes."""
+    """Return the paths of files that are already stored. Raises DataExists: one has other bytes."""
     same: set[str] = set()
     others: list[str] = []
 
@@ -220,15 +221,15 @@ def _there_already(output: DataOutput, backend: Backend, uploads: Sequence[Uploa
     raise DataExists(
         f"in datastore {output.record.name!r} {verb(len(others), 'is', 'are')} already "
         f"{named} with "
-        f"other bytes ({counted(len(others), 'file')}), and overwriting was not asked "
-        "for: what is stored there was kept. Store to a destination with {run-id}, or ask for it "
+        f"other bytes ({counted(len(others), 'file')}), and overwriting was not requested: the "
+        f"stored files were kept. Store to a destination with {{run-id}}, or ask for it "
         "(as_upload(overwrite=True), in a job file overwrite: true)."
     )
 
 
 @dataclass
 class Origin:
-    """What all copies of one output share: `as_upload` and the like return copies.
+    """The shared part of all copies of one output: `as_upload` and the like return copies.
 
     Attributes:
         makers: The pipeline steps that write it; each step adds itself.
@@ -242,7 +243,7 @@ class Origin:
 class OutputFileDatasetConfig:
     """An output as a job's argument: a folder the script writes to, stored at `destination`.
 
-    `destination` is (datastore, path); in the path `{run-id}` and `{output-name}` are filled in.
+    `destination` is (datastore, path); the path may contain `{run-id}` and `{output-name}`.
     """
 
     name: str | None = None
@@ -259,7 +260,7 @@ class OutputFileDatasetConfig:
         if self.partition_format is not None:
             raise InvalidReference("partition_format is not supported.")
         check_mode(self.mode, allowed=MODES)
-        # Of its own: a job may have several outputs without a name.
+        # A unique name: a job may have several outputs without a name.
         name = self.name or f"output_{uuid.uuid4().hex[:8]}"
         object.__setattr__(self, "name", check_name(name, "output name"))
         for one in _FIELD.findall(self.path_template):
@@ -313,12 +314,12 @@ class OutputFileDatasetConfig:
     def as_upload(
         self, overwrite: bool = False, source_globs: Sequence[str] | str | None = None
     ) -> OutputFileDatasetConfig:
-        """Return this output in upload mode; only files that match a glob are stored, if given."""
+        """Return this output in upload mode; if a glob is given, only matching files are stored."""
         globs = (source_globs,) if isinstance(source_globs, str) else tuple(source_globs or ())
         return replace(self, mode="upload", overwrite=overwrite, source_globs=globs)
 
     def as_input(self, name: str | None = None) -> OutputAsInput:
-        """Return this output as what a later step of a pipeline reads.
+        """Return this output as the input of a later pipeline step.
 
         Raises:
             InvalidReference: an input cannot have this name.
@@ -328,7 +329,7 @@ class OutputFileDatasetConfig:
     def register_on_complete(
         self, name: str, description: str | None = None, tags: Mapping[str, str] | None = None
     ) -> OutputFileDatasetConfig:
-        """Return this output, to be registered as dataset `name` when the job has completed.
+        """Return this output, to be registered as dataset `name` once the job has completed.
 
         Raises:
             InvalidReference: a dataset cannot have this name.
@@ -337,7 +338,7 @@ class OutputFileDatasetConfig:
         return replace(self, register_as=(name, description, tuple(sorted((tags or {}).items()))))
 
     def output_for(self, run_id: str, record: DatastoreRecord) -> DataOutput:
-        """Return the output of one run; `record` is that of `datastore`."""
+        """Return the output of one run; `record` describes `datastore`."""
         return DataOutput(
             self.name or "output",
             record,
@@ -351,7 +352,7 @@ class OutputFileDatasetConfig:
 
 @dataclass(frozen=True, eq=False)
 class OutputAsInput:
-    """An output of one step of a pipeline as the input of others, mounted or downloaded.
+    """An output of one pipeline step as an input of others, mounted or downloaded.
 
     Only the run of the pipeline knows where the files are: `OutputFileDatasetConfig.as_input`.
     """
@@ -378,5 +379,5 @@ class OutputAsInput:
         return replace(self, mode="download", path_on_compute=path_on_compute)
 
     def as_direct(self) -> OutputAsInput:
-        """Return this input as files: what a step makes is not known as a dataset before it ran."""
+        """Return this input as files: a step's output is not a dataset before the step has run."""
         return self.as_mount()

@@ -1,4 +1,4 @@
-"""`partition_format`: columns that the paths of files give, and paths that columns give.
+"""`partition_format`: converts paths of files to columns, and columns to paths.
 
 Source: Azure ML SDK v1, `azureml.data.dataset_factory`.
 """
@@ -33,7 +33,7 @@ class PartitionFormat:
     """A format such as `{country}/{day:yyyy/MM/dd}/data.csv`, matched at the end of a path.
 
     Attributes:
-        text: As it was given.
+        text: The format as given.
         keys: The columns, in their order.
     """
 
@@ -44,10 +44,10 @@ class PartitionFormat:
 
     @classmethod
     def parse(cls, text: str) -> PartitionFormat:
-        """Return what a format means.
+        """Return the parsed format.
 
         Raises:
-            InvalidReference: it has no column, one twice, or an unknown part of a time.
+            InvalidReference: it has no column, a column twice, or an unknown part of a time.
         """
         pattern, at = "", 0
         keys: list[str] = []
@@ -59,7 +59,7 @@ class PartitionFormat:
             at = found.end()
             number = len(keys)
             if key in keys:
-                raise InvalidReference(f"partition_format {text!r} names {key!r} twice.")
+                raise InvalidReference(f"partition_format {text!r} has the column {key!r} twice.")
             keys.append(key)
             if time is None:
                 pattern += f"(?P<k{number}>[^/]+)"
@@ -88,7 +88,7 @@ class PartitionFormat:
         return cls(text, tuple(keys), whole, frozenset(times))
 
     def values(self, entry: FileEntry) -> dict[str, Any]:
-        """Return the columns that a file's path gives: texts, and times.
+        """Return the columns from a file's path: texts and times.
 
         Raises:
             InvalidReference: the path does not fit.
@@ -111,7 +111,7 @@ class PartitionFormat:
                 if name.startswith(f"t{number}_")
             }
             try:
-                # Without a zone: paths say no zone, as Azure's columns of them have none.
+                # Without a time zone: paths have none, and neither do Azure's columns.
                 values[key] = datetime(**{"month": 1, "day": 1, **parts})  # type: ignore[arg-type]  # noqa: DTZ001
             except ValueError as error:
                 raise InvalidReference(
@@ -127,7 +127,7 @@ def _literal(text: str) -> str:
 def key_values(
     parsed: PartitionFormat | None, files: Iterable[FileEntry], wanted: Sequence[str] | None
 ) -> list[dict[str, Any]]:
-    """Return the values that the files' paths give, each combination once, in order of the paths.
+    """Return each combination of values in the files' paths once, in order of the paths.
 
     Args:
         wanted: Only these columns; None for all.
@@ -137,7 +137,7 @@ def key_values(
     """
     if parsed is None:
         raise InvalidReference(
-            "this dataset has no partitions; give partition_format where it is made."
+            "this dataset has no partitions; give partition_format when making it."
         )
     names = list(parsed.keys if wanted is None else wanted)
     for name in names:
@@ -155,7 +155,7 @@ def key_values(
 
 
 def folder_for(values: Mapping[str, Any]) -> str:
-    """Return the folders, one below the other, that stand for a row's partition values.
+    """Return the nested folders for a row's partition values.
 
     Raises:
         InvalidReference: a value cannot be a folder's name.

@@ -1,4 +1,4 @@
-"""Says on the log that a server does not answer, while a client of it waits and asks again."""
+"""Logs that a server does not answer while a client waits and retries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayjobs.core.text import duration_text
 log = logging.getLogger("rayjobs.datastore")
 
 NOTICE_S = 3.0
-"""Seconds without an answer after which the wait is reported."""
+"""Seconds without a response after which the wait is reported."""
 SLOWEST_BYTES_S = 1_000_000
 """Bytes of a body per second below which its transfer counts as a wait."""
 LOOK_S = 0.25
@@ -44,7 +44,7 @@ class Patience:
 
     @property
     def limit_s(self) -> float:
-        """The most seconds that one request takes with all its attempts.
+        """The maximum number of seconds that one request takes with all its attempts.
 
         botocore's standard mode pauses at most 1, 2, 4 … 20 s between attempts.
         """
@@ -52,14 +52,14 @@ class Patience:
         return self._attempts * (self._connect_s + self._read_s) + pauses
 
     def watch(self, client: Any) -> Any:
-        """Return the botocore client `client`, whose requests are watched from now on."""
+        """Watch the requests of the botocore client `client` from now on, and return it."""
         client.meta.events.register("before-send.s3", self._sent)
         client.meta.events.register_last("needs-retry.s3", self._answered)
         return client
 
     @contextmanager
     def reading(self, size: int) -> Iterator[None]:
-        """Watch this thread while it reads up to `size` bytes of an answer's body."""
+        """Watch this thread while it reads up to `size` bytes of a response's body."""
         self._begin(size)
         try:
             yield
@@ -67,11 +67,11 @@ class Patience:
             self._end()
 
     def retries(self, attempt: int, reason: str) -> None:
-        """Report that a request failed for `reason` and that its attempt `attempt` comes now."""
+        """Report that a request failed for `reason`, and that attempt `attempt` starts now."""
         now = time.monotonic()
         with self._lock:
             number, at = self._retried
-            if number == attempt and now - at < NOTICE_S:  # another thread has just said so
+            if number == attempt and now - at < NOTICE_S:  # another thread has just reported it
                 return
             self._retried = (attempt, now)
         log.warning(
@@ -79,7 +79,7 @@ class Patience:
             *(self._server, reason, attempt, self._attempts),
         )
 
-    # --- how ---
+    # --- implementation ---
 
     def _sent(self, request: Any, **_: Any) -> None:
         host = urlsplit(request.url).netloc
@@ -125,7 +125,7 @@ class Patience:
             self._pending.pop(threading.get_ident(), None)
 
     def _look(self) -> None:
-        """Report the first wait that lasts; ends when no request has come for a while."""
+        """Report the first long wait; end when there has been no request for a while."""
         while True:
             with self._changed:
                 if not self._pending and not self._changed.wait(IDLE_S) and not self._pending:

@@ -1,4 +1,4 @@
-"""What a transfer reports while it runs, and a plain line of it for people."""
+"""The progress of a transfer, and its text for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayjobs.core.text import size_text
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a transfer is. Totals are known from the start; sizes are bytes."""
+    """The progress of a transfer. Totals are known from the start; sizes are in bytes."""
 
     doing: str
     done_files: int
@@ -28,7 +28,7 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class Meter:
-    """Counts files and bytes from several threads and tells one callback, in order."""
+    """Counts files and bytes from several threads and calls one callback, in order."""
 
     def __init__(
         self, doing: str, total_files: int, total_bytes: int, callback: ProgressCallback | None
@@ -42,19 +42,19 @@ class Meter:
         self.done_bytes = 0
 
     def add_bytes(self, count: int) -> None:
-        """Say that `count` more bytes are through (negative: they have to be sent again)."""
+        """Report that `count` more bytes were transferred (negative: they must be sent again)."""
         with self._lock:
             self.done_bytes += count
             self._tell(finished=False)
 
     def add_file(self) -> None:
-        """Say that one more file is through."""
+        """Report that one more file was transferred."""
         with self._lock:
             self.done_files += 1
             self._tell(finished=False)
 
     def finish(self) -> None:
-        """Say that nothing more will come."""
+        """Report the end of the transfer."""
         with self._lock:
             self._tell(finished=True)
 
@@ -81,7 +81,7 @@ def line_of(progress: Progress) -> str:
 
 
 class ProgressLine:
-    """A callback that keeps one line up to date on a terminal; elsewhere it prints the last."""
+    """A callback that updates one line on a terminal; elsewhere it prints only the last line."""
 
     def __init__(self, stream: TextIO | None = None, *, every_s: float = 0.1) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -90,7 +90,7 @@ class ProgressLine:
         self._width = 0
 
     def __call__(self, progress: Progress) -> None:
-        """Write the line; calls that come too soon after the last line write nothing."""
+        """Write the line, unless the last one was written just before."""
         terminal = self._stream.isatty()
         now = time.monotonic()
         if not progress.finished and (not terminal or now - self._told_at < self._every_s):
@@ -108,7 +108,7 @@ class ProgressLine:
 def callback_for(
     progress: ProgressCallback | None, *, show_progress: bool
 ) -> ProgressCallback | None:
-    """Return `progress`, or a line on standard error when only `show_progress` was asked for."""
+    """Return `progress`, or a line on standard error if only `show_progress` was given."""
     if progress is not None:
         return progress
     return ProgressLine() if show_progress else None

@@ -20,12 +20,13 @@ from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.progress import Meter, ProgressCallback
 from rayjobs.datastore.sources import OpenRecord, Source, is_url_root, record_for
 
-# A file of another size is another file; its digest is only shown, so no large one is read for it.
+# A file of another size is another file; its digest is only displayed, so do not read large files
+# for it.
 _MOST_SHOWN_BYTES = 64 << 20
 
 
 class HasFiles(Protocol):
-    """What is read here of a dataset."""
+    """The part of a dataset that is read here."""
 
     @property
     def name(self) -> str:
@@ -41,7 +42,7 @@ class HasFiles(Protocol):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What it was made from."""
+        """Its sources."""
 
     @property
     def records(self) -> Mapping[str, DatastoreRecord]:
@@ -54,9 +55,9 @@ class HasFiles(Protocol):
 
 @dataclass(frozen=True)
 class Version:
-    """What people call the version of data that a file belongs to; empty where it has no name.
+    """The name for people of the version that a file belongs to; empty if it has none.
 
-    `sources` are the places that were registered, as a command line names them.
+    `sources` are the registered locations, in command-line notation.
     """
 
     name: str = ""
@@ -65,7 +66,7 @@ class Version:
 
     @classmethod
     def of(cls, dataset: HasFiles) -> Version:
-        """Return what people call the version that `dataset` is."""
+        """Return the name for people of the version that `dataset` is."""
         if not dataset.name:
             return cls()
         sources = tuple(command_word(source) for source in dataset.sources)
@@ -73,18 +74,18 @@ class Version:
 
 
 def command_word(source: Source) -> str:
-    """Return a source as it is written on a command line."""
+    """Return a source in command-line notation."""
     if source.datastore == "file:///":
         return f"/{source.path}"
     return f"{source.datastore}/{source.path}".rstrip("/")
 
 
 def local_files(dataset: HasFiles, cache_root: Path | None = None) -> list[tuple[str, Path]]:
-    """Return (shown path, local path) of every file: in place where it is local, else cached.
+    """Return (shown path, local path) of every file: in place if it is local, else cached.
 
     Raises:
         DataChanged: a local file is not the one of the dataset's version.
-        DatastoreError: a file cannot be had.
+        DatastoreError: a file is not available.
     """
     found: list[tuple[str, Path]] = []
     cache: NodeCache | None = None
@@ -107,9 +108,9 @@ def local_files(dataset: HasFiles, cache_root: Path | None = None) -> list[tuple
 def with_digests(
     manifest: Manifest, open_record: OpenRecord, progress: ProgressCallback | None = None
 ) -> Manifest:
-    """Return `manifest` with the digest of every local file that has none, by reading it.
+    """Return `manifest` with missing digests of local files, computed by reading them.
 
-    What lies elsewhere keeps its storage's own mark, which needs no reading.
+    Other files keep their storage's mark, which requires no reading.
     """
     backends = {name: open_backend(record_for(name, open_record)) for name in manifest.datastores}
     unread = [
@@ -132,13 +133,13 @@ def with_digests(
 
 
 def check_local(entry: FileEntry, backend: Backend, version: Version | None = None) -> Path:
-    """Return where a local file lies, if it still is the file of the manifest.
+    """Return the path of a local file, if it is still the file of the manifest.
 
-    A file that was touched or copied, but has the recorded digest, is the same file.
+    A file that was touched or copied but has the recorded digest is the same file.
 
     Raises:
-        DataChanged: it is not; the message holds what was recorded, what is there now, and how
-            the recorded file can be restored.
+        DataChanged: it is not; the message has the recorded state, the current state, and how to
+            restore the recorded file.
     """
     return checked(entry, backend, version)[0]
 
@@ -146,13 +147,13 @@ def check_local(entry: FileEntry, backend: Backend, version: Version | None = No
 def checked(
     entry: FileEntry, backend: Backend, version: Version | None = None
 ) -> tuple[Path, Look]:
-    """Return what `check_local` does, and how the file looks.
+    """Return the result of `check_local`, and the file's stat.
 
     Raises: as `check_local`.
     """
     local = backend.local_path(entry.key)
     if local is None:
-        raise DataChanged(f"{entry.key!r} does not lie on this machine.")
+        raise DataChanged(f"{entry.key!r} is not on this machine.")
     look, digest = None, ""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         look = look_at(local)

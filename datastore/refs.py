@@ -1,4 +1,4 @@
-"""References to data: a datastore, a path in it, and how a job wants to see it.
+"""References to data: a datastore, a path in it, and the mode in which a job sees it.
 
 Source: Azure ML SDK v1, `azureml.data.data_reference` and `azureml.data.datapath`.
 """
@@ -25,7 +25,7 @@ _INPUT = re.compile(
 
 @runtime_checkable
 class Named(Protocol):
-    """Anything that has a name: here, a datastore."""
+    """Anything with a name: here, a datastore."""
 
     @property
     def name(self) -> str:
@@ -34,7 +34,7 @@ class Named(Protocol):
 
 
 def datastore_name_of(datastore: Named | str | None) -> str:
-    """Return the name behind a datastore given as object or by name; "" for None."""
+    """Return the name of a datastore given as an object or by name; "" for None."""
     if datastore is None:
         return ""
     return datastore if isinstance(datastore, str) else datastore.name
@@ -44,17 +44,19 @@ def clean_path(path: str | None) -> str:
     """Return `path` relative to its datastore, without `.` parts; "" is the datastore itself.
 
     Raises:
-        InvalidReference: the path leads out of the datastore, or holds a NUL.
+        InvalidReference: the path leaves the datastore, or contains a NUL.
     """
     if not path:
         return ""
     if "\0" in path:
-        raise InvalidReference(f"path {path!r} holds a NUL character; no file can be named so")
+        raise InvalidReference(
+            f"path {path!r} contains a NUL character, which no file name can have"
+        )
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise InvalidReference(
             f"path {path!r} has a '..' part; a path stays inside its datastore. "
-            "Write the path from the datastore's top."
+            "Write the path relative to the datastore's root."
         )
     return "/".join(parts)
 
@@ -63,19 +65,19 @@ def check_name(name: str, what: str) -> str:
     """Return `name` if it can be part of an environment variable.
 
     Raises:
-        InvalidReference: it holds anything but letters, digits and underscores.
+        InvalidReference: it has characters other than letters, digits and underscores.
     """
     if not _NAME.match(name):
         suggestion = re.sub(r"[^A-Za-z0-9_]", "_", name) or "data"
         raise InvalidReference(
-            f"{what} {name!r} may hold only letters, digits and underscores, since it becomes part "
-            f"of an environment variable; {suggestion!r} would do."
+            f"{what} {name!r} may contain only letters, digits and underscores, since it becomes "
+            f"part of an environment variable, for example {suggestion!r}."
         )
     return name
 
 
 def check_dataset_name(name: str) -> str:
-    """Return `name` if a dataset can have it; models are named by the same rule.
+    """Return `name` if a dataset can have it; the same rule applies to models.
 
     Raises:
         InvalidReference: it cannot.
@@ -96,8 +98,8 @@ def check_datastore_name(name: str) -> str:
     """
     if not _DATASTORE_NAME.match(name):
         raise InvalidReference(
-            f"datastore name {name!r} may hold letters, digits, '_' and '-', and begins with a "
-            "letter or a digit."
+            f"datastore name {name!r} may contain letters, digits, '_' and '-', and must begin "
+            "with a letter or a digit."
         )
     return name
 
@@ -109,7 +111,7 @@ def check_mode(mode: str, *, allowed: tuple[str, ...] = MODES) -> str:
         InvalidReference: it is not.
     """
     if mode not in allowed:
-        raise InvalidReference(f"mode {mode!r} is not known; use one of {', '.join(allowed)}.")
+        raise InvalidReference(f"mode {mode!r} is unknown; use one of {', '.join(allowed)}.")
     return mode
 
 
@@ -143,11 +145,12 @@ class DataReference:
     """A path in a datastore, and how a job sees it: `mount`, `download` or `upload`.
 
     `str(reference)` is `$AZUREML_DATAREFERENCE_<name>`, which a job's arguments expand to the local
-    path. Without a name, the whole datastore takes the datastore's name and a path takes 32 hex
-    digits made from datastore and path, so the same reference has the same name every time.
+    path. Without a name, a reference to the whole datastore has the datastore's name, and one to a
+    path has 32 hex digits made from datastore and path, so that the same reference always has the
+    same name.
 
-    As in Azure ML, its fields can be set (`reference.mode = "download"`); a value that it could not
-    be made with is refused. A job takes the values that it has at submit.
+    As in Azure ML, its fields can be set (`reference.mode = "download"`); a value that the
+    constructor would refuse is refused. A job uses the values at submit.
     """
 
     datastore: Named | str
@@ -158,7 +161,7 @@ class DataReference:
     overwrite: bool = False
 
     def __setattr__(self, field: str, value: Any) -> None:
-        """Set a field to a value that can be one.
+        """Set a field to a valid value.
 
         Raises:
             InvalidReference: it cannot.
@@ -188,7 +191,7 @@ class DataReference:
         datapath: DataPath | None = None,
         datapath_compute_binding: DataPathComputeBinding | None = None,
     ) -> DataReference:
-        """Return a reference to `datapath`, seen by a job as the binding says.
+        """Return a reference to `datapath`, which a job sees as the binding defines.
 
         Raises:
             InvalidReference: one of the two is missing.
@@ -222,7 +225,7 @@ class DataReference:
     def path(
         self, path: str | None = None, data_reference_name: str | None = None
     ) -> DataReference:
-        """Return a reference to `path` below this one, with a name of its own."""
+        """Return a reference to `path` below this one, with its own name."""
         below = posixpath.join(self.path_on_datastore or "", path.lstrip("/") if path else "")
         return replace(
             self,
@@ -257,7 +260,7 @@ class DataReference:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return this reference, its name included, as a JSON object."""
+        """Return this reference, including its name, as a JSON object."""
         return {"name": self.data_reference_name, **self.to_config().to_json()}
 
     @classmethod
@@ -298,7 +301,7 @@ class DataPathComputeBinding:
 
     @staticmethod
     def create_from_data_reference(data_reference: DataReference) -> DataPathComputeBinding:
-        """Return how a job sees what `data_reference` refers to.
+        """Return how a job sees the data of `data_reference`.
 
         Raises:
             InvalidReference: it is not a reference.
@@ -317,7 +320,7 @@ def _checked_reference(given: object) -> DataReference:
 
 @dataclass(frozen=True)
 class DataPath:
-    """A path in a datastore, not yet bound to how a job sees it."""
+    """A path in a datastore, without the mode in which a job sees it."""
 
     datastore: Named | str | None = None
     path_on_datastore: str | None = None
@@ -355,7 +358,7 @@ class DataPath:
         data_reference_name: str | None = None,
         datapath_compute_binding: DataPathComputeBinding | None = None,
     ) -> DataReference:
-        """Return a reference to this path, mounted unless the binding says otherwise.
+        """Return a reference to this path, mounted unless the binding specifies otherwise.
 
         Raises:
             InvalidReference: this path has no datastore.

@@ -1,4 +1,4 @@
-"""Turns what people write for data (URLs, globs, tuples, DataPaths) into the exact files meant."""
+"""Resolves users' notations for data (URLs, globs, tuples, DataPaths) to the exact files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from rayjobs.injob.urlmap import map_url
 
 WEB = ("https://", "http://")
 OpenRecord = Callable[[str], DatastoreRecord]
-"""Finds the record of a datastore by name."""
+"""A function that finds the record of a datastore by name."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One place data comes from: a datastore by name (or URL root) and a path or glob in it."""
+    """One source of data: a datastore by name (or URL root) and a path or glob in it."""
 
     datastore: str
     path: str
@@ -44,7 +44,7 @@ class Source:
 
 
 def is_url_root(datastore: str) -> bool:
-    """Tell whether a datastore's name is the root of a URL, so that no record is needed."""
+    """Return whether a datastore's name is the root of a URL, which needs no record."""
     return "://" in datastore
 
 
@@ -97,8 +97,8 @@ def _parse_text(text: str) -> Source:
         absolute = Path(text).expanduser().absolute()
         return Source("file:///", clean_path(absolute.as_posix()))
     if text.startswith(WEB) and map_url(text) is not None:
-        text = text.partition("#")[0].partition("?")[0]  # the path answers for it with any query
-    # Before anything is said about it: messages and records hold no secret.
+        text = text.partition("#")[0].partition("?")[0]  # the path replaces it with any query
+    # Before any message or record mentions it: they hold no secret.
     check_url(text, wildcards=not text.startswith(WEB))
     scheme, rest = text.split("://", 1)
     if scheme == "file":
@@ -136,7 +136,7 @@ def record_of_url(name: str, url: str) -> DatastoreRecord:
         InvalidReference: `url` is not one of these, or could carry a secret.
     """
     check_url(url, wildcards=not url.startswith("s3://"))
-    if "://" not in url and "\0" not in url:  # a folder, named from where the user is
+    if "://" not in url and "\0" not in url:  # a folder, relative to the user's current folder
         url = os.path.normpath(Path(url).expanduser().absolute())
     (source,) = parse_sources(url)
     base = record_of_url_root(source.datastore) if "://" in source.datastore else None
@@ -160,9 +160,10 @@ def has_glob(path: str) -> bool:
 
 
 def glob_pattern(glob: str) -> re.Pattern[str]:
-    """Return what matches whole paths: `*`, `?`, `[…]` inside one folder, `**` through folders.
+    """Return a pattern for whole paths: `*`, `?`, `[…]` inside one folder, `**` across folders.
 
-    As in Azure ML, `**` alone stands for any number of folders and files: `a/**` is all below `a`.
+    As in Azure ML, `**` alone matches any number of folders and files: `a/**` is everything below
+    `a`.
     """
     out, at = "", 0
     while at < len(glob):
@@ -185,7 +186,7 @@ def glob_pattern(glob: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class _Found:
-    """What a source holds.
+    """The contents of a source.
 
     `shown` are the paths by which its files are known, in the order of `files`; `base` is the
     part of them that the source itself names. `datastore` has the files.
@@ -215,7 +216,7 @@ def _find_stored(source: Source, backend: Backend) -> _Found:
         files = tuple(file for file in backend.walk(base) if pattern.match(file.path))
         if files:
             return found(base, files)
-        # Nothing matches: it may be the plain name of something called `a[1]`.
+        # Nothing matches: it may be a plain name such as `a[1]`.
     single = backend.stat(source.path)
     if single is not None:
         return found(source.path.rpartition("/")[0], (single,), is_file=True)
@@ -228,15 +229,15 @@ def _fixed(path: str) -> list[str]:
 
 
 def _find_on_web(source: Source, open_record: OpenRecord) -> _Found:
-    """Find a file of a web server, or what a local path that answers for the address holds."""
+    """Find a file of a web server, or the files of the local path that replaces its address."""
     url = f"{source.datastore}/{source.path}"
-    plain = unquote(source.path)  # the file is known by its name in the address
+    plain = unquote(source.path)  # the file has its name from the address
     local = map_url(url)
     if local is not None:
         there = Source("file:///", clean_path(local))
         found = _find_stored(there, open_backend(record_of_url_root(there.datastore)))
         if not found.files:
-            raise DataNotFound(f"{url} is mapped to {local}, where there is nothing.")
+            raise DataNotFound(f"{url} is mapped to {local}, which does not exist.")
         if found.is_file:
             return replace(found, source=source, base=plain.rpartition("/")[0], shown=(plain,))
         base = "/".join(_fixed(plain.rstrip("/")))
@@ -258,14 +259,14 @@ def _find_on_web(source: Source, open_record: OpenRecord) -> _Found:
 def resolve(
     sources: Sequence[Source], open_record: OpenRecord, *, must_exist: bool = True
 ) -> Manifest:
-    """Return the manifest of what `sources` hold now.
+    """Return the manifest of the current files of `sources`.
 
-    One file is shown as that file; a folder or glob keeps the structure below its fixed part;
-    several sources of one datastore keep it below their common folder; those of several datastores
-    are shown below the datastores' names.
+    A single file is shown as itself; a folder or glob keeps the structure below its fixed part;
+    several sources of one datastore keep it below their common folder; sources of several
+    datastores are shown below the datastores' names.
 
     Raises:
-        DataNotFound: a source holds nothing (with `must_exist`).
+        DataNotFound: a source is empty (with `must_exist`).
         DatastoreError: a storage cannot be read.
     """
     found: list[_Found] = []
@@ -300,7 +301,7 @@ def resolve(
 
 
 def record_for(datastore: str, open_record: OpenRecord) -> DatastoreRecord:
-    """Return the record of a datastore named by name or by the root of a URL."""
+    """Return the record of a datastore, given by name or by the root of a URL."""
     return record_of_url_root(datastore) if is_url_root(datastore) else open_record(datastore)
 
 

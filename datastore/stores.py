@@ -1,4 +1,4 @@
-"""`Datastore`: named storage to put data in, take it out of, and point jobs at.
+"""`Datastore`: a named storage for uploads, downloads and the data of jobs.
 
 Source: Azure ML SDK v1, `azureml.core.Datastore`.
 """
@@ -36,11 +36,11 @@ from rayjobs.injob import urlmap
 
 @runtime_checkable
 class HasCatalogue(Protocol):
-    """A workspace, as far as this package needs one."""
+    """The part of a workspace that this package needs."""
 
     @property
     def catalogue(self) -> Catalogue:
-        """Where the workspace keeps its datastores and datasets."""
+        """The catalogue of the workspace's datastores and datasets."""
         ...
 
 
@@ -49,12 +49,12 @@ class HasUrls(Protocol):
     """A workspace that maps addresses of the web to local paths."""
 
     def urls(self) -> Mapping[str, str]:
-        """Return which local path answers for an address, by the address."""
+        """Return the local path that replaces each address."""
         ...
 
 
 def addresses_of(workspace: object) -> AbstractContextManager[None]:
-    """Within, addresses are mapped as `workspace` says, whichever others are open."""
+    """Inside the context, map addresses as `workspace` does, whichever others are open."""
     return urlmap.only(workspace.urls) if isinstance(workspace, HasUrls) else nullcontext()
 
 
@@ -64,8 +64,8 @@ def catalogue_of(workspace: Catalogue | HasCatalogue) -> Catalogue:
     Raises:
         InvalidReference: `workspace` is neither.
     """
-    # The workspace first: to ask whether it is itself a catalogue would read its `datasets`, which
-    # asks for its catalogue.
+    # The workspace first: checking whether it is itself a catalogue would read its `datasets`,
+    # which needs its catalogue.
     if isinstance(workspace, HasCatalogue):
         return workspace.catalogue
     if isinstance(workspace, Catalogue):
@@ -75,7 +75,7 @@ def catalogue_of(workspace: Catalogue | HasCatalogue) -> Catalogue:
 
 @with_absent("Datastore")
 class Datastore:
-    """A registered storage, looked up by name; the default one without a name.
+    """A registered storage, looked up by name; without a name, the default one.
 
     Raises:
         DatastoreNotFound: no datastore has this name.
@@ -124,7 +124,7 @@ class Datastore:
         create_if_not_exists: bool = False,
         overwrite: bool = False,
     ) -> Datastore:
-        """Register a folder of this machine, or of a file system that every node mounts alike.
+        """Register a folder of this machine, or of a file system with the same path on every node.
 
         Raises:
             DataNotFound: the folder does not exist.
@@ -135,7 +135,7 @@ class Datastore:
             root.mkdir(parents=True, exist_ok=True)
         if not root.is_dir():
             raise DataNotFound(
-                f"{root} is not a folder. Make it first, or give create_if_not_exists=True."
+                f"{root} is not a folder. Create it first, or give create_if_not_exists=True."
             )
         record = DatastoreRecord(check_datastore_name(datastore_name), "local", {"root": str(root)})
         return cls._register(workspace, record, overwrite=overwrite)
@@ -162,9 +162,9 @@ class Datastore:
     ) -> Datastore:
         """Register a bucket, or a prefix of one, on any S3 server.
 
-        Credentials are given by reference only: the names of environment variables
-        (`access_key_env`, `secret_key_env`, `session_token_env`) or a profile. Without either,
-        the usual AWS variables and files are used.
+        Credentials are given only by reference: the names of environment variables
+        (`access_key_env`, `secret_key_env`, `session_token_env`) or a profile. Without either, the
+        usual AWS variables and files are used.
 
         Raises:
             InvalidReference: a setting is wrong, or could hold a secret (never repeated).
@@ -205,13 +205,14 @@ class Datastore:
         overwrite: bool = False,
         skip_validation: bool = False,
     ) -> Datastore:
-        """Register any storage that fsspec has a file system for, by its URL (`abfs://…`, `gs://…`).
+        """Register any storage with an fsspec file system, by its URL (`abfs://…`, `gs://…`).
 
         The package of its protocol (adlfs, gcsfs …) is needed wherever the data is used.
 
         Args:
-            options: Of the file system; none of them may hold a secret.
-            option_env: Options that hold secrets, by the name of the variable that has the value.
+            options: Options of the file system, without secrets.
+            option_env: Options with secret values; each maps to the name of the variable with the
+                value.
 
         Raises:
             InvalidReference: the protocol cannot be used here, or a setting could hold a secret.
@@ -243,14 +244,14 @@ class Datastore:
         subscription_id: str | None = None,
         resource_group: str | None = None,
     ) -> Datastore:
-        """Register what answers for an Azure container; see `rayjobs.datastore.azure_names`.
+        """Register the replacement of an Azure container; see `rayjobs.datastore.azure_names`.
 
         Args:
             sas_token: Kept in a variable of this process, as `account_key`; jobs get it at submit.
             protocol: Accepted, as are the arguments after `skip_validation`.
 
         Raises:
-            NotSupported: nothing that is there answers for it; the message says how to change that.
+            NotSupported: no available storage replaces it; the message says how to change that.
         """
         from rayjobs.datastore import azure_names as azure
 
@@ -282,7 +283,7 @@ class Datastore:
         create_if_not_exists: bool = False,
         skip_validation: bool = False,
     ) -> Datastore:
-        """Register what answers for an Azure file share; as `register_azure_blob_container`."""
+        """Register the replacement of an Azure file share, like `register_azure_blob_container`."""
         from rayjobs.datastore import azure_names as azure
 
         with addresses_of(workspace):
@@ -316,7 +317,7 @@ class Datastore:
         resource_group: str | None = None,
         grant_workspace_access: bool = False,
     ) -> Datastore:
-        """Register what answers for a data lake; as `register_azure_blob_container`."""
+        """Register the replacement of a data lake, like `register_azure_blob_container`."""
         from rayjobs.datastore import azure_names as azure
 
         with addresses_of(workspace):
@@ -351,7 +352,7 @@ class Datastore:
         overwrite: bool = False,
         grant_workspace_access: bool = False,
     ) -> Datastore:
-        """Register what answers for a data lake of the first generation, which Azure has ended."""
+        """Register the replacement of a first-generation data lake, which Azure has retired."""
         from rayjobs.datastore import azure_names as azure
 
         with addresses_of(workspace):
@@ -389,7 +390,7 @@ class Datastore:
 
     @property
     def name(self) -> str:
-        """The name it is registered by."""
+        """The registered name."""
         return self.record.name
 
     @property
@@ -399,7 +400,7 @@ class Datastore:
 
     @property
     def workspace(self) -> Catalogue | HasCatalogue:
-        """The workspace it was found in.
+        """The workspace in which it was found.
 
         Raises:
             InvalidReference: as for `catalogue`.
@@ -410,17 +411,17 @@ class Datastore:
 
     @property
     def is_sas(self) -> bool:
-        """Whether a token of Azure gives access to it."""
+        """Whether an Azure token gives access to it."""
         return "sas_token" in self.record.settings.get("option_env", "")
 
     @property
     def sas_token(self) -> str | None:
-        """That token; None without one, or where its variable is not set."""
+        """That token; None without one, or if its variable is not set."""
         return self._secret("sas_token")
 
     @property
     def account_key(self) -> str | None:
-        """The key of its account; None without one, or where its variable is not set."""
+        """The key of its account; None without one, or if its variable is not set."""
         return self._secret("account_key")
 
     def _secret(self, option: str) -> str | None:
@@ -429,7 +430,7 @@ class Datastore:
 
     @property
     def blob_service(self) -> NoReturn:
-        """Azure's own client, which there is none of.
+        """Azure's client, which does not exist here.
 
         Raises:
             NotSupported: always; `filesystem` reads and writes the files.
@@ -437,9 +438,10 @@ class Datastore:
         raise NotSupported("there is no blob_service; filesystem() reads and writes the files.")
 
     def filesystem(self) -> Any:
-        """Return a file system of fsspec whose paths begin at the datastore's top.
+        """Return an fsspec file system whose paths are relative to the datastore's root.
 
-        Its `fs` is s3fs for `s3`, the local file system for a folder, else that of the protocol.
+        Its `fs` is s3fs for `s3`, the local file system for a folder, otherwise the file system of
+        the protocol.
 
         Raises:
             CredentialNotSet: a variable with a credential is not set.
@@ -465,10 +467,10 @@ class Datastore:
 
     @property
     def catalogue(self) -> Catalogue:
-        """The catalogue it was found in.
+        """The catalogue in which it was found.
 
         Raises:
-            InvalidReference: it was not found in one, or has travelled to another process.
+            InvalidReference: it was not found in one, or was sent to another process.
         """
         if self._catalogue is None:
             raise InvalidReference(
@@ -482,11 +484,11 @@ class Datastore:
         self.catalogue.set_default_datastore(self.name)
 
     def unregister(self, *, force: bool = False) -> None:
-        """Forget this datastore; the data stays.
+        """Remove this datastore; the data stays.
 
         Raises:
-            DatastoreInUse: every workspace has it, an unfinished job uses it, or (unless
-                `force`) a registered dataset has its files here.
+            DatastoreInUse: it belongs to every workspace, an unfinished job uses it, or (unless
+                `force`) a registered dataset has files here.
         """
         self.catalogue.remove_datastore(self.name, force=force)
 
@@ -529,7 +531,7 @@ class Datastore:
         return self.path().as_download(path_on_compute)
 
     def as_upload(self, path_on_compute: str | None = None) -> DataReference:
-        """Return a reference that stores a local folder at the datastore's top."""
+        """Return a reference that stores a local folder at the datastore's root."""
         return self.path().as_upload(path_on_compute)
 
     # --- transfer ---
@@ -545,8 +547,8 @@ class Datastore:
     ) -> DataReference:
         """Store a folder below `target_path` and return a reference to `target_path`.
 
-        Files that are there already are kept unless `overwrite`, with a warning if one differs.
-        Broken links and the like are left out, with a warning.
+        Existing files are kept unless `overwrite`, with a warning if one differs. Broken links and
+        the like are left out, with a warning.
 
         Raises:
             InvalidReference: `target_path`, or a part of it, is a file.
@@ -573,7 +575,7 @@ class Datastore:
     ) -> DataReference:
         """Store files below `target_path` and return a reference to `target_path`.
 
-        A file keeps its path from `relative_root`; without `relative_root`, its name alone.
+        A file keeps its path relative to `relative_root`; without `relative_root`, only its name.
 
         Raises:
             InvalidReference: a file does not exist or lies outside `relative_root`, or
@@ -592,7 +594,7 @@ class Datastore:
         overwrite: bool,
         progress: ProgressCallback | None,
     ) -> Moved:
-        """Do what `upload_files` does, and return which files were stored or kept.
+        """Like `upload_files`, but return which files were stored or kept.
 
         Raises:
             InvalidReference: a file does not exist or lies outside `relative_root`, or
@@ -610,16 +612,16 @@ class Datastore:
             try:
                 shown = path.absolute().relative_to(root.absolute()) if root else Path(path.name)
             except ValueError as error:
-                raise InvalidReference(f"{path} does not lie below {root}.") from error
+                raise InvalidReference(f"{path} is not below {root}.") from error
             uploads.append(Upload(path, f"{target}/{shown.as_posix()}".lstrip("/")))
         if uploads:
             self._check_is_folder(target)
         return upload(self.backend, uploads, overwrite=overwrite, progress=progress, compared=True)
 
     def _check_is_folder(self, target: str) -> None:
-        """Refuse `target` if it, or (in a folder) what it lies in, is a file."""
+        """Refuse `target` if it is a file or, in a folder, is below one."""
         parts = target.split("/")
-        # A bucket has no folders, and each look costs a request.
+        # A bucket has no folders, and each check costs a request.
         first = len(parts) if self.backend.local_path(target) is None else 1
         for count in range(first, len(parts) + 1):
             path = "/".join(parts[:count])
@@ -637,8 +639,8 @@ class Datastore:
     ) -> int:
         """Fetch every file below `prefix` (or the file `prefix`) to `target_path`.
 
-        Each file keeps its path in the datastore. A file that exists is kept unless `overwrite`,
-        with a warning if it differs. Returns how many files were fetched.
+        Each file keeps its path in the datastore. An existing file is kept unless `overwrite`, with
+        a warning if it differs. Returns how many files were fetched.
 
         Raises:
             DataNotFound: there is nothing at `prefix`.
@@ -670,16 +672,16 @@ class Datastore:
         return self.backend.children(clean_path(path))
 
     def check(self) -> None:
-        """Ask the storage for a sign of life.
+        """Check that the storage responds.
 
         Raises:
-            DatastoreError: what is wrong with it.
+            DatastoreError: it does not, or refuses access.
         """
         self.backend.check()
 
 
 def ensure_default(workspace: Catalogue | HasCatalogue, record: DatastoreRecord) -> Datastore:
-    """Register `record` as `workspaceblobstore` unless there is one; return what is there."""
+    """Register `record` as `workspaceblobstore` unless one exists; return the registered one."""
     catalogue = catalogue_of(workspace)
     known = {kept.name: kept for kept in catalogue.datastores()}
     if DEFAULT_DATASTORE not in known:

@@ -1,4 +1,4 @@
-"""Reads the files of a table with pyarrow and does the table's steps; the only user of pyarrow."""
+"""Reads a table's files with pyarrow and applies the table's steps; the only user of pyarrow."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def read_table(
     """Return the table in `files` after all steps.
 
     Args:
-        partitions: Of each file's shown path, the columns that the path gives.
+        partitions: By each file's shown path, the columns from the path.
 
     Raises:
-        TableUnreadable: a file is not such a table, or the files' columns do not go together.
-        InvalidReference: a step names a column that is not there.
+        TableUnreadable: a file is not such a table, or the files' columns do not match.
+        InvalidReference: a step names a missing column.
     """
     wanted = _rows_needed(options.steps)
     tables: list[Any] = []
@@ -42,8 +42,8 @@ def read_table(
         for at, (name, value) in enumerate(given.items()):
             if name in table.column_names:
                 raise InvalidReference(
-                    f"{shown!r} has a column {name!r}, as partition_format has; name one of them "
-                    "otherwise."
+                    f"{shown!r} has a column {name!r}, and so does partition_format; rename one of "
+                    "them."
                 )
             kind = pa.timestamp("ns") if isinstance(value, datetime) else pa.string()
             table = table.add_column(at, name, pa.array([value] * table.num_rows, kind))
@@ -60,7 +60,7 @@ def read_table(
         whole = pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise TableUnreadable(
-            f"the files' columns do not go together: {error}. Give set_column_types."
+            f"the files' columns do not match: {error}. Give set_column_types."
         ) from error
     for step, value in options.steps:
         whole = _do(whole, step, value)
@@ -68,10 +68,10 @@ def read_table(
 
 
 def with_nanoseconds(table: Any, *, fail: bool) -> Any:
-    """Return the table with its columns of dates and times in nanoseconds, as pandas has them.
+    """Return the table with its date and time columns in nanoseconds, as in pandas.
 
     Args:
-        fail: Refuse what nanoseconds cannot hold, rather than make it null.
+        fail: Refuse values that nanoseconds cannot hold, instead of making them null.
 
     Raises:
         TableUnreadable: a column has such a value.
@@ -84,7 +84,7 @@ def with_nanoseconds(table: Any, *, fail: bool) -> Any:
         if pa.types.is_date(kind):
             values = values.cast(pa.timestamp("s" if pa.types.is_date32(kind) else "ms"))
         unit = values.type.unit
-        # The largest whole number of each unit, either side of 1970, that 64 bits of ns hold.
+        # The largest integer of each unit, before or after 1970, that 64 bits of ns hold.
         most = (2**63 - 1) // _NS[unit]
         numbers = values.cast(pa.int64())
         fits = compute.and_(
@@ -150,7 +150,7 @@ def _read_csv(path: Path, options: TabularOptions) -> Any:
 
 
 def _rows_needed(steps: Sequence[tuple[str, Any]]) -> int | None:
-    """Return how many rows must be read, None for all: only take and skip can tell."""
+    """Return how many rows must be read, None for all: only take and skip limit them."""
     skipped = 0
     for step, value in steps:
         if step == "take":
@@ -179,7 +179,7 @@ def _do(table: Any, step: str, value: Any) -> Any:
         return table.filter(pa.array(picks, pa.bool_()))
     if step == "filter":
         return rows_where(table, value)
-    raise InvalidReference(f"step {step!r} of a table is not known to this release.")
+    raise InvalidReference(f"step {step!r} of a table is unknown to this release.")
 
 
 def _index(table: Any, name: str) -> int:

@@ -1,4 +1,4 @@
-"""How the files of a table are read, and which steps follow."""
+"""How the files of a table are read, and the steps that follow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TableUnreadable(DatastoreError):
 
 @dataclass(frozen=True)
 class TabularOptions:
-    """How the files are read, and the steps done to the table, in order."""
+    """How the files are read, and the steps applied to the table, in order."""
 
     reader: str
     separator: str = ","
@@ -34,8 +34,8 @@ class TabularOptions:
     def to_json(self) -> dict[str, Any]:
         """Return the options as a JSON object.
 
-        Those that came later are there only if they are set: two definitions of one table are
-        equal, whatever release wrote them.
+        Options of later releases are present only if set, so that two definitions of one table are
+        equal, whichever release wrote them.
         """
         later = ("partition_format", "timestamp", "partition_timestamp")
         return {key: one for key, one in asdict(self).items() if key not in later or one}

@@ -1,4 +1,4 @@
-"""`TabularDataset`: a table read from CSV, Parquet or JSON lines, by pyarrow, when it is asked for.
+"""`TabularDataset`: a table that pyarrow reads lazily from CSV, Parquet or JSON lines.
 
 Source: Azure ML SDK v1, `azureml.data.TabularDataset` and `azureml.data.dataset_factory`.
 """
@@ -45,7 +45,7 @@ TYPES = {
 
 @with_absent("TabularDataset")
 class TabularDataset(AbstractDataset):
-    """A table; nothing is read before its rows are asked for."""
+    """A table; nothing is read before its rows are requested."""
 
     kind = "tabular"
 
@@ -65,7 +65,7 @@ class TabularDataset(AbstractDataset):
 
     @property
     def partition_format(self) -> PartitionFormat | None:
-        """How the files' paths give columns; None: they give none."""
+        """How the files' paths give columns; None: they do not."""
         return self._partitions
 
     def __getitem__(self, key: str) -> Expression:
@@ -107,7 +107,7 @@ class TabularDataset(AbstractDataset):
         return self._step("skip", _checked_count(count))
 
     def take_sample(self, probability: float, seed: int | None = None) -> Self:
-        """Return a table that has each row with `probability`; the same for the same `seed`."""
+        """Return a table that has each row with `probability`, the same for the same `seed`."""
         return self._step("sample", [_checked_share(probability), _seed(seed), False])
 
     def random_split(self, percentage: float, seed: int | None = None) -> tuple[Self, Self]:
@@ -118,11 +118,11 @@ class TabularDataset(AbstractDataset):
         )
 
     def keep_columns(self, columns: str | Sequence[str], validate: bool = False) -> Self:
-        """Return the table of these columns. With `validate` missing ones are found now."""
+        """Return the table of these columns. With `validate`, check now that they exist."""
         return self._columns("keep", columns, validate)
 
     def drop_columns(self, columns: str | Sequence[str], validate: bool = False) -> Self:
-        """Return the table without these columns. With `validate` missing ones are found now."""
+        """Return the table without these columns. With `validate`, check now that they exist."""
         return self._columns("drop", columns, validate)
 
     def _columns(self, step: str, columns: str | Sequence[str], validate: bool) -> Self:
@@ -139,14 +139,14 @@ class TabularDataset(AbstractDataset):
         return narrowed
 
     def filter(self, expression: Any) -> Self:
-        """Return the table of the rows of which a condition is true.
+        """Return the table of the rows for which a condition is true.
 
         `table.filter((table["age"] > 30) & (table["town"] == "Ulm"))`. Rows in which a compared
         value is empty are left out; `table["town"].is_null()` finds them.
 
         Raises:
-            InvalidReference: it is not a condition over columns; when rows are asked for: a column
-                is not there, or is of another type.
+            InvalidReference: it is not a condition on columns; or, when rows are requested, a
+                column is missing or has another type.
         """
         return self._step("filter", checked_condition(expression))
 
@@ -154,7 +154,7 @@ class TabularDataset(AbstractDataset):
 
     @property
     def timestamp_columns(self) -> tuple[str | None, str | None]:
-        """The columns that say when a row was measured, and of what time its partition is."""
+        """The columns with the time of a row, and with the time of its partition."""
         return self._options.timestamp, self._options.partition_timestamp
 
     def with_timestamp_columns(
@@ -165,26 +165,26 @@ class TabularDataset(AbstractDataset):
         fine_grain_timestamp: str | None = None,
         coarse_grain_timestamp: str | None = None,
     ) -> Self:
-        """Return the table with columns for `time_before` and its kin; None takes one back.
+        """Return the table with columns for `time_before` and similar methods; None removes one.
 
         Args:
             timestamp: The column of each row's time.
-            partition_timestamp: The coarser one that `partition_format` makes; `time_before` and
-                its kin look at it if there is no `timestamp`.
-            validate: Check now that they are columns of times.
-            fine_grain_timestamp: The name that `timestamp` had before.
-            coarse_grain_timestamp: The name that `partition_timestamp` had before.
+            partition_timestamp: The coarser column from `partition_format`; `time_before` and
+                similar methods use it if there is no `timestamp`.
+            validate: Check now that they are time columns.
+            fine_grain_timestamp: The earlier name of `timestamp`.
+            coarse_grain_timestamp: The earlier name of `partition_timestamp`.
 
         Raises:
-            InvalidReference: one is not a column of times (with `validate`), or a column is given
-                by its old and its new name.
+            InvalidReference: one is not a time column (with `validate`), or a column is given by
+                both its old and its new name.
         """
         older = (fine_grain_timestamp, coarse_grain_timestamp)
         if any(older):
             if timestamp or partition_timestamp:
                 raise InvalidReference(
                     "timestamp and partition_timestamp replace fine_grain_timestamp and "
-                    "coarse_grain_timestamp: give the columns by the new names alone"
+                    "coarse_grain_timestamp: give the columns only by the new names"
                 )
             timestamp, partition_timestamp = older
         options = replace(
@@ -200,15 +200,15 @@ class TabularDataset(AbstractDataset):
     def time_before(
         self, end_time: datetime, include_boundary: bool = True, validate: bool = True
     ) -> Self:
-        """Return the table of the rows up to a time; one without a zone is in UTC.
+        """Return the table of the rows up to a time; a time without a zone is in UTC.
 
         Args:
-            include_boundary: Keep rows of that very time.
-            validate: Check now that the table has a column of times.
+            include_boundary: Keep rows of exactly that time.
+            validate: Check now that the table has a time column.
 
         Raises:
             DatasetTimestampMissingError: `with_timestamp_columns` named no column.
-            InvalidReference: the column holds no times (with `validate`).
+            InvalidReference: the column does not hold times (with `validate`).
         """
         at = self._time_column(validate)
         return self.filter(at <= end_time if include_boundary else at < end_time)
@@ -245,7 +245,7 @@ class TabularDataset(AbstractDataset):
         name = next((one for one in self.timestamp_columns if one), None)
         if name is None:
             raise DatasetTimestampMissingError(
-                "this table has no column of times; name it first: "
+                "this table has no time column; set it first: "
                 "table.with_timestamp_columns('COLUMN')."
             )
         if validate:
@@ -274,7 +274,7 @@ class TabularDataset(AbstractDataset):
 
         Raises:
             TableUnreadable: a file is not such a table, or the files' columns differ in type.
-            DatastoreError: a file cannot be had.
+            DatastoreError: a file is not available.
         """
         from rayjobs.datastore.table_files import read_table
 
@@ -288,7 +288,7 @@ class TabularDataset(AbstractDataset):
         """Read the table as a pandas data frame; dates and times become datetime64[ns].
 
         Args:
-            out_of_range_datetime: What becomes of a date that 64 bits of nanoseconds cannot hold
+            out_of_range_datetime: How to handle a date that 64 bits of nanoseconds cannot hold
                 (before 1677 or after 2262): null, or fail.
 
         Raises:
@@ -305,7 +305,7 @@ class TabularDataset(AbstractDataset):
     def to_csv_files(
         self, separator: str = ",", *, folder: str | Path | None = None
     ) -> FileDataset:
-        """Write the table as one CSV file to a local folder; return the dataset of it.
+        """Write the table as one CSV file to a local folder; return its dataset.
 
         Args:
             separator: One character between columns.
@@ -328,7 +328,7 @@ class TabularDataset(AbstractDataset):
         return self._written(folder, "part-0.csv", write)
 
     def to_parquet_files(self, folder: str | Path | None = None) -> FileDataset:
-        """Write the table as one Parquet file to a local folder; return the dataset of it.
+        """Write the table as one Parquet file to a local folder; return its dataset.
 
         Args:
             folder: The default is a new temporary folder.
@@ -352,17 +352,17 @@ class TabularDataset(AbstractDataset):
         show_progress: bool = True,
         partition_as_file_dataset: bool = False,
     ) -> AbstractDataset:
-        """Store the table as Parquet, a folder for each value of the keys; return that dataset.
+        """Store the table as Parquet, with a folder for each value of the keys; return its dataset.
 
         Args:
-            partition_keys: Columns, the outermost folder first; texts, or times. Other values
+            partition_keys: Columns, for the outermost folder first; texts or times. Other values
                 become texts.
-            target: (datastore, path), or a DataPath; the files lie in a new folder below it.
+            target: (datastore, path), or a DataPath; the files are in a new folder below it.
             name: Register the dataset in the datastore's workspace.
             partition_as_file_dataset: Return a dataset of files.
 
         Raises:
-            InvalidReference: a column is not there, or a value cannot name a folder.
+            InvalidReference: a column is missing, or a value cannot name a folder.
         """
         import pyarrow as pa
         import pyarrow.parquet
@@ -403,7 +403,7 @@ class TabularDataset(AbstractDataset):
 
 @with_absent("Dataset.Tabular")
 class TabularDatasetFactory:
-    """Makes tables; reached as `Dataset.Tabular`."""
+    """Makes tables; accessed as `Dataset.Tabular`."""
 
     @staticmethod
     def from_delimited_files(
@@ -421,11 +421,11 @@ class TabularDatasetFactory:
     ) -> TabularDataset:
         """Return the table in the delimited files at `path` (see `Dataset.File.from_files`).
 
-        `set_column_types` gives a column a type: int, float, bool, string or datetime. With
+        `set_column_types` sets the type of a column: int, float, bool, string or datetime. With
         `header=False` columns are called Column1, Column2, ….
 
         Raises:
-            InvalidReference: `path` or an option cannot be understood.
+            InvalidReference: `path` or an option is not understood.
             DataNotFound, TableUnreadable: found now with `validate`.
         """
         options = TabularOptions(
@@ -498,8 +498,8 @@ class TabularDatasetFactory:
 
         Args:
             target: A tuple (datastore, path), or a DataPath.
-            row_group_size: Rows of a group within the file; None: pyarrow's choice.
-            make_target_path_unique: Give the file a name of its own; else it is `part-0.parquet`,
+            row_group_size: Rows per group within the file; None: pyarrow's default.
+            make_target_path_unique: Give the file a unique name; otherwise it is `part-0.parquet`,
                 and an existing one is an error.
         """
         store, path = target_of(target)
@@ -537,7 +537,7 @@ def _types(given: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...]:
 
 
 def _seed(seed: int | None) -> int:
-    # A table is read again whenever it is asked for; its rows must then be the same ones.
+    # A table is read again whenever it is requested; its rows must be the same each time.
     return random.SystemRandom().randrange(2**31) if seed is None else seed
 
 

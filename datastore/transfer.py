@@ -1,4 +1,4 @@
-"""Moves many files at once, by a few threads, and says how far it is."""
+"""Transfers many files in a few threads, and reports the progress."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Item = TypeVar("Item")
 
 
 class Stopped(Exception):
-    """Inside a transfer: another file failed, so this one is not worth finishing."""
+    """Inside a transfer: another file failed, so finishing this one is pointless."""
 
 
 def for_each(
     items: Sequence[Item], work: Callable[[Item, threading.Event], None], *, threads: int = THREADS
 ) -> None:
-    """Do `work` on every item, `threads` at a time. The first failure stops the rest and is raised.
+    """Call `work` on every item, `threads` at a time; the first failure stops the rest.
 
     `work` gets an event that is set once something failed.
     """
@@ -50,7 +50,7 @@ def for_each(
         futures: list[Future[None]] = [pool.submit(guarded, item) for item in items]
         try:
             wait(futures)
-        except BaseException:  # Ctrl-C in this thread: what has not begun must not begin any more
+        except BaseException:  # Ctrl-C in this thread: work that has not started must not start
             stop.set()
             raise
     failures = [error for future in futures if (error := future.exception()) is not None]
@@ -61,7 +61,7 @@ def for_each(
 
 @dataclass(frozen=True)
 class Upload:
-    """A local file and where it goes."""
+    """A local file and its destination."""
 
     source: Path
     path: str
@@ -69,7 +69,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Moved:
-    """What a transfer did: the files now in place, and which of them were there before."""
+    """The result of a transfer: the files now in place, and which of them existed before."""
 
     files: tuple[StoredFile, ...]
     kept: tuple[str, ...]
@@ -77,7 +77,7 @@ class Moved:
 
     @property
     def moved(self) -> int:
-        """The number of files that were really moved."""
+        """The number of files that were actually transferred."""
         return len(self.files) - len(self.kept)
 
 
@@ -86,8 +86,8 @@ def files_below(folder: Path, left_out: list[str] | None = None) -> list[Path]:
 
     Args:
         folder: Where to look.
-        left_out: Gets a line for each thing that is not in the result: links that are broken or
-            lead back up, sockets, pipes and devices.
+        left_out: Collects a line for each omitted entry: broken links, links to a parent folder,
+            sockets, pipes and devices.
 
     Raises:
         InvalidReference: `folder` is not a folder.
@@ -128,13 +128,13 @@ def _kind(item: os.DirEntry[str]) -> str:
             return "file"
     except PermissionError:
         raise
-    except OSError as error:  # links that lead to each other
+    except OSError as error:  # links that form a cycle
         return f"a broken link: {error.strerror}" if item.is_symlink() else str(error.strerror)
     return "a broken link" if item.is_symlink() else "a socket, a pipe or a device"
 
 
 def left_out_text(left_out: Sequence[str]) -> str:
-    """Return, say, `2 entries left out: a/x (a broken link), a/up (a link that leads back …)`."""
+    """Return, e.g., `2 entries left out: a/x (a broken link), a/up (a link that leads back …)`."""
     count = len(left_out)
     more = f" and {count - LEFT_OUT_SHOWN} more" if count > LEFT_OUT_SHOWN else ""
     return (
@@ -154,19 +154,19 @@ def upload(
 ) -> Moved:
     """Store every file.
 
-    Without `overwrite` a file that is there already is kept as it is; its bytes are read for the
-    tally only if it is to be `compared`.
+    Without `overwrite` an existing file is kept unchanged; its bytes are read for the tally only if
+    it is in `compared`.
 
     Raises:
-        InvalidReference: two files go to one place.
-        DatastoreError: a file could not be stored; those already stored stay.
+        InvalidReference: two files have the same destination.
+        DatastoreError: a file could not be stored; files already stored stay.
     """
     taken: dict[str, Path] = {}
     for item in uploads:
         if item.path in taken:
             raise InvalidReference(
                 f"{taken[item.path]} and {item.source} would both be stored as {item.path!r}. "
-                "Give relative_root, so that their folders are kept."
+                "Give relative_root to keep their folders."
             )
         taken[item.path] = item.source
     meter = Meter(
@@ -208,13 +208,13 @@ def download(
     progress: ProgressCallback | None,
     threads: int = THREADS,
 ) -> Tally:
-    """Fetch every file, each visible only when it is whole; return what became of them.
+    """Fetch every file, each visible only once complete; return the results.
 
-    Without `overwrite` a local file that exists is kept as it is.
+    Without `overwrite` an existing local file is kept unchanged.
 
     Raises:
         TransferFailed: a local file could not be written.
-        DatastoreError: a file could not be fetched; the whole ones stay.
+        DatastoreError: a file could not be fetched; complete ones stay.
     """
     wanted: list[Download] = []
     kept: list[Download] = []
@@ -266,9 +266,10 @@ def _run(
     except DatastoreError as error:
         if len(items) == 1:
             raise
-        # The same class as the first failure: who only asks "can it be reached" still finds out.
+        # The same class as the first failure, so that callers can still check for unreachable
+        # storage.
         raise type(error)(
-            f"{doing} stopped with {done} of {len(items)} files through ({backend.where}): {error}"
+            f"{doing} stopped after {done} of {len(items)} files ({backend.where}): {error}"
         ) from error
 
 

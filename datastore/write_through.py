@@ -1,8 +1,8 @@
-"""An output in mount mode whose datastore is not a folder: a folder that is kept equal to it.
+"""An output in mount mode whose datastore is not a folder: a folder synchronized with it.
 
-The folder begins with what the destination holds. From then on `sync` stores what the script has
-written since, and removes what it has removed. A file that is still being written is left for the
-next time, so the destination is at most one `sync` and `SETTLE_S` behind the script.
+The folder starts with the contents of the destination. From then on, `sync` stores what the script
+has written since, and removes what the script has removed. A file that is still being written is
+left for the next call, so the destination is at most one `sync` and `SETTLE_S` behind the script.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rayjobs.datastore.progress import ProgressCallback
 from rayjobs.datastore.transfer import Download, download, files_below, for_each
 
 SETTLE_S = 1.0
-"""A file that was written to within so many seconds may not be whole."""
+"""A file written within this many seconds may be incomplete."""
 Look = tuple[int, int]
 """Size in bytes and time of the last change in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Synced:
-    """What one `sync` did. `waiting` are files that it left for the next one."""
+    """The result of one `sync`; `waiting` counts the files that it left for the next one."""
 
     stored: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -39,12 +39,12 @@ class Synced:
 
 
 class WriteThrough:
-    """One output's folder on one node. `sync` and `fill` must not run at once for one output.
+    """One output's folder on one node. `sync` and `fill` must not run concurrently for one output.
 
     Args:
         output: The output.
-        folder: What the script writes to.
-        record: A file of ours with how each stored file looked; it outlives the process.
+        folder: The folder that the script writes to.
+        record: Our file with the stat of each stored file; it outlives the process.
     """
 
     def __init__(self, output: DataOutput, folder: Path, record: Path) -> None:
@@ -53,7 +53,7 @@ class WriteThrough:
         self._record = record
 
     def fill(self, progress: ProgressCallback | None = None) -> int:
-        """Bring what the destination holds into the empty folder; return how many files it is.
+        """Fill the empty folder with the contents of the destination; return the number of files.
 
         Raises:
             DatastoreError: the destination cannot be read.
@@ -70,13 +70,13 @@ class WriteThrough:
         return len(wanted)
 
     def sync(self, *, final: bool = False, may_remove: Callable[[], bool] = lambda: True) -> Synced:
-        """Store what is new in the folder, and remove what is gone from it.
+        """Store new files of the folder, and remove from the destination what is gone.
 
-        A file that cannot be seen for any other reason than its removal stays in the destination.
+        A file that is invisible for any reason other than its removal stays in the destination.
 
         Args:
-            final: No process writes any more: nothing is left for later.
-            may_remove: Asked before each removal; once it says no, the files stay.
+            final: No process writes any more, so nothing is left for a later call.
+            may_remove: Called before each removal; once it returns False, the files stay.
 
         Raises:
             DatastoreError: a file could not be stored or removed; the others were.
@@ -106,9 +106,9 @@ class WriteThrough:
             except (DatastoreError, FileNotFoundError):
                 if (self._folder / path).is_file():
                     raise
-                return  # the script has removed it just now: the next sync sees to it
+                return  # the script has just removed it: the next sync handles it
             with lock:
-                # As it was found: if it was written to since, it differs, and is stored again.
+                # The stat from before: if it was written to since, it differs, and is stored again.
                 known[path] = now[path]
                 stored.append(path)
 
@@ -121,7 +121,7 @@ class WriteThrough:
                 removed.append(path)
 
         try:
-            # What was renamed must be there under its new name before the old one goes.
+            # A renamed file must exist under its new name before the old one is removed.
             for_each(due, store)
             for_each(gone, remove)
         finally:
@@ -132,7 +132,7 @@ class WriteThrough:
         return f"{self._output.path}/{path}".lstrip("/")
 
     def _identity(self) -> tuple[int, int] | None:
-        """Return device and inode of the folder; None if it is not there, or is not a folder."""
+        """Return device and inode of the folder; None if it does not exist or is not a folder."""
         try:
             info = self._folder.stat()
         except OSError:
@@ -140,7 +140,7 @@ class WriteThrough:
         return (info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else None
 
     def _is_gone(self, path: str) -> bool:
-        """Whether a file does not exist any more: an error or a broken link does not tell that."""
+        """Whether a file no longer exists; an error or a broken link does not prove it."""
         here = self._folder
         for part in PurePosixPath(path).parts:
             here /= part
@@ -151,7 +151,7 @@ class WriteThrough:
             except OSError:
                 return False
             if stat.S_ISLNK(info.st_mode) and not here.exists():
-                return False  # what it led to may be on a file system that is not there now
+                return False  # its target may be on a file system that is not mounted now
         return False
 
     def _looks(self) -> Sequence[tuple[str, Look]]:
@@ -160,7 +160,7 @@ class WriteThrough:
             try:
                 info = file.stat()
             except OSError:
-                continue  # removed just now, or it cannot be seen
+                continue  # just removed, or not visible
             found.append(
                 (file.relative_to(self._folder).as_posix(), (info.st_size, info.st_mtime_ns))
             )
@@ -181,10 +181,10 @@ class WriteThrough:
 
 
 def folder_of(output: DataOutput, backend: Backend | None = None) -> Path | None:
-    """Return the folder that the destination is; None if its datastore is not a folder.
+    """Return the destination as a folder; None if its datastore is not a folder.
 
     Raises:
-        DatastoreError: the datastore's folder is not there.
+        DatastoreError: the datastore's folder does not exist.
     """
     backend = backend or open_backend(output.record)
     folder = backend.local_path(output.path)

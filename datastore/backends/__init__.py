@@ -15,19 +15,19 @@ _through: Callable[[DatastoreRecord], Backend] | None = None
 
 
 def reach_through(opener: Callable[[DatastoreRecord], Backend] | None) -> None:
-    """Reach all storages but the web by `opener` from now on; None: directly.
+    """From now on, reach all storages except the web through `opener`; None: directly.
 
-    For a client that has neither the disks nor the credentials of its workspace's storages.
+    A client needs it that has neither the disks nor the credentials of its workspace's storages.
     """
     global _through
     _through = opener
 
 
 def open_backend(record: DatastoreRecord) -> Backend:
-    """Return the storage behind `record`; nothing is contacted yet.
+    """Return the storage behind `record`, without contacting it.
 
     Raises:
-        InvalidReference: the record is of a kind, or has settings, this release does not know.
+        InvalidReference: this release does not know the record's kind or one of its settings.
     """
     if _through is not None and record.kind != "web":
         return _through(record)
@@ -35,7 +35,7 @@ def open_backend(record: DatastoreRecord) -> Backend:
 
 
 def open_directly(record: DatastoreRecord) -> Backend:
-    """Return the storage behind `record` as this machine reaches it; see `open_backend`."""
+    """Return the storage behind `record` as this machine accesses it; see `open_backend`."""
     if record.kind == "local":
         from rayjobs.datastore.backends.local import LocalBackend
 

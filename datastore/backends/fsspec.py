@@ -1,8 +1,8 @@
 """Any storage that fsspec has a file system for (abfs, gs, hdfs, sftp …), by its URL.
 
 The package of the protocol (adlfs, gcsfs …) must be installed where the data is used. Such a file
-system says little about a file: what it says is the file's mark, and the digest of what we have
-read is computed by us.
+system reports little about a file: its report serves as the file's mark, and we compute the digest
+of what we read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rayjobs.datastore.refs import clean_path
 
 OPTIONS = "options"
 ENV_OPTIONS = "option_env"
-# Facts that tell one version of a file from another, in the words of the file systems.
+# Facts that distinguish two versions of a file, as the file systems name them.
 _MARKS = (
     "etag",
     "ETag",
@@ -51,14 +51,14 @@ _PARTIAL = ".partial-"
 
 
 class FsspecBackend:
-    """Files below one URL of a file system of fsspec."""
+    """Files below one URL of an fsspec file system."""
 
     def __init__(self, url: str, options: Mapping[str, Any], named: Mapping[str, str]) -> None:
-        """Contact nothing yet.
+        """Open nothing yet.
 
         Args:
             url: `PROTOCOL://PATH`.
-            options: Of the file system.
+            options: Options of the file system.
             named: Options whose values are in environment variables, by the variable's name.
         """
         check_url(url)
@@ -82,7 +82,7 @@ class FsspecBackend:
 
     @property
     def file_system(self) -> Any:
-        """The file system of fsspec, with the credentials of now.
+        """The fsspec file system, with the current credentials.
 
         Raises:
             InvalidReference: fsspec does not know the protocol, or its package is not installed.
@@ -106,22 +106,22 @@ class FsspecBackend:
                     if variable not in environment:
                         raise CredentialNotSet(
                             f"the variable {variable} with the {option} of {self.where} is not "
-                            "set; export it, or give it to the target (`rayjobs target secret "
+                            "set; export it, or set it on the target (`rayjobs target secret "
                             "set`).",
                             variable,
                         )
                     secret[option] = environment[variable]
                 protocol = self.where.partition("://")[0]
                 try:
-                    # Others store files too, and credentials change: nothing is kept of either.
+                    # Other programs store files too, and credentials change: cache neither.
                     fresh = {"use_listings_cache": False, "skip_instance_cache": True}
                     made, root = fsspec.core.url_to_fs(
                         self.where, **{**fresh, **self._options}, **secret
                     )
                 except (ImportError, ValueError) as error:
                     raise InvalidReference(
-                        f"{protocol}:// cannot be used here: {error}. Install the package of "
-                        "fsspec for it where the data is used (adlfs for abfs, gcsfs for gs)."
+                        f"{protocol}:// cannot be used here: {error}. Install its fsspec package "
+                        "where the data is used (adlfs for abfs, gcsfs for gs)."
                     ) from error
                 self._opened = made, str(root).rstrip("/")
             return self._opened
@@ -156,7 +156,7 @@ class FsspecBackend:
                 return
         for name in sorted(found):
             info = found[name]
-            # `find` of a file is the file, and some systems find names that begin alike.
+            # `find` of a file returns the file, and some systems find names with the same prefix.
             shown = self._shown(info)
             is_below = not clean_path(path) or shown.startswith(f"{clean_path(path)}/")
             if info["type"] == "file" and is_below and _PARTIAL not in posixpath.basename(shown):
@@ -226,7 +226,7 @@ class FsspecBackend:
         return data
 
     def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
-        """See `Backend`; the file appears under its name by a move."""
+        """See `Backend`; a move gives the file its name."""
         import secrets
 
         running = hashlib.sha256()
@@ -250,7 +250,7 @@ class FsspecBackend:
             system.invalidate_cache(parent)
         stored = self.stat(path)
         if stored is None:
-            raise DatastoreUnavailable(f"{self.where}/{path} was stored, and is not there.")
+            raise DatastoreUnavailable(f"{self.where}/{path} was stored, but is not there.")
         return StoredFile(stored.path, stored.size, stored.etag, f"sha256:{running.hexdigest()}")
 
     def remove(self, path: str) -> None:
@@ -281,14 +281,14 @@ class FsspecBackend:
 
 
 def _text(mark: Any) -> str:
-    # Some systems give a time here, and seconds there.
+    # Some systems report a time, others seconds.
     if isinstance(mark, datetime):
         mark = mark.timestamp()
     return str(round(mark * 1e6)) if isinstance(mark, float) else str(mark)
 
 
 class _Explained:
-    """Turns what file systems raise into errors of this package."""
+    """Turns errors of file systems into errors of this package."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -301,19 +301,19 @@ class _Explained:
             return
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             raise DataNotFound(f"{self._where}: {error} does not exist.") from error
-        said = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
         words = f"{type(error).__name__} {error}".lower()
         if isinstance(error, PermissionError) or any(
             word in words for word in ("forbidden", "unauthorized", "authentication", "403", "401")
         ):
-            raise AccessDenied(f"{self._where}: {said}; check the credentials.") from error
+            raise AccessDenied(f"{self._where}: {message}; check the credentials.") from error
         if isinstance(error, IsADirectoryError | FileExistsError):
-            raise InvalidReference(f"{self._where}: {said}.") from error
-        raise DatastoreUnavailable(f"{self._where}: {said}.") from error
+            raise InvalidReference(f"{self._where}: {message}.") from error
+        raise DatastoreUnavailable(f"{self._where}: {message}.") from error
 
 
 class _Local:
-    """Says of an error of the local disk that it is one."""
+    """Marks an error of the local disk as such."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""A folder as storage: on this machine, or on a file system that all nodes share."""
+"""A folder as storage, on this machine or on a file system that all nodes share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTIAL_MARK = ".partial-"
 
 
 class LocalBackend:
-    """Files below one folder. Links are followed; sockets and pipes are not shown."""
+    """Files below one folder. Links are followed; sockets and pipes are hidden."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -63,7 +63,7 @@ class LocalBackend:
 
     def _walk(self, folder: Path, shown: str, above: frozenset[str]) -> Iterator[StoredFile]:
         real = os.path.realpath(folder)
-        if real in above:  # a link that leads back up: its files are listed already
+        if real in above:  # a link to a parent folder: its files are already listed
             return
         try:
             names = sorted(os.scandir(folder), key=lambda item: item.name)
@@ -153,8 +153,8 @@ class LocalBackend:
         """See `Backend`."""
         if not self.root.is_dir():
             raise DataNotFound(
-                f"folder {self.root} does not exist on this machine. Make it, or mount what should "
-                "be there."
+                f"folder {self.root} does not exist on this machine. Create it, or mount what "
+                "belongs there."
             )
         try:
             with os.scandir(self.root) as entries:

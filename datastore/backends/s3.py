@@ -1,9 +1,9 @@
 """An S3 bucket, or a prefix of one, as storage.
 
-Written on botocore, which s3fs brings: its calls are plain and blocking, each has a connect and a
-read time limit, it survives forks, and reading by a few threads while hashing was faster than
-`s3fs.get` and `pyarrow.fs.copy_files` (512 MB in 8 files, two loaded cores, the server on the same
-machine, median of 4: 258 MB/s against 147 and 127).
+Built on botocore, a dependency of s3fs: its calls block, each has connect and read timeouts, it
+survives forks, and reading in a few threads while hashing was faster than `s3fs.get` and
+`pyarrow.fs.copy_files` (512 MB in 8 files, two loaded cores, the server on the same machine, median
+of 4: 258 MB/s against 147 and 127).
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from rayjobs.datastore.errors import DataChanged, DataIntegrityError, DatastoreE
 from rayjobs.datastore.patience import Patience
 from rayjobs.datastore.refs import clean_path
 
-DIGEST_FIELD = "sha256"  # the object's own metadata; kept by the server with the object
+DIGEST_FIELD = "sha256"  # the object's metadata, which the server stores with the object
 PART_BYTES = 16 << 20
 SINGLE_PUT_BYTES = 64 << 20
 MOST_PARTS = 10_000
 PROGRESS_BYTES = 8 << 20
-"""A download that is cut after at least this many more bytes counts its tries from zero."""
+"""A download that breaks after at least this many more bytes restarts its count of attempts."""
 
 
 class S3Backend:
-    """Objects below one prefix of a bucket. Keys are shown without the prefix."""
+    """Objects below one prefix of a bucket; keys omit the prefix."""
 
     def __init__(self, settings: S3Settings) -> None:
         self.settings = settings
         self.where = settings.where
         self._prefix = f"{settings.prefix}/" if settings.prefix else ""
         self._lock = threading.Lock()
-        self._clients: dict[bool, tuple[Any, Patience]] = {}  # by whether it is for quick questions
+        self._clients: dict[bool, tuple[Any, Patience]] = {}  # by whether it is for quick requests
         self._pid = 0
 
     @classmethod
@@ -49,7 +49,7 @@ class S3Backend:
         return cls(S3Settings.from_record(record))
 
     def local_path(self, path: str) -> Path | None:
-        """See `Backend`: nothing of a bucket lies on this machine."""
+        """See `Backend`: a bucket has no files on this machine."""
         return None
 
     def stat(self, path: str) -> StoredFile | None:
@@ -76,7 +76,7 @@ class S3Backend:
         """See `Backend`."""
         for page in self._pages(path):
             for item in page.get("Contents", ()):
-                if not item["Key"].endswith("/"):  # such a key only stands for an empty folder
+                if not item["Key"].endswith("/"):  # such a key only represents an empty folder
                     yield self._listed(item)
 
     def children(self, path: str) -> list[StoredFile | Folder]:
@@ -91,7 +91,7 @@ class S3Backend:
         return sorted(found, key=lambda item: item.path)
 
     def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
-        """See `Backend`. A broken-off answer is continued where it broke off."""
+        """See `Backend`. A broken response is continued where it broke off."""
         try:
             return self._fetch(file, to, count)
         except Exception as error:
@@ -99,7 +99,7 @@ class S3Backend:
             raise self._explain(error, f"read {file.path!r}") from error
 
     def read(self, file: StoredFile, start: int, length: int) -> bytes:
-        """See `Backend`. A broken-off answer is continued where it broke off."""
+        """See `Backend`. A broken response is continued where it broke off."""
         try:
             return self._read(file, start, min(file.size, start + length))
         except Exception as error:
@@ -128,13 +128,13 @@ class S3Backend:
         except Exception as error:
             raise self._explain(error, "list") from error
 
-    # --- how ---
+    # --- implementation ---
 
     def __reduce__(self) -> tuple[type[S3Backend], tuple[S3Settings]]:
         return (S3Backend, (self.settings,))
 
     def client(self) -> Any:
-        """Return botocore's client of this process; it may be used from several threads."""
+        """Return this process's botocore client, which several threads may use."""
         return self._open()
 
     def _open(self, *, quick: bool = False) -> Any:
@@ -143,7 +143,7 @@ class S3Backend:
     def _opened(self, quick: bool = False) -> tuple[Any, Patience]:
         with self._lock:
             if self._pid != os.getpid():
-                # A connection shared with a forked process mixes up the answers of the two.
+                # Sharing a connection with a forked process would mix up the responses of the two.
                 self._clients, self._pid = {}, os.getpid()
             if quick not in self._clients:
                 settings = self.settings.quick() if quick else self.settings
@@ -207,8 +207,8 @@ class S3Backend:
         digest = "sha256:" + content.hexdigest()
         if received != file.size:
             raise DataChanged(
-                f"{file.path!r} on {self.where} has {received} bytes, not the {file.size} it had "
-                "when it was listed. Register a new version, or put the old object back."
+                f"{file.path!r} on {self.where} has {received} bytes; it had {file.size} when it "
+                "was listed. Register a new version, or put the old object back."
             )
         wrong = (expected and digest != expected) or (check_etag and plain.hexdigest() != file.etag)
         if wrong:
@@ -299,7 +299,7 @@ class S3Backend:
     def _abort(self, client: Any, target: dict[str, str], upload: str) -> None:
         try:
             client.abort_multipart_upload(**target, UploadId=upload)
-        except Exception:  # noqa: S110 - the first error is the one to tell; parts are invisible
+        except Exception:  # noqa: S110 - the first error is the one to report; parts are invisible
             pass
 
 
@@ -319,7 +319,7 @@ def _kept_digest(answer: Any) -> str:
 
 
 def _etag_is_md5(answer: Any) -> bool:
-    # With its own key the server encrypts first: the tag is not the digest of what we read.
+    # A server that encrypts with its own key returns a tag that is not the digest of what we read.
     etag = _etag(answer)
     encrypted = answer.get("ServerSideEncryption") in ("aws:kms", "aws:kms:dsse")
     by_customer = answer.get("SSECustomerAlgorithm") is not None

@@ -1,4 +1,4 @@
-"""Turns what botocore raises into errors that say what is so and what to do next."""
+"""Turns botocore's errors into errors that explain the problem and what to do next."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CREDENTIALS = (
     boto.TokenRetrievalError,
 )
 _CONNECTION = (
-    boto.HTTPClientError,  # refused, timed out, cut, TLS: all are its children
+    boto.HTTPClientError,  # refused, timed out, broken, TLS: all are subclasses
     boto.ConnectionError,
     boto.IncompleteReadError,
     OSError,
@@ -42,13 +42,13 @@ _CONNECTION = (
 
 
 def status_of(error: BaseException) -> int:
-    """Return the HTTP status in a botocore error, 0 if there is none."""
+    """Return the HTTP status of a botocore error, 0 if it has none."""
     response: Any = getattr(error, "response", None) or {}
     return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
 
 
 def explain(error: BaseException, *, what: str, where: str) -> DatastoreError:
-    """Return the package's error for `error`, met while doing `what` on storage `where`."""
+    """Return the package's error for `error`, raised while doing `what` on storage `where`."""
     if isinstance(error, DatastoreError):
         return error
     if isinstance(error, boto.ClientError):
@@ -57,13 +57,13 @@ def explain(error: BaseException, *, what: str, where: str) -> DatastoreError:
         return AccessDenied(
             f"cannot {what} on {where}: {error}. Set the variables or the profile that the "
             "datastore names for its credentials (rayjobs datastore ls shows the names). Jobs get "
-            "what is exported where you submit, or set by `rayjobs target secret set NAME`."
+            "what is exported where you submit, or what `rayjobs target secret set NAME` sets."
         )
     if isinstance(error, _CONNECTION):
         reason = str(error) or type(error).__name__
         return DatastoreUnavailable(
-            f"cannot {what} on {where}: {reason}. The server refused, hung or broke off, also when "
-            "asked again; check its address and that it runs, then try again."
+            f"cannot {what} on {where}: {reason}. The server refused, hung or broke off, even "
+            "after retries; check its address and that it is running, then try again."
         )
     if isinstance(error, boto.ParamValidationError | boto.BotoCoreError | ValueError):
         return InvalidReference(f"cannot {what} on {where}: {error}")
@@ -72,14 +72,14 @@ def explain(error: BaseException, *, what: str, where: str) -> DatastoreError:
 
 def _explain_answer(error: Any, *, what: str, where: str) -> DatastoreError:
     code = str(error.response.get("Error", {}).get("Code", ""))
-    said = str(error.response.get("Error", {}).get("Message", "")) or code
+    text = str(error.response.get("Error", {}).get("Message", "")) or code
     status = status_of(error)
     if code == "NoSuchBucket":
         return DataNotFound(f"cannot {what}: there is no bucket at {where}. Check its name.")
     if code in _DENIED or status in (401, 403):
         return AccessDenied(
-            f"cannot {what} on {where}: {said} ({code or status}). Check the credentials that the "
-            "datastore names, and what they are allowed to do."
+            f"cannot {what} on {where}: {text} ({code or status}). Check the credentials that the "
+            "datastore names, and their permissions."
         )
     if status == 412 or code == "PreconditionFailed":
         return DataChanged(
@@ -90,7 +90,7 @@ def _explain_answer(error: Any, *, what: str, where: str) -> DatastoreError:
         return DataNotFound(f"cannot {what} on {where}: there is no such object.")
     if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
         return DatastoreUnavailable(
-            f"cannot {what} on {where}: the server answers {status} {said}, also when asked again. "
+            f"cannot {what} on {where}: the server answers {status} {text}, even after retries. "
             "Try again later."
         )
-    return InvalidReference(f"cannot {what} on {where}: the server answers {status} {code}: {said}")
+    return InvalidReference(f"cannot {what} on {where}: the server answers {status} {code}: {text}")

@@ -1,4 +1,4 @@
-"""Where a bucket is, by what credentials, and how long to wait; read from a datastore record."""
+"""A bucket's address, credentials and time limits, read from a datastore record."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rayjobs.datastore.refs import clean_path
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 ATTEMPTS = 4
-# A question to which a person waits for the answer: 15 s at most, with the pause between attempts.
+# A request for which a person waits: 15 s at most, including the pause between attempts.
 QUICK_CONNECT_S = 3.0
 QUICK_READ_S = 4.0
 QUICK_ATTEMPTS = 2
 POOL = 32
-# In the order of `credentials.AWS_KEYS`.
+# In the same order as `credentials.AWS_KEYS`.
 _AWS_OPTIONS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 _sessions_lock = threading.Lock()
 KNOWN = frozenset(
@@ -47,8 +47,8 @@ KNOWN = frozenset(
 class S3Settings:
     """Where a bucket is and how to reach it, without credentials.
 
-    `access_key_env` and the like are names of environment variables, read when a client is made;
-    without them botocore's own search (profile, AWS_*) applies.
+    `access_key_env` and the like are names of environment variables, which are read when a client
+    is made; without them, botocore's own search (profile, AWS_*) applies.
     """
 
     bucket: str
@@ -78,11 +78,11 @@ class S3Settings:
                 f"{', '.join(sorted(KNOWN))}."
             )
         if not given.get("bucket"):
-            raise InvalidReference(f"datastore {record.name!r} names no bucket.")
+            raise InvalidReference(f"datastore {record.name!r} has no bucket.")
         check_settings(given)
         if bool(given.get("access_key_env")) != bool(given.get("secret_key_env")):
             raise InvalidReference(
-                f"datastore {record.name!r} needs access_key_env and secret_key_env together."
+                f"datastore {record.name!r} needs both access_key_env and secret_key_env."
             )
         numbers = {
             "connect_timeout_s": _positive(given.get("connect_timeout_s"), CONNECT_TIMEOUT_S),
@@ -106,25 +106,25 @@ class S3Settings:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables without which no client can be made."""
+        """The variables that a client requires."""
         named = (self.access_key_env, self.secret_key_env, self.session_token_env)
         return tuple(name for name in named if name)
 
     @property
     def is_found_by_search(self) -> bool:
-        """Whether neither variables nor a profile are named: the usual AWS search applies."""
+        """Whether the usual AWS search applies, since neither variables nor a profile are named."""
         return not self.access_key_env and not self.profile
 
     @property
     def where(self) -> str:
-        """The place as people know it."""
+        """The bucket's address for people."""
         path = f"s3://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
         return f"{path} at {self.endpoint}" if self.endpoint else path
 
     def quick(self) -> S3Settings:
-        """Return these settings for a question that a person waits for, such as a listing.
+        """Return these settings for a request that a person waits for, such as a listing.
 
-        Limits that the datastore names itself stay: its owner knows how slow the server is.
+        Limits that the datastore itself sets stay: its owner knows how slow the server is.
         """
         own = (self.connect_timeout_s, self.read_timeout_s, self.attempts)
         usual = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ATTEMPTS)
@@ -136,7 +136,7 @@ class S3Settings:
         return replace(self, connect_timeout_s=connect, read_timeout_s=read, attempts=int(attempts))
 
     def patience(self) -> Patience:
-        """Return what reports the waits of a client with these settings."""
+        """Return the object that reports the waits of a client with these settings."""
         return Patience(
             self.where,
             attempts=self.attempts,
@@ -145,23 +145,23 @@ class S3Settings:
         )
 
     def client_config(self) -> dict[str, Any]:
-        """Return how clients of botocore behave: waits, retries, and what any S3 server takes."""
+        """Return the botocore configuration: waits, retries, and features of all S3 servers."""
         return {
             "connect_timeout": self.connect_timeout_s,
             "read_timeout": self.read_timeout_s,
             "retries": {"mode": "standard", "total_max_attempts": self.attempts},
             "max_pool_connections": POOL,
-            # Not every S3 server takes the trailing checksums that newer clients add by themselves.
+            # Not every S3 server accepts the trailing checksums that newer clients add by default.
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
             "s3": {"addressing_style": "path"} if self.endpoint else {},
         }
 
     def known_region(self) -> str:
-        """Return the region to sign for: that of the datastore, of its profile, or of AWS's files.
+        """Return the region to sign for, from the datastore, its profile, or AWS's files.
 
         Raises:
-            AccessDenied: the profile is not known.
+            AccessDenied: the profile is unknown.
         """
         from botocore.exceptions import ProfileNotFound
 
@@ -171,14 +171,14 @@ class S3Settings:
             found = self.region or _session(self.profile, os.getpid()).get_config_variable("region")
         except ProfileNotFound as error:
             raise explain(error, what="open", where=self.where) from error
-        # A name is needed to sign; one's own server ignores it.
+        # Signing requires a name, which private servers ignore.
         return found or ("us-east-1" if self.endpoint else "")
 
     def client(self) -> Any:
         """Return a new S3 client.
 
         Raises:
-            AccessDenied: a named variable is not set, or the profile is not known.
+            AccessDenied: a named variable is not set, or the profile is unknown.
         """
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
@@ -193,13 +193,13 @@ class S3Settings:
         if self.session_token_env:
             options["aws_session_token"] = _variable(self.session_token_env, self.where)
         if not self.access_key_env and not self.profile:
-            # The usual search would find those of the environment alone.
+            # The usual search would find only those of the environment.
             given = credentials.given()
             is_whole = all(given.get(name) for name in credentials.AWS_KEYS[:2])
             for option, name in zip(_AWS_OPTIONS, credentials.AWS_KEYS, strict=True):
-                if is_whole and given.get(name):  # one key alone may be given for another use
+                if is_whole and given.get(name):  # a single key may be given for another purpose
                     options.setdefault(option, given[name])
-        with _sessions_lock:  # a session is not safe from threads
+        with _sessions_lock:  # a session is not thread-safe
             try:
                 session = _session(self.profile, os.getpid())
                 region = self.known_region() or None
@@ -214,9 +214,9 @@ class S3Settings:
 
 
 def _given_proxies(url: str) -> dict[str, str]:
-    """Return the proxies with a password that this process was given, unless `url` avoids them.
+    """Return the password proxies given to this process, unless `url` bypasses them.
 
-    botocore finds those of the environment alone, which holds no password.
+    botocore finds only those of the environment, which holds no password.
     """
     from botocore.utils import get_environ_proxies, should_bypass_proxies
 
@@ -233,7 +233,7 @@ def _given_proxies(url: str) -> dict[str, str]:
 
 @lru_cache(maxsize=16)
 def _session(profile: str, pid: int) -> Any:
-    """Return this process's session: a new one reads a megabyte of service descriptions again."""
+    """Return this process's session: each new one reads a megabyte of service descriptions."""
     import botocore.session
 
     return botocore.session.Session(profile=profile or None)
@@ -254,7 +254,7 @@ def _variable(name: str, where: str) -> str:
     if not value:
         raise CredentialNotSet(
             f"{where} takes a credential from the environment variable {name}, which is not set "
-            f"here. Export it, or in a job give it to the target: `rayjobs target secret set "
+            "here. Export it, or for jobs set it on the target: `rayjobs target secret set "
             f"{name}`.",
             name,
         )

@@ -1,7 +1,7 @@
-"""Files of a web server, read by HTTPS: fetched once, kept by their digest, never written.
+"""Files of a web server, read over HTTPS: fetched once, stored by digest, never written.
 
-A server promises nothing about a file of yesterday. So a file is fetched when it is listed, its
-digest recorded, and what is fetched later must have that digest.
+A server does not guarantee that a file stays unchanged. So a file is fetched when it is listed and
+its digest is recorded; what is fetched later must have that digest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True)
 class _Known:
-    """What is kept of an address: the file's digest and size, and the server's marks of it."""
+    """The record of an address: the file's digest and size, and the server's marks of the file."""
 
     digest: str
     size: int
@@ -57,13 +57,13 @@ class _Known:
 
 
 class WebBackend:
-    """The files of one server. A path is an address without scheme and host.
+    """The files of one server; a path is an address without scheme and host.
 
     Args:
         root: `https://HOST` or `http://HOST`.
-        cache: Where fetched files are kept, for all programs of the user.
-        attempts: How often a request is made before it has failed.
-        timeout_s: Seconds to connect, and between two pieces of an answer.
+        cache: Where fetched files are kept for all programs of the user.
+        attempts: How often a request is tried before it fails.
+        timeout_s: Seconds to connect, and between two pieces of a response.
         pause_s: Seconds before the second attempt; each later pause is twice as long.
     """
 
@@ -93,7 +93,7 @@ class WebBackend:
         return None
 
     def stat(self, path: str) -> StoredFile | None:
-        """Return the file at `path`, fetched now unless the server says that it is unchanged."""
+        """Return the file at `path`, which is fetched unless the server reports it as unchanged."""
         if not path or path.endswith("/"):
             return None
         try:
@@ -111,31 +111,31 @@ class WebBackend:
         return []
 
     def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
-        """See `Backend`; nothing is fetched if a file with the digest is kept."""
+        """See `Backend`; a file whose digest is in the cache is not fetched."""
         kept = self._ready(file, count)
         try:
             shutil.copyfile(kept, to)
         except OSError as error:
             to.unlink(missing_ok=True)
-            if not kept.exists():  # it was pruned at this moment
+            if not kept.exists():  # it was pruned just now
                 return self.fetch(file, to, count)
             raise TransferFailed(f"cannot write {to}: {error.strerror or error}.") from error
         return "sha256:" + kept.name
 
     def read(self, file: StoredFile, start: int, length: int) -> bytes:
-        """See `Backend`; the whole file is fetched first, and kept."""
+        """See `Backend`; the whole file is fetched first and kept."""
         with self._ready(file, ignore_bytes).open("rb") as stream:
             stream.seek(start)
             return stream.read(length)
 
     def _ready(self, file: StoredFile, count: CountBytes) -> Path:
-        """Return the kept bytes of a file, fetched unless they are here."""
+        """Return the cached bytes of a file, fetching them if necessary."""
         kept = self._kept(file.digest) if file.digest else None
         if kept is None or digest_of_file(kept) != file.digest:
             known = self._bring(file.path, count, refetch=True)
             if known.digest != (file.digest or known.digest):
                 raise DataChanged(
-                    f"{self._url(file.path)} is another file than the one that was recorded "
+                    f"{self._url(file.path)} is not the file that was recorded "
                     f"({file.size} bytes with {file.digest}; now {known.size} bytes with "
                     f"{known.digest}). Register a new version, or use a copy of the old file."
                 )
@@ -144,11 +144,11 @@ class WebBackend:
         return kept
 
     def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
-        """Refuse: nothing is written to the web."""
+        """Refuse: the web is read-only."""
         raise NotSupported(f"{self.where} is read only; store files in a datastore.")
 
     def remove(self, path: str) -> None:
-        """Refuse: nothing is removed from the web."""
+        """Refuse to remove: the web is read-only."""
         raise NotSupported(f"{self.where} is read only; nothing was removed.")
 
     def check(self) -> None:
@@ -156,7 +156,7 @@ class WebBackend:
         with self._open("", {}):
             pass
 
-    # --- how ---
+    # --- implementation ---
 
     def _url(self, path: str) -> str:
         return f"{self.where}/{quote(path, safe='/%:@!$&()*+,;=~')}"
@@ -168,7 +168,7 @@ class WebBackend:
         return self._cache / "index" / f"{hex_of(digest_of_text(self._url(path)))}.json"
 
     def _bring(self, path: str, count: CountBytes, *, refetch: bool = False) -> _Known:
-        """Return what is at an address now; its bytes are among the objects afterwards."""
+        """Return what is at an address now, with its bytes stored among the objects."""
         for name in ("objects", "index", "partial", "locks"):
             (self._cache / name).mkdir(parents=True, exist_ok=True)
         index = self._index(path)
@@ -201,7 +201,7 @@ class WebBackend:
         return known
 
     def _kept(self, digest: str) -> Path | None:
-        """Return a file that is kept, which is thereby used now: it is not pruned soon."""
+        """Return a cached file, marked as used now so that it is not pruned soon."""
         path = self._object(digest)
         try:
             os.utime(path)
@@ -243,7 +243,7 @@ class WebBackend:
             if length is not None and size != int(length):
                 count(-size)
                 raise DatastoreUnavailable(
-                    f"{self._url(path)} broke off: {size} of {length} bytes came."
+                    f"{self._url(path)} broke off: {size} of {length} bytes arrived."
                 )
             found = _Known(
                 f"sha256:{running.hexdigest()}",
@@ -257,7 +257,7 @@ class WebBackend:
 
     @contextlib.contextmanager
     def _open(self, path: str, headers: dict[str, str]) -> Iterator[Any]:
-        """Yield the server's answer; None when it says that nothing has changed."""
+        """Yield the server's response; None if it reports no change."""
         url = self._url(path)
         agent = {"User-Agent": f"rayjobs/{__version__}", "Accept-Encoding": "identity"}
         request = urllib.request.Request(url, headers={**agent, **headers})  # noqa: S310 - http(s)
@@ -290,6 +290,6 @@ class WebBackend:
         if status in _PASSING:
             return DatastoreUnavailable(f"{url} answers {status}.")
         return AccessDenied(
-            f"{url} answers {status}. A file that needs a login or a key cannot be read by its "
+            f"{url} answers {status}. A file that needs a login or a key cannot be read from its "
             "address; put it in a datastore."
         )

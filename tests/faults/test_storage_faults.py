@@ -366,7 +366,7 @@ def test_a_mount_that_does_not_come_up_downloads_and_says_why(
     done = materialise(source, None, node, into=tmp_path / "in")
     monkeypatch.undo()
     assert done.how == "downloaded"
-    assert "did not come up" in done.said[0]
+    assert "did not start" in done.said[0]
     assert (Path(done.path) / "file").read_bytes() == CONTENT
     assert list(mounts_root(node).glob("*/g*")) == []
     release(done)

@@ -62,7 +62,7 @@ def test_bytes_that_are_not_the_recorded_ones_are_refused(
     server: WebServer, backend: WebBackend, tmp_path: Path
 ) -> None:
     recorded = StoredFile("a", 3, "", digest_of(b"old"))
-    with pytest.raises(DataChanged, match="another file than the one that was recorded"):
+    with pytest.raises(DataChanged, match="is not the file that was recorded"):
         backend.fetch(recorded, tmp_path / "back")
     assert not (tmp_path / "back").exists()
 

@@ -343,7 +343,7 @@ def test_two_values_for_one_tag_are_refused(terminal: Terminal, folder: Path) ->
         *("data", "register", "pets", "workspaceblobstore/src", "--tag", "a=1", "--tag", "a=2")
     )
     assert done.code == 2
-    assert "--tag 'a' is given as '1' and as '2': give one" in done.err
+    assert "--tag 'a' is given as '1' and as '2'; give one" in done.err
 
 
 def test_a_datastore_may_be_a_folder_above_the_working_directory(

@@ -418,7 +418,7 @@ def test_path_on_compute(
     done = materialise(source, None, node, into=into, protection=JOB)
     assert done.path == str(at)
     assert listing(done.path) == ["cats/1.jpg", "dogs/2.jpg"]
-    with pytest.raises(InvalidReference, match="exists already"):
+    with pytest.raises(InvalidReference, match="already exists"):
         materialise(source, None, node, into=into, protection=JOB)
     release(done)
     assert not at.exists()
@@ -464,7 +464,7 @@ def test_an_output_is_stored_below_its_path(images: Datastore, tmp_path: Path) -
     assert [file.path for file in images.files("results")] == ["results/1/sub/a.txt"]
     with pytest.raises(InvalidReference, match="as_upload"):
         DataOutput.of_reference(images.path("results"), images.record)
-    with pytest.raises(InvalidReference, match="exists already"):
+    with pytest.raises(InvalidReference, match="already exists"):
         prepare(output, tmp_path / "outputs")
 
 

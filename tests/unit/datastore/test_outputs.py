@@ -117,7 +117,7 @@ def test_what_a_user_has_there_is_refused_and_not_touched(
         (place / "a").write_text("mine")
     output = replace(features, path_on_compute=str(place))
     folder = prepare(output, tmp_path / "1")
-    with pytest.raises(InvalidReference, match="exists already"):
+    with pytest.raises(InvalidReference, match="already exists"):
         show(output, folder, working_directory=tmp_path / "work", may_replace=lambda _folder: True)
     assert not place.is_symlink()
     assert place.read_text() == "mine" if kind == "file" else place.is_dir()

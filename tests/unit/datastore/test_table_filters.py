@@ -83,13 +83,13 @@ def test_a_filtered_table_is_registered_and_found_as_it_was(
 @pytest.mark.parametrize(
     ("condition", "message"),
     [
-        (lambda t: 3, "takes a condition over columns"),
+        (lambda t: 3, "takes a condition on columns"),
         (lambda t: t["age"] + 1, "Compare it"),
         (lambda t: t["years"] > 1, "no column 'years'; it has id, name, age, town"),
         (lambda t: t["name"] > 1, "does not fit the columns' types"),
         (lambda t: t["age"] == [1], "cannot be compared with a column"),
         (lambda t: t["name"].contains(t["town"]), "contains takes a text"),
-        (lambda t: t[3] == 1, "a column is named by its text"),
+        (lambda t: t[3] == 1, "a column is named by a text"),
     ],
 )
 def test_what_is_no_condition_is_refused(
@@ -155,7 +155,7 @@ def test_a_table_without_times_says_so(people: TabularDataset, measured: Tabular
         people.with_timestamp_columns("age").time_after(NOON)
     older = people.with_timestamp_columns(fine_grain_timestamp="at", coarse_grain_timestamp="day")
     assert older.timestamp_columns == ("at", "day")
-    with pytest.raises(InvalidReference, match="by the new names alone"):
+    with pytest.raises(InvalidReference, match="only by the new names"):
         people.with_timestamp_columns("at", coarse_grain_timestamp="day")
     assert measured.drop_columns("at").timestamp_columns == (None, None)
     assert measured.keep_columns("id").timestamp_columns == (None, None)
@@ -216,7 +216,7 @@ def test_files_are_chosen_by_what_their_paths_and_sizes_say(
     ("given", "message"),
     [
         ("data.csv", "names no column"),
-        ("{a}/{a}/data.csv", "names 'a' twice"),
+        ("{a}/{a}/data.csv", "has the column 'a' twice"),
         ("{a:dd}/data.csv", "is not a time format"),
         ("{a}/{day:yyyy/MM}/x/data.csv", "does not fit partition_format"),
         ("{a}/other.csv", "does not fit partition_format"),
@@ -234,7 +234,7 @@ def test_a_path_that_gives_no_time_and_a_column_that_is_there_are_refused(
     (tmp_path / "store" / "x" / "2026" / "13" / "data.csv").write_text("id\n1\n")
     with pytest.raises(InvalidReference, match="gives no time for 'day'"):
         Dataset.File.from_files((store, "x"), partition_format="{day:yyyy/MM}/data.csv")
-    with pytest.raises(InvalidReference, match="has a column 'id', as partition_format has"):
+    with pytest.raises(InvalidReference, match="has a column 'id', and so does partition_format"):
         Dataset.Tabular.from_delimited_files((store, "x"), partition_format="{id}/data.csv")
 
 
