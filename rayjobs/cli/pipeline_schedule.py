@@ -212,13 +212,11 @@ def disable(settings: Settings, schedule: str) -> None:
 @click.pass_obj
 def rm(settings: Settings, schedule: str) -> None:
     """Remove a schedule; its runs stay."""
-    from rayjobs.core.paths import home
-    from rayjobs.target import timekeeper
+    from rayjobs.pipelines.schedule import drop
 
     with settings.open() as workspace:
         record = workspace.store.schedule(schedule)
-        workspace.store.drop_schedule(record.id)
-        timekeeper.register(workspace.path, home=home())
+        drop(workspace, record)
     if settings.as_json:
         print_json({"id": record.id, "removed": True})
     else:

@@ -50,6 +50,8 @@ def port(settings: Settings, job: str, ports: str, rank: int) -> None:
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
         check_running(found)
+        if workspace.server is not None:
+            _check_may_reach(workspace.server, found)
         try:
             listener = socket.create_server((HERE, local))
         except OSError as error:
@@ -70,6 +72,15 @@ def port(settings: Settings, job: str, ports: str, rank: int) -> None:
                 if (now := workspace.store.job(found.id)).state.is_final:
                     settings.note(f"{now.id} has ended ({now.state})")
                     return
+
+
+def _check_may_reach(server: Connection, job: Job) -> None:
+    """Refuse at once what the server would refuse of each connection."""
+    me = server.json("GET", "/v1/user")
+    if me["role"] == "viewer":
+        raise UsageError(f"{me['user']} has the role viewer; this needs the role submitter")
+    if me["role"] != "admin" and job.user != me["user"]:
+        raise UsageError(f"job {job.id} is {job.user}'s: only an admin reaches it for others")
 
 
 def _ports(text: str) -> tuple[int, int]:

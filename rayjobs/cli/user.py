@@ -109,7 +109,9 @@ def ls(settings: Settings, audit: bool, since: float | None) -> None:
         print_json([_row(one) for one in found])
         return
     for token in found:
-        state = "revoked" if token.revoked_at else f"until {token.expires_at:%Y-%m-%d}"
+        date = f"{token.expires_at:%Y-%m-%d}"
+        is_over = token.expires_at <= datetime.now(UTC)
+        state = "revoked" if token.revoked_at else f"{'expired' if is_over else 'until'} {date}"
         click.echo(f"{token.id}  {token.user:<20}  {token.role.name.lower():<9}  {state}")
 
 

@@ -6,6 +6,7 @@ Source: ``azureml.pipeline.core.schedule`` 1.62.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core import ids
@@ -16,7 +17,7 @@ from rayjobs.core.users import user_name
 from rayjobs.datastore.refs import datastore_name_of
 from rayjobs.jobs.records import ScheduleRecord
 from rayjobs.pipelines.pipeline import parameter_values
-from rayjobs.pipelines.recurrence import ScheduleRecurrence
+from rayjobs.pipelines.recurrence import ScheduleRecurrence, recurrence_of
 from rayjobs.pipelines.runs import PipelineRun
 from rayjobs.pipelines.scheduling import SCHEDULE_PROPERTY, changed, target_of
 from rayjobs.pipelines.spec import chosen_values, read_pipeline
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 ACTIVE, DISABLED = "Active", "Disabled"
+# Minutes between two looks at watched files: each starts a process.
+SHORTEST_MIN, LONGEST_MIN = 0.01, 525_600
 
 
 def create(
@@ -63,16 +66,6 @@ def create(
     """
     from rayjobs.submit import copies
 
-    if not isinstance(name, str) or not name.strip():
-        raise UsageError(f"the name of a schedule is {name!r}; give a short text")
-    if (recurrence is None) == (watched is None):
-        raise UsageError(
-            "a schedule runs at times or when files change: give a recurrence, or a datastore"
-        )
-    if watched is not None and float(watched["polling_interval"]) <= 0:
-        raise UsageError(
-            f"polling_interval is {watched['polling_interval']}; give a number of minutes above 0"
-        )
     copies.become_own(workspace)
     now = SystemClock().now()
     record = ScheduleRecord(
@@ -89,25 +82,63 @@ def create(
         created_by=user_name(),
         created_at=now,
     )
-    _check_values(workspace, record)
-    record = changed(workspace, record, now)
-    timekeeper.register(workspace.path, home=home())
-    return record
+    check(workspace, record)
+    return put(workspace, record)
 
 
-def _check_values(workspace: OpenWorkspace, record: ScheduleRecord) -> None:
+def check(workspace: OpenWorkspace, record: ScheduleRecord) -> None:
+    """Check that a schedule can run.
+
+    Raises:
+        UsageError: it has no name; neither times nor watched files, or both; a wrong interval.
+        NotFoundError: there is no such pipeline, endpoint or datastore.
+        PipelineError: a parameter is wrong.
+    """
+    if not isinstance(record.name, str) or not record.name.strip():
+        raise UsageError(f"the name of a schedule is {record.name!r}; give a short text")
+    if (record.pipeline is None) == (record.endpoint is None):
+        raise UsageError("a schedule runs a published pipeline or an endpoint: give one of them")
+    if (record.recurrence is None) == (record.watched is None):
+        raise UsageError(
+            "a schedule runs at times or when files change: give a recurrence, or a datastore"
+        )
     given = dict(record.parameters)
+    if record.recurrence is not None:
+        recurrence_of(record.recurrence)
+    if record.watched is not None:
+        interval = record.watched.get("polling_interval")
+        if not isinstance(interval, int | float) or not SHORTEST_MIN <= interval <= LONGEST_MIN:
+            raise UsageError(
+                f"polling_interval is {interval}; give a number of minutes from {SHORTEST_MIN} to "
+                f"{LONGEST_MIN}"
+            )
+        datastore = workspace.catalogue.datastore(str(record.watched.get("datastore")))
+        if record.watched.get("parameter"):
+            given[str(record.watched["parameter"])] = f"{datastore.name}/x"
     spec = read_pipeline(target_of(workspace, record).spec)
-    if record.watched is not None and record.watched.get("parameter"):
-        given[str(record.watched["parameter"])] = f"{record.watched['datastore']}/x"
     chosen_values(spec, given)
 
 
 def set_active(workspace: OpenWorkspace, record: ScheduleRecord, *, active: bool) -> ScheduleRecord:
     """Switch a schedule on or off; times that passed while it was off are not made up for."""
-    new = changed(workspace, record, SystemClock().now(), is_active=active)
+    return put(workspace, record, is_active=active)
+
+
+def put(workspace: OpenWorkspace, record: ScheduleRecord, **values: Any) -> ScheduleRecord:
+    """Write a schedule with other values, and have its time kept where the workspace is."""
+    if workspace.server is not None:  # which finds out when it is due
+        workspace.store.put_schedule(replace(record, **values))
+        return workspace.store.schedule(record.id)
+    new = changed(workspace, record, SystemClock().now(), **values)
     timekeeper.register(workspace.path, home=home())
     return new
+
+
+def drop(workspace: OpenWorkspace, record: ScheduleRecord) -> None:
+    """Remove a schedule; its runs stay."""
+    workspace.store.drop_schedule(record.id)
+    if workspace.server is None:
+        timekeeper.register(workspace.path, home=home())
 
 
 Runs = list[PipelineRun]
@@ -408,13 +439,8 @@ class Schedule:
                 values[key] = value
         if pipeline_parameters is not None:
             values["parameters"] = parameter_values(pipeline_parameters, self._workspace)
-        _check_values(self._workspace.opened, _with(record, values))
-        self._record = changed(self._workspace.opened, record, SystemClock().now(), **values)
-        timekeeper.register(self._workspace.opened.path, home=home())
-
-
-def _with(record: ScheduleRecord, values: Mapping[str, Any]) -> ScheduleRecord:
-    return ScheduleRecord(**{**vars(record), **values})
+        check(self._workspace.opened, replace(record, **values))
+        self._record = put(self._workspace.opened, record, **values)
 
 
 def _watched(

@@ -187,6 +187,7 @@ def _run(
         continues=record.continues,
         properties=properties,
         idempotency_key=f"schedule:{record.id}:{due.isoformat()}",
+        user=record.created_by or None,
         wake=wake,
     )
     run = submitted.pipeline.job.id

@@ -54,6 +54,7 @@ def submit_pipeline(
     tags: Mapping[str, str] | None = None,
     properties: Mapping[str, str] | None = None,
     idempotency_key: str | None = None,
+    user: str | None = None,
     on_stage: Callable[[str], None] = lambda _text: None,
     wake: bool = True,
 ) -> SubmittedPipeline:
@@ -72,6 +73,7 @@ def submit_pipeline(
         tags: The run's tags.
         properties: Facts about the run.
         idempotency_key: A repeated submit with it returns the first run.
+        user: Whose run it is; None: the user who calls.
         on_stage: Called with what is going on.
         wake: Tell the targets, and start them (in the background) where they do not run.
 
@@ -115,7 +117,7 @@ def submit_pipeline(
             parameters=run.values,
             steps=[new_step(number, one, run) for number, one in enumerate(run.steps)],
             experiment=experiment,
-            user=user_name(),
+            user=user or user_name(),
             continues=goes_on,
             published=published,
             tags=tags or {},

@@ -183,6 +183,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "set_published_active",
         maker="published_pipeline",
     ),
+    Operation("PUT", "/v1/schedules", SUBMITTER, "put_schedule"),
+    Operation("DELETE", "/v1/schedules/{schedule}", SUBMITTER, "drop_schedule", maker="schedule"),
     Operation(
         "POST", "/v1/endpoints/{name}/versions", SUBMITTER, "add_endpoint_version", repeats=False
     ),

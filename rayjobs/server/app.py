@@ -41,6 +41,7 @@ from rayjobs.server import (
     notifications,
     openapi,
     people,
+    schedules,
     targets,
     uploads,
 )
@@ -285,6 +286,8 @@ def _operation(workspace: OpenWorkspace, one: Operation, known: KnownTargets) ->
     """Return the handler of one row of the table."""
     part: Any = workspace.catalogue if one.method.startswith("catalogue.") else workspace.store
     method = getattr(part, one.name)
+    if one.method == "put_schedule":
+        method = partial(schedules.put, workspace)
     signature = operations.signature_of(one.method)
     encode = plain.encoder(operations.hints_of(one.method)["return"])
 
@@ -304,6 +307,8 @@ def _operation(workspace: OpenWorkspace, one: Operation, known: KnownTargets) ->
                 given["draft"] = _checked_draft(given.get("draft"), caller)
             elif one.user:
                 given[one.user] = caller.user
+            if one.method == "put_schedule":
+                given["record"] = schedules.checked(workspace, given.get("record"), caller)
             try:
                 bound = signature.bind(**given)
             except TypeError as error:

@@ -1,0 +1,47 @@
+"""Commands that say at once what a server would refuse, and tables of its users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rayjobs.cli.main import main
+from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
+from rayjobs.workspace import connection, users
+from rayjobs.workspace.users import Role
+from tests.unit.results.played import begin
+from tests.unit.server.conftest import Served
+
+
+@pytest.mark.parametrize(
+    ("user", "role", "text"),
+    [("bob", Role.VIEWER, "role viewer"), ("eve", Role.SUBMITTER, "is ada's: only an admin")],
+)
+def test_a_port_that_is_not_reached_is_not_listened_at(
+    served: Served,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    user: str,
+    role: Role,
+    text: str,
+) -> None:
+    new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="")
+    job, _ = served.client("ada").store.submit(new)
+    begin(served.workspace, job, tmp_path / "a1")
+    token = users.add(served.workspace.store, user, role, by="root")[1]
+    monkeypatch.delenv("RAYJOBS_WORKSPACE", raising=False)
+    monkeypatch.setenv(connection.ADDRESS, served.address)
+    monkeypatch.setenv(connection.TOKEN, token)
+    done = CliRunner().invoke(main, ["port", job.id, "0:6006"])
+    assert done.exit_code != 0 and text in f"{done.output}{done.exception}"
+
+
+def test_an_expired_token_is_listed_as_such(served: Served) -> None:
+    for name, days in (("ada", 1.0), ("eve", 1e-9)):
+        users.add(served.workspace.store, name, Role.VIEWER, by="root", days=days)
+    done = CliRunner().invoke(main, ["user", "ls", "--workspace", str(served.workspace.path)])
+    ada, eve = sorted(done.stdout.splitlines(), key=lambda line: line.split()[1])
+    assert "until 20" in ada and "expired 20" in eve

@@ -1,0 +1,124 @@
+"""Schedules of clients: the server's machine keeps their time, and their runs are the user's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from rayjobs.api.workspace import Workspace
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.paths import home
+from rayjobs.jobs.records import ScheduleRecord
+from rayjobs.pipelines import Pipeline, PythonScriptStep, ScheduleRecurrence, schedule, scheduling
+from rayjobs.target import timekeeper
+from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.users import Role
+from tests.unit.server.conftest import Served
+
+HOURLY = ScheduleRecurrence("Hour", 1)
+
+
+@pytest.fixture
+def pipeline(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the id of a published pipeline."""
+    monkeypatch.setattr(timekeeper, "ensure", lambda *, home: None)
+    source = tmp_path / "src"
+    source.mkdir()
+    (source / "a.py").write_text("print(1)\n")
+    with contextlib.closing(
+        Workspace.create("w", path=str(served.workspace.path), exist_ok=True)
+    ) as ws:
+        step = PythonScriptStep("a.py", source_directory=str(source), compute_target="local")
+        return Pipeline(ws, [step]).publish("nightly").id
+
+
+@pytest.fixture
+def create(served: Served, pipeline: str) -> Callable[[OpenWorkspace], ScheduleRecord]:
+    def make(client: OpenWorkspace) -> ScheduleRecord:
+        return schedule.create(
+            client, "hourly", experiment="e", pipeline=pipeline, recurrence=HOURLY
+        )
+
+    return make
+
+
+class At:
+    """A clock that stands still."""
+
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+
+    def now(self) -> datetime:
+        return self.at
+
+    def monotonic_s(self) -> float:
+        return self.at.timestamp()
+
+
+def test_the_server_keeps_the_time_and_runs_are_the_users(
+    served: Served, create: Callable[[OpenWorkspace], ScheduleRecord]
+) -> None:
+    client = served.client("ada")
+    made = create(client)
+    assert made.created_by == "ada" and made.next_at is not None
+    assert served.workspace.path in timekeeper.registered(home()).values()
+    due = At(made.next_at + timedelta(seconds=1))
+    (done,) = scheduling.run_due(served.workspace, clock=due, wake=False)
+    assert done.run is not None
+    assert {one.user for one in served.workspace.store.jobs()} == {"ada"}
+
+    off = schedule.set_active(client, client.store.schedule("hourly"), active=False)
+    assert off.next_at is None and off.last_run == done.run
+    schedule.drop(client, off)
+    with pytest.raises(NotFoundError):
+        served.workspace.store.schedule(made.id)
+
+
+def test_only_its_maker_and_admins_change_a_schedule(
+    served: Served, create: Callable[[OpenWorkspace], ScheduleRecord]
+) -> None:
+    made = create(served.client("ada"))
+    eve, root = served.client("eve"), served.client("root", Role.ADMIN)
+    for change in (
+        lambda: schedule.set_active(eve, made, active=False),
+        lambda: eve.store.put_schedule(replace(made, experiment="other")),
+        lambda: schedule.drop(eve, made),
+    ):
+        with pytest.raises(UsageError, match="ada made it"):
+            change()
+    changed = schedule.put(root, made, description="by root")
+    assert (changed.created_by, changed.description) == ("ada", "by root")
+
+
+def test_what_a_client_sends_is_checked(
+    served: Served, create: Callable[[OpenWorkspace], ScheduleRecord]
+) -> None:
+    client = served.client("ada")
+    made = create(client)
+    long_ago = datetime(2000, 1, 1, tzinfo=UTC)
+    client.store.put_schedule(
+        replace(made, created_by="root", created_at=long_ago, next_at=long_ago, last_run="x")
+    )
+    kept = served.workspace.store.schedule(made.id)
+    assert (kept.created_by, kept.created_at, kept.last_run) == ("ada", made.created_at, None)
+    assert kept.next_at is not None and kept.next_at > made.created_at
+
+    watched = {"datastore": "workspaceblobstore", "path": "", "parameter": None}
+    for wrong, text in (
+        ({"id": "../x"}, "not the id of a schedule"),
+        ({"name": " "}, "name of a schedule"),
+        ({"pipeline": "nothing"}, "nothing"),
+        ({"endpoint": "e"}, "one of them"),
+        ({"recurrence": None}, "at times or when files change"),
+        ({"recurrence": {"frequency": "Never"}}, "frequency"),
+        ({"recurrence": None, "watched": {**watched, "polling_interval": 1e-9}}, "minutes"),
+        ({"recurrence": None, "watched": {**watched, "polling_interval": "5"}}, "minutes"),
+    ):
+        with pytest.raises((UsageError, NotFoundError), match=text):
+            client.store.put_schedule(replace(made, **wrong))
+    assert served.workspace.store.schedule(made.id) == kept
