@@ -88,12 +88,18 @@ class StoreCatalogue:
     def located(self, record: DatastoreRecord) -> DatastoreRecord:
         """See `Catalogue`."""
         root = record.settings.get("root") if record.kind == "local" else None
-        if root is None or Path(root).is_relative_to(self._root):
+        if root is None:
             return record
-        for old in self._former:
-            if Path(root).is_relative_to(old):
-                moved = str(self._root / Path(root).relative_to(old))
-                return replace(record, settings={**record.settings, "root": moved})
+        # A former place may be above or below the present one: the innermost is meant.
+        for old in sorted({self._root, *self._former}, key=lambda one: -len(one.parts)):
+            if not Path(root).is_relative_to(old):
+                continue
+            moved = self._root / Path(root).relative_to(old)
+            if old == self._root or (
+                old.is_relative_to(self._root) and Path(root).is_dir() and not moved.is_dir()
+            ):
+                return record  # a folder of its own where the workspace once was
+            return replace(record, settings={**record.settings, "root": str(moved)})
         return record
 
     # -- datastores ----------------------------------------------------------------------------

@@ -37,6 +37,18 @@ log = logging.getLogger(__name__)
 VERSION = 1
 ENVIRONMENT = "RAYJOBS_WORKSPACE"
 MOST_EARLIER = 5
+# What a workspace keeps in its folder, as lines of a .gitignore there.
+RECORDS = (
+    "workspace.json",
+    "store.db*",
+    "store-*.db*",
+    "blobs/",
+    "cache/",
+    "datastores/",
+    "prune.lock",
+    ".workspace-*",
+    ".gitignore",
+)
 
 
 @dataclass(frozen=True)
@@ -507,6 +519,22 @@ def _read(files: WorkspaceFiles) -> Mapping[str, Any] | None:
     return dict(record)
 
 
+def _ignore_records(root: Path, *, shared: bool) -> None:
+    """Keep a new workspace out of its user's git repository, and nothing else.
+
+    Args:
+        root: The folder of the workspace.
+        shared: It had other files before, such as a project's: git still has to see those. An
+            ignore file of the project is left as it is.
+    """
+    text = "".join(f"/{pattern}\n" for pattern in RECORDS) if shared else "*\n"
+    with (
+        contextlib.suppress(FileExistsError),
+        open(root / ".gitignore", "x", encoding="utf-8") as out,
+    ):
+        out.write(text)
+
+
 def _create(files: WorkspaceFiles, more: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     root = files.root
     values = {"version": VERSION, "id": token(), "name": name_of(root), "path": str(root)}
@@ -515,6 +543,7 @@ def _create(files: WorkspaceFiles, more: Mapping[str, Any] | None = None) -> Map
     temporary = root / f".workspace-{token(4)}"
     try:
         make_folders(root)
+        shared = any(root.iterdir())
         try:
             with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
                 out.write(text)
@@ -523,7 +552,7 @@ def _create(files: WorkspaceFiles, more: Mapping[str, Any] | None = None) -> Map
             # Unlike a rename, a link lets the first of several processes win.
             os.link(temporary, files.record)
             # Records and stored files never belong in a repository.
-            (root / ".gitignore").write_text("*\n", encoding="utf-8")
+            _ignore_records(root, shared=shared)
         except FileExistsError:
             pass  # another process was first; its record is read below
         finally:

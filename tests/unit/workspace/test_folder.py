@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from rayjobs.core import paths
 from rayjobs.core.errors import NotFoundError, StoreError, StoreVersionError, UsageError
+from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.workspace.folder import WorkspaceFiles, locate, open_workspace
 from tests.contract.store_contract import submit
 
@@ -86,6 +88,73 @@ def test_a_workspace_is_made_once_and_opened_again(tmp_path: Path) -> None:
         assert (again.id, again.name, again.path) == (made.id, made.name, folder)
         assert again.store.job(job.id) == job
         assert again.blobs.exists("a")
+
+
+def _untracked(project: Path) -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--others", "--exclude-standard"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return sorted(listed.stdout.split())
+
+
+@pytest.mark.parametrize("ignored", [None, "*.log\n"])
+def test_a_workspace_in_a_project_hides_no_file_of_it_from_git(
+    tmp_path: Path, ignored: str | None
+) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "train.py").write_text("")
+    if ignored is not None:
+        (tmp_path / ".gitignore").write_text(ignored)
+    with open_workspace(tmp_path) as made:
+        submit(made.store)
+        made.blobs.put_bytes(b"x", "a")
+        assert made.catalogue.datastores()
+        seen = _untracked(tmp_path)
+    assert "train.py" in seen
+    if ignored is None:
+        assert seen == ["train.py"]
+    else:
+        assert (tmp_path / ".gitignore").read_text() == ignored
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [["b"], ["a/b", "a"], ["c", "a/b", "a/b/c", "a/b"], ["b/a", "b"]],
+    ids=" ".join,
+)
+def test_the_datastores_of_a_moved_workspace_move_with_it(tmp_path: Path, moves: list[str]) -> None:
+    """A new place may be below or above one that the workspace had before."""
+    folder = tmp_path / "a"
+    with open_workspace(folder) as made:
+        assert made.catalogue.datastores()
+    for place in moves:
+        shutil.move(folder, tmp_path / "between")
+        folder = tmp_path / place
+        if folder.exists():
+            shutil.rmtree(folder)  # what the moves left there
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(tmp_path / "between", folder)
+        with open_workspace(folder) as moved:
+            roots = {Path(one.settings["root"]) for one in moved.catalogue.datastores()}
+            assert {root.parent for root in roots} == {folder / "datastores"}
+
+
+def test_a_folder_of_its_own_stays_where_the_workspace_once_was(tmp_path: Path) -> None:
+    inner, folder = tmp_path / "w" / "inner", tmp_path / "w"
+    with open_workspace(inner) as made:
+        assert made.catalogue.datastores()
+    inner.rename(tmp_path / "between")
+    folder.rmdir()
+    (tmp_path / "between").rename(folder)
+    (inner / "photos").mkdir(parents=True)
+    with open_workspace(folder) as moved:
+        record = DatastoreRecord("photos", "local", {"root": str(inner / "photos")})
+        moved.catalogue.add_datastore(record)
+        assert moved.catalogue.datastore("photos") == record
 
 
 def test_without_create_nothing_is_made(tmp_path: Path) -> None:
