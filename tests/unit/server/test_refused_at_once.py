@@ -32,9 +32,9 @@ def test_a_port_that_is_not_reached_is_not_listened_at(
     job, _ = served.client("ada").store.submit(new)
     begin(served.workspace, job, tmp_path / "a1")
     token = users.add(served.workspace.store, user, role, by="root")[1]
-    monkeypatch.delenv("RAYJOBS_WORKSPACE", raising=False)
     monkeypatch.setenv(connection.ADDRESS, served.address)
     monkeypatch.setenv(connection.TOKEN, token)
+    connection.allow()
     done = CliRunner().invoke(main, ["port", job.id, "0:6006"])
     assert done.exit_code != 0 and text in f"{done.output}{done.exception}"
 
