@@ -225,11 +225,18 @@ def _is_off(value: str) -> bool:
 
 
 def local_folders(environment: Mapping[str, str]) -> list[Path]:
-    """Return the folders of this machine that uv's variables name as indexes or find-links."""
-    words = " ".join(environment.get(name, "") for name in (*_FOR_PIP, "UV_FIND_LINKS"))
-    named = (word.rpartition("=")[2] for word in re.split(r"[\s,]+", words))
-    paths = (word.removeprefix("file://") for word in named)
-    return [Path(word) for word in dict.fromkeys(paths) if word.startswith("/")]
+    """Return the folders of this machine that uv's variables name as indexes or find-links.
+
+    The pages of an index lead to files next to it (``../../files``): the folder above counts.
+    """
+    found = []
+    for name in _FOR_PIP:
+        for word in re.split(r"[\s,]+", environment.get(name, "")):
+            path = Path(word.rpartition("=")[2].removeprefix("file://"))
+            if path.is_absolute() and name != "SSL_CERT_FILE":
+                has_files_beside = name != "UV_FIND_LINKS" and len(path.parts) > 2
+                found.append(path.parent if has_files_beside else path)
+    return list(dict.fromkeys(found))
 
 
 def _home(environment: Mapping[str, str]) -> Path:

@@ -35,10 +35,7 @@ from rayjobs.injob import container, recordfiles
 FORMAT = 1  # raised when the same Horovod must be built in another way
 PACKAGES = "packages"
 BUILD_TOOLS = ("pip", "setuptools", "wheel", "packaging", "cloudpickle")
-INSTEAD = (
-    "or use an image that has Horovod; or use torch.distributed (backend gloo or nccl), which "
-    "needs none"
-)
+INSTEAD = "use an image that has Horovod, or use torch.distributed (backend gloo or nccl)"
 # Of the image's Python, 3.8 or newer: it finds packages and programs without importing any.
 _ASK = r"""
 import glob, importlib.util, json, os, re, shutil, subprocess, sys, sysconfig
@@ -231,7 +228,7 @@ class HorovodInImages:
                 raise
             raise PrepareError(
                 f"{image.name} has torch {seen.torch_version} and no Horovod, and it cannot be "
-                f"built there: {error}. Use another image, {INSTEAD}",
+                f"built there: {error}. {INSTEAD[0].upper()}{INSTEAD[1:]}",
                 failure_class="environment",
                 lines=error.lines,
                 is_permanent=True,
@@ -357,7 +354,7 @@ def _require_tools(seen: _Seen, asked: Asked, image: Image) -> None:
         f"{image.name} has torch {seen.torch_version} and no Horovod, and it cannot be built "
         f"there: the image lacks {_listed(list(lacks))}. Install them in the image (of Debian or "
         f"Ubuntu: `RUN apt-get update && apt-get install -y {' '.join(lacks.values())}` in a "
-        f"Dockerfile, which `--dockerfile` builds), {INSTEAD}",
+        f"Dockerfile, which `--dockerfile` builds), or {INSTEAD}",
         failure_class="environment",
         is_permanent=True,
     )

@@ -316,3 +316,14 @@ def test_packages_of_conda_that_have_their_bytecode_are_not_compiled(tmp_path: P
     assert condas.to_compile(tmp_path) == []
     (package / "more.py").touch()
     assert condas.to_compile(tmp_path) == [str(package.parent)]
+
+
+def test_folders_that_the_settings_name_are_known_with_the_files_beside_an_index() -> None:
+    environment = {
+        "UV_DEFAULT_INDEX": "file:///srv/pypi/simple",
+        "UV_INDEX": "own=file:///srv/own/simple/ https://host/simple",
+        "UV_FIND_LINKS": "/wheels,file:///more,https://host/links",
+        "SSL_CERT_FILE": "/etc/cert.pem",
+    }
+    expected = ["/srv/pypi", "/srv/own", "/wheels", "/more"]
+    assert settings.local_folders(environment) == [Path(one) for one in expected]
