@@ -35,10 +35,12 @@ class Known:
     Attributes:
         key: Its image in the cache.
         stamp: Evidence of its identity: an id, or size and time; None: none.
+        pinned: What the name meant in its registry: a name with a digest; None: not known.
     """
 
     key: str
     stamp: str | None = None
+    pinned: str | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class ImageCache:
         path = self.names / f"{name_key}.json"
         try:
             values = json.loads(path.read_bytes())
-            found = Known(str(values["key"]), values["stamp"])
+            found = Known(str(values["key"]), values["stamp"], values.get("pinned"))
             os.utime(path)  # it is used
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -100,7 +102,7 @@ class ImageCache:
 
     def keep_known(self, name_key: str, known: Known) -> None:
         """Record a name's image."""
-        text = json.dumps({"key": known.key, "stamp": known.stamp})
+        text = json.dumps({"key": known.key, "stamp": known.stamp, "pinned": known.pinned})
         write_atomic(self.names / f"{name_key}.json", text, durable=True)
 
     def begin(self, key: str) -> Path:

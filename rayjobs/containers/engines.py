@@ -28,6 +28,7 @@ _KEPT_PREFIXES = ("XDG_", "DOCKER_", "CONTAINER", "REGISTRY_", "STORAGE_", "BUIL
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 _POLICIES = ("/etc/containers/policy.json", "~/.config/containers/policy.json")
 _LOCAL = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MESSAGE = re.compile(r'\bmsg="((?:[^"\\]|\\.)*)"')
 _FINAL = ("unauthorized", "authentication required", "manifest unknown", "access denied",
           "incorrect username or password", "name unknown", "not found")  # fmt: skip
@@ -109,6 +110,32 @@ def kept_by(reference: Reference) -> tuple[str, str] | None:
     return None
 
 
+def words_to_pin(reference: Reference, login: Path | None) -> list[str] | None:
+    """Return the program that says the digest of a name in its registry; None: there is none."""
+    if available(FETCHERS)[:1] != ["skopeo"]:
+        return None
+    options = ["--authfile", str(login)] if login else []
+    options += ["--tls-verify=false"] if _is_plain(reference) else []
+    words = [*_skopeo(), "inspect", "--no-tags", *options, "--format", "{{.Digest}}"]
+    return [*words, f"docker://{reference.full_name}"]
+
+
+def pinned(reference: Reference, said: str) -> Reference | None:
+    """Return what a name means by the answer of `words_to_pin`; None: there was none."""
+    digest = said.strip()
+    return reference.pinned_to(digest) if _DIGEST.fullmatch(digest) else None
+
+
+def _skopeo() -> list[str]:
+    has_policy = any(Path(one).expanduser().exists() for one in _POLICIES)
+    return [program("skopeo"), *([] if has_policy else ["--insecure-policy"])]
+
+
+def _is_plain(reference: Reference) -> bool:
+    """Whether a registry is asked without TLS, as docker does."""
+    return _LOCAL.fullmatch(reference.registry) is not None
+
+
 def steps_to_save(engine: str, name: str, target: Path) -> list[Step]:
     """Return how an engine writes an image of its own into an archive at `target`."""
     if engine == "docker":
@@ -133,12 +160,9 @@ def steps_to_fetch(reference: Reference, target: Path, login: Path | None) -> li
             is_permanent=True,
         )
     engine, path = found[0], program(found[0])
-    is_plain = _LOCAL.fullmatch(reference.registry) is not None  # as docker does
+    is_plain = _is_plain(reference)
     if engine == "skopeo":
-        words = [path]
-        if not any(Path(one).expanduser().exists() for one in _POLICIES):
-            words.append("--insecure-policy")
-        words += ["copy", "--quiet"]
+        words = [*_skopeo(), "copy", "--quiet"]
         words += ["--authfile", str(login)] if login else []
         words += ["--src-tls-verify=false"] if is_plain else []
         return [Step((*words, f"docker://{reference.full_name}", f"oci:{target}:image"), {})]

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,33 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.files import locked_if_free, write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.safe_delete import OwnFolder
-from rayjobs.environments.building import BuildLog, Control, run
+from rayjobs.environments.building import (
+    POLL_S,
+    BuildLog,
+    Control,
+    run,
+    tied_to_this_process,
+)
+from rayjobs.injob.processes import MARKER_VARIABLE
 
 log = logging.getLogger(__name__)
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 Tell = Callable[[str, Mapping[str, Any]], None]
 """Tells people how it goes: a sentence, and data."""
+
+
+@dataclass(frozen=True)
+class MeantImage:
+    """What a job's image means on its first node, and so on all others.
+
+    Attributes:
+        digest: Of the image; None: not known yet.
+        pinned: Its name with a digest of its registry; None: it comes from elsewhere.
+    """
+
+    digest: str | None = None
+    pinned: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +66,8 @@ class AskedImage:
         always_pull: Ask the registry, whatever is here.
         carried: Digest of the image that travels with the job; None: it does not.
         bring: Puts that one into a folder, as OCI has it; blocks.
+        meant: What it means on the job's first node, or meant in an earlier attempt.
+        called: It for people; None: as `image` says.
     """
 
     image: str | None = None
@@ -56,11 +78,17 @@ class AskedImage:
     always_pull: bool = False
     carried: str | None = None
     bring: Callable[[Path], None] = lambda _folder: None
+    meant: MeantImage | None = None
+    called: str | None = None
 
     @property
     def text(self) -> str:
         """It for people."""
-        return self.image or "the job's Dockerfile"
+        return self.called or self.image or "the job's Dockerfile"
+
+    def as_pinned(self, name: str) -> AskedImage:
+        """Return the request for what the image's name means: a name with a digest."""
+        return replace(self, image=name, always_pull=False, called=self.text)
 
 
 @dataclass(frozen=True)
@@ -93,6 +121,7 @@ class ImageWork:
         tell: Called with messages for users.
         secrets: Values that no log may have.
         overlay: Whether this node can put a layer over an image.
+        publish: Called as soon as it is known what the image means, which other nodes wait for.
     """
 
     paths: AttemptPaths
@@ -100,8 +129,16 @@ class ImageWork:
     tell: Tell
     secrets: Sequence[str] = ()
     overlay: bool = True
+    publish: Callable[[MeantImage], None] = lambda _meant: None
     has_waited: bool = False
+    has_published: bool = False
     said: BuildLog | None = field(default=None)
+
+    def tell_meant(self, meant: MeantImage) -> None:
+        """Publish what the image means, the first time that this is called. Blocks."""
+        if not self.has_published:
+            self.has_published = True
+            self.publish(meant)
 
     def log(self) -> BuildLog:
         """Return the log, created on first use: an existing image needs none."""
@@ -153,28 +190,74 @@ class Images:
         if source is not None and source.kind is Kind.FOLDER:
             root = await writable_root(source.path, work)
             answer = await asking.ask(root, {}, work.paths, work.control, overlay=work.overlay)
+            await asyncio.to_thread(work.tell_meant, MeantImage())
             return ReadyImage(source.path, None, None, {}, answer, fetched=False)
+        pinned = None if asked.meant is None else asked.meant.pinned
+        if pinned and source is not None and source.kind is Kind.NAME:
+            asked, source = asked.as_pinned(pinned), reference.parse(pinned)
         name_key = _name_key(asked, source)
         async with self._alone(name_key, work):
             key, fetched = await self._found(asked, source, name_key, work)
             while not await self._use(key, work):  # it was pruned since it was found
                 key, fetched = await self._found(asked, source, name_key, work)
-        return await self._ready(key, work, fetched=fetched)
+        found = await self._ready(key, work, fetched=fetched)
+        if source is not None:  # those that are built, or travel with the job, are the same
+            _require_meant(asked, found)
+        return found
 
     async def _found(
         self, asked: AskedImage, source: Reference | None, name_key: str, work: ImageWork
     ) -> tuple[str, bool]:
         """Return which image a name means, and whether it was fetched for that. Hold its lock."""
+        if asked.meant is not None and asked.meant.digest is not None:
+            key = key_of(asked.meant.digest)
+            if self._cache.is_whole(key):
+                return key, False
         known = self._cache.known(name_key)
         is_sure = known is not None and (
             asked.carried is not None or (source is not None and source.is_pinned)
         )
         stamp = known.stamp if is_sure and known else await asyncio.to_thread(_stamp, source)
         if known is not None and known.stamp == stamp and not self._is_to_be_asked(asked, source):
+            digest = str(self._cache.record(known.key)["digest"])
+            await asyncio.to_thread(work.tell_meant, MeantImage(digest, known.pinned))
             return known.key, False
-        known = await self._fetch(asked, source, name_key, stamp, work)
-        self._cache.keep_known(name_key, known)
-        return known.key, True
+        pinned = await self._pinned(asked, source, stamp, name_key, work)
+        if pinned is None:
+            known = await self._fetch(asked, source, name_key, stamp, work)
+            digest = str(self._cache.record(known.key)["digest"])
+            await asyncio.to_thread(work.tell_meant, MeantImage(digest))
+            self._cache.keep_known(name_key, known)
+            return known.key, True
+        # The job's other nodes fetch it at the same time.
+        await asyncio.to_thread(work.tell_meant, MeantImage(pinned=pinned.name))
+        exact = asked.as_pinned(pinned.name)
+        exact_key = _name_key(exact, pinned)
+        async with self._alone(exact_key, work):
+            key, fetched = await self._found(exact, pinned, exact_key, work)
+        self._cache.keep_known(name_key, Known(key, stamp, pinned.name))
+        return key, fetched
+
+    async def _pinned(
+        self,
+        asked: AskedImage,
+        source: Reference | None,
+        stamp: str | None,
+        name_key: str,
+        work: ImageWork,
+    ) -> Reference | None:
+        """Return what the registry means by a name that is fetched; None: it is not asked."""
+        if source is None or source.kind is not Kind.NAME or source.is_pinned:
+            return None
+        if stamp is not None and not asked.always_pull:
+            return None  # an engine of the node has it
+        folder = await asyncio.to_thread(self._cache.begin, name_key)
+        try:
+            login = None if asked.login is None else asked.login.write(folder / LOGIN)
+            words = engines.words_to_pin(source, login)
+            return None if words is None else engines.pinned(source, await _said(words, work))
+        finally:
+            await asyncio.to_thread(self._discard, folder)
 
     async def _use(self, key: str, work: ImageWork) -> bool:
         """Note that an attempt uses an image, so that it is not pruned; whether it is still here.
@@ -339,6 +422,54 @@ class Images:
                 is_noted = True
                 work.tell("waiting for another attempt that fetches it", {"step": "wait"})
             await work.control.pause()
+
+
+async def _said(words: Sequence[str], work: ImageWork) -> str:
+    """Return what a short program prints; "" if it fails or takes too long.
+
+    Raises:
+        StoppedError, PrepareError: see `Control.check`.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *tied_to_this_process(words),
+        env={**engines.variables(), MARKER_VARIABLE: work.control.marker},
+        cwd=work.paths.tmp,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    talking = asyncio.ensure_future(process.communicate())
+    until_s = asyncio.get_running_loop().time() + engines.ASK_S
+    try:
+        while not talking.done() and asyncio.get_running_loop().time() < until_s:
+            await asyncio.wait({talking}, timeout=POLL_S)
+            work.control.check()
+        if not talking.done() or process.returncode:
+            return ""  # the fetch says why
+        return talking.result()[0].decode("utf-8", "replace")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        talking.cancel()
+
+
+def _require_meant(asked: AskedImage, found: ReadyImage) -> None:
+    """Check that an image is that of the job's first node.
+
+    Raises:
+        PrepareError: class ``environment``: this node has another one under the name.
+    """
+    meant = asked.meant
+    if meant is None or meant.digest is None or found.digest in (None, meant.digest):
+        return
+    raise PrepareError(
+        f"the image {asked.text!r} is another one on this node ({found.digest}) than on the job's "
+        f"first node ({meant.digest}). Bring the same to all nodes, or name it with its digest "
+        f"(name@sha256:…), by which each node gets it from the registry",
+        failure_class="environment",
+        is_permanent=True,
+    )
 
 
 async def writable_root(root: Path, work: ImageWork) -> Path:

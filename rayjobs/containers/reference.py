@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -53,6 +53,12 @@ class Reference:
     def is_pinned(self) -> bool:
         """Whether the name has a digest, so that it always means the same image."""
         return "@" in self.name
+
+    def pinned_to(self, digest: str) -> Reference:
+        """Return the image that the name means now, which always means the same."""
+        head, slash, last = self.name.rpartition("/")
+        name = f"{head}{slash}{last.partition(':')[0]}@{digest}"
+        return replace(self, text=name, name=name)
 
     @property
     def full_name(self) -> str:

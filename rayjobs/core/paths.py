@@ -16,6 +16,7 @@ BUILD_LOG = "azureml-logs/20_image_build_log.txt"
 MPI_LOG = "azureml-logs/70_mpi_log.txt"
 EARLIER_LOGS = "azureml-logs/attempt-"  # before the number of an earlier attempt
 ENVIRONMENT_LOCK = "azureml-setup/environment.lock.txt"
+IMAGE_RECORD = "azureml-setup/image.json"
 LOG_TIMES = "azureml-setup/log_times.txt"
 
 
@@ -260,6 +261,11 @@ class AttemptPaths:
     def image(self) -> Path:
         """The image that the attempt uses (JSON); absent when it uses none of the cache."""
         return self.root / "image.json"
+
+    @property
+    def meant_image(self) -> Path:
+        """What the job's image means, as its first node stores it (JSON)."""
+        return self.root / "meant-image.json"
 
     @property
     def container(self) -> Path:

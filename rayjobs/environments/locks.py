@@ -55,19 +55,22 @@ def packages(lock: str) -> list[Package]:
     return sorted(set(found), key=lambda one: (one.name, one.source))
 
 
-def stored(workspace: OpenWorkspace, job: str, *, attempt: int | None = None) -> str | None:
+def stored(
+    workspace: OpenWorkspace, job: str, *, attempt: int | None = None, name: str = ENVIRONMENT_LOCK
+) -> str | None:
     """Return the lock that is stored with a job; None: there is none, or it cannot be read.
 
     Args:
         attempt: Only the lock of this attempt; None: of any.
+        name: Of another record that a first node stores.
     """
     try:
         for file in workspace.store.files(job):
-            if file.name == ENVIRONMENT_LOCK and attempt in (None, file.attempt):
+            if file.name == name and attempt in (None, file.attempt):
                 with workspace.blobs.open(file.blob) as stream:
                     return stream.read().decode()
     except (StoreError, NotFoundError, OSError) as error:
-        log.info("the stored packages of %s are not known: %s", job, error)
+        log.info("%s of %s is not known: %s", name, job, error)
     return None
 
 

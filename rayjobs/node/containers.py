@@ -22,15 +22,22 @@ from rayjobs import snapshots
 from rayjobs.containers import asking, devices
 from rayjobs.containers.cache import ImageCache
 from rayjobs.containers.engines import Login
-from rayjobs.containers.images import AskedImage, Images, ImageWork, ReadyImage, writable_root
+from rayjobs.containers.images import (
+    AskedImage,
+    Images,
+    ImageWork,
+    MeantImage,
+    ReadyImage,
+    writable_root,
+)
 from rayjobs.containers.layers import MOST_BYTES
 from rayjobs.containers.reference import DEFAULT_REGISTRY
 from rayjobs.containers.reference import parse as parse_reference
 from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
 from rayjobs.core.files import write_atomic
-from rayjobs.core.paths import AttemptPaths
+from rayjobs.core.paths import IMAGE_RECORD, AttemptPaths
 from rayjobs.core.text import duration_text
-from rayjobs.environments import interpreter
+from rayjobs.environments import interpreter, locks
 from rayjobs.environments.building import Control
 from rayjobs.environments.horovod import in_image, recipe
 from rayjobs.environments.inside import Image
@@ -38,7 +45,7 @@ from rayjobs.injob import container as injob_container
 from rayjobs.injob import recordfiles
 from rayjobs.injob.plan import Bind, ContainerPlan, LaunchPlan, Limit, MemoryFolder
 from rayjobs.launch import openmpi
-from rayjobs.node.build_logs import store_build_log
+from rayjobs.node.build_logs import store_build_log, store_file
 from rayjobs.node.hosts import read_secrets
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode, ContainerRequest, LaunchRequest
@@ -161,7 +168,12 @@ class NodeContainers:
                 secrets=[login.password] if login else [],
                 overlay=not able.why_no_overlay,
             )
-            found = await self._images.realise(self._asked_image(asked, login, request), work)
+            image = self._asked_image(asked, login, request)
+            if on.node == 0:
+                work.publish = partial(self._publish_meant, on)
+            if image.image is not None and image.carried is None:
+                image = replace(image, meant=await self._meant(on, work))
+            found = await self._images.realise(image, work)
             found = replace(found, root=await writable_root(found.root, work))
             if asked.interpreter is not None:
                 answer = await asking.ask(
@@ -337,6 +349,45 @@ class NodeContainers:
             carried=carried,
             bring=partial(self._bring, request.on, carried or ""),
         )
+
+    async def _meant(self, on: AttemptOnNode, work: ImageWork) -> MeantImage | None:
+        """Return what the job's image means; on further nodes this waits for the first one.
+
+        A retry takes what a tag meant in the attempt before.
+        """
+        if on.node == 0:
+            if on.attempt <= 1:
+                return None
+            before = await asyncio.to_thread(self._stored_meant, on, None)
+            return None if before is None else MeantImage(pinned=before.pinned)
+        has_waited = False
+        while (found := await asyncio.to_thread(self._stored_meant, on, on.attempt)) is None:
+            if not has_waited:
+                has_waited = True
+                text = "waiting until the first node knows which image is meant"
+                work.tell(text, {"step": "wait"})
+            await work.control.pause()
+        return found
+
+    def _publish_meant(self, on: AttemptOnNode, meant: MeantImage) -> None:
+        if on.node_count == 1 and meant.pinned is None:
+            return  # nobody asks for it
+        path = AttemptPaths(Path(on.root)).meant_image
+        path.write_text(json.dumps({"digest": meant.digest, "pinned": meant.pinned}))
+        store_file(self._workspaces, on, path, IMAGE_RECORD)
+
+    def _stored_meant(self, on: AttemptOnNode, attempt: int | None) -> MeantImage | None:
+        """Return what the image meant that is stored with a job, for one attempt or for any."""
+        try:
+            workspace = self._workspaces.of(on)
+        except (StoreError, NotFoundError, OSError) as error:
+            log.info("the workspace of %s is not known: %s", on.job, error)
+            return None
+        text = locks.stored(workspace, on.job, attempt=attempt, name=IMAGE_RECORD)
+        try:
+            return None if text is None else MeantImage(**json.loads(text))
+        except (ValueError, TypeError):
+            return None  # of another version
 
     def _bring(self, on: AttemptOnNode, digest: str, folder: Path) -> None:
         """Unpack an image that travels with a job. Blocks.

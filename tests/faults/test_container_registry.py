@@ -13,13 +13,13 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from rayjobs.containers.engines import Login
-from rayjobs.containers.images import AskedImage
+from rayjobs.containers.images import AskedImage, MeantImage
 from rayjobs.core.errors import PrepareError
 from tests.support.images import file, layer, oci_folder
 from tests.support.jobs import until
@@ -53,6 +53,15 @@ class Registry:
         """The full name of an image there."""
         return f"{self.address}/{what}"
 
+    def push(self, folder: Path, text: bytes, what: str = "team/train:1") -> None:
+        """Let a tag mean an image with this text."""
+        oci = oci_folder(folder, [layer([file("etc/hello", text)])], tag="1")
+        subprocess.run(
+            ["skopeo", "copy", "--insecure-policy", "--quiet", "--dest-tls-verify=false",
+             "--dest-creds", f"{USER}:{PASSWORD}", f"oci:{oci}:1", f"docker://{self.name(what)}"],
+            check=True,
+        )  # fmt: skip
+
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
@@ -81,14 +90,9 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
     try:
         until(answers, "the registry answers")
-        oci = oci_folder(tmp_path / "oci", [layer([file("etc/hello", b"hello\n")])], tag="1")
-        subprocess.run(
-            ["skopeo", "copy", "--insecure-policy", "--quiet", "--dest-tls-verify=false",
-             "--dest-creds", f"{USER}:{PASSWORD}", f"oci:{oci}:1",
-             f"docker://{address}/team/train:1"],
-            check=True,
-        )  # fmt: skip
-        yield Registry(address)
+        made = Registry(address)
+        made.push(tmp_path / "oci", b"hello\n")
+        yield made
     finally:
         server.kill()
         server.wait()
@@ -139,3 +143,27 @@ def test_an_image_that_the_registry_lacks_is_not_asked_for_again(
     with pytest.raises(PrepareError, match="manifest unknown") as caught:
         image_node.realise(asked(registry, "team/train:2", PASSWORD))
     assert caught.value.is_permanent
+
+
+def test_a_tag_that_moves_means_one_image_for_all_nodes_of_a_job(
+    registry: Registry, image_node: ImageNode, tmp_path: Path
+) -> None:
+    meant: list[MeantImage] = []
+    wish = image_node.wish(publish=meant.append)
+    first = image_node.realise(asked(registry, "team/train:1", PASSWORD), wish)
+    (told,) = meant
+    name = registry.name("team/train")
+    assert told.pinned is not None and told.pinned.startswith(f"{name}@sha256:")
+    registry.push(tmp_path / "moved", b"moved\n")
+    other = ImageNode(tmp_path / "other")
+    again = replace(asked(registry, "team/train:1", PASSWORD), meant=told)
+    second = other.realise(again)
+    assert (second.root / "etc/hello").read_text() == "hello\n"
+    assert second.digest == first.digest
+    alone = ImageNode(tmp_path / "alone").realise(asked(registry, "team/train:1", PASSWORD))
+    assert (alone.root / "etc/hello").read_text() == "moved\n", "a new job gets the new one"
+    # The first node finds it without the registry, and still says what it means.
+    meant.clear()
+    found = image_node.wish(publish=meant.append)
+    assert not image_node.realise(asked(registry, "team/train:1", None), found).fetched
+    assert meant == [MeantImage(first.digest, told.pinned)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.containers import asking, engines, prune, unpacking
-from rayjobs.containers.images import AskedImage, Images, ReadyImage
+from rayjobs.containers.images import AskedImage, Images, MeantImage, ReadyImage
 from rayjobs.containers.reference import Kind, parse
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.files import locked_if_free
@@ -109,6 +109,20 @@ def test_an_image_is_unpacked_once_whatever_its_form(
     archive = docker_archive(tmp_path / "docker.tar", [SMALL])
     assert image_node.realise(str(archive)).root.is_dir()
     assert image_node.left_in_building == []
+
+
+def test_nodes_that_have_different_images_under_a_name_are_refused(
+    image_node: ImageNode, oci: Path
+) -> None:
+    meant: list[MeantImage] = []
+    found = image_node.realise(str(oci), image_node.wish(publish=meant.append))
+    assert meant == [MeantImage(found.digest)]
+    same = AskedImage(image=str(oci), meant=meant[0])
+    assert image_node.realise(same).digest == found.digest
+    other = AskedImage(image=str(oci), meant=MeantImage("sha256:another"))
+    error = failed(image_node, other)
+    assert f"another one on this node ({found.digest}) than on the job's first node" in str(error)
+    assert error.is_permanent
 
 
 def test_a_file_that_is_no_archive_is_named_in_one_sentence(
@@ -377,6 +391,9 @@ def test_a_name_is_fetched_once_and_again_only_where_that_is_asked_for(
         "skopeo",
         f"""
         import json, shutil
+        if "inspect" in sys.argv:
+            assert "hunter2" not in " ".join(sys.argv)
+            sys.exit("the registry does not say")
         with open({str(calls)!r}, "a") as stream:
             stream.write(" ".join(sys.argv[1:]) + "\\n")
         target = sys.argv[-1].removeprefix("oci:").removesuffix(":image")
