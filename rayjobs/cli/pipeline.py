@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -115,26 +116,42 @@ def run(
         if dry_run:
             from rayjobs.pipelines.planning import Packer, plan
 
-            planned = plan(
+            with _problems_of(file):
+                planned = plan(
+                    workspace,
+                    spec,
+                    experiment=experiment or spec.name,
+                    values=values,
+                    regenerate=regenerate,
+                    packer=Packer(workspace, stores=False),
+                )
+            return _show_plan(settings, planned)
+        with _problems_of(file):
+            done = submit_pipeline(
                 workspace,
                 spec,
-                experiment=experiment or spec.name,
+                experiment=experiment,
                 values=values,
                 regenerate=regenerate,
-                packer=Packer(workspace, stores=False),
+                continues=continue_on_failure or None,
+                published=source,
+                idempotency_key=idempotency_key,
             )
-            return _show_plan(settings, planned)
-        done = submit_pipeline(
-            workspace,
-            spec,
-            experiment=experiment,
-            values=values,
-            regenerate=regenerate,
-            continues=continue_on_failure or None,
-            published=source,
-            idempotency_key=idempotency_key,
-        )
         return _submitted(settings, workspace, done, detach=detach, attach=attach)
+
+
+@contextlib.contextmanager
+def _problems_of(file: str | None) -> Iterator[None]:
+    """Name the file in the error about what is wrong with it."""
+    from rayjobs.pipelines.spec import PipelineError
+
+    try:
+        yield
+    except PipelineError as error:
+        if file is None or not error.problems:
+            raise
+        count = counted(len(error.problems), "problem")
+        raise PipelineError(f"{file} has {count}", problems=error.problems) from None
 
 
 @pipeline.command(
@@ -153,7 +170,7 @@ def publish(settings: Settings, file: str, name: str | None, label: str | None) 
     from rayjobs.pipelines.published import publish as publish_pipeline
 
     spec = load_pipeline(file)
-    with settings.open(create=True) as workspace:
+    with settings.open(create=True) as workspace, _problems_of(file):
         record = publish_pipeline(
             workspace, spec, name=name or spec.name, version=label, description=spec.description
         )

@@ -67,6 +67,14 @@ def graph_of(spec: PipelineSpec) -> Graph:
         PipelineError: a cycle, an input that no step produces, two steps that write one output, an
             unknown step or parameter; all problems at once, each with its path.
     """
+    order, edges, problems = looked_at(spec)
+    if problems:
+        raise PipelineError(problems=problems)
+    return Graph(order, edges)
+
+
+def looked_at(spec: PipelineSpec) -> tuple[tuple[str, ...], tuple[Edge, ...], list[Problem]]:
+    """Return order, edges and all problems; with a cycle there is no order."""
     problems = [*_unknown(spec), *_same_outputs(spec)]
     edges = [
         edge
@@ -89,9 +97,7 @@ def graph_of(spec: PipelineSpec) -> Graph:
                 "Remove one of these dependencies.",
             )
         )
-    if problems:
-        raise PipelineError(problems=problems)
-    return Graph(order, tuple(edges))
+    return order, tuple(edges), problems
 
 
 def _unknown(spec: PipelineSpec) -> Iterator[Problem]:

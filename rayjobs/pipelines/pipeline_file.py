@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from rayjobs.core.errors import Problem, SpecError
+from rayjobs.core.errors import NotFoundError, Problem, SpecError
 from rayjobs.core.text import counted
-from rayjobs.pipelines.graph import graph_of
-from rayjobs.pipelines.spec import PipelineError, PipelineSpec, type_of
+from rayjobs.pipelines.graph import looked_at
+from rayjobs.pipelines.planning import OWN_KEYS, below, file_problems, readable
+from rayjobs.pipelines.spec import (
+    STEP,
+    Parameter,
+    PipelineError,
+    PipelineSpec,
+    Reuse,
+    has_type,
+    type_of,
+    with_values,
+)
 from rayjobs.spec import components
 from rayjobs.spec.components import component_folder
-from rayjobs.spec.file import merge
-from rayjobs.spec.problems import problem_of
-from rayjobs.spec.text import parse_yaml
+from rayjobs.spec.container_files import anchored_container
+from rayjobs.spec.environment import anchored
+from rayjobs.spec.file import load_spec_file, merge
+from rayjobs.spec.problems import near, problem_of
+from rayjobs.spec.sources import output_source
 
-OWN_KEYS = frozenset({"after", "params", "reuse", "sweep", "title"})
 TOP_KEYS = frozenset(
     {
         "name",
@@ -31,10 +42,12 @@ TOP_KEYS = frozenset(
         "version",
     }
 )
+# Fields of a step that hold names: what a graph is made of.
+NAMED_FIELDS = ("inputs", "outputs", "params")
 
 
 def load_pipeline(path: str | Path) -> PipelineSpec:
-    """Return the pipeline in a YAML or JSON file.
+    """Return the pipeline in a YAML or JSON file; ``-`` reads standard input.
 
     A relative `source_directory` is taken from the file's folder; without one, the file's folder
     is the source directory of all steps.
@@ -42,29 +55,22 @@ def load_pipeline(path: str | Path) -> PipelineSpec:
     Raises:
         PipelineError: the file cannot be read or is wrong; lists everything with its path.
     """
-    file = Path(path)
+    is_piped = str(path) == "-"
+    file = Path("standard input") if is_piped else Path(path).expanduser()
     try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        data = load_spec_file(path, example="steps: {train: {script: train.py}}")
+    except NotFoundError:
         why = "there is no such file."
-        missing = Problem(str(file), why, "Name a pipeline's YAML file.", is_missing=True)
+        missing = Problem(str(path), why, "Name a pipeline's YAML file.", is_missing=True)
         raise PipelineError(problems=[missing]) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise _only(str(file), f"the file cannot be read: {error}.", "") from error
-    try:
-        data = parse_yaml(text, str(file))
     except SpecError as error:
         raise PipelineError(error.message) from error
-    if not isinstance(data, dict):
-        raise _only(str(file), f"it holds {type(data).__name__} data.", "Write keys and values.")
     try:
-        spec = pipeline_of(data, folder=file.parent)
-        graph_of(spec)
+        return pipeline_of(data, folder=Path.cwd() if is_piped else file.parent)
     except PipelineError as error:
         raise PipelineError(
             f"{file} has {counted(len(error.problems), 'problem')}", problems=error.problems
         ) from None
-    return spec
 
 
 def pipeline_of(data: Mapping[str, Any], *, folder: Path) -> PipelineSpec:
@@ -77,81 +83,230 @@ def pipeline_of(data: Mapping[str, Any], *, folder: Path) -> PipelineSpec:
     Raises:
         PipelineError: something is wrong with it; all problems at once.
     """
-    problems = [
-        Problem(key, "is not a key of a pipeline file.", f"Use: {', '.join(sorted(TOP_KEYS))}.")
-        for key in data
-        if key not in TOP_KEYS
-    ]
-    defaults = data.get("defaults") or {}
-    if not isinstance(defaults, Mapping):
-        problems.append(Problem("defaults", "is not a mapping.", "Write fields of a job."))
-        defaults = {}
-    source = folder / Path(str(data.get("source_directory") or ".")).expanduser()
-    defaults = {"source_directory": str(source.absolute()), **defaults}
-    steps: dict[str, Any] = {}
-    given = data.get("steps")
-    if not isinstance(given, Mapping) or not given:
-        problems.append(Problem("steps", "is missing.", "Write a mapping of names to steps."))
-        given = {}
-    for name, one in given.items():
+    return _Reading(data, folder).result()
+
+
+class _Reading:
+    """One pass over a file's data: what is wrong is noted, and all the rest is still read."""
+
+    def __init__(self, data: Mapping[str, Any], folder: Path) -> None:
+        self.data = data
+        self.folder = folder
+        self.problems: list[Problem] = []
+        self.has_form = True  # all steps have the form that a graph is read from
+
+    def result(self) -> PipelineSpec:
+        """Return the pipeline.
+
+        Raises:
+            PipelineError: with all problems.
+        """
+        for key in self.data:
+            if key not in TOP_KEYS:
+                remedy = near(str(key), sorted(TOP_KEYS)) or f"Use: {', '.join(sorted(TOP_KEYS))}."
+                self._note(str(key), "is not a key of a pipeline file.", remedy)
+        parameters = self._parameters()
+        steps = self._steps()
+        values = {
+            key: self.data[key] for key in ("version", "name", "description") if key in self.data
+        }
+        values["continue_on_step_failure"] = self.data.get("continue_on_step_failure", False)
+        spec: PipelineSpec | None = None
+        try:
+            spec = PipelineSpec.model_validate({**values, "parameters": parameters, "steps": steps})
+        except ValidationError as error:
+            known = {one.path for one in self.problems}
+            found = [problem_of(one) for one in error.errors(include_url=False)]
+            # Without a readable step "steps" is too short: what is wrong is said already.
+            self.problems += [
+                one for one in found if one.path not in known and (steps or one.path != "steps")
+            ]
+        if spec is not None and not self.problems:
+            return spec  # `plan` finds what else is wrong, of all steps at once
+        defaults = {name: one.get("default") for name, one in parameters.items()}
+        defaults = {name: value for name, value in defaults.items() if value is not None}
+        for name, step in steps.items():
+            self.problems += _job_problems(name, step, defaults)
+        if spec is not None and self.has_form:
+            self.problems += looked_at(spec)[2]
+        raise PipelineError(problems=self.problems)
+
+    def _note(self, path: str, message: str, remedy: str = "") -> None:
+        self.problems.append(Problem(path, message, remedy))
+
+    # -- parameters ----------------------------------------------------------------------------
+    def _parameters(self) -> dict[str, Any]:
+        given = self.data.get("parameters") or {}
+        if not isinstance(given, Mapping):
+            self._note("parameters", "is not a mapping.", "Write lines such as `epochs: 3`.")
+            return {}
+        found: dict[str, Any] = {}
+        for name, one in given.items():
+            path = f"parameters.{name}"
+            if not isinstance(one, Mapping):
+                if isinstance(one, list | tuple):
+                    self._note(path, f"{one!r:.80} is not a single value.", "Write its default.")
+                    continue
+                found[str(name)] = {"default": one, "type": "text" if one is None else type_of(one)}
+                continue
+            if self._has_own_keys(path, one, Parameter.model_fields):
+                typed = {"type": type_of(one["default"])} if "default" in one else {}
+                found[str(name)] = {**typed, **one}
+                self._check_default(path, found[str(name)])
+        return found
+
+    def _check_default(self, path: str, one: Mapping[str, Any]) -> None:
+        default, kind = one.get("default"), one.get("type", "text")
+        if default is not None and not has_type(default, kind):
+            self._note(f"{path}.default", f"{default!r:.80} is not of the type {kind!r}.")
+
+    # -- steps ---------------------------------------------------------------------------------
+    def _steps(self) -> dict[str, Any]:
+        defaults = self.data.get("defaults") or {}
+        if not isinstance(defaults, Mapping):
+            self._note("defaults", "is not a mapping.", "Write fields of a job.")
+            defaults = {}
+        source = self.data.get("source_directory")
+        if source is not None and not isinstance(source, str):
+            self._note("source_directory", f"{source!r:.80} is not a path.", "Write a folder.")
+            source = None
+        place = self.folder / Path(source or ".").expanduser()
+        defaults = {
+            "source_directory": str(place.absolute()),
+            **self._anchored("defaults", defaults),
+        }
+        given = self.data.get("steps")
+        if not isinstance(given, Mapping) or not given:
+            self._note("steps", "is missing.", "Write a mapping of names to steps.")
+            given = {}
+        steps: dict[str, Any] = {}
+        for name, one in given.items():
+            step = self._step(f"steps.{name}", one, defaults)
+            if step is None:
+                self.has_form = False
+            else:
+                steps[str(name)] = step
+        return steps
+
+    def _step(self, path: str, one: Any, defaults: Mapping[str, Any]) -> dict[str, Any] | None:
         if not isinstance(one, Mapping):
-            problems.append(Problem(f"steps.{name}", "is not a mapping.", "Write fields of a job."))
-            continue
-        component = one.get("component")
-        if component is not None and component_folder(component) is None:
-            problems.append(
-                Problem(
-                    f"steps.{name}.component",
-                    f"{component!r} is not a component.",
-                    components.remedy(),
-                )
+            self._note(path, "is not a mapping.", "Write fields of a job.")
+            return None
+        if (component := one.get("component")) is not None and component_folder(component) is None:
+            self._note(
+                f"{path}.component", f"{component!r} is not a component.", components.remedy()
             )
-            continue
-        steps[str(name)] = _step(one, defaults, folder)
-    values = {key: data[key] for key in ("version", "name", "description") if key in data}
-    values["continue_on_step_failure"] = data.get("continue_on_step_failure", False)
-    values["parameters"] = {
-        str(name): _parameter(one) for name, one in (data.get("parameters") or {}).items()
+            return None
+        own = {key: value for key, value in one.items() if key in OWN_KEYS and value is not None}
+        job = {key: value for key, value in one.items() if key not in {*OWN_KEYS, "component"}}
+        for key in NAMED_FIELDS:
+            held = own if key in own else job
+            if held.get(key) is not None and not isinstance(held[key], Mapping):
+                given, remedy = held.pop(key), "Write `name: …` lines."
+                self._note(f"{path}.{key}", f"{given!r:.80} is not a mapping.", remedy)
+                self.has_form = False
+        if isinstance(own.get("after"), str):
+            own["after"] = [own["after"]]
+        after = own.get("after", [])
+        if not isinstance(after, list) or not all(isinstance(name, str) for name in after):
+            del own["after"]
+            self._note(
+                f"{path}.after", f"{after!r:.80} is not a list of steps.", "Write their names."
+            )
+            self.has_form = False
+        self._own_part(path, own, "reuse")
+        self._own_part(path, own, "sweep")
+        if component is not None:
+            job["source_directory"] = component_folder(component)
+        if isinstance(job.get("outputs"), Mapping):
+            job["outputs"] = {key: value or {} for key, value in job["outputs"].items()}
+        whole = merge(defaults, self._anchored(path, job))
+        self._check_hash_paths(path, own.get("reuse") or {}, whole.get("source_directory"))
+        return {"job": whole, **own}
+
+    def _check_hash_paths(self, path: str, reuse: Mapping[str, Any], source: Any) -> None:
+        folder = Path(source) if isinstance(source, str) else None
+        if folder is None or not folder.is_dir():
+            return
+        for index, one in enumerate(reuse.get("hash_paths") or ()):
+            if isinstance(one, str) and not (folder / one).exists():
+                self._note(
+                    f"{path}.reuse.hash_paths[{index}]",
+                    f"{one!r} does not exist in {folder}.",
+                    "Name files and folders of the source directory.",
+                )
+
+    def _own_part(self, path: str, own: dict[str, Any], key: str) -> None:
+        """Put `reuse` or `sweep` into its stored form, or note what is wrong with it."""
+        given = own.get(key)
+        if given is None:
+            return
+        if key == "reuse" and isinstance(given, bool):
+            own[key] = {"allow": given}
+        elif not isinstance(given, Mapping):
+            form = "true, false or a mapping" if key == "reuse" else "a mapping"
+            self._note(f"{path}.{key}", f"{given!r:.80} is not {form}.")
+            del own[key]
+        elif key == "reuse":
+            if not self._has_own_keys(f"{path}.{key}", given, Reuse.model_fields):
+                del own[key]
+        elif "definition" not in given:
+            own[key] = {"definition": dict(given)}
+
+    def _has_own_keys(self, path: str, given: Mapping[Any, Any], known: Mapping[str, Any]) -> bool:
+        unknown = [str(key) for key in given if key not in known]
+        for key in unknown:
+            remedy = near(key, [*known]) or f"Use: {', '.join(known)}."
+            self._note(f"{path}.{key}", "is not a known key.", remedy)
+        return not unknown
+
+    def _anchored(self, path: str, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a job with relative paths taken from the file's folder."""
+        found = dict(job)
+        if isinstance(found.get("source_directory"), str):
+            place = self.folder / Path(found["source_directory"]).expanduser()
+            found["source_directory"] = str(place.absolute())
+        if "environment" in found:
+            found["environment"] = anchored(found["environment"], self.folder)
+        if "container" in found:
+            try:
+                found["container"] = anchored_container(found["container"], self.folder)
+            except (NotFoundError, SpecError) as error:
+                self._note(f"{path}.container", f"{error.message}.")
+        return found
+
+
+def _job_problems(
+    name: str, step: Mapping[str, Any], values: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Find what is wrong with a step's job, as far as it depends on no workspace and no target.
+
+    A value that each run sets itself is not known yet: what depends on it is checked at the submit.
+    """
+    job = with_values(dict(step["job"]), values)
+    job.setdefault("name", "step")  # its key is checked already
+    job["inputs"] = {key: _as_stored(one) for key, one in (job.get("inputs") or {}).items()}
+    job["outputs"] = {
+        key: {"destination": "store/path", **one} if isinstance(one, Mapping) else one
+        for key, one in (job.get("outputs") or {}).items()
     }
-    values["steps"] = steps
+    found = []
+    if job.pop("depends_on", None):
+        found.append(Problem("depends_on", "is not for steps.", "Use `after`."))
     try:
-        spec = PipelineSpec.model_validate(values)
-    except ValidationError as error:
-        if steps or not problems:
-            problems += [problem_of(one) for one in error.errors(include_url=False)]
-        raise PipelineError(problems=problems) from None
-    if problems:
-        raise PipelineError(problems=problems)
-    return spec
+        readable(job)
+    except SpecError as error:
+        found += error.problems
+    found += file_problems(job)
+    for one in found:
+        if "${{" not in one.message:
+            yield below(name, one)
 
 
-def _step(one: Mapping[str, Any], defaults: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    own = {key: value for key, value in one.items() if key in OWN_KEYS and value is not None}
-    job = {key: value for key, value in one.items() if key not in {*OWN_KEYS, "component"}}
-    if one.get("component") is not None:
-        job["source_directory"] = component_folder(one["component"])
-    elif job.get("source_directory") is not None:
-        place = folder / Path(str(job["source_directory"])).expanduser()
-        job["source_directory"] = str(place.absolute())
-    if isinstance(job.get("outputs"), Mapping):
-        job["outputs"] = {key: value or {} for key, value in job["outputs"].items()}
-    reuse = own.pop("reuse", None)
-    if isinstance(reuse, bool):
-        own["reuse"] = {"allow": reuse}
-    elif reuse is not None:
-        own["reuse"] = reuse
-    if isinstance(own.get("after"), str):
-        own["after"] = [own["after"]]
-    if isinstance(own.get("sweep"), Mapping) and "definition" not in own["sweep"]:
-        own["sweep"] = {"definition": dict(own["sweep"])}
-    return {"job": merge(defaults, job), **own}
-
-
-def _parameter(one: Any) -> Any:
-    if isinstance(one, Mapping):
+def _as_stored(one: Any) -> Any:
+    """Return an input with a source that a job may have: a step's output has no job yet."""
+    source = one.get("source") if isinstance(one, Mapping) else one
+    if not isinstance(source, str) or not source.startswith((STEP, "${{")):
         return one
-    return {"default": one, "type": "text" if one is None else type_of(one)}
-
-
-def _only(path: str, message: str, remedy: str) -> PipelineError:
-    return PipelineError(problems=[Problem(path, message, remedy)])
+    stored = output_source("job", "output")
+    return {**one, "source": stored} if isinstance(one, Mapping) else stored

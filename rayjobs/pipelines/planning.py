@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.api.kinds import STEP_OF
 from rayjobs.core import ids
-from rayjobs.core.errors import CannotBePlacedError, Problem, SpecError
+from rayjobs.core.errors import CannotBePlacedError, NotFoundError, Problem, SpecError
 from rayjobs.data.pins import unknown_variables
-from rayjobs.pipelines.graph import DEFAULT_DESTINATION, Edge, Graph, graph_of
+from rayjobs.pipelines.graph import DEFAULT_DESTINATION, Edge, Graph, looked_at
 from rayjobs.pipelines.reuse import Decision, Decisions, digest_of_paths, key_of, parts_of
 from rayjobs.pipelines.spec import (
     STEP,
@@ -27,6 +27,7 @@ from rayjobs.pipelines.spec import (
 )
 from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import Dependency, JobSpec
+from rayjobs.spec.problems import near
 from rayjobs.spec.sources import OUTPUT, output_source
 from rayjobs.store.requests import NewStep
 from rayjobs.submit import checks, submitting
@@ -34,6 +35,8 @@ from rayjobs.submit import checks, submitting
 if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
+# Keys of a step beside the fields of its job.
+OWN_KEYS = frozenset({"after", "params", "reuse", "sweep", "title"})
 STEP_TAG = "step"
 PIPELINE_TAG = "pipeline"
 # Fields of a job that may name files of this machine, which are packed.
@@ -193,7 +196,8 @@ def plan(
         CannotBePlacedError: a target can never hold a step.
         SnapshotError: a source directory cannot be packed.
     """
-    graph = graph_of(spec)
+    order, edges, wrong = looked_at(spec)
+    graph = Graph(order, edges)
     chosen = chosen_values(spec, values or {})
     packer = packer or Packer(workspace)
     run_id = ids.job_id(experiment)
@@ -206,6 +210,7 @@ def plan(
         decisions=Decisions(workspace, spec.name, regenerate, resumed or {}),
         run_id=run_id,
         ids=_fresh_ids(experiment, spec.steps),
+        problems=wrong,
     )
     made = maker.make()
     steps = {
@@ -288,7 +293,7 @@ class _Maker:
     notes: list[str] = field(default_factory=list)
     facts: dict[str, Mapping[str, str]] = field(default_factory=dict)
     hashed: dict[str, str | None] = field(default_factory=dict)
-    _problems: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     _unplaced: list[Problem] = field(default_factory=list)
     _checked: dict[str, submitting.Checked] = field(default_factory=dict)
     _snapshots: set[str] = field(default_factory=set)
@@ -299,14 +304,14 @@ class _Maker:
             into.setdefault(edge.after, []).append(edge)
         checked: dict[str, submitting.Checked] = {}
         params: dict[str, dict[str, Any]] = {}
-        for name in self.graph.order:
+        for name in self.graph.order or self.spec.steps:
             step = self.spec.steps[name]
             params[name] = with_values(dict(step.params), self.values)
             found = self._check(name, step, params[name])
             if found is not None:
                 checked[name] = found
-        if self._problems:
-            raise PipelineError(problems=[*self._problems, *self._unplaced])
+        if self.problems:
+            raise PipelineError(problems=[*self.problems, *self._unplaced])
         if self._unplaced:
             lines = "\n".join(f"  - {problem}" for problem in self._unplaced)
             raise CannotBePlacedError(
@@ -317,9 +322,9 @@ class _Maker:
             try:
                 checked[name] = replace(one, spec=self.packer.start(one.spec))
             except SpecError as error:
-                self._problems += [_below(name, problem) for problem in error.problems]
-        if self._problems:
-            raise PipelineError(problems=self._problems)
+                self.problems += [below(name, problem) for problem in error.problems]
+        if self.problems:
+            raise PipelineError(problems=self.problems)
         done: dict[str, PlannedStep] = {}
         for name in self.graph.order:
             done[name] = self._decide(name, checked[name], params[name], into.get(name, []), done)
@@ -340,14 +345,16 @@ class _Maker:
             key: self._renamed(one) for key, one in (values.get("inputs") or {}).items()
         }
         if values.get("depends_on"):
-            self._problems.append(
+            self.problems.append(
                 Problem(f"steps.{name}.depends_on", "is not for steps.", "Use `after`.")
             )
             return None
         if step.snapshot is not None:
             values = {key: one for key, one in values.items() if key != "source_directory"}
+        if step.snapshot is None:
+            self.problems += [below(name, one) for one in file_problems(values)]
         try:
-            job = build_spec(values)
+            job = readable(values)
             if job.array is not None:
                 raise SpecError(
                     problems=[Problem("array", "a step is not an array.", "Take it out.")]
@@ -356,10 +363,12 @@ class _Maker:
                 self._check_sweep(name, step, job)
             checked = self._checked_like(job)
         except CannotBePlacedError as error:
-            self._unplaced += [_below(name, one) for one in error.values.get("problems", ())]
+            self._unplaced += [below(name, one) for one in error.values.get("problems", ())]
             return None
         except SpecError as error:
-            self._problems += [_below(name, one) for one in error.problems]
+            known = {str(one) for one in self.problems}
+            found = [below(name, one) for one in error.problems]
+            self.problems += [one for one in found if str(one) not in known]
             return None
         self.warnings += [f"step {name}: {one}" for one in checked.warnings]
         self.notes += checked.notes
@@ -411,7 +420,8 @@ class _Maker:
         if not isinstance(source, str) or not source.startswith(STEP):
             return one
         producer, _, output = source.removeprefix(STEP).partition("/")
-        return {**one, "source": output_source(self.ids[producer], output)}
+        made_by = self.ids.get(producer) or next(iter(self.ids.values()))  # refused with the graph
+        return {**one, "source": output_source(made_by, output or "output")}
 
     def _decide(
         self,
@@ -483,18 +493,41 @@ def _skeleton(job: JobSpec) -> str:
 
 
 def _outputs_with_places(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for name, one in outputs.items():
-        given = {"destination": one} if isinstance(one, str) else dict(one or {})
-        given["destination"] = given.get("destination") or DEFAULT_DESTINATION
+        given = {"destination": one} if isinstance(one, str) else one or {}
+        if isinstance(given, Mapping):  # else the job is refused
+            given = {**given, "destination": given.get("destination") or DEFAULT_DESTINATION}
         found[name] = given
     return found
 
 
-def _below(step: str, one: Problem) -> Problem:
-    return Problem(
-        f"steps.{step}.{one.path}" if one.path else f"steps.{step}", one.message, one.remedy
-    )
+def below(step: str, one: Problem) -> Problem:
+    """Return a problem of a step's job with its place in the pipeline."""
+    meant = near(one.path, sorted(OWN_KEYS)) if "is not a known key" in one.message else ""
+    path = f"steps.{step}.{one.path}" if one.path else f"steps.{step}"
+    return replace(one, path=path, remedy=meant or one.remedy)
+
+
+def file_problems(job: Mapping[str, Any]) -> list[Problem]:
+    """Find what is wrong with the script that a step names, whatever else is wrong with its job."""
+    script, source = job.get("script"), job.get("source_directory")
+    if not isinstance(script, str) or not isinstance(source, str) or "${{" in f"{source}{script}":
+        return []
+    return [*checks.entry_problems(JobSpec(script=script or "-"), Path(source).expanduser())]
+
+
+def readable(job: Mapping[str, Any]) -> JobSpec:
+    """Return a step's job as `build_spec` does; a missing file is one problem among others.
+
+    Raises:
+        SpecError: something is wrong with it; all problems at once.
+    """
+    try:
+        return build_spec(job)
+    except NotFoundError as error:
+        missing = Problem("environment", f"{error.message}.", is_missing=True)
+        raise SpecError(problems=[missing]) from None
 
 
 def _fresh_ids(experiment: str, names: Iterable[str]) -> dict[str, str]:

@@ -240,6 +240,15 @@ def type_of(value: Any) -> ParameterType:
     return "number" if isinstance(value, float) else "text"
 
 
+def has_type(value: Any, kind: str) -> bool:
+    """Whether a parameter of a type may have a value."""
+    try:
+        _typed(value, kind)
+    except ValueError:
+        return False
+    return True
+
+
 def _typed(value: Any, kind: str) -> Scalar:
     if kind == "boolean":
         words = {"true": True, "1": True, "false": False, "0": False}

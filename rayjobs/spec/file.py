@@ -45,18 +45,19 @@ _ONE_TEXT = {"inputs": "source", "outputs": "destination"}
 # -- in ----------------------------------------------------------------------------------------
 
 
-def load_spec_file(path: str | Path) -> dict[str, Any]:
+def load_spec_file(path: str | Path, *, example: str = "script: train.py") -> dict[str, Any]:
     """Return the data of a spec file, with only its form checked; ``-`` reads standard input.
 
     A relative ``source_directory``, and one that is not given, mean the file's own folder.
-    Ends in ``.json``: JSON, else YAML (1.2: ``yes`` and ``on`` are text).
+    Ends in ``.json``: JSON, else YAML (1.2: ``yes`` and ``on`` are text). The error for other data
+    shows `example`.
 
     Raises:
         NotFoundError: no such file.
         SpecError: not YAML or JSON, too large or deep, a key twice, too many aliases.
     """
     if str(path) == "-":
-        return load_spec_text(sys.stdin.read(FILE_LIMIT + 1), folder=Path.cwd())
+        return load_spec_text(sys.stdin.read(FILE_LIMIT + 1), folder=Path.cwd(), example=example)
     file = Path(path).expanduser()
     if not file.exists():
         raise NotFoundError(f"there is no spec file {file}. Check its name")
@@ -71,19 +72,28 @@ def load_spec_file(path: str | Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise SpecError(f"the spec file {file} is not UTF-8 text (byte {error.start})") from error
     return load_spec_text(
-        text, name=str(file), folder=file.absolute().parent, is_json=file.suffix == ".json"
+        text,
+        name=str(file),
+        folder=file.absolute().parent,
+        is_json=file.suffix == ".json",
+        example=example,
     )
 
 
 def load_spec_text(
-    text: str, *, name: str = "the spec", folder: Path | None = None, is_json: bool = False
+    text: str,
+    *,
+    name: str = "the spec",
+    folder: Path | None = None,
+    is_json: bool = False,
+    example: str = "script: train.py",
 ) -> dict[str, Any]:
     """Return the data of a spec's text; see `load_spec_file`."""
     if len(text) > FILE_LIMIT:
         raise SpecError(f"{name} is larger than {FILE_LIMIT // 1024} KiB. Put data in files")
     data = parse_json(text, name) if is_json else parse_yaml(text, name)
     if not isinstance(data, dict):
-        raise SpecError(f"{name} must hold `key: value` lines, such as `script: train.py`")
+        raise SpecError(f"{name} must hold `key: value` lines, such as `{example}`")
     if folder is not None:
         given = data.get("source_directory")
         if isinstance(given, str):

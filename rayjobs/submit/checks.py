@@ -101,7 +101,7 @@ def check(spec: JobSpec, *, source: Path | None = None, job_id: str | None = Non
         job_id: The job's own id, if it is known.
     """
     return [
-        *_entry(spec, source),
+        *entry_problems(spec, source),
         *_distribution(spec),
         *_parallel_run(spec),
         *_gpus(spec),
@@ -184,7 +184,8 @@ def _unset_variables(spec: JobSpec) -> list[str]:
 # -- the entry script ----------------------------------------------------------------------------
 
 
-def _entry(spec: JobSpec, source: Path | None) -> Iterator[Problem]:
+def entry_problems(spec: JobSpec, source: Path | None) -> Iterator[Problem]:
+    """Find what is wrong with a job's source directory, and with its script there."""
     if source is not None and not source.is_dir():
         exists = source.exists()
         yield Problem(

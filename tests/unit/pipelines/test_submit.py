@@ -82,6 +82,109 @@ def test_all_problems_of_all_steps_come_at_once(played: Played) -> None:
     assert "steps.train" in found
 
 
+WRONG: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        {"steps": steps(prep={"params": 3}, train={"reuse": {"hash_path": ["x"]}})},
+        ["steps.prep.params: 3 is not a mapping", "steps.train.reuse.hash_path: is not a known"],
+    ),
+    (
+        {"steps": steps(prep={"inputs": 5, "outputs": [1], "after": 4, "arguments": 3})},
+        [
+            "steps.prep.inputs: 5 is not",
+            "steps.prep.outputs: [1] is not",
+            "steps.prep.after: 4 is not a list of steps",
+            "steps.prep.arguments: 3 is not a list",
+        ],
+    ),
+    (
+        {
+            "steps": steps(
+                prep={"script": "gone.py", "resue": False}, train={"inputs": {"a": "step:x/y"}}
+            )
+        },
+        [
+            "steps.prep.resue: is not a known key. Did you mean `reuse`?",
+            "steps.prep.script: 'gone.py' does not exist",
+            "steps.train.inputs.a: no step produces it",
+        ],
+    ),
+    (
+        {"steps": {**steps(), "x": 3, "y": {}}, "defalts": {}, "parameters": [1]},
+        [
+            "defalts: is not a key of a pipeline file. Did you mean `defaults`?",
+            "parameters: is not a mapping",
+            "steps.x: is not a mapping",
+            "steps.y.script: is missing",
+        ],
+    ),
+    (
+        {
+            "parameters": {
+                "a": {"type": "integer", "default": "many"},
+                "b": {"dflt": 1},
+                "c": [1],
+                "d": {"type": "whole"},
+                "epochs": {"default": 3},
+            },
+            "steps": steps(prep={"reuse": {"hash_paths": ["prep.py", "gone.py"]}}),
+        },
+        [
+            "parameters.a.default: 'many' is not of the type 'integer'",
+            "parameters.b.dflt: is not a known key",
+            "parameters.c: [1] is not a single value",
+            "parameters.d.type: 'whole' is not one of",
+            "steps.prep.reuse.hash_paths[1]: 'gone.py' does not exist",
+        ],
+    ),
+    (
+        {"steps": steps(prep={"outputs": {"o": 3}}, train={"inputs": {"data": "step:/"}})},
+        ["steps.prep.outputs.o: 3 is neither text", "steps.train.inputs.data: no step produces it"],
+    ),
+    (
+        {
+            "name": 5,
+            "continue_on_step_failure": "maybe",
+            "steps": steps(
+                prep={"container": {"dockerfile": "gone"}},
+                train={"environment": {"requirements": "gone.txt"}, "reuse": "maybe"},
+                test={"depends_on": ["x"], "sweep": 1},
+            ),
+        },
+        [
+            "name: 5 is not text",
+            "continue_on_step_failure: 'maybe' is neither",
+            "steps.prep.container: there is no Dockerfile",
+            "gone.txt, which environment.requirements names",
+            "steps.train.reuse: 'maybe' is not true, false or a mapping",
+            "steps.test.depends_on: is not for steps. Use `after`.",
+            "steps.test.sweep: 1 is not a mapping",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), WRONG)
+def test_each_mistake_in_a_file_is_named_with_its_path(
+    played: Played, changes: dict[str, Any], expected: list[str]
+) -> None:
+    texts = problems(played, **changes)
+    missing = [one for one in expected if not any(one in text for text in texts)]
+    assert not missing, texts
+    assert len(texts) == len(expected), texts
+
+
+def test_values_that_a_run_sets_itself_are_no_mistakes_of_the_file(played: Played) -> None:
+    asked = {
+        "distribution": {"backend": "gloo", "nodes": "${{parameters.nodes}}"},
+        "inputs": {"data": "${{parameters.source}}"},
+    }
+    parameters = {"epochs": 3, "nodes": None, "source": {"type": "data"}}
+    spec = played.spec(parameters=parameters, steps=steps(prep=asked))
+    with pytest.raises(PipelineError) as caught:
+        played.submit(spec)
+    assert [one.path for one in caught.value.problems] == ["parameters.nodes", "parameters.source"]
+
+
 def test_parameters_have_types_and_names(played: Played) -> None:
     spec = played.spec()
     for values, expected in (
