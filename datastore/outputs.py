@@ -9,9 +9,9 @@ import contextlib
 import os
 import re
 import threading
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +238,9 @@ class Origin:
     makers: list[Any] = field(default_factory=list)
 
 
+_UNNAMED = count(1)
+
+
 @dataclass(frozen=True, eq=False)
 @with_absent("OutputFileDatasetConfig")
 class OutputFileDatasetConfig:
@@ -260,8 +263,9 @@ class OutputFileDatasetConfig:
         if self.partition_format is not None:
             raise InvalidReference("partition_format is not supported.")
         check_mode(self.mode, allowed=MODES)
-        # A unique name: a job may have several outputs without a name.
-        name = self.name or f"output_{uuid.uuid4().hex[:8]}"
+        # Of its own, since a job may have several outputs without a name; and the same in each run
+        # of a program, or else steps that write them would never be reused.
+        name = self.name or f"output_{next(_UNNAMED):08d}"
         object.__setattr__(self, "name", check_name(name, "output name"))
         for one in _FIELD.findall(self.path_template):
             if one not in ("run-id", "output-name"):

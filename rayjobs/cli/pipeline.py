@@ -338,12 +338,15 @@ def watch(settings: Settings, run: str) -> int:
 @common_options
 @click.pass_obj
 def cancel(settings: Settings, run: str) -> None:
-    """Cancel a run: its waiting steps never start, its running ones end."""
+    """Cancel a run: its waiting steps never start, its running ones end.
+
+    A name means its only run that has not ended.
+    """
     from rayjobs.cli.waking import wake_quietly
     from rayjobs.pipelines.views import views_of
 
     with settings.open() as workspace:
-        found = find_pipeline(settings, workspace, run, strict=True)
+        found = _open_one(settings, workspace, run)
         before = found.job
         targets = dict.fromkeys(
             view.job.target for view in views_of(workspace, found) if not view.is_final
@@ -395,6 +398,22 @@ def find_pipeline(
         except (NotFoundError, UsageError):
             raise error from None
     return store.pipeline(found.id)
+
+
+def _open_one(settings: Settings, workspace: OpenWorkspace, text: str) -> Pipeline:
+    """Return the run that `text` names; of several, the only one that has not ended.
+
+    Raises:
+        NotFoundError, UsageError: see `find_pipeline`.
+    """
+    try:
+        return find_pipeline(settings, workspace, text, strict=True)
+    except UsageError as error:
+        states = workspace.store.job_states(error.values.get("matches", ()))
+        unfinished = [job for job, state in states.items() if not state.is_final]
+        if len(unfinished) != 1:
+            raise
+        return workspace.store.pipeline(unfinished[0])
 
 
 def shown_state(job: Job) -> str:

@@ -165,9 +165,11 @@ class Ledger:
     def summary(self) -> str:
         """Return one sentence about all items."""
         items = sum(self._items(number) for number in range(len(self._batches)))
+        batches = len(self._batches)
         return (
-            f"{len(self._batches)} mini-batches of {items} items: "
-            f"{items - self.failed_items} items succeeded, {self.failed_items} failed"
+            f"{batches} mini-batch{'' if batches == 1 else 'es'} of {items} "
+            f"item{'' if items == 1 else 's'}: {items - self.failed_items} succeeded, "
+            f"{self.failed_items} failed"
         )
 
     # -- inside ------------------------------------------------------------------------------------

@@ -142,9 +142,25 @@ class PipelineData:
         """Return it as an input under another name."""
         return InputPortBinding(input_name or self._name, self)
 
-    def as_mount(self) -> InputPortBinding:
-        """Return it as a mounted input."""
-        return InputPortBinding(self._name, self, bind_mode="mount")
+    def as_mount(self, input_name: str | None = None) -> InputPortBinding:
+        """Return it as a mounted input, under another name where one is given."""
+        return InputPortBinding(input_name or self._name, self, bind_mode="mount")
+
+    def create_input_binding(
+        self,
+        input_name: str | None = None,
+        mode: str | None = None,
+        path_on_compute: str | None = None,
+        overwrite: bool | None = None,
+    ) -> InputPortBinding:
+        """Return it as an input in a mode: ``mount`` or ``download``."""
+        return InputPortBinding(
+            input_name or self._name, self, mode or "mount", path_on_compute, overwrite
+        )
+
+    def get_env_variable_name(self) -> str:
+        """Return the variable that holds its local path in a job."""
+        return self.environment_variable
 
     def as_download(
         self,
@@ -213,6 +229,23 @@ class InputPortBinding:
     def data(self) -> Any:
         """The bound object."""
         return self.bind_object
+
+    @property
+    def data_reference_name(self) -> str:
+        """Its name, as a DataReference has it."""
+        return self.name
+
+    @property
+    def data_type(self) -> str | None:
+        """The type of the bound object, if it has one."""
+        found: str | None = getattr(self.bind_object, "data_type", None)
+        return found
+
+    def get_bind_object_name(self) -> str | None:
+        """Return the name of the bound object."""
+        return getattr(self.bind_object, "name", None) or getattr(
+            self.bind_object, "data_reference_name", None
+        )
 
     @property
     def environment_variable(self) -> str:

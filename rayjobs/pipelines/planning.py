@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,14 @@ from rayjobs.core import ids
 from rayjobs.core.errors import CannotBePlacedError, NotFoundError, Problem, SpecError
 from rayjobs.data.pins import unknown_variables
 from rayjobs.pipelines.graph import DEFAULT_DESTINATION, Edge, Graph, looked_at
-from rayjobs.pipelines.reuse import Decision, Decisions, digest_of_paths, key_of, parts_of
+from rayjobs.pipelines.reuse import (
+    Decision,
+    Decisions,
+    definition_of,
+    digest_of_paths,
+    key_of,
+    parts_of,
+)
 from rayjobs.pipelines.spec import (
     STEP,
     PipelineError,
@@ -449,7 +456,7 @@ class _Maker:
             hashed = digest_of_paths(Path(checked.source), step.reuse.hash_paths)
         self.hashed[name] = hashed
         counted = hashed or snapshot
-        parts = parts_of(spec, step, counted, params)
+        parts = parts_of(spec, step, counted, params, self._definition_of)
         sweep = None
         if step.sweep is not None:
             definition = with_values(dict(step.sweep.definition), self.values)
@@ -466,6 +473,10 @@ class _Maker:
             }
         )
         return PlannedStep(name, step, self.ids[name], spec, snapshot, decision, parts, sweep)
+
+    @cached_property
+    def _definition_of(self) -> Callable[[str], str]:
+        return cache(partial(definition_of, self.workspace.catalogue))
 
     def _sweep(self, name: str, definition: dict[str, Any], spec: JobSpec) -> Mapping[str, Any]:
         from rayjobs.tuning.spec import parse_sweep

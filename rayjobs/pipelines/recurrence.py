@@ -100,6 +100,18 @@ class Recurrence(Model):
             ) from None
         return value
 
+    @field_validator("start_at", mode="before")
+    @classmethod
+    def _is_time(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            try:
+                datetime.fromisoformat(value)
+            except ValueError:
+                raise ValueError(
+                    f"{value!r} is not a time; write it as 2026-11-27T09:30:00"
+                ) from None
+        return value
+
     @field_validator("start_at")
     @classmethod
     def _local(cls, value: datetime | None, info: ValidationInfo) -> datetime | None:

@@ -2,8 +2,8 @@
 
 A step's *parts* are all that decides about its results. Two steps with equal parts have equal
 results as far as rayjobs can tell, whatever their run. Inputs count by what names them: a dataset's
-version, a path in a datastore, the job that made an output; their bytes are not read. Packages
-count as they are asked for, and as the newest job that asked for the same has got them.
+version or definition, a path in a datastore, the job that made an output; their bytes are not read.
+Packages count as they are asked for, and as the newest job that asked for the same has got them.
 
 Source: Azure ML SDK v1, `allow_reuse` of steps.
 """
@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.data import made
+from rayjobs.data.arguments import SAVED
+from rayjobs.datastore.data_input import DataInput
 from rayjobs.spec.model import JobSpec
 
 if TYPE_CHECKING:
+    from rayjobs.datastore.catalogue import Catalogue
     from rayjobs.jobs.records import StepRow, StoredFile
     from rayjobs.pipelines.spec import StepSpec
     from rayjobs.workspace.folder import OpenWorkspace
@@ -89,7 +92,11 @@ class Decision:
 
 
 def parts_of(
-    spec: JobSpec, step: StepSpec, snapshot: str | None, params: Mapping[str, Any]
+    spec: JobSpec,
+    step: StepSpec,
+    snapshot: str | None,
+    params: Mapping[str, Any],
+    definition_of: Callable[[str], str] = str,
 ) -> dict[str, Any]:
     """Return all that decides about a step's results, by name.
 
@@ -100,6 +107,7 @@ def parts_of(
         step: The step's definition.
         snapshot: Digest of its code, or of the files that count.
         params: The values of the step's `params`.
+        definition_of: Returns what counts of an input, by its source.
     """
     variables = {
         name: value
@@ -121,10 +129,24 @@ def parts_of(
     if step.sweep is not None:
         parts["sweep"] = json.loads(json.dumps(dict(step.sweep.definition)))
     for name, one in spec.inputs.items():
-        parts[f"inputs.{name}"] = _plain(one)
+        parts[f"inputs.{name}"] = {**_plain(one), "source": definition_of(one.source)}
     for name, output in spec.outputs.items():
         parts[f"outputs.{name}"] = _plain(output)
     return parts
+
+
+def definition_of(catalogue: Catalogue, source: str) -> str:
+    """Return what counts of an input: of a dataset that is not registered, its definition.
+
+    That is what it is made of, and which files it has; their bytes do not count, as those of a path
+    in a datastore.
+    """
+    if not source.startswith(SAVED):
+        return source
+    found = DataInput.from_json(json.loads(catalogue.manifest(source.removeprefix(SAVED))))
+    paths = [entry.path for entry in found.manifest or ()]
+    text = json.dumps([found.definition, paths, found.live and found.live.to_json()])
+    return f"definition:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _plain(value: Any) -> Any:

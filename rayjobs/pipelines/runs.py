@@ -19,6 +19,7 @@ from rayjobs.core.text import counted
 from rayjobs.data import made
 from rayjobs.jobs.records import Job, StepRow
 from rayjobs.jobs.states import JobState
+from rayjobs.pipelines.data import InputPortBinding
 from rayjobs.pipelines.spec import outputs_of, read_pipeline
 from rayjobs.pipelines.views import StepView, views_of
 from rayjobs.submit import attaching
@@ -462,6 +463,11 @@ class StepRunOutput:
         self.step_run = step_run
         self.name = name
 
+    @property
+    def pipeline_run_id(self) -> str:
+        """Id of the pipeline run."""
+        return self.step_run.pipeline_run_id
+
     def get_port_data_reference(self) -> PortDataReference:
         """Return where the output is stored."""
         return PortDataReference(self.step_run, self.name)
@@ -501,9 +507,61 @@ class PortDataReference:
         return self.step_run.experiment.workspace.datastores[self._place()[0]]
 
     @property
+    def datastore_name(self) -> str:
+        """The datastore's name."""
+        return self._place()[0]
+
+    @property
     def path_on_datastore(self) -> str:
         """The path in it."""
         return self._place()[1]
+
+    @property
+    def data_reference_name(self) -> str:
+        """The output's name."""
+        return self.name
+
+    @property
+    def pipeline_run_id(self) -> str:
+        """Id of the pipeline run."""
+        return self.step_run.pipeline_run_id
+
+    def __repr__(self) -> str:
+        """Return where it is."""
+        return f"PortDataReference({self.name!r}, {'/'.join(self._place())!r})"
+
+    def create_input_binding(
+        self,
+        input_name: str | None = None,
+        mode: str | None = None,
+        path_on_compute: str | None = None,
+        overwrite: bool | None = None,
+    ) -> InputPortBinding:
+        """Return it as an input of a step of another pipeline."""
+        return InputPortBinding(
+            input_name or self.name,
+            self.data_reference,
+            mode or "mount",
+            path_on_compute,
+            overwrite,
+        )
+
+    def as_input(self, input_name: str | None = None) -> InputPortBinding:
+        """Return it as an input of a step of another pipeline, under another name."""
+        return self.create_input_binding(input_name)
+
+    def as_mount(self, input_name: str | None = None) -> InputPortBinding:
+        """Return it as a mounted input of a step of another pipeline."""
+        return self.create_input_binding(input_name, "mount")
+
+    def as_download(
+        self,
+        input_name: str | None = None,
+        path_on_compute: str | None = None,
+        overwrite: bool | None = None,
+    ) -> InputPortBinding:
+        """Return it as a downloaded input of a step of another pipeline."""
+        return self.create_input_binding(input_name, "download", path_on_compute, overwrite)
 
     @property
     def data_reference(self) -> DataReference:

@@ -289,6 +289,9 @@ class HyperDriveStep(ScriptStep):
                 results[one._output_name] = {"what": what, "destination": fields["destination"]}
         sweep = self._config.sweep_spec({"script": self._base.script}, name="sweep")
         definition = sweep.model_dump(mode="json", exclude={"job", "name"})
+        if self._config.hyperparameter_sampling.is_seed_drawn:
+            # Each run draws its own: one that this process drew would make every program new.
+            del definition["sampling"]["seed"]
         definition["results"] = results
         return self._spec(building, data, job, sweep=SweepPart(definition=definition))
 

@@ -182,10 +182,11 @@ class PipelineStore(Protocol):
         """Return schedules, newest first; unless `active`, disabled ones too."""
 
     def schedule(self, text: str) -> ScheduleRecord:
-        """Return the schedule with this id, the beginning of it, or the newest of this name.
+        """Return the schedule with this id, the beginning of it, or of this name.
 
         Raises:
             NotFoundError: there is none.
+            UsageError: there are several; names their ids.
         """
 
     def drop_schedule(self, schedule: str) -> None:

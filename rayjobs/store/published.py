@@ -163,18 +163,27 @@ class PublishedPart(Part):
     def schedule(self, text: str) -> ScheduleRecord:
         """See `Store.schedule`."""
         with self._database.read() as connection:
-            row = connection.execute(
+            rows = connection.execute(
                 "SELECT * FROM pipeline_schedules WHERE id = :text OR name = :text"
-                " OR (LENGTH(:text) >= 8 AND SUBSTR(id, 1, LENGTH(:text)) = :text)"
-                " ORDER BY id = :text DESC, serial DESC LIMIT 1",
+                " OR (LENGTH(:text) >= 4 AND SUBSTR(id, 1, LENGTH(:text)) = :text)"
+                " ORDER BY id = :text DESC, serial DESC",
                 {"text": text},
-            ).fetchone()
-        if row is None:
+            ).fetchall()
+        if not rows:
             raise NotFoundError(
                 f"there is no schedule {text!r}; `rayjobs pipeline schedule ls` lists them",
                 schedule=text,
             )
-        return _schedule(row)
+        if len(rows) > 1 and rows[0]["id"] != text:
+            shown = "\n".join(
+                f"  {row['id'][:12]}  {row['name']}{'' if row['is_active'] else '  disabled'}"
+                for row in rows
+            )
+            raise UsageError(
+                f"{text!r} names {len(rows)} schedules; give the id of one:\n{shown}",
+                matches=tuple(row["id"] for row in rows),
+            )
+        return _schedule(rows[0])
 
     def drop_schedule(self, schedule: str) -> None:
         """See `Store.drop_schedule`."""

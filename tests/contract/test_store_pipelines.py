@@ -300,6 +300,13 @@ class PipelineContract:
         store.put_schedule(record)
         assert [*store.schedules()] == [record]
         assert store.schedule("nightly") == store.schedule("a" * 8) == store.schedule("a" * 32)
+        other = replace(record, id="ab" * 16)
+        store.put_schedule(other)
+        assert [store.schedule(text) for text in ("aaaa", "abab")] == [record, other]
+        with pytest.raises(UsageError, match="names 2 schedules") as caught:
+            store.schedule("nightly")
+        assert set(caught.value.values["matches"]) == {record.id, other.id}
+        store.drop_schedule(other.id)
         later = due + timedelta(minutes=5)
         settled: dict[str, Any] = {
             "next_at": later,

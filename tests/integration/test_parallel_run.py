@@ -156,7 +156,7 @@ def test_broken_items_are_counted_and_left_out(jobs: Jobs, tmp_path: Path) -> No
     log = jobs.log(job)
     assert b"mini-batch 2, try 2 of 2: ValueError: item 4 is broken" in log
     assert b"mini-batch 4, try 1 of 2: run() took longer than 1 s" in log
-    assert b"12 mini-batches of 23 items: 18 items succeeded, 5 failed" in log
+    assert b"12 mini-batches of 23 items: 18 succeeded, 5 failed" in log
 
 
 def test_more_failures_than_the_threshold_fail_the_job(jobs: Jobs, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_with_summary_only_the_script_stores_what_it_makes(jobs: Jobs, tmp_path:
     (place,) = (jobs.workspace.path / "datastores").rglob(f"rows/{job.id}")
     assert sorted(one.name for one in place.iterdir()) == [f"{n:03}.txt" for n in range(COUNT)]
     log = jobs.log(job)
-    assert b"3 mini-batches of 23 items: 23 items succeeded, 0 failed" in log
+    assert b"3 mini-batches of 23 items: 23 succeeded, 0 failed" in log
     assert b"shut down" in log
 
 
@@ -229,7 +229,7 @@ def test_rows_of_a_table_come_in_mini_batches_of_bytes(jobs: Jobs, tmp_path: Pat
     jobs.wait(job, JobState.COMPLETED)
     assert rows(jobs, job, "words.txt") == [f"{n} w{n} {2 * n}" for n in range(500)]
     log = jobs.file(job, "azureml-logs/70_driver_log_0.txt")
-    assert b"of 500 items: 500 items succeeded" in log
+    assert b"of 500 items: 500 succeeded" in log
     assert b"INFO parallel run: 1 mini-batches" not in log
 
 

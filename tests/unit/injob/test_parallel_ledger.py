@@ -58,7 +58,7 @@ def test_rows_are_in_the_order_of_the_mini_batches(tmp_path: Path) -> None:
         one.done(number, [f"row {number}", "x"], 2)
     assert one.take("me") == {"end": True}
     assert rows(one, tmp_path) == ["row 0", "x", "row 1", "x", "row 2", "x"]
-    assert one.summary() == "3 mini-batches of 6 items: 6 items succeeded, 0 failed"
+    assert one.summary() == "3 mini-batches of 6 items: 6 succeeded, 0 failed"
 
 
 def test_what_a_dead_worker_held_is_done_by_another_once(tmp_path: Path) -> None:

@@ -201,6 +201,13 @@ def test_a_canceled_run_says_so(typed: Typed) -> None:
     assert "is a job, not a pipeline" in err
 
 
+def test_a_name_is_that_of_its_only_run_that_has_not_ended(typed: Typed) -> None:
+    ended, unfinished = typed.played.run().id, typed.played.submit(regenerate=True).id
+    assert typed("cancel", "digits")[0].strip() == f"{unfinished}: Canceled"
+    _, err = typed("cancel", "digits", code=2)
+    assert "'digits' names 2 pipelines" in err and ended in err
+
+
 def test_lanes_join_and_part() -> None:
     before: dict[str, tuple[str, ...]] = {
         "prep": (),

@@ -125,6 +125,7 @@ def test_local_times_follow_summer_time() -> None:
         ({"time_of_day": "03:00", "hours": [3]}, "give time_of_day, or hours"),
         ({"time_zone": "Middle Earth"}, "is not a time zone"),
         ({"start_time": "2026-01-01T00:00:00"}, "start_time needs a time_zone"),
+        ({"start_time": "yesterday", "time_zone": "UTC"}, "'yesterday' is not a time; write it as"),
     ],
 )
 def test_a_wrong_recurrence_is_refused(changes: dict[str, Any], text: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from rayjobs.datastore import (
     Dataset,
     DatasetConsumptionConfig,
     OutputFileDatasetConfig,
+    outputs,
 )
 from rayjobs.datastore.errors import InvalidReference
 from rayjobs.pipelines import (
@@ -37,6 +40,8 @@ from rayjobs.pipelines import (
     TrainingOutput,
 )
 from rayjobs.pipelines.graph import graph_of
+from rayjobs.pipelines.planning import Packer, plan
+from rayjobs.pipelines.reuse import key_of
 from rayjobs.pipelines.runs import PipelineRun
 from rayjobs.pipelines.spec import PipelineSpec, StepSpec
 from rayjobs.pipelines.submitter import submit_pipeline
@@ -422,6 +427,48 @@ def test_a_sweep_step_stores_metrics_and_the_best_model(ws: Workspace) -> None:
     assert only(ws, older).sweep is not None
     with pytest.raises(UsageError, match="older name of hyperdrive_config"):
         HyperDriveStep("search", config, hyperdrive_run_config=config)
+
+
+def test_a_program_that_is_run_again_describes_the_same_steps(
+    ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rayjobs.tuning import GridParameterSampling, HyperDriveConfig, PrimaryMetricGoal, choice
+
+    store = ws.get_default_datastore()
+
+    def program(files: list[str]) -> dict[str, str]:
+        """Return the keys of steps as a new process makes them, once it has uploaded its data."""
+        monkeypatch.setattr(outputs, "_UNNAMED", count(1))
+        for name in files:
+            path = ws.opened.path / name
+            path.write_text("1")
+            os.utime(path, ns=(next(times), next(times)))
+            store.upload_files([str(path)], target_path="in", overwrite=True, show_progress=False)
+        data = Dataset.File.from_files((store, "in")).as_named_input("data").as_mount()
+        config = HyperDriveConfig(
+            run_config=ScriptRunConfig(source(ws)["source_directory"], script="a.py"),
+            hyperparameter_sampling=GridParameterSampling({"--x": choice(1, 2)}),
+            primary_metric_name="score",
+            primary_metric_goal=PrimaryMetricGoal.MAXIMIZE,
+            max_total_runs=2,
+        )
+        made = [OutputFileDatasetConfig(), OutputFileDatasetConfig()]
+        spec = built(
+            ws,
+            HyperDriveStep("search", config),
+            step(ws, arguments=[*made]),
+            step(ws, "b", inputs=[data]),
+        )
+        packer = Packer(ws.opened, stores=False)
+        run = plan(ws.opened, spec, experiment="x", packer=packer)
+        assert run.steps[0].sweep is not None
+        assert isinstance(run.steps[0].sweep["sampling"]["seed"], int)
+        return {one.name: key_of(one.parts) for one in run.steps}
+
+    times = count(1_700_000_000_000_000_000, 1_000_000_000)
+    first = program(["one.txt"])
+    assert program(["one.txt"]) == first
+    assert {name for name, key in program(["two.txt"]).items() if key != first[name]} == {"b"}
 
 
 def test_what_is_not_supported_is_refused_by_name() -> None:
