@@ -13,6 +13,7 @@ RUN_TYPES = {
     "job": "azureml.scriptrun",
     "sweep": "hyperdrive",
     "interactive": "azureml.interactive",
+    "pipeline": "azureml.PipelineRun",
 }
 
 

@@ -1,7 +1,8 @@
 """Handles the calls of an attempt's script: read its workspace, write its runs, register.
 
 Each call is checked first: the token belongs to the attempt, and the attempt is the job's newest
-one and has not ended. A script may change its own run and the runs below it.
+one and has not ended. A script may change its own run and the runs below it. A step of a pipeline
+may log to the pipeline's run, tag it, add files to it, and cancel it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from rayjobs.injob.runcalls import RunAnswer, RunCall
 from rayjobs.injob.uploads import clean_name
 from rayjobs.jobs.records import INTERACTIVE, Job, MetricPoint, StoredFile
 from rayjobs.jobs.run_filter import RunFilter, type_of
+from rayjobs.jobs.states import JobState
 from rayjobs.jobs.writers import AttemptWriter
 from rayjobs.protocol import values
 from rayjobs.protocol.attempts import AttemptOnNode
@@ -41,6 +43,7 @@ from rayjobs.results.logs import Logs, is_log, real_name
 from rayjobs.results.metrics import lowest_rank
 from rayjobs.snapshots.unpack import require_digest
 from rayjobs.snapshots.zipped import write_zip
+from rayjobs.store.pipelines import KIND as PIPELINE
 from rayjobs.store.requests import JobChanges, JobFilter, NewJob, NewRun
 from rayjobs.workspace.blobs import Blob
 from rayjobs.workspace.folder import OpenWorkspace
@@ -158,6 +161,8 @@ class RunCalls:
         """Return a run that the script may change: its own (not with `child`) or a run below it."""
         store = self._open().store
         job = found = store.job(run)
+        if found.kind == PIPELINE and self._is_step_of(found.id):
+            return found
         while job.id != self._on.job and job.parent is not None:
             job = store.job(job.parent)
         # fault 113: own runs only
@@ -168,6 +173,14 @@ class RunCalls:
         if child and found.kind != INTERACTIVE:
             raise UsageError(f"{run} is not a child run that this script logs into")
         return found
+
+    def _is_step_of(self, pipeline: str) -> bool:
+        """Whether this job is a step of a pipeline's run, or a trial of such a step."""
+        store = self._open().store
+        job = store.job(self._on.job)
+        while job.parent is not None and job.parent != pipeline:
+            job = store.job(job.parent)
+        return job.parent == pipeline
 
     # -- runs ----------------------------------------------------------------------------------
     def _details(self, asked: runcalls.Details) -> dict[str, Any]:
@@ -204,9 +217,14 @@ class RunCalls:
         return AttemptWriter(job=self._on.job, attempt=self._on.attempt).to_json()
 
     def _end(self, asked: runcalls.End) -> str:
-        self._own(asked.run, child=True)
+        found = self._own(asked.run, child=True)
         store = self._open().store
         outcome = Outcome(asked.outcome)
+        if found.kind == PIPELINE:
+            if outcome is not Outcome.CANCELED:
+                raise UsageError("a pipeline run ends with its last step; cancel() ends it earlier")
+            store.request_cancel(found.id, by=f"its step {self._on.job}")
+            return str(JobState.CANCELED)
         failure = None
         if outcome is Outcome.FAILED:
             failure = Failure(FailureClass.USER, asked.message, lines=asked.lines)
@@ -391,7 +409,9 @@ class RunCalls:
     def _checked(self, method: str, args: Sequence[Any]) -> Sequence[Any]:
         """Return the arguments of a call that changes runs, after a check of its rights."""
         if method in OF_CHILDREN:
-            self._own(args[0], child=True)
+            found = self._own(args[0], child=True)
+            if found.kind == PIPELINE and method in ("end_run", "set_run_snapshot"):
+                raise UsageError(f"a step may not call store.{method} for its pipeline run")
         elif method == "update":
             self._own(args[0])
             if args[1].priority is not None or args[1].is_about_hold:

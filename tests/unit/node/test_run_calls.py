@@ -11,7 +11,7 @@ import textwrap
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from rayjobs.jobs.states import JobState
 from rayjobs.node.node import _end_once_moved
 from rayjobs.node.run_calls import RunCalls, token_of
 from rayjobs.node.run_server import serving
+from rayjobs.pipelines.pipeline_file import pipeline_of
+from rayjobs.pipelines.submitter import submit_pipeline
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
@@ -391,6 +393,50 @@ def test_what_is_not_its_own_is_refused(scene: Scene, agent: Agent) -> None:
     ):
         assert text in refused(channel, asked), asked
     assert scene.opened.store.job(other.id).tags == {}
+
+
+STEP = """
+from rayjobs.injob.run import Run
+run = Run.get_context()
+above = run.parent
+above.log("accuracy", 0.5)
+above.tag("build", "7")
+above.add_properties({"who": "me"})
+open("report.txt", "w").write("good")
+above.upload_file("report.txt", "report.txt")
+print(above.type, above.get_metrics(), above.get_tags()["build"], above.get_file_names())
+for refused in (above.complete, above.fail, above.child_run):
+    try:
+        refused()
+    except Exception as error:
+        print(error)
+above.cancel()
+"""
+
+
+def test_a_step_reaches_the_run_of_its_pipeline(
+    scene: Scene, serve: Callable[[], Agent], tmp_path: Path
+) -> None:
+    store = scene.opened.store
+    definition = {"steps": {"a": {"script": "train.py"}, "b": {"command": "true"}}}
+    spec = pipeline_of({"name": "two", **definition}, folder=tmp_path / "source")
+    run, other = (submit_pipeline(scene.opened, spec, wake=False).run for _ in range(2))
+    scene.job = run.steps[0].job_id
+    scene.attempt = bring(store, store.job(scene.job), S.RUNNING)
+    scene.on = replace(scene.on, job=scene.job, attempt=scene.attempt)
+    serve()
+    lines = scene.script(STEP).splitlines()
+    assert lines[0] == "azureml.PipelineRun {'accuracy': 0.5} 7 ['report.txt']"
+    assert "ends with its last step" in lines[1] and lines[1] == lines[2]
+    assert "its only children are its steps" in lines[3]
+    assert store.job(run.id).properties["who"] == "me"
+    assert store.job(run.steps[1].job_id).state is S.CANCELED
+    assert store.job(scene.job).cancel_requested_at is not None
+    channel = scene.channel()
+    for asked in (runcalls.Change(other.id, tags={"a": "b"}), runcalls.End(other.id, "canceled")):
+        assert "not a run of this job" in refused(channel, asked)
+    for name in ("end_run", "set_run_snapshot"):
+        assert f"may not call store.{name}" in refused(channel, method("store", name, run.id))
 
 
 def test_a_snapshot_is_never_replaced(scene: Scene, agent: Agent) -> None:
