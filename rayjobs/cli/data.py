@@ -8,19 +8,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayjobs.cli.exits import Exit
+from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import ago_text, facts, local_time, print_json, table
 from rayjobs.cli.params import pairs
 from rayjobs.cli.reporting import say
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
+from rayjobs.core.errors import NotFoundError
 from rayjobs.core.terminal import one_line
 from rayjobs.core.text import counted, size_text
 from rayjobs.data.pins import DATASET
+from rayjobs.spec.sources import OUTPUT
 
 if TYPE_CHECKING:
+    from rayjobs.data.made import MadeOutput
     from rayjobs.datastore.catalogue import Catalogue, DatasetRecord
     from rayjobs.datastore.kept import Tally
     from rayjobs.datastore.progress import Progress, ProgressCallback
     from rayjobs.datastore.stores import Datastore
+    from rayjobs.workspace.folder import OpenWorkspace
 
 FILES_SHOWN = 20
 TABLES = ("csv", "parquet", "json")
@@ -31,6 +36,7 @@ Examples:
   rayjobs data register digits workspaceblobstore/digits
   rayjobs submit train.py --input data=dataset:digits -- --data-dir '$AZUREML_DATAREFERENCE_data'
   rayjobs data get dataset:digits:1 here/
+  rayjobs data get output:train/model here/          an output of a job, as it was stored
 """
 SILENT = quiet_option("No progress, no hints.")
 
@@ -39,7 +45,8 @@ SILENT = quiet_option("No progress, no hints.")
 def data() -> None:
     """Bring data to a datastore and back, and register versions of it as datasets.
 
-    Name data as DATASTORE/PATH, or dataset:NAME[:VERSION].
+    Name data as DATASTORE/PATH, dataset:NAME[:VERSION], output:JOB/NAME, or, of a step of a
+    pipeline, output:RUN/STEP/NAME.
     """
 
 
@@ -58,7 +65,6 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
     the local file, the command reports it and exits with 1; --overwrite replaces it. Broken links,
     links to a folder above, sockets and pipes are skipped with a warning.
     """
-    from rayjobs.core.errors import NotFoundError
     from rayjobs.datastore.kept import Tally
     from rayjobs.datastore.stores import Datastore
     from rayjobs.datastore.transfer import files_below, left_out_text
@@ -96,7 +102,7 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
 
 
 @data.command(epilog=EPILOG)
-@click.argument("source", metavar="DATASTORE/PATH|dataset:NAME[:VERSION]")
+@click.argument("source", metavar="DATASTORE/PATH|dataset:NAME[:VERSION]|output:JOB/NAME")
 @click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False))
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @json_option
@@ -112,7 +118,7 @@ def get(settings: Settings, source: str, folder: str, *, overwrite: bool) -> int
     from rayjobs.datastore.datasets import FileDataset
 
     with settings.open() as workspace:
-        dataset = _files_of(workspace.catalogue, source)
+        dataset = _files_of(settings, workspace, source)
         if not isinstance(dataset, FileDataset):
             dataset = FileDataset(dataset.sources, dataset.records, dataset.manifest)
         watch = _Watch(settings)
@@ -139,18 +145,21 @@ def _counts(done: Tally, verb: str) -> dict[str, int]:
 
 
 @data.command(epilog=EPILOG)
-@click.argument("place", metavar="[DATASTORE/PATH|dataset:NAME]", default="")
+@click.argument("place", metavar="[DATASTORE/PATH|dataset:NAME|output:JOB/NAME]", default="")
 @json_option
 @common_options
 @click.pass_obj
 def ls(settings: Settings, place: str) -> None:
-    """List datasets; or the files at a path of a datastore; or a dataset's versions."""
+    """List datasets; or files of a datastore, or of a job's output; or a dataset's versions."""
     from rayjobs.datastore.stores import Datastore
 
     with settings.open(create=True) as workspace:
         catalogue = workspace.catalogue
         place = _reference(catalogue, place)
-        if place.startswith(DATASET):
+        if place.startswith(OUTPUT):
+            files = _output_of(settings, workspace, place).files
+            _print_files(settings, [{"path": one.path, "size": one.size} for one in files])
+        elif place.startswith(DATASET):
             name = place.removeprefix(DATASET).partition(":")[0]
             catalogue.dataset(name)  # its error lists the existing datasets
             _list_datasets(settings, catalogue, catalogue.dataset_versions(name))
@@ -201,6 +210,11 @@ def _list_files(settings: Settings, store: Datastore, path: str) -> None:
         {"path": one.path.rstrip("/"), "size": one.size if isinstance(one, StoredFile) else None}
         for one in found
     ]
+    _print_files(settings, rows)
+
+
+def _print_files(settings: Settings, rows: list[dict[str, Any]]) -> None:
+    """Print files, and folders, whose size is None."""
     if settings.as_json:
         print_json(rows)
         return
@@ -405,10 +419,48 @@ def _reference(catalogue: Catalogue, text: str) -> str:
     return f"{DATASET}{text}" if name in {one.name for one in catalogue.datasets()} else text
 
 
-def _files_of(catalogue: Catalogue, source: str) -> Any:
+def _output_of(settings: Settings, workspace: OpenWorkspace, text: str) -> MadeOutput:
+    """Return the output that ``output:JOB/NAME`` or ``output:RUN/STEP/NAME`` names.
+
+    The name may be left out where the job has one output alone.
+
+    Raises:
+        NotFoundError: there is no such job or step, or it has stored no such output.
+        UsageError: `text` does not name one.
+    """
+    from rayjobs.data.made import outputs_made
+
+    store = workspace.store
+    job_text, *names = text.removeprefix(OUTPUT).split("/")
+    job = newest_named(settings, store, job_text)
+    if job.kind == "pipeline":
+        steps = {row.name: row.job for row in store.steps(job.id)}
+        if not names or names[0] not in steps:
+            raise NotFoundError(
+                f"{job.id} is a pipeline run: name a step's output, {OUTPUT}{job_text}/STEP/NAME; "
+                f"its steps: {', '.join(steps)}"
+            )
+        job = store.job(steps[names.pop(0)])
+    step = store.step_of(job.id)
+    made_by = job.id if step is None or step.original is None else step.original
+    found = outputs_made(store, workspace.catalogue, made_by)
+    name = "/".join(names) or (next(iter(found)) if len(found) == 1 else "")
+    if name not in found:
+        has = f"it has stored: {', '.join(found)}" if found else "it has stored none"
+        which = f"output {name!r}" if name else "one output alone"
+        raise NotFoundError(f"{job.id} ({job.state}) has not stored {which}; {has}")
+    return found[name]
+
+
+def _files_of(settings: Settings, workspace: OpenWorkspace, source: str) -> Any:
     from rayjobs.datastore.catalogue import parse_version
     from rayjobs.datastore.dataset_factory import Dataset, dataset_of
+    from rayjobs.datastore.datasets import FileDataset
 
+    if source.startswith(OUTPUT):
+        found = _output_of(settings, workspace, source)
+        return FileDataset((), {one.name: one for one in found.records}, found.files)
+    catalogue = workspace.catalogue
     source = _reference(catalogue, source)
     if source.startswith(DATASET):
         name, _, version = source.removeprefix(DATASET).partition(":")

@@ -29,6 +29,7 @@ from rayjobs.cli.summary import left_out, stored_later
 from rayjobs.core.failures import signal_name
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import GIB, counted, duration_text, size_text
+from rayjobs.data.made import outputs_stored
 from rayjobs.data.pins import inputs_read
 from rayjobs.jobs.records import INTERACTIVE, Attempt, Job
 from rayjobs.jobs.states import JobState
@@ -81,7 +82,8 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
         lost = left_out(workspace.store, found)
         gone = why_gone(workspace.store, found)
         revision = _revision(workspace.store.revision(found.id))
-        head = _head(found, outlook, attempts, inputs, earlier_s, at_most, lost)
+        outputs = outputs_stored(workspace.store, found)
+        head = _head(found, outlook, attempts, [*inputs, *outputs], earlier_s, at_most, lost)
         if gone:
             head.append(("Gone", plain_text(gone)))
         if stored_later(workspace.store, found):
@@ -139,6 +141,7 @@ def _as_json(
         "revision": store.revision(job.id),
         "git": git.of_properties(job.properties),
         "inputs": inputs_read(store, job),
+        "outputs": outputs_stored(store, job),
         "attempts": [attempt_json(attempt) for attempt in attempts],
         "packages": _packages(workspace, attempts),
         "metrics": {one.name: one.last for one in summaries(store.metrics(job.id))},
@@ -158,7 +161,7 @@ def _head(
     job: Job,
     outlook: Outlook,
     attempts: list[Attempt],
-    inputs: list[dict[str, Any]],
+    data: list[dict[str, Any]],
     earlier_s: float | None,
     at_most: bool,
     lost: list[str],
@@ -181,8 +184,9 @@ def _head(
             members_text(outlook.members) if outlook.members and job.kind == "array" else "",
         ),
         ("Git", plain_text(git.one_line(git.of_properties(job.properties) or {}))),
-        *[(f"Input {one['name']}", _input_text(one)) for one in inputs],
-        *[("Changed", str(one["changed"])) for one in inputs if one.get("changed")],
+        *[(f"Input {one['name']}", _input_text(one)) for one in data if "source" in one],
+        *[("Changed", str(one["changed"])) for one in data if one.get("changed")],
+        *[(f"Output {one['name']}", _output_text(one)) for one in data if "place" in one],
         *[("Left out", sentence) for sentence in lost],
         *[("Substitute", str(one)) for one in job.spec.substitutes],
         ("Resumes from", job.spec.resume_from or ""),
@@ -262,6 +266,13 @@ def _input_text(one: dict[str, Any]) -> str:
     version = one["version"] if one["version"] not in ("", one["source"].partition(":")[2]) else ""
     size = f", {counted(one['files'], 'file')}, {size_text(one['bytes'])}" if one["files"] else ""
     return f"{text}: {one['how']}{size}" + (f", {version}" if version else "")
+
+
+def _output_text(one: dict[str, Any]) -> str:
+    """Describe an output: where it is, and what was stored there."""
+    if one["files"] is None:
+        return f"{one['place']} (not stored yet)"
+    return f"{one['place']}: {counted(one['files'], 'file')}, {size_text(one['bytes'])}"
 
 
 def _what(job: Job) -> str:

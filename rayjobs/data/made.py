@@ -21,8 +21,8 @@ from rayjobs.datastore.transfer import for_each
 
 if TYPE_CHECKING:
     from rayjobs.datastore.backends import StoredFile
-    from rayjobs.jobs.records import Event
-    from rayjobs.store.base import RunStore
+    from rayjobs.jobs.records import Event, Job
+    from rayjobs.store.base import RunStore, Store
     from rayjobs.workspace.folder import OpenWorkspace
 
 OUTPUT_EVENT = "output"
@@ -106,6 +106,37 @@ def outputs_made(
         title: _joined(catalogue, title, [one.data for _, one in sorted(events.items())])
         for title, events in newest.items()
     }
+
+
+def outputs_stored(store: Store, job: Job) -> list[dict[str, Any]]:
+    """Return a job's outputs: name, place, and once they were stored, how many files and bytes.
+
+    Those of a step that takes earlier results are those of the job that made them.
+    """
+    step = store.step_of(job.id)
+    made_by = step.original if step is not None and step.original is not None else job.id
+    stored: dict[str, dict[int, Event]] = {}
+    for event in store.events(made_by):
+        if event.kind == OUTPUT_EVENT and PIN in event.data:
+            nodes = stored.setdefault(str(event.data["name"]), {})
+            if any(one.attempt < event.attempt for one in nodes.values()):
+                nodes.clear()
+            nodes[int(event.data.get("node", 0))] = event
+    found = []
+    for name in [*job.spec.outputs, *(one for one in stored if one not in job.spec.outputs)]:
+        pins = [one.data for one in stored.get(name, {}).values()]
+        if pins:
+            facts = {
+                "place": f"{pins[-1]['datastore']}/{pins[-1]['path']}",
+                "files": sum(int(one["files"]) for one in pins),
+                "bytes": sum(int(one["bytes"]) for one in pins),
+            }
+        else:
+            template = job.spec.outputs[name].destination
+            place = template.replace("{run-id}", made_by).replace("{output-name}", name)
+            facts = {"place": place, "files": None, "bytes": None}
+        found.append({"name": name, **facts, "job": made_by})
+    return found
 
 
 def _joined(catalogue: Catalogue, name: str, pins: Sequence[Mapping[str, Any]]) -> MadeOutput:

@@ -72,7 +72,8 @@ class PipelineData:
         output_overwrite: Replace files that are stored at the place already.
         data_type: Noted only.
         is_directory: True: a folder is there when the step starts. False or None: the step's
-            script makes a file or a folder at the path.
+            script makes a file or a folder at the path. With `output_path_on_compute` a folder is
+            there in any case.
         pipeline_output_name: Its name as an output of the whole pipeline.
         training_output: The result of a sweep: its metrics, or a file of its best trial.
     """

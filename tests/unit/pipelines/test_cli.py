@@ -29,6 +29,11 @@ class Typed:
         assert run(["pipeline", *words, *place]) == code
         return self._capsys.readouterr()
 
+    def rayjobs(self, *words: str, code: int = 0) -> tuple[str, str]:
+        """Type another command."""
+        assert run([*words, "--workspace", str(self.played.workspace.path)]) == code
+        return self._capsys.readouterr()
+
     def logs(self, *words: str) -> tuple[str, str]:
         """Type ``rayjobs logs``."""
         assert run(["logs", *words, "--workspace", str(self.played.workspace.path)]) == 0
@@ -142,6 +147,29 @@ def test_why_rerun_names_what_differs(typed: Typed) -> None:
     assert "train.py: changed" in typed("why-rerun", run_id, "prep")[0]
     _, err = typed("why-rerun", run_id, "trian", code=3)
     assert "has no step 'trian'; it has: prep, train, test" in err
+
+
+def test_outputs_of_steps_are_shown_and_fetched(typed: Typed, tmp_path: Path) -> None:
+    first = typed.played.run()
+    made_by = {one.name: one.job_id for one in first.steps}
+    again = typed.played.run(values={"epochs": 4})
+    prep, train = (one.job_id for one in again.steps[:2])
+    place = f"workspaceblobstore/azureml/{made_by['prep']}/clean"
+    assert f"Output clean  {place}: 1 file, 15 B" in typed.rayjobs("show", prep)[0]
+    assert "data.txt" in typed.rayjobs("data", "ls", f"output:{train}/model")[0]
+    for index, name in enumerate((f"output:{prep}/clean", "output:digits/prep", f"output:{prep}")):
+        target = tmp_path / str(index)
+        typed.rayjobs("data", "get", name, str(target))
+        assert (target / "data.txt").read_text() == "prep made clean"
+    for name, text in (
+        ("output:digits/clean", "is a pipeline run: name a step's output"),
+        (f"output:{train}/modle", "has not stored output 'modle'; it has stored: model"),
+    ):
+        assert text in typed.rayjobs("data", "get", name, str(tmp_path / "x"), code=3)[1]
+    waiting = typed.played.submit(regenerate=True).steps[0].job_id
+    text = f"{waiting}/clean (not stored yet)"
+    assert text in typed.rayjobs("show", waiting)[0]
+    assert "it has stored none" in typed.rayjobs("data", "ls", f"output:{waiting}", code=3)[1]
 
 
 def test_a_file_with_problems_is_refused_with_all_of_them(typed: Typed) -> None:
