@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rayjobs.cli.jobviews import short_id
-from rayjobs.cli.outlook import NOT_RESPONDING, outlooks
+from rayjobs.cli.outlook import NOT_RESPONDING, outlooks, state_now
 from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
 from rayjobs.core.errors import StoreError
@@ -66,7 +66,7 @@ class Stages:
             return job
         if job.attempt == self._printed and job.state in _BEFORE_OUTPUT:
             return job  # it has output, so it is running; its target records that next
-        stage = _stage(job.state, job.attempt)
+        stage = _stage(state_now(job), job.attempt)
         again = job.state is JobState.QUEUED and job.attempt > self._attempt
         self._attempt = job.attempt
         if stage != self._said or again:
@@ -104,9 +104,9 @@ class Stages:
         outlook = outlooks(self._workspace.path, [job], store=self._workspace.store)[job.id]
         is_array = job.kind == "array"
         is_other = outlook.state == NOT_RESPONDING or (
-            not is_array and outlook.state != str(job.state)
+            not is_array and outlook.state != str(state_now(job))
         )
-        is_news = job.state is JobState.QUEUED or is_array or is_other
+        is_news = state_now(job) is JobState.QUEUED or is_array or is_other
         if is_news and outlook.reason and outlook.reason != self._reason:
             self._reason = outlook.reason
             place = f", number {outlook.position}" if outlook.position else ""

@@ -111,6 +111,17 @@ def _trials(jobs: Iterable[Job | JobLine], store: Store | None) -> dict[str, str
     }
 
 
+def waits_for_first(job: Job | JobLine) -> bool:
+    """Whether no member of an array, and no step of a pipeline, has had a place yet."""
+    return job.kind in ("array", "pipeline") and job.placed_at is None and not job.state.is_final
+
+
+def state_now(job: Job | JobLine) -> JobState:
+    """Return the state to show: a pipeline of which no step was placed is Queued."""
+    is_queued = job.kind == "pipeline" and waits_for_first(job)
+    return JobState.QUEUED if is_queued else job.state
+
+
 def key_of(workspace: Path, job: Job | JobLine) -> str:
     """Return the job's key, unique across all workspaces of its target."""
     return f"{workspace}::{job.id}"
@@ -219,11 +230,11 @@ def _condition(target: str, workspace: Path, answers: bool) -> Condition | None:
 
 
 def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
-    own = str(job.state)
+    own = str(state_now(job))
     if job.state.is_final or answer is None:
         message = job.failure.message if job.failure is not None else job.reason
         return Outlook(own, message)
-    is_unasked = answer.is_absent and job.state is not JobState.QUEUED
+    is_unasked = answer.is_absent and state_now(job) is not JobState.QUEUED
     if job.cancel_requested_at is not None and not is_unasked:
         is_late = job.state is JobState.FINALIZING and job.reason
         return Outlook(own, "cancel requested" + (f"; {job.reason}" if is_late else ""))
@@ -237,7 +248,7 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
         way_out = _way_out(job, condition)
         if job.cancel_requested_at is not None:
             return Outlook(NOT_RESPONDING, f"cancel requested; {reason}{way_out}")
-        if job.state is JobState.QUEUED or (job.kind == "array" and job.placed_at is None):
+        if job.state is JobState.QUEUED or waits_for_first(job):
             return Outlook(own, reason)
         if condition is not None and condition.is_stopped and not condition.may_run_on:
             return Outlook(str(JobState.QUEUED), f"{reason}: then the {job.kind} continues")

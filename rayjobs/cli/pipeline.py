@@ -14,6 +14,7 @@ import click
 from rayjobs.cli.exits import Exit, of_job
 from rayjobs.cli.jobviews import end_text, job_json, short_id
 from rayjobs.cli.naming import newest_named
+from rayjobs.cli.outlook import outlooks, state_now
 from rayjobs.cli.output import ago_text, facts, print_json, state_colour, table
 from rayjobs.cli.params import JobId, values_of
 from rayjobs.cli.pipeline_schedule import schedule
@@ -232,7 +233,7 @@ def ls(settings: Settings, show_all: bool, experiment: str | None, published: bo
     for one in found:
         by_state = counts[one.job.id]
         ended = sum(n for state, n in by_state.items() if state.is_final)
-        state = shown_state(one.job)
+        state = str(state_now(one.job))
         rows.append(
             (
                 short_id(one.job),
@@ -266,6 +267,7 @@ def show(settings: Settings, run: str, plot: str | None) -> None:
     with settings.open() as workspace:
         found = find_pipeline(settings, workspace, run)
         views = views_of(workspace, found)
+        head = "" if settings.as_json else _head(settings, workspace, found)
     path = critical_path(views)
     if plot is not None:
         _draw(settings, found, views, plot)
@@ -280,7 +282,7 @@ def show(settings: Settings, run: str, plot: str | None) -> None:
             }
         )
         return
-    click.echo(_head(settings, found))
+    click.echo(head)
     click.echo("\n" + _steps_table(settings, found, views))
     if found.job.state.is_final and len(path) > 1:
         total = sum(view.ran_s for view in views if view.name in path)
@@ -416,11 +418,6 @@ def _open_one(settings: Settings, workspace: OpenWorkspace, text: str) -> Pipeli
         return workspace.store.pipeline(unfinished[0])
 
 
-def shown_state(job: Job) -> str:
-    """Return the state of a run; it is Queued while none of its steps has started."""
-    return "Queued" if job.state == "Running" and job.placed_at is None else str(job.state)
-
-
 def end_reason(job: Job) -> str:
     """Return the reason for a run's state, on one line."""
     text = job.failure.message if job.failure is not None else job.reason
@@ -474,8 +471,11 @@ def step_json(view: StepView) -> dict[str, Any]:
     }
 
 
-def _head(settings: Settings, found: Pipeline) -> str:
-    state = shown_state(found.job)
+def _head(settings: Settings, workspace: OpenWorkspace, found: Pipeline) -> str:
+    reason = end_reason(found.job)
+    if not found.job.state.is_final and not reason:
+        reason = outlooks(workspace.path, [found.job])[found.job.id].reason
+    state = str(state_now(found.job))
     values = ", ".join(f"{name}={value}" for name, value in found.parameters.items())
     return facts(
         [
@@ -483,7 +483,7 @@ def _head(settings: Settings, found: Pipeline) -> str:
             ("Name", found.job.spec.name),
             ("Experiment", found.job.experiment),
             ("State", state),
-            ("Reason", end_reason(found.job)),
+            ("Reason", reason),
             ("Parameters", values),
         ],
         colours={"State": state_colour(state) if settings.colours() else None},
@@ -498,7 +498,7 @@ def _draw(settings: Settings, found: Pipeline, views: list[StepView], plot: str)
     from rayjobs.pipelines.spec import read_pipeline
 
     order = graph_of(read_pipeline(found.spec)).order
-    title = f"{found.job.spec.name}  {found.job.id}  {shown_state(found.job)}"
+    title = f"{found.job.spec.name}  {found.job.id}  {state_now(found.job)}"
     settings.note(f"written: {write_plot(Path(plot), views, order, title=title)}")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rayjobs.cli.following import OUTLOOK_EVERY_S, Stages
 from rayjobs.cli.main import run
+from rayjobs.core.paths import TargetPaths, home
 from rayjobs.pipelines.drawing import cells_of, draw
 from rayjobs.pipelines.plot import layout_of, levels_of, places_of
 from rayjobs.pipelines.views import critical_path, views_of
@@ -227,6 +231,26 @@ def test_a_canceled_run_says_so(typed: Typed) -> None:
     assert "has already ended" in typed("cancel", run_id)[0]
     _, err = typed("show", typed.played.store.steps(run_id)[0].job, code=3)
     assert "is a job, not a pipeline" in err
+
+
+def test_a_run_whose_target_is_on_its_way_up_is_queued(typed: Typed) -> None:
+    run_id = typed.played.submit().id
+    lock = TargetPaths.of("local", under=home()).keeper_lock
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        shown = typed("show", run_id)[0]
+        assert "State       Queued" in shown and "is being started" in shown
+        (listed,) = [
+            one for one in json.loads(typed.rayjobs("ls", "--json")[0]) if not one["parent"]
+        ]
+        assert (listed["kind"], listed["shown_state"]) == ("pipeline", "Queued")
+        said: list[str] = []
+        progress = Stages(typed.played.workspace, run_id, said.append)
+        progress._outlook_s = time.monotonic() - OUTLOOK_EVERY_S
+        progress.look()
+        assert said[0] == "Queued" and "is being started" in said[1], said
+        assert not any("NotResponding" in one or "Running" in one for one in said)
 
 
 def test_a_name_is_that_of_its_only_run_that_has_not_ended(typed: Typed) -> None:
