@@ -16,7 +16,7 @@ from rayjobs.api import html
 from rayjobs.core.clock import to_text
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.jobs.records import ModelVersion
-from rayjobs.models import registry, uploaded
+from rayjobs.models import companions, registry, uploaded
 from rayjobs.models.names import check_alias, check_name, has, tags_of, texts, version_of
 from rayjobs.workspace.folder import OpenWorkspace
 
@@ -200,7 +200,8 @@ class Model:
     @property
     def mime_type(self) -> str:
         """MIME type guessed from its name; `inode/directory` for a folder."""
-        if [one.name for one in self._kept.files] != [self._kept.path.rpartition("/")[2]]:
+        main = companions.main_of(one.name for one in self._kept.files)
+        if main != self._kept.path.rpartition("/")[2]:
             return "inode/directory"
         guessed = mimetypes.guess_type(self._kept.path)[0]
         return guessed or "application/octet-stream"
@@ -389,8 +390,9 @@ class Model:
                     f"there is no {folder / str(chosen) if chosen else folder} here; download the "
                     f"model, or give the workspace"
                 )
-            inside = builtins.list((folder / str(chosen)).iterdir())
-            return str(inside[0] if len(inside) == 1 else folder / str(chosen))
+            inside = folder / str(chosen)
+            main = companions.main_of(one.name for one in inside.iterdir())
+            return str(inside if main is None else inside / main)
         model = Model(_workspace, name, version=version)
         return model.download(str(folder / str(model.version)), exist_ok=True)
 

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.jobs.records import Job, ModelFile, StoredFile
+from rayjobs.models import companions
 from rayjobs.resume import checkpoints
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import BlobStore
@@ -41,6 +42,8 @@ class ChosenFiles:
 def choose(store: Store, blobs: BlobStore, job: Job, path: str) -> ChosenFiles:
     """Return a completed run's file, or all files of its folder, with every byte checked.
 
+    With a file comes its companion, see `rayjobs.models.companions`.
+
     What an earlier attempt left counts only as part of a whole checkpoint: it may have been
     killed while it wrote. Named itself such a file is refused, in a folder it is left out.
     Checkpoints are there to go on from, so a folder above them means its other files; where it
@@ -59,7 +62,8 @@ def choose(store: Store, blobs: BlobStore, job: Job, path: str) -> ChosenFiles:
         )
     found = list(checkpoints.whole(store, blobs, job.id))
     whole = {one.name for checkpoint in found for one in checkpoint.files.values()}
-    below = [one for one in stored if one.name == name or one.name.startswith(name + "/")]
+    beside = companions.name_of(name)
+    below = [one for one in stored if one.name in (name, beside) or one.name.startswith(name + "/")]
     if not _is_of_checkpoint(name + "/"):
         below = _without_checkpoints(below, found)
     sound = [one for one in below if _is_sound(one, job, whole)]
@@ -73,10 +77,9 @@ def choose(store: Store, blobs: BlobStore, job: Job, path: str) -> ChosenFiles:
         raise UsageError(f"{left_out[0]!r} of run {job.id} {why}: it may be incomplete")
     for one in sound:
         _check_bytes(blobs, one, job.id)
-    own = PurePosixPath(name).name
     files = tuple(
         ModelFile(
-            name=own if one.name == name else one.name[len(name) + 1 :],
+            name=_name_in_model(one.name, name),
             size=one.size,
             digest=one.digest,
             blob=one.blob,
@@ -84,6 +87,12 @@ def choose(store: Store, blobs: BlobStore, job: Job, path: str) -> ChosenFiles:
         for one in sound
     )
     return ChosenFiles(name, tuple(sound), files, digest_of(files), tuple(left_out))
+
+
+def _name_in_model(file: str, chosen: str) -> str:
+    if file in (chosen, companions.name_of(chosen)):
+        return PurePosixPath(file).name
+    return file[len(chosen) + 1 :]
 
 
 def digest_of(files: Sequence[ModelFile]) -> str:

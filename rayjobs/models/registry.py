@@ -12,8 +12,8 @@ from rayjobs.core.errors import UsageError
 from rayjobs.core.ids import token
 from rayjobs.core.users import user_name
 from rayjobs.jobs.records import ModelDraft, ModelVersion
+from rayjobs.models import companions, lineage, uploaded
 from rayjobs.models import files as modelfiles
-from rayjobs.models import lineage, uploaded
 from rayjobs.models.names import check_alias, check_name, texts, version_of
 from rayjobs.resume import checkpoints
 from rayjobs.store.base import Store
@@ -168,27 +168,31 @@ def download(
         StoreError: a stored file is damaged; nothing was written.
     """
     target = Path(target_dir) / PurePosixPath(model.path).name
-    if target.exists() and not exist_ok:
+    files = model.files
+    is_file = companions.main_of(one.name for one in files) == target.name
+    wanted = [target.with_name(one.name) for one in files] if is_file else [target]
+    there = [one for one in wanted if one.exists()]
+    if there and not exist_ok:
         raise UsageError(
-            f"{target} exists; give another folder, or replace the model's files there "
+            f"{there[0]} exists; give another folder, or replace the model's files there "
             f"(--force, exist_ok=True)"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    files = model.files
-    if len(files) == 1 and files[0].name == target.name:
+    if is_file and len(files) == 1:
         blobs.get_to(files[0].blob, target, digest=files[0].digest)
         return target
     rows = {one.name: (one.blob, one.digest) for one in files}
-    if not target.exists():
+    if not is_file and not target.exists():
         checkpoints.write_to(blobs, rows, target)
         return target
-    if not target.is_dir():
+    if not is_file and not target.is_dir():
         raise UsageError(f"{target} is a file, and the model is a folder; name another folder")
     fresh = target.with_name(f".{target.name}.{os.getpid()}-{token(4)}")
     try:
         checkpoints.write_to(blobs, rows, fresh)
+        folder = target.parent if is_file else target
         for one in sorted(path for path in fresh.rglob("*") if not path.is_dir()):
-            path_there = target / one.relative_to(fresh)
+            path_there = folder / one.relative_to(fresh)
             path_there.parent.mkdir(parents=True, exist_ok=True)
             one.replace(path_there)
     finally:

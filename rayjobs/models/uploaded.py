@@ -18,6 +18,7 @@ from rayjobs.core.version import __version__
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.datastore.transfer import files_below
 from rayjobs.jobs.records import ModelDraft, ModelFile, ModelVersion
+from rayjobs.models import companions
 from rayjobs.models.files import digest_of
 from rayjobs.models.lineage import VERSION
 from rayjobs.workspace.blobs import Blob
@@ -119,7 +120,9 @@ def _files_of(source: Path, child_paths: Sequence[str] | None) -> dict[str, Path
     if source.is_file():
         if child_paths:
             raise UsageError(f"{source} is a file; child_paths choose files of a folder")
-        return {source.name: source}
+        beside = companions.name_of(source.name)
+        files = [source] if beside is None else [source, source.with_name(beside)]
+        return {one.name: one for one in files if one.is_file()}
     if not source.is_dir():
         raise NotFoundError(
             f"there is no file or folder {source}. Give a path of this machine, or `run=` with a "

@@ -143,10 +143,11 @@ def test_a_script_that_exports_by_itself_has_a_model_that_runs(
         (tmp_path / folder).mkdir()
     (tmp_path / "code" / "net.py").write_text(NET)
     subprocess.run([sys.executable, "-c", IN_JOB], cwd=tmp_path, check=True, timeout=200)
+    assert (tmp_path / "outputs" / "net.onnx.data").exists()  # without it the model is broken
     model = Model.register(
-        workspace, tmp_path / "outputs", "net", model_framework=Model.Framework.ONNX
+        workspace, tmp_path / "outputs/net.onnx", "net", model_framework=Model.Framework.ONNX
     )
-    path = Path(model.download(tmp_path / "got")) / "net.onnx"
+    path = Path(model.download(tmp_path / "got"))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"input": numpy.zeros((2, 1, 8, 8), dtype="float32")})
     assert found.shape == (2, 3)
