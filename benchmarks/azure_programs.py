@@ -205,6 +205,13 @@ PROGRAMS: tuple[Program, ...] = (
         "training-with-deep-learning/export-run-history-to-tensorboard",
         "export-run-history-to-tensorboard.ipynb",
     ),
+    _notebook(
+        "ea1b7599",
+        "training-with-deep-learning/distributed-pytorch-with-horovod",
+        "distributed-pytorch-with-horovod.ipynb",
+        ("pytorch_horovod_mnist.py", _IMPORT_DATASETS, _IMPORT_DATASETS + REDUCED_MNIST),
+        changed="1797 digits as MNIST",
+    ),
     _notebook("ea1b7599", "training/logging-api", "logging-api.ipynb"),
     _notebook("ea1b7599", "training/manage-runs", "manage-runs.ipynb"),
     _notebook("ea1b7599", "training/train-on-local", "train-on-local.ipynb"),
