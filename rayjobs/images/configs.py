@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayjobs.api.configs import ScriptRunConfig
-from rayjobs.core.errors import UsageError
-from rayjobs.images.jobs import COMPONENT, checked_parameters, options
+from rayjobs.images.jobs import COMPONENT, check_names, checked_parameters, options
 
 
 def training_config(
@@ -39,9 +38,8 @@ def training_config(
         UsageError: a parameter does not exist.
     """
     given = dict(parameters or {})
+    check_names(given, settings or ())
     checked = checked_parameters(given)
-    if unknown := [name for name in given if name not in checked]:
-        raise UsageError(f"{', '.join(unknown)}: not parameters of a training")
     values = {"train": train, "validation": validation, "model": model}
     words = options({**values, **checked, **(settings or {})})
     return ScriptRunConfig(COMPONENT, "train.py", words, **more)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core.errors import Problem, SpecError
+from rayjobs.core.errors import Problem, SpecError, UsageError
 from rayjobs.images.component.imagemodels import parameters
 from rayjobs.images.component.imagemodels.errors import ParameterOutOfRangeError
 from rayjobs.images.component.imagemodels.names import NETWORKS as NETWORKS
@@ -32,6 +32,30 @@ def checked_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     if problems:
         raise SpecError(problems=problems)
     return values
+
+
+# Options of the script `train.py` that are no parameters of Azure ML's component.
+SETTINGS = (
+    "image_size", "augmentation", "cache", "threads", "checkpoint_every", "precision", "compile",
+    "register", "onnx",
+)  # fmt: skip
+
+
+def check_names(given: Iterable[str], settings: Iterable[str]) -> None:
+    """Check the names of a training's parameters and settings.
+
+    Raises:
+        UsageError: one does not exist; the message says which there are.
+    """
+    for kind, names, known, other, others in (
+        ("parameters", given, tuple(parameters.BY_NAME), "settings", SETTINGS),
+        ("settings", settings, SETTINGS, "parameters", tuple(parameters.BY_NAME)),
+    ):
+        for name in names:
+            if name in others:
+                raise UsageError(f"{name} is given in `{kind}`; it belongs into `{other}`")
+            if name not in known:
+                raise UsageError(f"{name!r} is not one of the {kind}: {', '.join(known)}")
 
 
 def options(values: Mapping[str, Any]) -> list[Any]:

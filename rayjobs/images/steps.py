@@ -7,7 +7,7 @@ from typing import Any
 
 from rayjobs.core.errors import UsageError
 from rayjobs.datastore.outputs import OutputFileDatasetConfig
-from rayjobs.images.jobs import COMPONENT, NETWORKS, checked_parameters, options
+from rayjobs.images.jobs import COMPONENT, NETWORKS, check_names, checked_parameters, options
 from rayjobs.pipelines.data import PipelineData, PipelineParameter
 from rayjobs.pipelines.script_steps import PythonScriptStep
 
@@ -117,10 +117,11 @@ class TrainPytorchModel(ImageStep):
             patience, print_frequency; values or a PipelineParameter.
         settings: Further options of the script: image_size, augmentation, cache, threads,
             checkpoint_every, precision, compile, register, onnx.
-        more: See `ImageStep`. Nodes and processes stand in `runconfig`.
+        more: See `ImageStep`. `runconfig` has nodes and processes.
 
     Raises:
         SpecError: a parameter is outside of its range.
+        UsageError: a parameter or setting does not exist.
     """
 
     def __init__(
@@ -139,9 +140,7 @@ class TrainPytorchModel(ImageStep):
         given = dict(parameters or {})
         open_ones = {k: one for k, one in given.items() if isinstance(one, PipelineParameter)}
         fixed = {k: one for k, one in given.items() if k not in open_ones}
-        unknown = [one for one in fixed if one not in checked_parameters(fixed)]
-        if unknown:
-            raise UsageError(f"{', '.join(unknown)}: not parameters of a training")
+        check_names(given, settings or ())
         values = {
             "model": model,
             "train": train,

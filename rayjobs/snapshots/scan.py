@@ -383,7 +383,10 @@ def warnings_of(found: Scan) -> list[str]:
         left.path
         for why in usual
         for left in found.left_out
-        if left.why is why and not (why is Why.RECORDS and left.detail)
+        if left.why is why
+        and not (why is Why.RECORDS and left.detail)
+        # Python writes these again wherever it runs.
+        and not left.path.endswith(("__pycache__/", ".pyc"))
     ]
     if default:
         warnings.append(f"left out by default: {_some(default)}")

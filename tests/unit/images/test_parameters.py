@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from rayjobs.core.errors import SpecError
+from rayjobs.core.errors import SpecError, UsageError
+from rayjobs.images import training_config
 from rayjobs.images.component.imagemodels.errors import ParameterOutOfRangeError
 from rayjobs.images.component.imagemodels.parameters import TABLE, checked
 from rayjobs.images.jobs import checked_parameters, options
@@ -59,3 +62,23 @@ def test_a_submit_reports_all_at_once() -> None:
 def test_options_of_a_script() -> None:
     values = {"epochs": 3, "learning_rate": 0.5, "onnx": True, "compile": False, "register": None}
     assert options(values) == ["--epochs", "3", "--learning-rate", "0.5", "--onnx"]
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "text"),
+    [
+        (
+            {"image_size": 32},
+            {},
+            r"`parameters`; it belongs into `settings`",
+        ),
+        ({}, {"epochs": 2}, r"`settings`; it belongs into `parameters`"),
+        ({"epoch": 2}, {}, r"'epoch' is not one of the parameters: epochs, batch_size"),
+        ({}, {"imagesize": 2}, r"'imagesize' is not one of the settings: image_size, augmentation"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_refused_before_the_job(
+    given: dict[str, Any], settings: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        training_config("a/x", "a/y", parameters=given, settings=settings)

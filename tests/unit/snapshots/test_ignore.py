@@ -133,8 +133,10 @@ def test_version_control_caches_and_environments_are_left_out_and_named(
     snapshot = packed()
     assert {entry.path for entry in snapshot.manifest} == {"train.py", "sub"}
     (warning,) = snapshot.warnings
-    for name in (".git/", "sub/.git", "my env/", "conda/", "__pycache__/", ".rayjobs/"):
+    for name in (".git/", "sub/.git", "my env/", "conda/", ".mypy_cache/", ".rayjobs/"):
         assert name in warning
+    assert "pyc" not in warning
+    assert {"__pycache__/", "b.pyc"} <= {one.path for one in snapshot.left_out}
 
 
 @pytest.mark.parametrize(
