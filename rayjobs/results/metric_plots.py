@@ -108,6 +108,9 @@ def _panel(axes: object, panel: Sequence[tuple[str, Series]]) -> None:
     axes.set_xlabel("step" if has_steps else "logged value", fontsize=9)
     axes.set_ylabel(first.name.rpartition("/")[2][:30], fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    if len(steps := {step for _, one in panel for step in one.steps}) == 1:
+        (only,) = steps  # else its axis would have fractions of a step
+        axes.set_xlim(only - 1, only + 1)
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.tick_params(labelsize=8)
     for side in ("top", "right"):
