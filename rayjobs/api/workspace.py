@@ -6,6 +6,7 @@ Source: ``azureml.core.Workspace``; subscription and resource group are accepted
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,10 @@ from rayjobs.core.paths import WORKSPACE_DIR
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.refusing import refuses
 from rayjobs.injob.azureml.exceptions import WorkspaceException
+from rayjobs.injob.channel import has_token, own_channel
 from rayjobs.workspace import connection
 from rayjobs.workspace.azure import AzureSettings, Identity
-from rayjobs.workspace.folder import OpenWorkspace, locate, open_workspace
+from rayjobs.workspace.folder import ENVIRONMENT, OpenWorkspace, id_of, locate, open_workspace
 
 if TYPE_CHECKING:
     from rayjobs.api.compute import ComputeTarget, ComputeTargets
@@ -83,15 +85,19 @@ class Workspace:
         """Open a workspace that exists: by its folder, by its name, else the one found from here.
 
         After ``rayjobs login``, or with ``RAYJOBS_ADDRESS``, it is the one that the server serves,
-        unless `path` is given.
+        unless `path` is given. In a job it is the job's own, see `from_config`.
 
         Raises:
             NotFoundError: there is none.
             UnreachableError: the server cannot be reached, or refuses the token.
         """
         self._identity: Identity | None = None
+        if path is None and (own := _of_this_job(workspace_name)) is not None:
+            self.opened: OpenWorkspace = own.opened
+            self.wakes_targets = False
+            return
         if path is None and (served := _served(workspace_name)) is not None:
-            self.opened: OpenWorkspace = served
+            self.opened = served
             if workspace_name is not None and program_rules.rules.unknown_is_local:
                 self._identify(subscription_id, resource_group, workspace_name)
             return
@@ -144,7 +150,9 @@ class Workspace:
         """Open the workspace that a ``config.json`` (here or further up) names.
 
         A file that names none of ours (or, without `path`, no file at all) leads to the
-        workspace that the command line would use here; it is made where it is missing.
+        workspace that the command line would use here; it is made where it is missing. In a job
+        it leads to the job's own workspace, unless ``RAYJOBS_WORKSPACE`` or ``RAYJOBS_ADDRESS``
+        names another one, or the folder that is found is the job's workspace itself.
 
         Raises:
             NotFoundError: `path` was given and holds no config.
@@ -169,6 +177,13 @@ class Workspace:
                 f"there is no config.json in {start}, nor above; write one by "
                 f"workspace.write_config(), or leave the path out"
             )
+        if (own := _of_this_job(None, named)) is not None:
+            if config is not None and config.get("workspace_name"):
+                ids = (config.get("subscription_id"), config.get("resource_group"))
+                own._identity = Identity(
+                    str(config["workspace_name"]), *(i or "local" for i in ids)
+                )
+            return own
         served = None if named is not None else _served(None)
         opened = cls._of(served or open_workspace(named or locate()))
         if config is not None:
@@ -448,6 +463,31 @@ def _served(name: str | None) -> OpenWorkspace | None:
         f"{server.address} serves the workspace {opened.name!r}, not {name!r}; leave the name out, "
         f"or use a folder of this machine with path=, after `rayjobs logout`"
     )
+
+
+def _of_this_job(name: str | None, named: Path | None = None) -> Workspace | None:
+    """Return the workspace of the job that this process belongs to; None: another one is meant.
+
+    A job's folder is not where the job was submitted, so what lies around it says nothing about
+    its workspace: a new, empty one would be made in the data folder of the node's user.
+
+    Args:
+        name: The workspace that a program asks for; None: any.
+        named: The folder that a ``config.json`` names.
+    """
+    if not has_token() or os.environ.get(ENVIRONMENT) or os.environ.get(connection.ADDRESS):
+        return None
+    names = {
+        os.environ.get(one) for one in ("RAYJOBS_WORKSPACE_NAME", "AZUREML_ARM_WORKSPACE_NAME")
+    }
+    if name is not None and name not in names and not program_rules.rules.unknown_is_local:
+        return None
+    found = id_of(named or locate())
+    if found is not None and (named is not None or found == os.environ.get("AZUREML_WORKSPACE_ID")):
+        return None  # it is here: opened as any program does, with all rights
+    from rayjobs.api.attempt_workspace import workspace_of
+
+    return workspace_of(own_channel())
 
 
 def _folder_of(name: str | None) -> Path:

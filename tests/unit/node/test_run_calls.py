@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from rayjobs.core import paths
 from rayjobs.core.paths import PACKAGE
 from rayjobs.injob import runcalls
 from rayjobs.injob.attempt_runs import ChildRun
@@ -242,6 +243,42 @@ def test_a_script_with_the_standard_library_alone(scene: Scene, agent: Agent) ->
     [below] = store.jobs(JobFilter(parent=part.id))
     assert below.failure is not None and below.failure.message == "ValueError: no"
     assert list((scene.root / runcalls.EXCHANGE).iterdir()) == []
+
+
+FOUND_IN_A_JOB = """
+    import json, os
+    from pathlib import Path
+    from rayjobs import Run, Workspace
+
+    own = Run.get_context().experiment.workspace
+    found = [Workspace.from_config(), Workspace(), Workspace.get(own.name)]
+    os.mkdir(".azureml")
+    config = {"workspace_name": "contoso", "subscription_id": "s", "resource_group": "r"}
+    Path(".azureml/config.json").write_text(json.dumps(config))
+    found.append(Workspace.from_config())
+    names = [found[-1].name, found[-1].subscription_id]
+    config["rayjobs_workspace"] = "/nowhere/.rayjobs"  # the submitter's folder, on another machine
+    Path(".azureml/config.json").write_text(json.dumps(config))
+    found.append(Workspace.from_config())
+    print(json.dumps({
+        "names": names,
+        "files": [one.opened.path == own.opened.path for one in found],
+        "runs": [one.get_run(Run.get_context().id).status for one in found],
+    }))
+"""
+
+
+@pytest.mark.long
+def test_a_script_finds_the_workspace_of_its_job(
+    scene: Scene, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And makes no other one, in the data folder of the node's user."""
+    monkeypatch.delenv("RAYJOBS_WORKSPACE")
+    found = json.loads(scene.script(FOUND_IN_A_JOB))
+    assert found["files"] == [True] * 5
+    assert found["runs"] == ["Running"] * 5
+    assert found["names"] == ["contoso", "s"]
+    assert not (paths.home() / "workspace").exists()
 
 
 WITH_RAYJOBS = """
