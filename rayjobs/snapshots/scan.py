@@ -259,6 +259,10 @@ def refuse_missing_entry(found: Scan, entry: str, rules: Rules) -> None:
                 remedy = f"Change that line, or add the line `!{ignore_line(left.path)}` after it"
             elif left.why in (Why.LINK, Why.SPECIAL):
                 remedy = "Put a plain file in its place"
+            elif left.why is Why.RECORDS:
+                remedy = "Records are never packed: move the script to a folder without them"
+            elif left.why is Why.DOWNLOAD:
+                remedy = f"To use it as code, remove {printable(left.detail)}"
             else:
                 remedy = f"Add the line `!{ignore_line(left.path)}` to {IGNORE_FILES[0]}"
                 if rules.name not in (None, IGNORE_FILES[0]):

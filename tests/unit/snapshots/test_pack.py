@@ -16,6 +16,7 @@ from rayjobs.core.errors import SnapshotError, StoreFullError, UsageError
 from rayjobs.snapshots import Limits, NodeSnapshots, Snapshot, blob_key, limits_from_environment
 from rayjobs.snapshots import pack as pack_directory
 from rayjobs.workspace.blobs import FolderBlobs
+from rayjobs.workspace.folder import open_workspace
 from tests.unit.snapshots.conftest import Packer
 
 LONG_AGO_NS = 1_600_000_000 * 10**9
@@ -279,6 +280,22 @@ def test_an_entry_script_that_would_be_left_out_is_an_error(
     (source / "credentials_test.py").touch()
     with pytest.raises(SnapshotError, match=said):
         packed(entry=entry)
+
+
+def test_an_entry_script_that_no_ignore_line_would_pack_has_another_remedy(
+    packed: Packer, source: Path
+) -> None:
+    open_workspace(source / "ws").close()
+    (source / "got").mkdir()
+    for name in ("ws/train.py", "got/train.py", "got/.rayjobs-download"):
+        (source / name).touch()
+    (source / ".rayjobsignore").write_text("!/ws/\n!/got/\n")
+    with pytest.raises(SnapshotError, match="never packed: move the script to a folder without"):
+        packed(entry="ws/train.py")
+    with pytest.raises(SnapshotError, match=r"remove got/\.rayjobs-download"):
+        packed(entry="got/train.py")
+    (source / "got" / ".rayjobs-download").unlink()
+    packed(entry="got/train.py")
 
 
 def test_stored_outputs_of_an_earlier_run_are_warned_of(packed: Packer, source: Path) -> None:
