@@ -14,7 +14,7 @@ import click
 from rayjobs.cli.exits import Exit, of_job
 from rayjobs.cli.jobviews import end_text, job_json, short_id
 from rayjobs.cli.naming import newest_named
-from rayjobs.cli.outlook import outlooks, state_now
+from rayjobs.cli.outlook import outlooks, state_now, waits_for_first
 from rayjobs.cli.output import ago_text, facts, print_json, state_colour, table
 from rayjobs.cli.params import JobId, values_of
 from rayjobs.cli.pipeline_schedule import schedule
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 RUN = click.argument("run", metavar="RUN", type=JobId())
 FINISHED_SHOWN = 10
 LOOK_EVERY_S = 0.2
+OUTLOOK_EVERY_S = 1.0
 
 EPILOG = """\b
 Examples:
@@ -657,8 +658,16 @@ def stay(
                 view.job.target for view in views_of(workspace, found) if not view.is_final
             ):
                 ensure_target(target, home=home(), workspace=workspace.path, on_stage=settings.note)
+        said = ""
+        looked_s = time.monotonic()
         while True:
             job = store.job(pipeline_id)
+            if waits_for_first(job) and time.monotonic() - looked_s >= OUTLOOK_EVERY_S:
+                looked_s = time.monotonic()
+                reason = outlooks(workspace.path, [job])[pipeline_id].reason
+                if reason and reason != said:
+                    said = reason
+                    settings.note(f"Queued: {plain_text(reason)}")
             for view in views_of(workspace, found):
                 if printed.get(view.name) != view.status and view.status != "Queued":
                     printed[view.name] = view.status

@@ -70,7 +70,11 @@ def why(settings: Settings, job: str) -> None:
         )
         return
     if found.id != asked.id:
-        click.echo(f"{asked.id} is an array; this explains {name_of(found)}, its next member")
+        kind, part = ("pipeline", "step") if asked.kind == "pipeline" else ("array", "member")
+        article = "a" if kind == "pipeline" else "an"
+        click.echo(
+            f"{asked.id} is {article} {kind}; this explains {name_of(found)}, its next {part}"
+        )
     if found.state is JobState.QUEUED:
         place = f" (number {outlook.position} in the queue)" if outlook.position else ""
         reason = outlook.reason
@@ -91,8 +95,8 @@ def why(settings: Settings, job: str) -> None:
 
 
 def _next_member(store: Store, job: Job) -> Job:
-    """Return the first waiting member of an array; any other job itself."""
-    if job.kind != "array":
+    """Return the first waiting member of an array or step of a pipeline; any other job itself."""
+    if job.kind not in ("array", "pipeline") or job.state.is_final:
         return job
     waiting = store.job_lines(
         JobFilter(parent=job.id, states=[JobState.QUEUED], limit=1, newest_first=False)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rayjobs.api.configs import RunConfiguration
+from rayjobs.api.environment import Environment
 from rayjobs.api.estimators import Estimator, Mpi
 from rayjobs.core.errors import Problem, SpecError
 from rayjobs.core.numbers import is_whole
+from rayjobs.core.text import counted
 from rayjobs.pipelines.data import default_of
 from rayjobs.pipelines.steps import ScriptStep, StepBase
 
@@ -35,6 +38,13 @@ MPI_OPTIONS = frozenset(
         "environment_definition",
     }
 )
+
+
+class MpiStepError(SpecError, ValueError):
+    """Arguments of an MpiStep are missing or wrong; Azure ML raises a ValueError."""
+
+    def __init__(self, *, problems: Sequence[Problem]) -> None:
+        super().__init__(f"MpiStep has {counted(len(problems), 'problem')}", problems=problems)
 
 
 class MpiStep(ScriptStep):
@@ -60,7 +70,7 @@ class MpiStep(ScriptStep):
             pip_packages, pip_requirements_file_path, environment_definition.
 
     Raises:
-        SpecError: a required argument is missing, or one is wrong; all problems at once.
+        MpiStepError: a required argument is missing, or one is wrong; all problems at once.
     """
 
     def __init__(
@@ -123,9 +133,12 @@ class MpiStep(ScriptStep):
                 )
                 settings = made.to_script_run_config().run_config
             except SpecError as error:
-                problems += error.problems
+                problems += [
+                    replace(one, path=_OTHER_NAMES.get(one.path, one.path))
+                    for one in error.problems
+                ]
         if problems:
-            raise SpecError(problems=problems)
+            raise MpiStepError(problems=problems)
         StepBase.__init__(
             self,
             str(name),
@@ -199,6 +212,8 @@ def _wrong_names(
     return found
 
 
+# An estimator's names of arguments, and those of a step.
+_OTHER_NAMES = {"pip_requirements_file": "pip_requirements_file_path"}
 # Each option of the environment: its description and its check.
 _FLAG = ("True or False", lambda value: isinstance(value, bool))
 _TEXT = ("a text", lambda value: isinstance(value, str))
@@ -217,6 +232,10 @@ _KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "pip_packages": _TEXTS,
     "pip_requirements_file_path": _PATH,
     "environment_variables": _MAPPING,
+    "environment_definition": (
+        "an Environment or a path",
+        lambda value: isinstance(value, Environment | str | Path),
+    ),
 }
 
 

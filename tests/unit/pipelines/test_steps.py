@@ -132,7 +132,8 @@ def test_an_mpi_step_with_every_argument(ws: Workspace) -> None:
 def test_each_required_argument_of_an_mpi_step(ws: Workspace, missing: str) -> None:
     with pytest.raises(SpecError, match=f"{missing}: is missing") as caught:
         MpiStep(**mpi(ws, **{missing: None}))
-    assert isinstance(caught.value, Exception)
+    assert isinstance(caught.value, ValueError)  # as programs of Azure ML catch it
+    assert str(caught.value).startswith("MpiStep has 1 problem:")
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,7 @@ def test_each_required_argument_of_an_mpi_step(ws: Workspace, missing: str) -> N
         ("version", 7, "not a text"),
         ("nodes", 2, "not an argument of MpiStep"),
         ("environment_definition", "/nowhere/python", "environment_definition"),
+        ("environment_definition", 3, "is not an Environment or a path"),
         ("name", 3, "not a text"),
         ("source_directory", 7, "not a text"),
         ("script_name", 7, "not a text"),
@@ -173,7 +175,7 @@ def test_each_wrong_argument_of_an_mpi_step(
     with pytest.raises(SpecError) as caught:
         MpiStep(**mpi(ws, **{argument: value}))
     text = str(caught.value)
-    assert argument.removesuffix("_path") in text and words in text
+    assert f"- {argument}: " in text and words in text
 
 
 @pytest.mark.parametrize(
