@@ -50,6 +50,8 @@ class TrainingOutput:
         if type == "Metrics" and model_file is not None:
             raise UsageError("TrainingOutput('Metrics') takes no model_file")
         self.type = type
+        self.iteration = iteration
+        self.metric = metric
         self.model_file = model_file
 
     @property

@@ -129,7 +129,7 @@ class MpiStep(ScriptStep):
                     node_count=nodes,
                     process_count_per_node=processes,
                     distributed_training=Mpi(processes) if is_distributed else None,
-                    **{key: value for key, value in kwargs.items() if key in MPI_OPTIONS},
+                    **{key: value for key, value in kwargs.items() if value is not None},
                 )
                 settings = made.to_script_run_config().run_config
             except SpecError as error:

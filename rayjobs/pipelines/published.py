@@ -137,6 +137,26 @@ class PublishedPipeline:
         return f"rayjobs pipeline run --published {self.id}"
 
     @property
+    def workspace(self) -> Workspace:
+        """Where it is."""
+        return self._workspace
+
+    @property
+    def continue_on_step_failure(self) -> bool:
+        """Whether its runs go on after a step has failed, unless the submit says otherwise."""
+        return read_pipeline(self._record.spec).continue_on_step_failure
+
+    @property
+    def total_run_steps(self) -> int:
+        """How many steps it has."""
+        return len(self.get_step_names())
+
+    def get_step_names(self) -> Sequence[str]:
+        """Return the names of its steps."""
+        steps = read_pipeline(self._record.spec).steps
+        return [step.title or name for name, step in steps.items()]
+
+    @property
     def graph_id(self) -> str:
         """The same as `id`."""
         return self.id
@@ -370,6 +390,14 @@ class PipelineEndpoint:
         store = self._workspace.opened.store
         store.set_endpoint_active(self.name, active=active)
         self._versions = store.endpoint_versions(self.name)
+
+    def archive(self) -> None:
+        """The same as `disable`."""
+        self.disable()
+
+    def reactivate(self) -> None:
+        """The same as `enable`."""
+        self.enable()
 
     def submit(
         self,

@@ -76,6 +76,11 @@ class StepBase:
                 self._before.append(one)
 
     @property
+    def run_after_steps(self) -> list[StepBase]:
+        """The steps that `run_after` named."""
+        return list(self._before)
+
+    @property
     def output_objects(self) -> list[Any]:
         """Its outputs, including those that only its arguments name."""
         found = list(self.outputs)

@@ -214,7 +214,7 @@ def test_what_is_wrong_with_an_mpi_step_on_this_target_is_found_before_a_submit(
 )
 def test_an_environment_definition_excludes_its_parts(ws: Workspace, other: dict[str, Any]) -> None:
     (Path(source(ws)["source_directory"]) / "requirements.txt").write_text("six==1.16.0\n")
-    alone = {"pip_packages": None, "environment_variables": None}
+    alone = {"pip_packages": None, "environment_variables": None, "use_docker": None}
     given = mpi(ws, environment_definition=Environment("e"), **{**alone, **other})
     with pytest.raises(SpecError, match="environment_definition: excludes"):
         MpiStep(**given)
@@ -517,3 +517,43 @@ def test_an_endpoint_takes_another_default_and_name(ws: Workspace) -> None:
     first.disable()
     assert [one.id for one in endpoint.list_pipelines()] == [second.id]
     assert len(endpoint.list_pipelines(active_only=False)) == 2
+    endpoint.archive()
+    assert endpoint.status == "Disabled"
+    endpoint.reactivate()
+    assert endpoint.status == "Active"
+
+
+def test_handles_have_the_members_of_azure_ml(
+    ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "wake_or_start", lambda *_given: False)
+    data = PipelineData("made", ws.get_default_datastore())
+    assert data.get_env_variable_name() == "AZUREML_DATAREFERENCE_made"
+    bound = data.create_input_binding("seen", "download", "/tmp/x", True)
+    assert (bound.name, bound.bind_mode, bound.path_on_compute) == ("seen", "download", "/tmp/x")
+    assert (bound.data_reference_name, bound.get_bind_object_name()) == ("seen", "made")
+    assert data.as_mount("other").name == "other"
+    make, use = step(ws, outputs=[data]), step(ws, "b", inputs=[bound])
+    use.run_after(make)
+    assert use.run_after_steps == [make]
+    pipeline = Pipeline(ws, [use])
+    published = pipeline.publish("both", continue_on_step_failure=True)
+    assert published.get_step_names() == ["a", "b"] and published.total_run_steps == 2
+    assert published.continue_on_step_failure and published.workspace is ws
+    assert TrainingOutput("Metrics").iteration is TrainingOutput("Metrics").metric is None
+    run = Experiment(ws, "x").submit(pipeline)
+    assert isinstance(run, PipelineRun)
+    (made,) = run.find_step_run("a")
+    place = made.get_output_data("made")
+    path = f"azureml/{made.id}/made"
+    assert (place.datastore_name, place.path_on_datastore) == ("workspaceblobstore", path)
+    assert (place.data_reference_name, place.pipeline_run_id) == ("made", run.id)
+    assert made.get_output("made").pipeline_run_id == run.id
+    assert repr(place) == f"PortDataReference('made', 'workspaceblobstore/{path}')"
+    inputs = [place.as_mount("m"), place.as_download("d", "/tmp/y"), place.as_input()]
+    job = only(ws, step(ws, inputs=inputs)).job
+    assert {name: (one["source"], one["mode"]) for name, one in job["inputs"].items()} == {
+        "m": (f"workspaceblobstore/{path}", "mount"),
+        "d": (f"workspaceblobstore/{path}", "download"),
+        "made": (f"workspaceblobstore/{path}", "mount"),
+    }
