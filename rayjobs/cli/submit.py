@@ -355,7 +355,7 @@ def tell(settings: Settings, done: Submitted) -> None:
     from rayjobs.cli.summary import useful_commands
 
     if done.starting:
-        settings.note(f"target {job.target} does not answer; starting it in the background")
+        settings.note(f"starting the target {job.target} in the background")
     hints = [("logs -f", "follow its log"), ("show", "all details"), ("cancel", "cancel it")]
     if job.state.is_final:  # the job it depends on did not end as required
         settings.note(f"it has ended already ({job.state}): {job.reason}")

@@ -21,6 +21,7 @@ from rayjobs.server.workers import in_thread, with_target
 from rayjobs.submit import credentials
 from rayjobs.submit.submitting import wake_or_start
 from rayjobs.target import elsewhere, revive, starting, targets, wake_client
+from rayjobs.target.condition import Standing
 from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace.folder import OpenWorkspace
@@ -85,9 +86,11 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         return JSONResponse({"version": await with_target(call)})
 
     async def look(request: Request, _caller: Caller) -> Response:
-        request.state.is_change = True  # it may start the target
+        request.state.is_change = True
         name = str(request.path_params["target"])
         found = await with_target(revive.look_after, name, home=home(), workspace=workspace.path)
+        # Every `ls` looks; only a look at a target that does not run may have started it.
+        request.state.is_change = found.standing in (Standing.STARTING, Standing.FAILING)
         return JSONResponse({**asdict(found), "standing": str(found.standing)})
 
     viewer, submitter = Role.VIEWER, Role.SUBMITTER

@@ -18,6 +18,8 @@ from rayjobs.jobs.records import ModelDraft
 from rayjobs.remote.workspace import open_server
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobChanges, NewJob
+from rayjobs.target import revive
+from rayjobs.target.condition import Condition, Standing
 from rayjobs.workspace import audit, users
 from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served
@@ -121,7 +123,7 @@ def test_a_prune_forgets_old_changes_and_tokens(served: Served) -> None:
     rows_of(served, 4)
     command = ["prune", "--yes", "--workspace", str(served.workspace.path)]
     shown = CliRunner().invoke(main, [*command, "--dry-run"])
-    assert "5 changes in the audit" in shown.output and "1 token that ended" in shown.output
+    assert "5 changes in the audit" in shown.output and "1 token that expired" in shown.output
     assert len(users.http_audit(store)) == 4
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
@@ -143,3 +145,18 @@ def test_old_changes_can_be_left_out(served: Served) -> None:
     since = now - timedelta(days=2)
     assert [row["change"] for row in users.http_audit(store, since=since)] == ["new"]
     assert [row["user"] for row in users.audit(store, since=since)] == ["new"]
+
+
+@pytest.mark.parametrize(("standing", "is_change"), [("absent", False), ("starting", True)])
+def test_a_look_at_a_target_is_a_change_only_if_it_may_have_started_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch, standing: str, is_change: bool
+) -> None:
+    condition = Condition(Standing(standing), "text")
+    monkeypatch.setattr(revive, "look_after", lambda *_names, **_more: condition)
+    ada = served.connection("ada")
+    ada.json("POST", "/v1/targets/local/look")
+    served.client("eve").store.put_program_setting("k", "v")
+    rows = rows_of(served, 1 + is_change)
+    assert [row["change"] for row in rows if "look" in row["change"]] == is_change * [
+        "POST /v1/targets/local/look"
+    ]
