@@ -66,11 +66,12 @@ def load_pipeline(path: str | Path) -> PipelineSpec:
     except SpecError as error:
         raise PipelineError(error.message) from error
     try:
-        return pipeline_of(data, folder=Path.cwd() if is_piped else file.parent)
+        spec = pipeline_of(data, folder=Path.cwd() if is_piped else file.parent)
     except PipelineError as error:
         raise PipelineError(
             f"{file} has {counted(len(error.problems), 'problem')}", problems=error.problems
         ) from None
+    return spec if is_piped else spec.model_copy(update={"file": str(file.absolute())})
 
 
 def pipeline_of(data: Mapping[str, Any], *, folder: Path) -> PipelineSpec:

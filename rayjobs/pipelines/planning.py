@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -120,11 +122,13 @@ class Packer:
         workspace: Where snapshots are stored.
         stores: Whether they are stored; else only their digests are found.
         on_stage: Called with what is going on.
+        file: The pipeline's own file, which is no part of the code of its steps.
     """
 
     workspace: OpenWorkspace
     stores: bool = True
     on_stage: Callable[[str], None] = lambda _text: None
+    file: Path | None = None
     warnings: list[str] = field(default_factory=list)
     _packed: dict[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
     _starts: dict[str, JobSpec] = field(default_factory=dict)
@@ -153,7 +157,12 @@ class Packer:
         place = str(checked.source)
         if place not in self._packed:
             if self.stores:
-                packed = submitting.pack_source(self.workspace, checked, on_stage=self.on_stage)
+                packed = submitting.pack_source(
+                    self.workspace,
+                    checked,
+                    on_stage=self.on_stage,
+                    without=self._without(checked.source),
+                )
                 assert packed is not None
                 self.warnings += packed.warnings
                 self._packed[place] = packed.digest, packed.properties
@@ -172,9 +181,16 @@ class Packer:
             blobs_has=lambda _key: True,
             cache=self.workspace.own_files / submitting.SNAPSHOT_CACHE,
             entry=checked.spec.script,
+            without=self._without(checked.source),
         )
         self.warnings += packed.warnings
         return packed.digest
+
+    def _without(self, source: Path) -> tuple[str, ...]:
+        if self.file is None:
+            return ()
+        root, file = (Path(os.path.realpath(one)) for one in (source, self.file))
+        return (file.relative_to(root).as_posix(),) if file.is_relative_to(root) else ()
 
 
 def plan(
@@ -207,6 +223,7 @@ def plan(
     graph = Graph(order, edges)
     chosen = chosen_values(spec, values or {})
     packer = packer or Packer(workspace)
+    packer.file = _own_file(spec)
     run_id = ids.job_id(experiment)
     maker = _Maker(
         workspace=workspace,
@@ -239,6 +256,14 @@ def plan(
         warnings=tuple(dict.fromkeys([*packer.warnings, *maker.warnings])),
         notes=tuple(dict.fromkeys(maker.notes)),
     )
+
+
+def _own_file(spec: PipelineSpec) -> Path | None:
+    """Return the pipeline's file; None: there is none, or a step names it and so may read it."""
+    if spec.file is None:
+        return None
+    jobs = json.dumps([dict(step.job) for step in spec.steps.values()], default=str)
+    return None if Path(spec.file).name in jobs else Path(spec.file)
 
 
 def packed(workspace: OpenWorkspace, spec: PipelineSpec) -> PipelineSpec:

@@ -110,6 +110,7 @@ class PipelineSpec(Model):
         parameters: What each run may set.
         steps: By name, in the order in which people see them.
         continue_on_step_failure: After a failure, run the steps that do not need the failed one.
+        file: The file that it was read from, on the submitter's machine; it is not stored.
     """
 
     version: Literal[1] = 1
@@ -120,6 +121,7 @@ class PipelineSpec(Model):
     )
     steps: Mapping[Annotated[str, Field(pattern=JOB_NAME)], StepSpec] = Field(min_length=1)
     continue_on_step_failure: bool = False
+    file: str | None = Field(default=None, exclude=True)
 
 
 def outputs_of(step: StepSpec) -> dict[str, Any]:

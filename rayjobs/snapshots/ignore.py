@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +30,7 @@ class Why(StrEnum):
     VIRTUAL_ENVIRONMENT = "virtual environment"
     RECORDS = "rayjobs records"
     DOWNLOAD = "downloaded from a job"
+    DESCRIPTION = "description of the run"
     LINK = "link"
     SPECIAL = "special file"
 
@@ -101,10 +103,19 @@ class Rules:
         text: Its content.
         known: Decisions of the ignore file's lines from an earlier scan with the same text;
             they save compiling the patterns.
+        without: Paths of files that describe the run, and are no part of its code.
     """
 
-    def __init__(self, name: str | None, text: str, *, known: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        name: str | None,
+        text: str,
+        *,
+        known: dict[str, int] | None = None,
+        without: Collection[str] = (),
+    ) -> None:
         self.name = name
+        self._without = frozenset(without)
         self.fingerprint = hashlib.sha256(
             f"{name}\0{text}".encode(errors="surrogateescape")
         ).hexdigest()
@@ -128,6 +139,8 @@ class Rules:
         Call it for parents before their content, and not below a folder that is left out.
         """
         shown = path + "/" if is_folder else path
+        if shown in self._without:
+            return LeftOut(shown, Why.DESCRIPTION)
         line = self._line(shown)
         if line > 0:
             number, text = self._lines[line - 1]
@@ -214,8 +227,12 @@ class Rules:
         return default_reason(part) is why or (why is not Why.SECRET and named) or part == name
 
 
-def read_rules(root: Path) -> Rules:
+def read_rules(root: Path, *, without: Collection[str] = ()) -> Rules:
     """Return the rules of a source directory: its first ignore file, plus the defaults.
+
+    Args:
+        root: The source directory.
+        without: Paths of files that describe the run, and are no part of its code.
 
     Raises:
         SnapshotError: the ignore file cannot be read.
@@ -244,5 +261,5 @@ def read_rules(root: Path) -> Rules:
         text = raw.decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")
         if name == ".gitignore" and text == "*\n" and (root / "workspace.json").exists():
             continue  # a workspace's own ignore file covers the records, not the code
-        return Rules(name, text)
-    return Rules(None, "")
+        return Rules(name, text, without=without)
+    return Rules(None, "", without=without)

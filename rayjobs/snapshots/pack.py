@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -81,6 +81,7 @@ def pack(
     limits: Limits | None = None,
     cache: Path | None = None,
     entry: str | None = None,
+    without: Collection[str] = (),
 ) -> Snapshot:
     """Pack a source directory and store its archive, unless the same one is stored.
 
@@ -95,6 +96,7 @@ def pack(
         cache: Folder of the workspace that caches the digests of unchanged trees, so that they are
             not read again.
         entry: The job's script; it must be in the snapshot.
+        without: Paths of files that describe the run, and are no part of its code.
 
     Raises:
         SnapshotError: too large, unreadable paths (all named), the entry left out, no folder.
@@ -104,7 +106,7 @@ def pack(
     root = _real_folder(source_directory)
     for _ in range(TRIES):
         try:
-            return _pack(root, blobs_put, blobs_has, bounds, cache, entry)
+            return _pack(root, blobs_put, blobs_has, bounds, cache, entry, without)
         except _ChangedError as error:
             changed = error
     raise SnapshotError(
@@ -150,8 +152,9 @@ def _pack(
     limits: Limits,
     cache_folder: Path | None,
     entry: str | None,
+    without: Collection[str],
 ) -> Snapshot:
-    rules = read_rules(root)
+    rules = read_rules(root, without=without)
     cache = StatCache(cache_folder, root) if cache_folder is not None else None
     remembered = cache.load() if cache is not None else None
     if remembered is not None and remembered.rules == rules.fingerprint:

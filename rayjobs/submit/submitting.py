@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -340,8 +340,15 @@ def pack_source(
     checked: Checked,
     *,
     on_stage: Callable[[str], None] = lambda _text: None,
+    without: Collection[str] = (),
 ) -> Packed | None:
     """Store the source directory's snapshot; None where there is no source directory.
+
+    Args:
+        workspace: Where it is stored.
+        checked: The job.
+        on_stage: Called with what is going on.
+        without: Paths of files that describe the run, and are no part of its code.
 
     Raises:
         SnapshotError: the source directory cannot be packed.
@@ -369,6 +376,7 @@ def pack_source(
             blobs_has=blobs.exists,
             cache=cache,
             entry=checked.spec.script,
+            without=without,
         )
         facts = git.GitFacts() if is_ours else last.facts(packed.digest)
         if facts is None:

@@ -12,12 +12,15 @@ from rayjobs import snapshots
 from rayjobs.core.errors import UsageError
 from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.explaining import explained
+from rayjobs.pipelines.pipeline_file import load_pipeline
 from rayjobs.pipelines.planning import Packer, PlannedRun, plan
 from rayjobs.pipelines.published import publish, run_published
 from rayjobs.pipelines.reuse import NOT_COUNTED
 from rayjobs.pipelines.spec import PipelineError, PipelineSpec
 from rayjobs.pipelines.submitter import resume_pipeline, submit_pipeline
+from rayjobs.snapshots.listing import files_of
 from rayjobs.spec.model import JobSpec, Packages
+from rayjobs.spec.text import write_yaml
 from rayjobs.store.requests import JobFilter
 from rayjobs.workspace.folder import open_workspace, original_of
 from tests.support.wheels import make_project
@@ -399,6 +402,30 @@ def test_ignored_files_do_not_decide(played: Played) -> None:
 
 
 @pytest.mark.long
+def test_a_pipeline_file_beside_the_scripts_is_no_part_of_their_code(played: Played) -> None:
+    file = played.source / "pipeline.yaml"
+
+    def run(comment: str, **prep: Any) -> PlannedRun:
+        data = {"name": "digits", "parameters": {"epochs": 3}, "steps": steps(prep=prep)}
+        file.write_text(f"# {comment}\n{write_yaml(data)}")
+        return played.run(load_pipeline(file))
+
+    first = run("first")
+    assert first.spec.file == str(file) and "file" not in first.spec.model_dump()
+    assert first.steps[0].snapshot is not None
+    assert set(files_of(first.steps[0].snapshot, played.workspace.blobs.open)) == {
+        "prep.py",
+        "train.py",
+        "test.py",
+    }
+    assert reused(run("second")) == ["prep", "train", "test"]
+    # A step that names the file may read it: it is packed, and decides.
+    named = run("third", arguments=["--config", "pipeline.yaml"])
+    assert named.steps[0].snapshot is not None
+    assert "pipeline.yaml" in files_of(named.steps[0].snapshot, played.workspace.blobs.open)
+    assert reused(run("fourth", arguments=["--config", "pipeline.yaml"])) == []
+
+
 def test_hash_paths_alone_decide_where_they_are_given(played: Played) -> None:
     changes = steps(prep={"reuse": {"hash_paths": ["prep.py"]}})
     played.run(played.spec(steps=changes))
