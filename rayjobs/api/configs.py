@@ -325,6 +325,26 @@ class RunConfiguration:
         return shown(self, **needs_of(self))
 
 
+def _check_framework(name: str) -> None:
+    """Refuse frameworks whose jobs start otherwise than a script.
+
+    Raises:
+        RunConfigurationError: Spark's, or one that Azure ML does not know either.
+    """
+    if str(name).casefold() == "pyspark":
+        raise RunConfigurationError(
+            f"framework is {name!r}, and rayjobs does not run Spark; read tables with pandas, or "
+            f"with Ray Data on the same cluster"
+        )
+    if str(name).casefold() not in _FRAMEWORKS:
+        raise RunConfigurationError(
+            f"framework is {name!r}; known are Python, PyTorch, TensorFlow and CNTK"
+        )
+
+
+_FRAMEWORKS = ("python", "pytorch", "tensorflow", "cntk")
+
+
 class ScriptRunConfig:
     """One script (or command) with its requirements; `Experiment.submit` runs it."""
 
@@ -417,6 +437,7 @@ class ScriptRunConfig:
         from rayjobs.spec.file import build_spec
 
         settings = self.run_config
+        _check_framework(settings.framework)
         resume_from = resume_text(self.resume_from)
         distribution = _distribution_of(settings)
         placed = place(

@@ -16,7 +16,7 @@ from rayjobs.api.conda_dependencies import CondaDependencies as CondaDependencie
 from rayjobs.api.environment_sections import DEFAULT_CPU_IMAGE as DEFAULT_CPU_IMAGE
 from rayjobs.api.environment_sections import DEFAULT_GPU_IMAGE as DEFAULT_GPU_IMAGE
 from rayjobs.api.environment_sections import DEFAULT_SHM_SIZE as DEFAULT_SHM_SIZE
-from rayjobs.api.environment_sections import SECTIONS, fill, plain
+from rayjobs.api.environment_sections import SECTIONS, FixedAttributes, fill, plain
 from rayjobs.api.environment_sections import ContainerRegistry as ContainerRegistry
 from rayjobs.api.environment_sections import DatabricksSection as DatabricksSection
 from rayjobs.api.environment_sections import DockerBuildContext as DockerBuildContext
@@ -41,7 +41,7 @@ _DEFINITION = "azureml_environment.json"  # Source: files of Environment.save_to
 _CONDA_FILE = "conda_dependencies.yml"
 
 
-class Environment:
+class Environment(FixedAttributes):
     """Where a script runs: an interpreter of the target, packages that are installed, an image.
 
     Attributes:
@@ -69,10 +69,9 @@ class Environment:
         self.environment_variables: dict[str, str] = {}
         self.inferencing_stack_version: str | None = None
         for key, value in kwargs.items():
-            if key not in vars(self):
-                raise UsageError(
-                    f"an Environment has no {key}; it has {', '.join(sorted(vars(self)))}"
-                )
+            known = [one for one in vars(self) if not one.startswith("_")]
+            if key not in known:
+                raise UsageError(f"an Environment has no {key}; it has {', '.join(sorted(known))}")
             setattr(self, key, value)
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ Signatures: ``azureml.core.environment`` and ``azureml.core.container_registry``
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,46 @@ DEFAULT_GPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-cuda11.1-cudnn8-ubun
 DEFAULT_SHM_SIZE = "2g"
 
 
-class Section:
+class FixedAttributes:
+    """Has the attributes that its constructor sets: others are refused, as typing mistakes."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let a constructor set attributes of any name."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" not in vars(cls):
+            return
+        original = cls.__init__
+
+        @functools.wraps(original)
+        def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+            is_outermost = _OPEN not in vars(self)
+            vars(self)[_OPEN] = True
+            try:
+                original(self, *args, **kwargs)
+            finally:
+                if is_outermost:
+                    del vars(self)[_OPEN]
+
+        cls.__init__ = construct  # type: ignore[method-assign]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that there is.
+
+        Raises:
+            AttributeError: there is none of that name.
+        """
+        if name not in vars(self) and _OPEN not in vars(self):
+            known = ", ".join(sorted(vars(self)))
+            raise AttributeError(
+                f"the {type(self).__name__} has no attribute {name!r}; it has: {known}"
+            )
+        object.__setattr__(self, name, value)
+
+
+_OPEN = "_is_open"  # among the attributes, while the constructor runs
+
+
+class Section(FixedAttributes):
     """A part of an environment: equal to another one with the same values."""
 
     def __eq__(self, other: object) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.api import html, program_rules
+from rayjobs.api.notices import notice
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.paths import WORKSPACE_DIR
 from rayjobs.core.paths import home as default_home
@@ -207,9 +208,15 @@ class Workspace:
     ) -> Workspace:
         """Make a workspace, in `path` or in the user's data folder.
 
+        Args:
+            kwargs: What Azure ML makes a workspace with (tags, a key vault …); a notice says that
+                it has no effect.
+
         Raises:
             UsageError: it exists and `exist_ok` is off, or the name is none.
         """
+        if given := sorted(key for key, value in kwargs.items() if value is not None):
+            notice(f"Workspace.create: {', '.join(given)}: no effect, a workspace is a folder here")
         if path is None and program_rules.rules.unknown_is_local:
             return cls(subscription_id, resource_group, name)
         folder = Path(path) if path is not None else _named_folder(name)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
 
 from rayjobs.injob import logvalues, modelrequests, runcalls
+from rayjobs.injob.azureml.exceptions import WrongValueError
 from rayjobs.injob.channel import Channel
 from rayjobs.injob.metricsfile import METRIC_KINDS, combine
 from rayjobs.injob.run import LoggingRun, RunNotSupportedError
@@ -291,7 +292,7 @@ class AttemptRun(LoggingRun):
         if output_paths is not None:
             targets = [os.fspath(path) for path in output_paths]
         if len(targets) != len(names):
-            raise ValueError("%d output_paths for %d files" % (len(targets), len(names)))
+            raise WrongValueError("%d output_paths for %d files" % (len(targets), len(names)))
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         for name, target in zip(names, targets):
             if deadline is not None and time.monotonic() >= deadline:
@@ -441,7 +442,9 @@ class ChildRun(AttemptRun):
         refuse_datastore(datastore_name)
         stored, given = [clean_name(name) for name in names], [os.fspath(path) for path in paths]
         if len(stored) != len(given):
-            raise ValueError("%d names for %d paths; give one each" % (len(stored), len(given)))
+            raise WrongValueError(
+                "%d names for %d paths; give one each" % (len(stored), len(given))
+            )
         files = []
         for path in given:
             files.append(self._channel().new_file())
@@ -544,12 +547,14 @@ def children_tags(
             ask for too many runs.
     """
     if count is None and (tag_key is None or tag_values is None):
-        raise ValueError("give create_children either count, or tag_key and tag_values")
+        raise WrongValueError("give create_children either count, or tag_key and tag_values")
     if count is not None and (tag_key is not None or tag_values is not None):
-        raise ValueError("give create_children either count, or tag_key and tag_values; not both")
+        raise WrongValueError(
+            "give create_children either count, or tag_key and tag_values; not both"
+        )
     values: List[Any] = list(range(count) if count is not None else tag_values or ())
     if len(values) > MOST_CHILDREN:
-        raise ValueError(
+        raise WrongValueError(
             "create_children was asked for %d runs; %d are allowed per call"
             % (len(values), MOST_CHILDREN)
         )
@@ -560,7 +565,7 @@ def children_tags(
 def refuse_datastore(name: Any) -> None:
     """Refuse a datastore for a run's files. Raises ValueError."""
     if name not in (None, ARTIFACT_STORE):
-        raise ValueError(
+        raise WrongValueError(
             "files of a run are stored with the run, not in datastore %r; leave datastore_name "
             "out, or use Datastore.upload_files" % (name,)
         )

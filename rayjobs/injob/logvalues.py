@@ -10,6 +10,8 @@ import math
 import operator
 from typing import Any, Dict, List, Mapping, Optional
 
+from rayjobs.injob.azureml.exceptions import WrongTypeError, WrongValueError
+
 MAX_NAME = 256  # characters
 MAX_TEXT = 65536  # characters of one value
 MAX_RECORD = 1 << 20  # bytes of one record, as JSON
@@ -25,16 +27,16 @@ def name_of(name: Any) -> str:
         ValueError: it is empty, longer than 256 characters, or holds control characters.
     """
     if not isinstance(name, str):
-        raise TypeError("a name must be text, not %s (%.60r)" % (type(name).__name__, name))
+        raise WrongTypeError("a name must be text, not %s (%.60r)" % (type(name).__name__, name))
     if not name or name.isspace():
-        raise ValueError("a name must not be empty; give one such as 'loss'")
+        raise WrongValueError("a name must not be empty; give one such as 'loss'")
     if len(name) > MAX_NAME:
-        raise ValueError(
+        raise WrongValueError(
             "the name %.40r… has %d characters; %d are allowed. Put long text into the value, "
             "or into a file below outputs/" % (name, len(name), MAX_NAME)
         )
     if not name.isprintable():
-        raise ValueError("the name %.80r holds control characters; leave them out" % name)
+        raise WrongValueError("the name %.80r holds control characters; leave them out" % name)
     return name
 
 
@@ -54,9 +56,9 @@ def step_of(step: Any) -> Optional[int]:
                 exact = False
                 number = 0
             if not exact:
-                raise TypeError("a step must be a whole number, not %.60r" % (step,)) from None
+                raise WrongTypeError("a step must be a whole number, not %.60r" % (step,)) from None
     if number is not None and not -(1 << 63) <= number < 1 << 63:
-        raise ValueError("the step %d does not fit into 64 bits" % number)
+        raise WrongValueError("the step %d does not fit into 64 bits" % number)
     return number
 
 
@@ -79,7 +81,7 @@ def scalar_of(value: Any, what: str) -> Any:
         return value if -(1 << 63) <= value < 1 << 63 else scalar_of(_as_float(value), what)
     if isinstance(value, str):
         if len(value) > MAX_TEXT:
-            raise ValueError(
+            raise WrongValueError(
                 "%s is a text of %d characters; %d are allowed. Write it to a file below "
                 "outputs/ instead" % (what, len(value), MAX_TEXT)
             )
@@ -90,17 +92,17 @@ def scalar_of(value: Any, what: str) -> Any:
     if isinstance(value, int):
         return scalar_of(int(value), what)
     if isinstance(value, (list, tuple, range, set, frozenset)) or hasattr(value, "__next__"):
-        raise TypeError(
+        raise WrongTypeError(
             "%s is a %s, and log() takes one number; use log_list(name, values), or log() "
             "once per value" % (what, kind.__name__)
         )
     if isinstance(value, Mapping):
-        raise TypeError(
+        raise WrongTypeError(
             "%s is a mapping, and log() takes one number; use log_row(name, a=…, b=…) or "
             "log_table(name, {…})" % what
         )
     if value is None or isinstance(value, (bytes, bytearray, memoryview)):
-        raise TypeError("%s is %s; a number or a text can be logged" % (what, _shown(value)))
+        raise WrongTypeError("%s is %s; a number or a text can be logged" % (what, _shown(value)))
     return _foreign(value, what)
 
 
@@ -111,13 +113,13 @@ def _foreign(value: Any, what: str) -> Any:
     try:
         plain = item() if callable(item) else float(value)
     except Exception as exc:  # any error of a foreign type means that it is not one number
-        raise TypeError(
+        raise WrongTypeError(
             "%s is a %s that does not hold one number (%s); log a number, or use log_list"
             % (what, type(value).__name__, exc)
         ) from None
     if isinstance(plain, (bool, int, float, str)):
         return scalar_of(plain, what)
-    raise TypeError("%s is %s; a number or a text can be logged" % (what, _shown(value)))
+    raise WrongTypeError("%s is %s; a number or a text can be logged" % (what, _shown(value)))
 
 
 def _as_float(value: int) -> float:
@@ -156,7 +158,7 @@ def cell_of(value: Any, what: str) -> Any:
 def list_of(values: Any, what: str) -> List[Any]:
     """Return `values` as a list of scalars. Raises TypeError when they are nested."""
     if isinstance(values, (str, bytes, bytearray, Mapping)) or not hasattr(values, "__iter__"):
-        raise TypeError("%s must be a list of numbers, not %s" % (what, _shown(values)))
+        raise WrongTypeError("%s must be a list of numbers, not %s" % (what, _shown(values)))
     to_list = getattr(values, "tolist", None)
     items = to_list() if callable(to_list) else values
     if not hasattr(items, "__iter__"):
@@ -167,7 +169,7 @@ def list_of(values: Any, what: str) -> List[Any]:
 def row_of(columns: Mapping[str, Any], what: str) -> Dict[str, Any]:
     """Return one row: column name → scalar."""
     if not columns:
-        raise ValueError("%s has no columns; give at least one, e.g. x=1" % what)
+        raise WrongValueError("%s has no columns; give at least one, e.g. x=1" % what)
     return {
         name_of(column): cell_of(value, "%s[%r]" % (what, column))
         for column, value in columns.items()
@@ -177,11 +179,11 @@ def row_of(columns: Mapping[str, Any], what: str) -> Dict[str, Any]:
 def table_of(columns: Any, what: str) -> Dict[str, Any]:
     """Return a table: column name → list of scalars of one length, or a scalar."""
     if not isinstance(columns, Mapping):
-        raise TypeError(
+        raise WrongTypeError(
             "%s must be a mapping of column to values, not %s" % (what, _shown(columns))
         )
     if not columns:
-        raise ValueError("%s has no columns" % what)
+        raise WrongValueError("%s has no columns" % what)
     table: Dict[str, Any] = {}
     lengths = {}
     for column, values in columns.items():
@@ -194,7 +196,7 @@ def table_of(columns: Any, what: str) -> Dict[str, Any]:
             table[name_of(column)] = items
             lengths[column] = len(items)
     if len(set(lengths.values())) > 1:
-        raise ValueError(
+        raise WrongValueError(
             "the columns of %s differ in length: %s"
             % (what, ", ".join("%s has %d" % pair for pair in lengths.items()))
         )
@@ -204,7 +206,7 @@ def table_of(columns: Any, what: str) -> Dict[str, Any]:
 def json_of(value: Any, what: str, depth: int = 0) -> Any:
     """Return nested data (such as a confusion matrix) as plain JSON data."""
     if depth > 20:
-        raise ValueError("%s is nested more than 20 deep" % what)
+        raise WrongValueError("%s is nested more than 20 deep" % what)
     if isinstance(value, Mapping):
         return {str(key): json_of(item, what, depth + 1) for key, item in value.items()}
     to_list = getattr(value, "tolist", None)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, Iterator, Mapping, Optional
 
 from rayjobs.injob import checkpoint, logvalues
+from rayjobs.injob.azureml.exceptions import WrongTypeError, WrongValueError
 from rayjobs.injob.messages import Message
 from rayjobs.injob.uploads import PART, clean_name
 
@@ -112,7 +113,7 @@ def record_of(
     )
     size = len(json.dumps(record.to_json()))
     if size > logvalues.MAX_RECORD:
-        raise ValueError(
+        raise WrongValueError(
             "the request for the model %r has %d bytes; %d are allowed. Write long text to a file "
             "below outputs/" % (name, size, logvalues.MAX_RECORD)
         )
@@ -122,9 +123,9 @@ def record_of(
 def name_of(name: Any) -> str:
     """Return a model's name. Raises TypeError or ValueError when it is not valid."""
     if not isinstance(name, str):
-        raise TypeError("a model's name must be text, not a %s" % type(name).__name__)
+        raise WrongTypeError("a model's name must be text, not a %s" % type(name).__name__)
     if not NAME.fullmatch(name):
-        raise ValueError(
+        raise WrongValueError(
             "a model cannot be called %r; use letters, digits, '.', '_' and '-', and begin with a "
             "letter or digit" % name
         )
@@ -135,7 +136,7 @@ def _texts(values: Any, what: str) -> Dict[str, str]:
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        raise TypeError("%s is a %s; give a mapping of texts" % (what, type(values).__name__))
+        raise WrongTypeError("%s is a %s; give a mapping of texts" % (what, type(values).__name__))
     return {
         logvalues.name_of(key): str(logvalues.scalar_of(value, "%s[%r]" % (what, key)))
         for key, value in values.items()
@@ -146,7 +147,7 @@ def _text(value: Any, what: str) -> Optional[str]:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise TypeError("%s is a %s; give a text" % (what, type(value).__name__))
+        raise WrongTypeError("%s is a %s; give a text" % (what, type(value).__name__))
     return str(logvalues.scalar_of(value, what))
 
 
@@ -167,7 +168,7 @@ def find(path: Any, outputs: str, uploaded: Iterable[str]) -> str:
     """
     text = os.fspath(path)
     if not isinstance(text, str):
-        raise TypeError("model_path must be text, not %s" % type(text).__name__)
+        raise WrongTypeError("model_path must be text, not %s" % type(text).__name__)
     if os.path.isabs(text):
         text = _below(text, outputs)
     clean = clean_name(text)
@@ -190,7 +191,7 @@ def find(path: Any, outputs: str, uploaded: Iterable[str]) -> str:
 def _below(path: str, outputs: str) -> str:
     relative = os.path.relpath(os.path.realpath(path), os.path.realpath(outputs))
     if relative.split(os.sep)[0] == "..":
-        raise ValueError(
+        raise WrongValueError(
             "%r does not lie below the run's outputs, %s; save the model there, since only that "
             "is stored with the run" % (path, outputs)
         )
@@ -202,18 +203,20 @@ def _check(name: str, full: str, outputs: str) -> None:
     inside = os.path.realpath(os.path.dirname(outputs))
     real = os.path.realpath(full)
     if real != inside and not real.startswith(inside + os.sep):
-        raise ValueError(
+        raise WrongValueError(
             "%r is a link to %s, out of the job's directory, so it is not stored with the run; "
             "copy the file to outputs/" % (name, real)
         )
     if os.path.isdir(full):
         if not any(True for _ in _files_below(full)):
-            raise ValueError("%r is an empty folder; save the model's files there first" % name)
+            raise WrongValueError(
+                "%r is an empty folder; save the model's files there first" % name
+            )
         is_step = name.startswith(CHECKPOINTS) and name.count("/") == CHECKPOINTS.count("/")
         if is_step and not checkpoint.is_whole(full):
-            raise ValueError("%r is an incomplete checkpoint; register another" % name)
+            raise WrongValueError("%r is an incomplete checkpoint; register another" % name)
     elif not os.path.isfile(full):
-        raise ValueError("%r is neither a file nor a folder" % name)
+        raise WrongValueError("%r is neither a file nor a folder" % name)
 
 
 def _files_below(folder: str) -> Iterator[str]:

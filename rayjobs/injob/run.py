@@ -12,7 +12,11 @@ from types import TracebackType
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from rayjobs.injob import logvalues, modelrequests
-from rayjobs.injob.azureml.exceptions import RunEnvironmentException
+from rayjobs.injob.azureml.exceptions import (
+    RunEnvironmentException,
+    WrongTypeError,
+    WrongValueError,
+)
 from rayjobs.injob.metricsfile import combine
 
 _contexts: Dict[Tuple[Any, ...], "LoggingRun"] = {}
@@ -175,7 +179,7 @@ class LoggingRun(Run):
         """
         name = logvalues.name_of(name)
         if (path is None) == (plot is None):
-            raise TypeError("log_image takes either path= or plot=")
+            raise WrongTypeError("log_image takes either path= or plot=")
         self._put("image", name, self._keep_image(name, path, plot))
 
     def _keep_image(self, name: str, path: Optional[str], plot: Any) -> str:
@@ -201,7 +205,7 @@ class LoggingRun(Run):
         if isinstance(value, str):
             value = json.loads(value)
         if not isinstance(value, Mapping):
-            raise TypeError("log_%s takes a dict or its JSON text" % what)
+            raise WrongTypeError("log_%s takes a dict or its JSON text" % what)
         self._put("chart", logvalues.name_of(name), logvalues.json_of(value, "the value"))
 
     def flush(self, timeout_seconds: float = 300) -> None:
@@ -270,7 +274,7 @@ class LoggingRun(Run):
             text = str(logvalues.scalar_of(value, "the property's value"))
             known = self._properties.get(logvalues.name_of(key))
             if known is not None and known != text:
-                raise ValueError(
+                raise WrongValueError(
                     "the property %r is %r and cannot be changed to %r; properties are only "
                     "added, use a tag for what changes" % (key, known, text)
                 )

@@ -7,6 +7,8 @@ import shutil
 import uuid
 from typing import Any, Iterator, List, Optional, Tuple
 
+from rayjobs.injob.azureml.exceptions import WrongTypeError, WrongValueError
+
 PART = ".part-"  # prefix of copies in progress; such files are never stored
 
 
@@ -18,15 +20,15 @@ def clean_name(name: Any) -> str:
         ValueError: it is empty, absolute, or leads out of the run.
     """
     if not isinstance(name, str):
-        raise TypeError("a file's name must be text, not %s" % type(name).__name__)
+        raise WrongTypeError("a file's name must be text, not %s" % type(name).__name__)
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or not parts or "\0" in name:
-        raise ValueError(
+        raise WrongValueError(
             "%r cannot be the name of a run's file; give a relative one such as "
             "'outputs/model.pt'" % name
         )
     if any(part.startswith(PART) for part in parts):
-        raise ValueError("%r: names that begin with %r are reserved" % (name, PART))
+        raise WrongValueError("%r: names that begin with %r are reserved" % (name, PART))
     return "/".join(parts)
 
 

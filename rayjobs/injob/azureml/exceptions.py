@@ -157,6 +157,14 @@ class HyperDriveServiceException(HyperDriveException):
     """The driver of a sweep does not answer."""
 
 
+class WrongTypeError(UserErrorException, TypeError):
+    """A value of a kind that the call does not take."""
+
+
+class WrongValueError(UserErrorException, ValueError):
+    """A value that the call does not take."""
+
+
 class NotProvidedError(ImportError, UserErrorException):
     """A part of Azure ML that rayjobs does not have; the message names the closest alternative."""
 

@@ -89,6 +89,8 @@ def test_a_run_config_wins_over_the_other_arguments() -> None:
         lambda: PyTorchConfiguration("gloo", 5, 2),
         lambda: RunConfiguration(conda_dependencies="x"),
         lambda: RunConfiguration(communicator="Smoke"),
+        lambda: RunConfiguration(framework="pyspark"),
+        lambda: RunConfiguration(framework="Smoke"),
     ],
 )
 def test_what_is_wrong_is_reported_in_a_sentence(make: Callable[[], Any]) -> None:

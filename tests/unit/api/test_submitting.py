@@ -239,6 +239,13 @@ def test_workspaces_are_found_again(
         Workspace.create("a/b")
 
 
+def test_what_azure_makes_a_workspace_with_has_no_effect_and_says_so(
+    own_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Workspace.create("tagged", tags={"team": "a"}, sku="basic", key_vault=None).close()
+    assert "Workspace.create: sku, tags: no effect" in capsys.readouterr().err
+
+
 def test_without_a_config_the_command_lines_workspace_is_used(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

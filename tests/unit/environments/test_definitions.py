@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,24 @@ def test_an_image_and_its_registry_reach_the_spec(tmp_path: Path) -> None:
     assert container is not None
     assert container.dockerfile == "FROM scratch\n"
     assert ScriptRunConfig("src", "a.py", environment=Environment("x")).to_spec().container is None
+
+
+@pytest.mark.parametrize(
+    "part", [lambda one: one, lambda one: one.docker, lambda one: one.python, lambda one: one.r]
+)
+def test_an_attribute_that_an_environment_has_not_is_refused(part: Callable[[Any], Any]) -> None:
+    environment = Environment("mine")
+    with pytest.raises(AttributeError, match="no attribute 'base_images'; it has: "):
+        part(environment).base_images = "x"
+    assert not hasattr(part(environment), "base_images")
+
+
+def test_an_environment_is_copied_with_its_sections() -> None:
+    environment = Environment("mine", inferencing_stack_version="latest")
+    environment.docker.base_image = "team/a:1"
+    other = environment.clone("other")
+    other.docker.base_image = "team/b:1"
+    assert (environment.docker.base_image, other.name) == ("team/a:1", "other")
+    assert set(vars(other)) == set(vars(Environment("x")))
+    with pytest.raises(UsageError, match="has no nonsense; it has asset_id, databricks"):
+        Environment("mine", nonsense=1)
