@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "tuning":
-    # The checkout's own folder, found under its old name: an alias, never a second copy.
+    # The checkout's folder under its old name is an alias, never a second copy.
     from rayjobs.core.aliases import alias
 
     alias(__name__)

@@ -1,4 +1,4 @@
-"""A trial's command line: the base job's arguments with the sampled values put over them."""
+"""A trial's command line: the base job's arguments, overridden by the sampled values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rayjobs.tuning.space import Parameters, stripped
 
 
 def override_arguments(base: Sequence[Any], parameters: Parameters) -> tuple[Any, ...]:
-    """Return `base` with every sampled value in place of the same argument's value.
+    """Return `base` with the sampled values in place of the values of the same arguments.
 
-    ``--lr 0.1`` and ``--lr=0.1`` are replaced where they stand (a repeated one is removed);
-    what `base` does not have is put at the end as ``--key value``, or with the dashes that the
-    key was given. Everything after a lone ``--`` is left as it is. Items that are not text
-    (data references) are passed through untouched.
+    ``--lr 0.1`` and ``--lr=0.1`` are replaced in place (repeats are removed); arguments that `base`
+    lacks are appended as ``--key value``, or with the dashes of the given key. Everything after a
+    lone ``--`` is left unchanged. Items that are not text (data references) are passed through
+    untouched.
 
     Args:
         base: The base job's flat argument list.
@@ -57,9 +57,9 @@ def override_arguments(base: Sequence[Any], parameters: Parameters) -> tuple[Any
 def override_script_params(
     base: Mapping[str, Any] | None, parameters: Parameters
 ) -> dict[str, Any]:
-    """Return an estimator's `script_params` with the sampled values put over the same keys.
+    """Return an estimator's `script_params`, overridden by the sampled values.
 
-    Keys are compared without leading dashes; the base's spelling is kept where it has the key.
+    Keys are compared without leading dashes; the base's spelling of a key is kept.
     """
     result = dict(base or {})
     spelling = {stripped(key): key for key in result}
@@ -77,7 +77,8 @@ def as_text(value: Any) -> str:
 
 
 def _pair(option: str, value: str) -> list[str]:
-    # argparse takes "-1e-05" after a space for an option (it knows -1 and -0.5, not exponents).
+    # argparse treats "-1e-05" after a space as an option (it accepts -1 and -0.5, but no
+    # exponents).
     if value.startswith("-") and not _is_plain_negative(value):
         return [f"{option}={value}"]
     return [option, value]

@@ -1,4 +1,4 @@
-"""HyperDriveConfig: a sweep in Azure ML's terms, turned into a SweepSpec."""
+"""HyperDriveConfig: a sweep in Azure ML's terms, converted to a SweepSpec."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 class HyperDriveConfig:
     """What to sweep: an estimator or run configuration, and how to choose its parameters.
 
-    The estimator or run configuration is held as it is; `sweep_spec` is given its job.
+    The estimator or run configuration is stored unchanged; `sweep_spec` gets its job.
 
     Attributes:
-        advice: What is allowed but unwise, one sentence each (also given as warnings).
+        advice: Allowed but unwise settings, one sentence each (also issued as warnings).
 
     Raises:
         SweepError: lists every argument that is wrong.
@@ -86,7 +86,7 @@ class HyperDriveConfig:
         self._warn()
 
     def __repr__(self) -> str:
-        """Return what is swept, how, and by which metric."""
+        """Return the base, the sampling and the metric as text."""
         return (
             f"{type(self).__name__}({self.base!r}, {type(self.hyperparameter_sampling).__name__}, "
             f"{self.primary_metric_name!r}, {self.primary_metric_goal.value}, "
@@ -103,7 +103,7 @@ class HyperDriveConfig:
 
     @property
     def base(self) -> Any:
-        """The estimator, run configuration or pipeline, whichever was given."""
+        """The given estimator, run configuration or pipeline."""
         return next(
             given for given in (self.estimator, self.run_config, self.pipeline) if given is not None
         )
@@ -114,12 +114,12 @@ class HyperDriveConfig:
         """Return the sweep of `job`, the estimator's or run configuration's job spec as data.
 
         Raises:
-            SweepError: the parts do not make a sweep.
-            SweepUsageError: a sweep of a pipeline was asked for.
+            SweepError: the parts do not form a sweep.
+            SweepUsageError: a sweep of a pipeline was requested.
         """
         if self.pipeline is not None:
             raise SweepUsageError(
-                "pipeline was given, and a sweep's trials are single jobs. Sweep the step that "
+                "pipeline was given, but a sweep's trials are single jobs. Sweep the step that "
                 "trains: HyperDriveStep makes a sweep a step of a pipeline."
             )
         return parse_sweep(
@@ -182,7 +182,7 @@ class HyperDriveConfig:
                 "Give PrimaryMetricGoal.MAXIMIZE or PrimaryMetricGoal.MINIMIZE.",
             )
         limits = {"max_total_runs": MAX_TOTAL}
-        if self._concurrent_given:  # left out, it follows max_total_runs, which may be above 100
+        if self._concurrent_given:  # by default it is max_total_runs, which may be above 100
             limits["max_concurrent_runs"] = MAX_CONCURRENT
         for name, most in limits.items():
             value = getattr(self, name)
@@ -200,7 +200,9 @@ class HyperDriveConfig:
                 "Remove the policy, or use RandomParameterSampling.",
             )
         if self.debug_flag is not None:
-            wrong("debug_flag", "a sweep has no debug mode.", "Leave it out; see its events.")
+            wrong(
+                "debug_flag", "a sweep has no debug mode.", "Omit it, and read the sweep's events."
+            )
         run_id = self.custom_run_id
         if run_id is not None and not (isinstance(run_id, str) and RUN_ID.fullmatch(run_id)):
             wrong(
@@ -281,7 +283,7 @@ class HyperDriveRunConfig(HyperDriveConfig):
         policy: Policy | None = None,
         **options: Any,
     ) -> None:
-        """Take the parameters of `HyperDriveConfig`, in the order of this class."""
+        """Accept the parameters of `HyperDriveConfig`, in the order of this class."""
         super().__init__(
             hyperparameter_sampling,
             primary_metric_name,
@@ -317,7 +319,7 @@ def _submit(
     **options: Any,
 ) -> HyperDriveRun:
     """Submit a HyperDriveConfig under an experiment (called by `Experiment.submit`)."""
-    # Needed for a submit only.
+    # Only a submit needs it.
     from rayjobs.spec.model import JobSpec
     from rayjobs.tuning.runs import HyperDriveRun
     from rayjobs.tuning.submitter import submit_sweep

@@ -1,8 +1,8 @@
-"""A sweep's driver: brings the trial table up to date, asks what to do next, does it.
+"""A sweep's driver: it updates the trial table, asks for the next actions, and carries them out.
 
-All it knows is in the store, so it may die between any two lines: the next one claims the sweep
-and goes on. A row is written before its job is submitted, the submit has a key of its own, and a
-driver whose claim is no longer the newest is refused by the store and ends.
+All its state is in the store, so it may die between any two lines: the next driver claims the sweep
+and continues. A row is written before its job is submitted, each submit has its own key, and the
+store refuses a driver whose claim is no longer the newest, which then ends.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from rayjobs.workspace.folder import OpenWorkspace
 
 log = logging.getLogger(__name__)
 
-# How often a driver asks whether anything was written, which takes microseconds; and after how long
-# it looks all the same, since limits of time pass without anybody's writing.
+# How often a driver checks for writes, which takes microseconds; and after how long it looks
+# anyway, since time limits pass without any write.
 POLL_S = 0.005
 LOOK_S = 0.25
-# The largest share of a driver's time for rounds, however much others write.
+# The maximum share of a driver's time for rounds, however much others write.
 MOST_BUSY = 1 / 3
 STORE_PAUSE_S = 1.0
-# While no trial has reported the metric, what they report instead is looked at this often.
+# While no trial has reported the metric, check this often what they report instead.
 NAMES_S = 2.0
 # Many scripts log a loss at each step, the metric after each epoch. A trial is noted at once only
 # if it reports a similar name, else after it has reported other metrics for this time.
@@ -71,17 +71,17 @@ _REASONS_SHOWN = 5
 
 @dataclass
 class _Seen:
-    """What is known of a running trial's reports."""
+    """The known facts about a running trial's reports."""
 
     cursor: Any = field(default_factory=dict)
     points: list[MetricPoint] = field(default_factory=list)
 
 
 class Driver:
-    """Works on one sweep until it has ended. Not safe for several threads.
+    """Drives one sweep until it has ended. Not thread-safe.
 
     Args:
-        wake: Called when jobs were submitted or canceled, so that the target looks at once.
+        wake: Called after jobs were submitted or canceled, so that the target looks at once.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Driver:
         self._start_tune()
 
     def _start_tune(self) -> None:
-        """Create sampler and scheduler again; they know only the trials of earlier sweeps."""
+        """Recreate sampler and scheduler, which know only the trials of earlier sweeps."""
         self._sampler = self.spec.sampling.sampler(self.spec.goal)
         if self._warm:
             self._sampler = warm_start.WarmSampler(self.spec.sampling, self._sampler, self._warm)
@@ -118,10 +118,10 @@ class Driver:
 
     # -- the loop ------------------------------------------------------------------------------
     def run(self, *, stopped: Callable[[], bool] = lambda: False) -> JobState:
-        """Work until the sweep has ended; return how.
+        """Drive the sweep until it has ended; return its final state.
 
-        A store that is locked or full is waited for. Returns the state as it is when `stopped`
-        says so, or when another driver took over.
+        Waits for a store that is locked or full. Returns the current state if `stopped` is true, or
+        if another driver took over.
         """
         while not stopped():
             try:
@@ -134,30 +134,30 @@ class Driver:
                         return ended
                     self._wait(change, took_s=self._clock.monotonic_s() - began_s)
             except StoreError as error:
-                # The decision may not be stored: start again from the store.
+                # The decision may not be stored: restart from the store.
                 log.warning("sweep %s waits for its store: %s", self.id, error)
                 self._claim = None
                 time.sleep(STORE_PAUSE_S)
             except TakenOverError:
-                log.info("sweep %s has another driver now", self.id)
+                log.info("another driver now drives sweep %s", self.id)
                 break
         return self._store.job(self.id).state
 
     def _wait(self, change: tuple[int, int], *, took_s: float) -> None:
-        """Wait until something is written after `change`; a place stays empty meanwhile."""
+        """Wait until something is written after `change`; meanwhile, free slots stay unused."""
         until_s = self._clock.monotonic_s() + LOOK_S
         time.sleep(min(max(POLL_S, took_s * (1 / MOST_BUSY - 1)), LOOK_S))
         while self._store.change() == change and self._clock.monotonic_s() < until_s:
             time.sleep(POLL_S)
 
     def take_up(self) -> bool:
-        """Claim the sweep, and repeat what an earlier driver may not have done; False if ended."""
+        """Claim the sweep and repeat unfinished actions of an earlier driver; False if ended."""
         self._claim = self._store.claim_sweep(self.id)
         if self._claim is None:
             return False
         self._seen.clear()
         self._take_over()
-        # Their asks and answers may not have been written: Tune gets the table alone.
+        # Their requests and answers may be unrecorded: Tune gets only the table.
         self._start_tune()
         self._look_at_sweep()
         self.state = load_state(self._store, self._job, now=self._clock.now())
@@ -174,7 +174,7 @@ class Driver:
         return True
 
     def _take_over(self) -> None:
-        """Read what the sweep takes over from earlier ones, and note it once."""
+        """Read what the sweep takes over from earlier ones, and record it once."""
         self._warm = warm_start.load(self._store, self.spec, until=self._job.submitted_at)
         noted = (one.kind == warm_start.EVENT for one in self._store.events(self.id))
         if self._warm and not any(noted):
@@ -211,7 +211,7 @@ class Driver:
             cancel_requested=self._job.cancel_requested_at is not None,
         )
 
-    # -- what the jobs did ---------------------------------------------------------------------
+    # -- results of the jobs -------------------------------------------------------------------
     def _synchronise(self) -> None:
         running = {trial.job_id: trial for trial in self.state.active if trial.job_id is not None}
         cursors = {job: self._seen.setdefault(job, _Seen()).cursor for job in running}
@@ -235,7 +235,7 @@ class Driver:
             self._look_for_model(changed)
 
     def _look_for_model(self, changed: Sequence[int]) -> None:
-        """Note, once, that a completed trial stored nothing that could be registered."""
+        """Record, once, that a completed trial stored nothing that could be registered."""
         if self.spec.register_as is None:
             return
         path = self.spec.model_path
@@ -257,7 +257,7 @@ class Driver:
         """Return the trial with what its job logged, and its end if it has ended."""
         seen = self._seen[news.job]
         if news.state.is_final:
-            # Once more in full: what came late, or in another order, is there now.
+            # Read everything once more: late or reordered values are there now.
             points = self._store.metrics(news.job)
             trial = replace(
                 trial,
@@ -270,14 +270,14 @@ class Driver:
         seen.cursor = news.cursor
         if not news.points:
             return trial
-        if news.attempt > 1:  # it may hide points of the attempt before
+        if news.attempt > 1:  # it may hide points of the previous attempt
             seen.points = self._store.metrics(news.job, name=self.spec.metric)
         else:
             seen.points.extend(news.points)
         return replace(trial, values=self._values(seen.points))
 
     def _look_for_names(self) -> None:
-        """Note what running trials report instead of the metric, while none reports that."""
+        """Record what running trials report instead of the metric, while none reports it."""
         now_s = self._clock.monotonic_s()
         if now_s - self._names_looked_s < NAMES_S or any(one.values for one in self.state.trials):
             return
@@ -321,12 +321,12 @@ class Driver:
         found = series.get(self.spec.metric)
         return () if found is None else found.values
 
-    # -- what is done --------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------
     def _record(self, numbers: Sequence[int]) -> None:
         assert self._claim is not None
         rows = [row_of(self.state.trials[number]) for number in dict.fromkeys(numbers)]
         if rows and not self._store.put_trials(self.id, claim=self._claim, trials=rows):
-            raise TakenOverError(f"sweep {self.id} has another driver now")
+            raise TakenOverError(f"another driver now drives sweep {self.id}")
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         submitted: list[int] = []
@@ -364,7 +364,7 @@ class Driver:
         return job
 
     def _finish(self, finish: Finish) -> JobState:
-        """End the sweep as decided; may be called again by the next driver."""
+        """End the sweep as decided; the next driver may call it again."""
         assert self._claim is not None
         open_states = [state for state in JobState if state not in FINAL]
         for job in self._store.jobs(JobFilter(parent=self.id, states=open_states)):
@@ -382,7 +382,7 @@ class Driver:
             if self._job.state is JobState.RUNNING and not self._store.move(
                 self.id, attempt=self._claim, old=JobState.RUNNING, new=JobState.FINALIZING
             ):
-                raise TakenOverError(f"sweep {self.id} has another driver now")
+                raise TakenOverError(f"another driver now drives sweep {self.id}")
             store_results(self.workspace, self._job, self.spec, self.state.trials, best)
             if self.spec.register_as is not None and best is not None:
                 reason += f"; {register_best(self.workspace, self._job, self.spec, best)}"
@@ -391,11 +391,11 @@ class Driver:
         if not self._store.finish(
             self.id, attempt=self._claim, state=finish.state, reason=reason, failure=failure
         ):
-            raise TakenOverError(f"sweep {self.id} has another driver now")
+            raise TakenOverError(f"another driver now drives sweep {self.id}")
         return finish.state
 
     def give_up(self, message: str) -> JobState:
-        """End the sweep as Failed for a fault of ours; its trials are canceled."""
+        """End the sweep as Failed because of an internal error; its trials are canceled."""
         if self._claim is None:
             self._claim = self._store.claim_sweep(self.id)
         open_states = [state for state in JobState if state not in FINAL]
@@ -419,7 +419,7 @@ def trial_key(sweep_id: str, number: int) -> str:
 
 
 def trial_spec(parent: Job, spec: SweepSpec, trial: TrialRecord) -> JobSpec:
-    """Return a trial's job: the base job with the parameters put over its arguments."""
+    """Return a trial's job: the base job with its arguments overridden by the parameters."""
     base = parent.spec
     return base.model_copy(
         update={
@@ -440,15 +440,15 @@ def continued_spec(spec: JobSpec, run: str) -> JobSpec:
 
 
 def failure_of(reason: str, state: SweepState) -> Failure:
-    """Return why a sweep failed, with what its first failed trials said."""
-    said = [
+    """Return why a sweep failed, with the reasons of its first failed trials."""
+    reasons = [
         trial.reason
         if f"trial {trial.number} " in trial.reason
         else f"trial {trial.number}: " + trial.reason
         for trial in state.trials
         if trial.state is TrialState.FAILED
     ]
-    lines = said[:_REASONS_SHOWN]
-    if len(said) > len(lines):
-        lines.append(f"and {len(said) - len(lines)} more")
+    lines = reasons[:_REASONS_SHOWN]
+    if len(reasons) > len(lines):
+        lines.append(f"and {len(reasons) - len(lines)} more")
     return Failure(FailureClass.USER, reason, lines=tuple(lines))

@@ -1,6 +1,6 @@
-"""The actor all sweeps of a target are driven in: detached, begun again by the target when lost.
+"""The detached actor that drives all sweeps of a target, which restarts it when lost.
 
-Imported in Ray processes only.
+Imported only in Ray processes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rayjobs.workspace.folder import needs_secrets, open_workspace
 
 log = logging.getLogger(__name__)
 
-# Drivers that met an unforeseen error, with nothing done between them, until the sweep is
-# given up.
+# How many drivers may fail with an unforeseen error, without progress between them, before the
+# sweep is given up.
 MOST_FAULTS = 5
 FAULT_EVENT = "driver_fault"
-DRIVER_EVENT = "driver"  # its data has the process's number
-# An idle actor keeps its node from being scaled down, and holds memory; the next sweep would pay
-# for importing Ray Tune again.
+DRIVER_EVENT = "driver"  # its data has the pid
+# An idle actor keeps its node from being scaled down, and uses memory; without it, the next sweep
+# has to import Ray Tune again.
 LINGER_S = 60.0
 HOLD_S = 30.0
 IDLE_POLL_S = 1.0
@@ -46,21 +46,21 @@ MOST_STARTS = 3
 
 
 def actor_name(target: str) -> str:
-    """Return the name under which Ray knows the process that drives a target's sweeps.
+    """Return the actor name of the process that drives a target's sweeps.
 
-    After an upgrade new sweeps are driven by the new version, those that run by the old one.
+    After an upgrade, the new version drives new sweeps, and the old one drives running sweeps.
     """
     return f"rayjobs-sweeps-{target}-{__version__}"
 
 
 class SweepsActor:
-    """Drives sweeps, each on a thread of its own; all that it knows is in their stores.
+    """Drives sweeps, each on its own thread; all its state is in their stores.
 
-    It ends its process when it had nothing to drive for a while.
+    It ends its process after an idle time.
     """
 
     def __init__(self, home: str, target: str, clock: Clock | None = None) -> None:
-        # Sockets of this home, whatever home the process was started with.
+        # Use the sockets of this home, whichever home the process was started with.
         os.environ["RAYJOBS_HOME"] = home
         set_up_logging(TargetPaths.of(target, under=Path(home)).log, "sweeps")
         import rayjobs.tuning.tune  # noqa: F401  # once, before a sweep waits for it
@@ -73,7 +73,7 @@ class SweepsActor:
         self._leaving: asyncio.Task[None] | None = None
 
     async def hold(self) -> int:
-        """Stay for a sweep that is about to come; return this process's number."""
+        """Keep running for a sweep that is about to arrive; return the pid of this process."""
         self._stay(HOLD_S)
         if self._leaving is None:
             self._leaving = asyncio.ensure_future(self._leave_when_idle())
@@ -82,8 +82,8 @@ class SweepsActor:
     async def run(self, workspace: str, sweep_id: str) -> str:
         """Drive a sweep to its end; return its state.
 
-        Called again while it runs (by a target actor that replaced another), it waits for the
-        same end.
+        A second call during the run (by a target actor that replaced another) waits for the same
+        end.
         """
         key = (workspace, sweep_id)
         if key not in self._running:
@@ -94,7 +94,7 @@ class SweepsActor:
             threading.Thread(
                 target=self._drive, args=(*key, ended), name=sweep_id, daemon=True
             ).start()
-        # Shielded: a caller that is gone ends its waiting, and not the sweep's driver.
+        # Shielded: the end of a caller ends only its wait, not the sweep's driver.
         return await asyncio.shield(asyncio.wrap_future(self._running[key]))
 
     def _forget(self, key: tuple[str, str]) -> None:
@@ -103,11 +103,11 @@ class SweepsActor:
 
     def _drive(self, path: str, sweep_id: str, ended: Future[str]) -> None:
         try:
-            if needs_secrets(path):  # of the server of its records, or of its files
+            if needs_secrets(path):  # of the server of its records or its files
                 credentials.give(TargetSecrets(self._target, home=self._home).values())
             with open_workspace(path, create=False) as workspace:
                 state = drive(workspace, sweep_id, wake_target=lambda: self._wake(path))
-        except BaseException as error:  # the waiting caller must get it, whatever it is
+        except BaseException as error:  # the waiting caller must get every error
             ended.set_exception(error)
         else:
             ended.set_result(state)
@@ -116,7 +116,7 @@ class SweepsActor:
         try:
             wake(self._target, home=self._home, workspace=workspace)
         except (TimeoutError, OSError, RayjobsError) as error:
-            log.info("the target was not woken, its poll finds the jobs: %s", error)
+            log.info("the target was not woken; its poll will find the jobs: %s", error)
 
     def _stay(self, seconds: float) -> None:
         self._held_until_s = max(self._held_until_s, self._clock.monotonic_s() + seconds)
@@ -124,17 +124,17 @@ class SweepsActor:
     async def _leave_when_idle(self) -> None:
         while self._running or self._clock.monotonic_s() < self._held_until_s:
             await asyncio.sleep(IDLE_POLL_S)
-        log.info("no sweep to drive: the process ends")
+        log.info("no sweep to drive: the process exits")
         os._exit(0)
 
 
 def drive(workspace: Any, sweep_id: str, *, wake_target: Callable[[], None]) -> str:
-    """Drive a sweep to its end; one whose drivers fail and get nowhere is given up.
+    """Drive a sweep to its end; give it up if its drivers fail without progress.
 
-    A locked or full store is waited for and does not count as a failure.
+    A locked or full store is not a failure: the driver waits for it.
 
     Raises:
-        Exception: a fault of ours; it is kept in the sweep's history, and the next driver tries.
+        Exception: an internal error, recorded in the sweep's history; the next driver tries again.
     """
     driver: Driver | None = None
     try:
@@ -145,7 +145,7 @@ def drive(workspace: Any, sweep_id: str, *, wake_target: Callable[[], None]) -> 
     except RayjobsError as error:
         fault: Exception = error
     except Exception as error:
-        log.exception("the driver of %s met a fault", sweep_id)
+        log.exception("the driver of %s failed", sweep_id)
         fault = error
     text = f"{type(fault).__name__}: {fault}"
     done = progress(workspace.store, sweep_id)
@@ -172,14 +172,14 @@ def _begun(workspace: Any, sweep_id: str, wake_target: Callable[[], None]) -> Dr
             )
             return driver
         except StoreVersionError:
-            raise  # no waiting helps
+            raise  # waiting does not help
         except StoreError as error:
             log.warning("the driver of %s waits for its store: %s", sweep_id, error)
             time.sleep(STORE_PAUSE_S)
 
 
 def progress(store: Store, sweep_id: str) -> list[int]:
-    """Return how far a sweep is, as numbers that change with whatever a driver gets done."""
+    """Return a sweep's progress, as numbers that change with everything a driver does."""
     trials = store.trials(sweep_id)
     return [
         len(trials),
@@ -192,7 +192,7 @@ def progress(store: Store, sweep_id: str) -> list[int]:
 
 
 def end_unreadable(workspace: Any, sweep_id: str, reason: str) -> None:
-    """End a sweep whose own definition cannot be read here (written by a later version)."""
+    """End a sweep whose definition cannot be read here (a later version wrote it)."""
     from rayjobs.core.failures import Failure, FailureClass
     from rayjobs.jobs.states import JobState
 
@@ -208,10 +208,10 @@ def end_unreadable(workspace: Any, sweep_id: str, reason: str) -> None:
 
 
 def start(workspace: str, sweep_id: str, *, home: str, target: str) -> Future[Any]:
-    """Drive a sweep in the target's process for sweeps, started if it does not run.
+    """Drive a sweep in the target's sweep process, which is started if necessary.
 
-    Returns a future that is done when the sweep's driver has ended. The target actor calls it, by
-    its name in the sweep's record.
+    Returns a future that is done when the sweep's driver has ended. The target actor calls this
+    function by its name in the sweep's record.
     """
     ended: Future[Any] = Future()
 
@@ -219,18 +219,18 @@ def start(workspace: str, sweep_id: str, *, home: str, target: str) -> Future[An
         try:
             actor = _actor(home, target)
             state = ray.get(actor.run.options(name=f"sweep {sweep_id}").remote(workspace, sweep_id))
-        except Exception as error:  # its own fault, or the process's death: the target decides
+        except Exception as error:  # its own error, or the process's death: the target decides
             ended.set_exception(error)
         else:
             ended.set_result(state)
 
-    # Not in a callback of Ray's: those run on the thread that would have to deliver the answer.
+    # Not in a Ray callback: callbacks run on the thread that must deliver the answer.
     threading.Thread(target=follow, name=f"sweep {sweep_id}", daemon=True).start()
     return ended
 
 
 def _actor(home: str, target: str) -> Any:
-    """Return the process for sweeps, which stays until it was given one."""
+    """Return the sweep process, which keeps running until it gets a sweep."""
     for left in reversed(range(MOST_STARTS)):
         actor = (
             ray.remote(SweepsActor)
@@ -240,14 +240,14 @@ def _actor(home: str, target: str) -> Any:
                 lifetime="detached",
                 get_if_exists=True,
                 num_cpus=0,
-                max_restarts=0,  # the target asks again, and knows whether there is need
+                max_restarts=0,  # the target retries, and knows whether it is needed
             )
             .remote(home, target)
         )
         try:
             ray.get(actor.hold.remote())
             return actor
-        except ray.exceptions.RayActorError:  # it was just leaving, or cannot start
+        except ray.exceptions.RayActorError:  # it was just exiting, or cannot start
             if not left:
                 raise
             time.sleep(STORE_PAUSE_S)

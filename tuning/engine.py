@@ -1,9 +1,9 @@
 """The next actions of a sweep, given its spec and its trial table.
 
-The driver's loop is: bring the table up to date with the jobs, ask `next_actions`, record each
-action with `applied`, then carry it out. Everything it needs is in the table, so a driver that
-takes over after a crash asks the same function and gets the same remaining work: sampler and
-scheduler, which are Ray Tune's, are rebuilt from the table as well.
+The driver's loop is: update the table from the jobs, call `next_actions`, record each action with
+`applied`, then carry it out. Everything it needs is in the table, so a driver that takes over after
+a crash calls the same function and gets the same remaining work: Ray Tune's sampler and scheduler
+are also rebuilt from the table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rayjobs.tuning.samplers import Sampler
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.trials import TrialRecord, TrialState
 
-LACKING_AT_LEAST = 5  # trials without the metric, before a sweep ends for it
+LACKING_AT_LEAST = 5  # trials without the metric, before a sweep ends because of it
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Plan:
 class Submit:
     """Submit the job of a recorded trial.
 
-    The submission must be idempotent by sweep and number: after a crash it is asked for again,
-    and the job may be there already.
+    The submission must be idempotent by sweep and number: after a crash it is requested again, and
+    the job may already exist.
     """
 
     number: int
@@ -46,7 +46,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class Judged:
-    """Record that the policy has let a trial's first `intervals` reports pass."""
+    """Record that the policy accepted a trial's first `intervals` reports."""
 
     number: int
     intervals: int
@@ -54,7 +54,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class StopTrial:
-    """Record that a trial is to end, then cancel its job (harmless when repeated)."""
+    """Record that a trial must end, then cancel its job (repeating is harmless)."""
 
     number: int
     reason: str
@@ -63,7 +63,7 @@ class StopTrial:
 
 @dataclass(frozen=True)
 class Finish:
-    """The sweep is over: nothing runs and nothing is left to start."""
+    """The sweep is over: no trial is running or left to start."""
 
     state: JobState
     reason: str
@@ -74,12 +74,12 @@ Action = Plan | Submit | Judged | StopTrial | Finish
 
 @dataclass(frozen=True)
 class SweepState:
-    """A sweep at one moment.
+    """The state of a sweep at one moment.
 
     Attributes:
         trials: The trial table, in order of number, without gaps from 0.
         elapsed_s: Seconds since the sweep's recorded start.
-        cancel_requested: Somebody asked for its end.
+        cancel_requested: A user canceled it.
     """
 
     trials: tuple[TrialRecord, ...] = ()
@@ -96,12 +96,12 @@ class SweepState:
 
     @property
     def active(self) -> tuple[TrialRecord, ...]:
-        """The trials that have not ended, recorded ones without a job included."""
+        """The trials that have not ended, including recorded ones without a job."""
         return tuple(trial for trial in self.trials if not trial.is_final)
 
     @property
     def pending_stops(self) -> tuple[StopTrial, ...]:
-        """Stops that are recorded and not yet true; a driver that takes over repeats them."""
+        """Recorded stops that are not yet carried out; a driver that takes over repeats them."""
         return tuple(
             StopTrial(trial.number, trial.reason, trial.judged)
             for trial in self.active
@@ -113,7 +113,7 @@ class SweepState:
         return sum(1 for trial in self.trials if trial.state is state)
 
     def halted(self, spec: SweepSpec) -> str:
-        """Return why no trial may start or run any more; empty while they may."""
+        """Return why no trial may start or continue; empty while they may."""
         failed, limits = self.count(TrialState.FAILED), spec.limits
         if self.cancel_requested:
             return "the sweep was canceled"
@@ -127,16 +127,18 @@ class SweepState:
         return self._all_lack_the_metric(spec)
 
     def _all_lack_the_metric(self, spec: SweepSpec) -> str:
-        """Return why no trial will ever count, once a whole round of them has shown it.
+        """Return why no trial will ever count, once a whole round of trials has shown it.
 
-        A round is as many completed trials as run at a time, five at least: a script may leave
-        before it reports for some parameters, and the first few may be such by chance. One trial
-        that ever reported the metric, however it ended, is proof that the others may.
+        A round has as many completed trials as run at a time, at least five: for some parameters a
+        script may exit before it reports, and by chance the first few trials may have such
+        parameters. One trial that ever reported the metric, however it ended, proves that others
+        may.
         """
         lacking = [
             trial
             for trial in self.trials
-            # The reason of `conclude`: one that crashed before its first report proves nothing.
+            # The reason from `conclude`: a trial that crashed before its first report proves
+            # nothing.
             if trial.state is TrialState.FAILED and trial.reason == misspelt(trial, spec.metric)
         ]
         a_round = max(LACKING_AT_LEAST, spec.limits.at_a_time)
@@ -149,7 +151,7 @@ class SweepState:
         others = spec.total - len(self.trials)
         unstarted = f" and the other {others} were not started" if others else ""
         return (
-            f"{len(lacking)} trials ran to their end, and none reported the metric "
+            f"{len(lacking)} trials ran to their end, but none reported the metric "
             f"{spec.metric!r} ({shown}{hint}), so they count as failed{unstarted}: correct the "
             f"sweep's metric, or the name in the script"
         )
@@ -157,13 +159,13 @@ class SweepState:
     def next_actions(
         self, spec: SweepSpec, sampler: Sampler, scheduler: Scheduler
     ) -> tuple[Action, ...]:
-        """Return what to do now, in the order to do it.
+        """Return the actions to take now, in order.
 
-        Calling it again without recording anything gives the same answer.
+        A second call without recording anything gives the same result.
 
         Args:
-            sampler: Fresh or used; it is brought up to the table first.
-            scheduler: As the sampler.
+            sampler: Fresh or used; it is first updated from the table.
+            scheduler: Like the sampler.
         """
         halted = self.halted(spec)
         if halted:
@@ -200,7 +202,7 @@ class SweepState:
     def applied(self, action: Action) -> SweepState:
         """Return the table after `action` was recorded.
 
-        `Submit` changes nothing here: its row becomes running once the job's id is known, see
+        `Submit` changes nothing here: its row becomes running once the job's id is known; see
         `submitted`.
         """
         if isinstance(action, Plan):
@@ -253,7 +255,7 @@ class SweepState:
             self.count(TrialState.FAILED) > spec.limits.max_failures
         )
         if self.cancel_requested:
-            return (Finish(JobState.CANCELED, facts),)  # the store knows who canceled it
+            return (Finish(JobState.CANCELED, facts),)  # the store records who canceled it
         if too_many or completed == 0:
             return (Finish(JobState.FAILED, reason),)
         return (Finish(JobState.COMPLETED, reason),)
@@ -270,10 +272,10 @@ def conclude(
     """Return the trial's final record, given how its job ended and what it reported.
 
     A job that completed without ever reporting the primary metric makes a failed trial, whose
-    reason lists the names that it did report; the sweep goes on.
+    reason lists the reported names; the sweep continues.
 
     Args:
-        job_state: A final state; None where no job was ever submitted (a stop came first).
+        job_state: A final state; None if no job was ever submitted (it was stopped first).
         message: The job's failure in one line.
 
     Raises:
@@ -307,8 +309,8 @@ class MetricNotice:
     """A notice that running trials report metrics, but not the sweep's.
 
     Attributes:
-        near: The reported name that is most like the sweep's metric; None where none is like it.
-        text: What is so and what to do, in whole sentences.
+        near: The reported name most similar to the sweep's metric; None if none is similar.
+        text: The situation and what to do, in full sentences.
     """
 
     text: str
@@ -316,17 +318,17 @@ class MetricNotice:
 
     @property
     def level(self) -> str:
-        """`warning` where the name is probably misspelt, else `note`."""
+        """`warning` if the name is probably misspelt, else `note`."""
         return "note" if self.near is None else "warning"
 
 
 def metric_missing(trials: Sequence[TrialRecord], metric: str) -> MetricNotice | None:
-    """Return a notice while running trials report other metrics than the sweep's; else None.
+    """Return a notice while running trials report metrics other than the sweep's; else None.
 
-    A driver notes the names of a running trial once one of them has been reported three times and
-    the primary metric never: at once if a name is similar to the metric's, else after some time. It
-    may still be right: many scripts log a loss at each step and the metric after each epoch. One
-    trial that ever reported the metric is proof that others may.
+    A driver records the names of a running trial once one of them has been reported three times and
+    the primary metric never: immediately if a name is similar to the metric's, else after some
+    time. The trial may still be right: many scripts log a loss at each step and the metric after
+    each epoch. One trial that ever reported the metric proves that others may.
     """
     if any(trial.values for trial in trials):
         return None
@@ -337,14 +339,14 @@ def metric_missing(trials: Sequence[TrialRecord], metric: str) -> MetricNotice |
     numbers = ", ".join(str(trial.number) for trial in found[:5])
     which = f"trials {numbers} have" if len(found) > 1 else f"trial {numbers} has"
     so_far = (
-        f"{which} made {REPORTS_WITHOUT_METRIC} reports or more, none of them of the sweep's "
-        f"metric {metric!r}; reported so far: {', '.join(names[:10])}."
+        f"{which} made {REPORTS_WITHOUT_METRIC} reports or more, but none of the sweep's metric "
+        f"{metric!r}; reported so far: {', '.join(names[:10])}."
     )
     near = difflib.get_close_matches(metric, names, n=1)
     if near:
         return MetricNotice(
-            f"{so_far} Did you mean {near[0]!r}? If so, cancel the sweep and correct the name; "
-            f"if the script logs {metric!r} later, after an epoch for example, do nothing.",
+            f"{so_far} Did you mean {near[0]!r}? If so, cancel the sweep and correct the name. If "
+            f"the script logs {metric!r} later, after an epoch for example, do nothing.",
             near[0],
         )
     return MetricNotice(

@@ -4,7 +4,7 @@ RayjobsError
 ├── SpecError
 │   └── SweepError        a sweep's space, policy, limits or file is wrong      exit code 2
 ├── UsageError
-│   └── SweepUsageError   a call that makes no sense for this sweep             exit code 2
+│   └── SweepUsageError   a call that is invalid for this sweep                 exit code 2
 └── TuningDependencyError an optional library (optuna …) is missing             exit code 1
 """
 
@@ -19,7 +19,7 @@ from rayjobs.injob.azureml.exceptions import HyperDriveConfigException, HyperDri
 
 
 class SweepError(SpecError, HyperDriveConfigException):
-    """A sweep's definition is wrong; `problems` lists everything at once."""
+    """A sweep's definition is wrong; `problems` lists all problems at once."""
 
     def __init__(self, message: str = "", *, problems: Sequence[Problem] = ()) -> None:
         listed = tuple(problems)
@@ -35,7 +35,7 @@ def _rebuild(message: str, problems: tuple[Problem, ...]) -> SweepError:
 
 
 class SweepUsageError(UsageError, HyperDriveException):
-    """A call that makes no sense for this sweep."""
+    """A call that is invalid for this sweep."""
 
 
 class TuningDependencyError(RayjobsError):
@@ -55,12 +55,12 @@ class TuningDependencyError(RayjobsError):
 
 
 def problem(path: str, message: str, remedy: str = "", *, is_missing: bool = False) -> SweepError:
-    """Return an error with one problem, for callers that find a single thing wrong."""
+    """Return an error with one problem, for callers that find a single problem."""
     return SweepError(problems=[Problem(path, message, remedy, is_missing)])
 
 
 def joined(path: str, found: SweepError) -> list[Problem]:
-    """Return the problems of `found` with `path` put before theirs."""
+    """Return the problems of `found` with `path` as a prefix of their paths."""
     return [
         Problem(".".join(part for part in (path, one.path) if part), one.message, one.remedy)
         for one in found.problems

@@ -1,7 +1,7 @@
-"""HyperDrive's ten parameter expressions: validated values, each on one of four base distributions.
+"""HyperDrive's ten parameter expressions: validated values on four base distributions.
 
 Nothing is drawn here: Ray Tune draws from the base distribution (`tuning.tune.domains`), and an
-expression says what parameter a draw stands for, as HyperDrive defines it.
+expression converts a draw to a parameter, as HyperDrive defines it.
 
 Source: ``azureml.train.hyperdrive.parameter_expressions``.
 """
@@ -21,7 +21,7 @@ from rayjobs.tuning.errors import problem
 
 _MAX_EXPONENT = 709.0  # math.exp overflows just above
 _MOST_INTEGERS = 2**63  # of one draw
-_MAX_SIGMAS = 8.6  # a Gaussian made of 53-bit uniforms never lies further out
+_MAX_SIGMAS = 8.6  # a Gaussian made from 53-bit uniforms never exceeds this
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Expression(ABC):
     def value_of(self, drawn: Any) -> Any:
         """Return the parameter for a draw from the base distribution.
 
-        The base distribution is the first of these that the expression is a kind of: an index
-        of a Choice's options; a RandInt's whole number in [0, upper); a real number between a
-        Uniform's bounds; for a Normal, a Gaussian number with mean 0 and standard deviation 1.
+        The base distribution depends on the expression's class, the first match of: Choice, an
+        index of its options; RandInt, an integer in [0, upper); Uniform, a real number between its
+        bounds; Normal, a Gaussian number with mean 0 and standard deviation 1.
         """
 
     def to_wire(self) -> list[Any]:
@@ -78,7 +78,7 @@ class Choice(Expression):
     def different(self) -> list[Any]:
         """The options without repeats, compared as JSON text.
 
-        1, 1.0 and True are equal in Python and different to a script.
+        1, 1.0 and True are equal in Python but differ for a script.
         """
         return list({json.dumps(option): option for option in self.options}.values())
 
@@ -104,7 +104,7 @@ class RandInt(Expression):
 
     @property
     def args(self) -> list[Any]:
-        """The upper bound, which is itself never drawn."""
+        """The upper bound, which is never drawn itself."""
         return [self.upper]
 
     def value_of(self, drawn: int) -> int:
@@ -132,9 +132,9 @@ class Uniform(Expression):
         if not math.isfinite(self.max_value - self.min_value):
             raise problem(
                 "",
-                f"{self.name}'s bounds, {self.min_value!r} and {self.max_value!r}, are further "
-                f"apart than a float can hold.",
-                "Give nearer bounds, or search the logarithm.",
+                f"{self.name}'s bounds, {self.min_value!r} and {self.max_value!r}, are too far "
+                "apart for a float.",
+                "Give closer bounds, or search the logarithm.",
             )
 
     @property
@@ -169,7 +169,7 @@ class QUniform(Uniform):
         return round(self.min_value / self.q), round(self.max_value / self.q)
 
     def value_of(self, drawn: float) -> int:
-        """Return the multiple of q nearest to the value."""
+        """Return the multiple of q that is nearest to the value."""
         return _quantised(super().value_of(drawn), self.q)
 
 
@@ -205,7 +205,7 @@ class QLogUniform(LogUniform):
         return [self.min_value, self.max_value, self.q]
 
     def value_of(self, drawn: float) -> int:
-        """Return the multiple of q nearest to the value."""
+        """Return the multiple of q that is nearest to the value."""
         return _quantised(super().value_of(drawn), self.q)
 
 
@@ -253,7 +253,7 @@ class QNormal(Normal):
         return [self.mu, self.sigma, self.q]
 
     def value_of(self, drawn: float) -> int:
-        """Return the multiple of q nearest to the value."""
+        """Return the multiple of q that is nearest to the value."""
         return _quantised(super().value_of(drawn), self.q)
 
 
@@ -289,7 +289,7 @@ class QLogNormal(LogNormal):
         return [self.mu, self.sigma, self.q]
 
     def value_of(self, drawn: float) -> int:
-        """Return the multiple of q nearest to the value."""
+        """Return the multiple of q that is nearest to the value."""
         return _quantised(super().value_of(drawn), self.q)
 
 

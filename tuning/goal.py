@@ -1,4 +1,4 @@
-"""PrimaryMetricGoal: which of two values of the metric is the better one."""
+"""PrimaryMetricGoal: which of two values of the metric is better."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PrimaryMetricGoal(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> PrimaryMetricGoal | None:
-        # "maximize", "max" and "maximise" are what people write in a file.
+        # Users write "maximize", "max" or "maximise" in a file.
         text = str(value).strip().lower()
         if text in {"maximize", "maximise", "max"}:
             return cls.MAXIMIZE
@@ -33,7 +33,7 @@ class PrimaryMetricGoal(StrEnum):
 
     @property
     def sign(self) -> int:
-        """1 where larger is better, -1 where smaller is: ``sign * value`` is always maximised."""
+        """1 if larger is better, -1 if smaller is: ``sign * value`` is always maximised."""
         return 1 if self is PrimaryMetricGoal.MAXIMIZE else -1
 
     def is_better(self, value: float, other: float) -> bool:

@@ -1,4 +1,4 @@
-"""A sweep as one self-contained HTML page: three plots as SVG, and the table of its trials."""
+"""A sweep as one self-contained HTML page, with three SVG plots and the table of its trials."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ tbody tr:hover { background: #f2f2f2; }
 .lit path { stroke-width: 5px !important; opacity: 1 !important; }
 h2 { font-size: 1.05rem; margin-top: 2rem; }
 """
-# Sorts the table by the column that is clicked, and thickens the lines of the row pointed at.
+# Sorts the table by the clicked column, and thickens the lines of the row under the pointer.
 _SCRIPT = """
 const table = document.getElementById("trials"), body = table.tBodies[0];
 for (const head of table.tHead.rows[0].cells) head.onclick = () => {
@@ -52,7 +52,7 @@ for (const head of table.tHead.rows[0].cells) head.onclick = () => {
   const key = row => row.cells[head.cellIndex].dataset.value ?? row.cells[head.cellIndex].innerText;
   const rows = [...body.rows].sort((a, b) => {
     const x = key(a), y = key(b);
-    if (x === "" || y === "") return (x === "") - (y === "");  // what has none is always last
+    if (x === "" || y === "") return (x === "") - (y === "");  // without a value: always last
     const order = isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
     return up ? order : -order;
   });
@@ -77,11 +77,11 @@ def write_html(
     metric: str,
     goal: PrimaryMetricGoal,
 ) -> Path:
-    """Write the page and its folder; return its path. It has some 100 KB.
+    """Write the page and its folder; return its path. The page has about 100 KB.
 
-    It loads nothing from anywhere. Names, parameters and reasons come from users and scripts:
-    they are escaped, in the page's text and in the plots. A row of the table that is pointed at
-    shows its trial in the plots; a click on a column's head sorts by it.
+    It loads nothing. Names, parameters and reasons come from users and scripts, so they are escaped
+    in the page's text and in the plots. Pointing at a row of the table highlights its trial in the
+    plots; a click on a column's header sorts by it.
 
     Raises:
         SweepUsageError: no trial has reported a finite value yet.
@@ -113,7 +113,7 @@ def write_html(
 
 
 def _svg(figure: Any) -> str:
-    """Return a figure as an element for a page; its texts stay texts."""
+    """Return a figure as an element for a page; its texts remain text."""
     import matplotlib
 
     written = io.StringIO()
@@ -153,7 +153,7 @@ def _table(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal, metric: str) 
 
 
 def _cell(value: float | None, text: str | None = None) -> str:
-    """Return a number's cell: four digits are shown, all of them are what is sorted by."""
+    """Return a number's cell: it shows four digits, and sorts by all of them."""
     if value is None:
         return '<td class="number" data-value=""></td>'
     shown = f"{value:.4g}" if text is None else text

@@ -1,4 +1,4 @@
-"""The numbers behind a sweep's plots: points, curves, axes with round ticks."""
+"""The data of a sweep's plots: points, curves, axes with round ticks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABELS = {
     TrialState.RUNNING: "running",
     TrialState.PLANNED: "planned",
 }
-_LOG_RATIO = 50.0  # positive values that span more are drawn on a logarithmic axis
+_LOG_RATIO = 50.0  # positive values with a larger ratio are drawn on a logarithmic axis
 _MAX_TICKS = 12
 _LINE = 18  # characters of a choice on one line
 
@@ -31,7 +31,7 @@ class History:
 
     Attributes:
         points: (trial number, best value, state) of every trial with a finite value.
-        without: Numbers of ended trials that have none.
+        without: Numbers of ended trials without a finite value.
         leader: (trial number, best so far among completed trials whose last report was finite);
             it only ever improves.
     """
@@ -47,7 +47,7 @@ class Axis:
 
     Attributes:
         values: Position of every drawn trial on the axis.
-        ticks: (position, text), ascending; round numbers that take in all values.
+        ticks: (position, text), ascending; round numbers that enclose all values.
     """
 
     label: str
@@ -64,11 +64,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Parallel:
-    """Parallel coordinates: an axis for each parameter, the metric last.
+    """Parallel coordinates: an axis for each parameter, with the metric last.
 
     Attributes:
         numbers: The drawn trials: those that have ended, or have reported.
-        colours: Their values of the metric; None for one that has none, such as a failed one.
+        colours: Their values of the metric; None for a trial without one, such as a failed one.
     """
 
     axes: tuple[Axis, ...]
@@ -81,7 +81,7 @@ class Curve:
     """One trial's reports.
 
     Attributes:
-        values: As reported; NaN where a report was not finite, so that the line has a gap.
+        values: As reported; NaN for a report that is not finite, so that the line has a gap.
     """
 
     number: int
@@ -114,7 +114,7 @@ def history(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal) -> History:
 
 
 def curves(trials: Sequence[TrialRecord]) -> tuple[Curve, ...]:
-    """Return every trial's learning curve, empty ones left out."""
+    """Return every trial's learning curve, without empty ones."""
     return tuple(
         Curve(
             trial.number,
@@ -132,13 +132,13 @@ def apart(
     """Return a height for each point's text, so that no two texts overlap.
 
     Args:
-        points: (x, y) of each, as shares (0 … 1) of a plot.
-        across: A text's width: points nearer than it share one column of texts.
-        up: A text's height.
-        reach: How far a text may stand from its point's height.
+        points: (x, y) of each point, as fractions (0 … 1) of a plot.
+        across: The width of a text: closer points share one column of texts.
+        up: The height of a text.
+        reach: How far a text may be from its point's height.
 
     Returns:
-        Heights near to the points' own; None for those without room.
+        Heights near those of the points; None for texts that do not fit.
     """
     heights: list[float | None] = [None] * len(points)
     columns: list[list[int]] = []
@@ -168,7 +168,7 @@ def apart(
 
 
 def parallel(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal, metric: str) -> Parallel:
-    """Return the axes of the parallel coordinates plot; failed trials are on it too."""
+    """Return the axes of the parallel coordinates plot, which includes failed trials."""
     drawn = [
         (trial, trial.best(goal))
         for trial in sorted(trials, key=lambda trial: trial.number)
@@ -211,7 +211,7 @@ def _categories(label: str, values: Sequence[object]) -> Axis:
 
 
 def folded(text: str) -> str:
-    """Return a long text on up to three lines; of a longer one, its start and its end."""
+    """Return a long text on up to three lines; for a longer one, its start and its end."""
     if len(text) > 3 * _LINE:
         half = (3 * _LINE - 1) // 2
         text = f"{text[:half]}…{text[-half:]}"
@@ -219,7 +219,7 @@ def folded(text: str) -> str:
 
 
 def nice_ticks(low: float, high: float, *, most: int = 6) -> list[float]:
-    """Return round numbers, `most` at most, the first at most `low`, the last at least `high`."""
+    """Return at most `most` round numbers, from at most `low` to at least `high`."""
     if not high > low:
         return [low]
     power = math.floor(math.log10((high - low) / most))
@@ -245,7 +245,7 @@ def _logarithmic(label: str, numbers: Sequence[float]) -> Axis:
     low, high = math.floor(min(positions)), math.ceil(max(positions))
     step = max(1, (high - low) // _MAX_TICKS + 1)
     ticks = [10.0**power for power in range(low, high + 1, step)]
-    if high - low <= 3:  # room for the numbers between the powers, those that are needed
+    if high - low <= 3:  # there is space for the necessary numbers between the powers
         ticks = sorted({*ticks, *(f * 10.0**p for p in range(low, high) for f in (2.0, 5.0))})
         least, most = min(numbers), max(numbers)
         below = [tick for tick in ticks if tick <= least * (1 + 1e-9)]

@@ -1,4 +1,4 @@
-"""A sweep drawn by matplotlib: history, parallel coordinates, learning curves."""
+"""Plots of a sweep with matplotlib: history, parallel coordinates, learning curves."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rayjobs.tuning.trials import TrialRecord, TrialState
 Kind = Literal["history", "parallel", "curves"]
 KINDS: tuple[Kind, ...] = ("history", "parallel", "curves")
 
-# Of a number at a curve's end, as shares of the plot's width and height.
+# Size of a number at a curve's end, as fractions of the plot's width and height.
 _NUMBER_WIDTH = 0.03
 _NUMBER_HEIGHT = 0.026
 _NUMBER_REACH = 0.22
-_MOST_NUMBERED = 20  # curves that get a number each
-# Of the parallel coordinates: characters of all axes' names side by side, a tick's text as a share
-# of an axis.
+_MOST_NUMBERED = 20  # curves that are numbered
+# For the parallel coordinates: characters of all axes' names side by side, and a tick's text as a
+# fraction of an axis.
 _LABEL_CHARACTERS = 130
 _LINE_HEIGHT = 0.034
 _BASE = -0.1  # where lines of trials without a value end, below the axes (0 … 1)
@@ -47,7 +47,7 @@ def write_plot(
     metric: str,
     goal: PrimaryMetricGoal,
 ) -> Path:
-    """Draw one plot of a sweep into a file and return its path; makes the folder for it.
+    """Draw one plot of a sweep into a file, create its folder, and return the path.
 
     Args:
         path: The suffix chooses the format: ``.png``, ``.svg`` or ``.pdf``.
@@ -82,7 +82,7 @@ def make_figure(
         from matplotlib.figure import Figure
     except ImportError as exc:
         raise TuningDependencyError("Drawing a plot", "matplotlib", "plots") from exc
-    # A Figure of its own, without pyplot: no window system, no global state, safe in threads.
+    # A separate Figure, without pyplot: no window system, no global state, thread-safe.
     figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
     found = best_trial(trials, goal)
     best = None if found is None else found.number
@@ -110,7 +110,7 @@ def make_figure(
 def check_drawable(
     kind: str, trials: Sequence[TrialRecord], *, metric: str, goal: PrimaryMetricGoal
 ) -> None:
-    """Refuse what cannot be drawn.
+    """Check that the plot can be drawn.
 
     Raises:
         SweepUsageError: no such kind, or nothing to draw.
@@ -153,7 +153,7 @@ def _history(figure: Any, data: plot_data.History, metric: str, best: int | None
     if data.leader:
         xs, ys = zip(*data.leader, strict=True)
         axes.step(xs, ys, where="post", color="#222222", linewidth=1.4, label="best so far")
-    # The marks on the base line do not count for Matplotlib's own limits.
+    # Matplotlib's limits ignore the marks on the base line.
     numbers = [*(number for number, _, _ in data.points), *data.without]
     if numbers:
         margin = max(0.6, 0.03 * (max(numbers) - min(numbers)))
@@ -170,12 +170,12 @@ def _history(figure: Any, data: plot_data.History, metric: str, best: int | None
 
 
 def _legend(figure: Any) -> None:
-    """Write the legend outside of the axes, where it covers no mark."""
+    """Draw the legend outside the axes, where it covers no marks."""
     figure.legend(loc="outside lower center", ncols=6, fontsize=9)
 
 
 def _mark_best(axes: Any, x: float, y: float, best: int) -> None:
-    is_left = x < sum(axes.get_xlim()) / 2  # its text goes to the side with more space
+    is_left = x < sum(axes.get_xlim()) / 2  # its text is on the side with more space
     axes.scatter([x], [y], s=130, facecolors="none", edgecolors="#222222", linewidths=1.6, zorder=5)
     axes.annotate(
         f"best: trial {best}",
@@ -211,9 +211,9 @@ def _curves(figure: Any, data: Sequence[plot_data.Curve], metric: str, best: int
         )
         if curve.end is not None and curve.state is TrialState.FAILED:
             axes.scatter(*curve.end, s=44, marker="x", color=COLOURS[curve.state], zorder=5)
-    axes.margins(x=0.08, y=0.12)  # before the texts, which are placed within the limits
+    axes.margins(x=0.08, y=0.12)  # before placing the texts within the limits
     chosen = list(data)
-    if len(data) > _MOST_NUMBERED:  # more numbers than anybody reads: the best one's alone
+    if len(data) > _MOST_NUMBERED:  # too many numbers to read: only number the best
         chosen = [curve for curve in data if curve.number == best]
     for curve in data:
         if curve.number == best and curve.end is not None:
@@ -240,7 +240,7 @@ def _number_curves(axes: Any, data: Sequence[plot_data.Curve]) -> None:
     )
     for (curve, x, y), height in zip(ends, heights, strict=True):
         if height is None:
-            continue  # no room for all of them; the page names each curve
+            continue  # not all of them fit; the page names each curve
         axes.annotate(
             str(curve.number),
             (x, (y - low) / (high - low)),

@@ -1,4 +1,4 @@
-"""The one place where a sweep hands its best trial to the model registry."""
+"""The one place where a sweep registers its best trial as a model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PROPERTY = "model"
 
 
 def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: TrialRecord) -> str:
-    """Register the best trial's files as a model; return what became of it, for people.
+    """Register the best trial's files as a model; return the outcome as text for people.
 
-    A refusal never takes the sweep's result away: it is said in the sweep's reason and history.
-    Done at most once for a sweep, whatever driver asks: the model's name and version are kept
-    as the sweep's property ``model``.
+    A refusal never invalidates the sweep's result: the sweep's reason and history report it. Each
+    sweep registers at most once, whichever driver asks: the sweep's property ``model`` keeps the
+    model's name and version.
     """
     known = sweep.properties.get(PROPERTY)
     if known is not None:
@@ -54,9 +54,9 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
 
 
 def worse_at_its_end(spec: SweepSpec, trial: TrialRecord) -> str:
-    """Return what to know of a model whose trial was better before its end; empty otherwise.
+    """Return a note for a model whose trial was better before its end; empty otherwise.
 
-    Only the script knows which weights it stored: those of its best, or those of its end.
+    Only the script knows whether it stored its best or its last weights.
     """
     best, last = trial.best(spec.goal), trial.values[-1]
     if best is None or not spec.goal.is_better(best, last):
@@ -64,5 +64,5 @@ def worse_at_its_end(spec: SweepSpec, trial: TrialRecord) -> str:
     return (
         f"; trial {trial.number} had {spec.metric} = {number_text(best)} at its best and "
         f"{number_text(last)} at its end: a script that does not store its best weights has left "
-        f"those of the end"
+        "its last ones"
     )

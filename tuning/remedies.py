@@ -1,4 +1,4 @@
-"""Turns pydantic's findings into problems in the terms of a sweep file."""
+"""Converts pydantic's errors to problems in the terms of a sweep file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _EXAMPLES: Mapping[str, str] = {
 def problem_of(
     path: str, error: Mapping[str, Any], known: Mapping[str, tuple[str, ...]]
 ) -> Problem:
-    """Return one finding of pydantic as a problem.
+    """Return one pydantic error as a problem.
 
     Args:
-        path: Where, with dots.
+        path: The path, with dots.
         error: One entry of ``ValidationError.errors()``.
-        known: Section → its keys.
+        known: The keys of each section.
     """
     kind = str(error["type"])
     given = error.get("input")

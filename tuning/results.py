@@ -1,4 +1,4 @@
-"""What a sweep found: the best trial, sorted children, the table, and the time that is left."""
+"""The results of a sweep: the best trial, sorted children, the table, and the remaining time."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def best_trial(
     include_failed: bool = False,
     include_canceled: bool = False,
 ) -> TrialRecord | None:
-    """Return the best trial, None where no trial qualifies.
+    """Return the best trial, None if no trial qualifies.
 
-    A trial qualifies if it completed and its last value is finite; its best value over its
-    history counts. Of equal ones the better last value wins, since most scripts leave the weights
-    of their end; then the first. Running trials never qualify.
+    A trial qualifies if it completed and its last value is finite; its best value over its history
+    counts. Among equal trials the better last value wins, since most scripts keep their last
+    weights; then the first trial. Running trials never qualify.
 
     Args:
         include_failed: Let failed trials qualify by what they reported before.
-        include_canceled: Let stopped trials qualify likewise.
+        include_canceled: Likewise, let stopped trials qualify.
     """
     states = {TrialState.COMPLETED}
     if include_failed:
@@ -45,7 +45,7 @@ def best_trial(
 def ranked(
     trials: Iterable[TrialRecord], goal: PrimaryMetricGoal, *, reverse: bool = False
 ) -> list[TrialRecord]:
-    """Return the trials that have a value to compete by, in the order of `best_trial`.
+    """Return the trials with a value to rank, in the order of `best_trial`.
 
     Args:
         reverse: Worst first; trials with equal best and last values stay in order of number.
@@ -69,12 +69,12 @@ def sorted_children(
 ) -> list[dict[str, Any]]:
     """Return the trials best first, then those that diverged after their best.
 
-    Those without any finite value are the last.
+    Those without any finite value come last.
 
     Args:
-        top: How many at most; 0 means all.
+        top: The maximum number; 0 means all.
         reverse: Worst first (those that diverged or have no value still last).
-        discard_no_metric: Leave those without a value out.
+        discard_no_metric: Leave out those without a value.
 
     Returns:
         ``{"run_id", "hyperparameters" (JSON text), "best_primary_metric", "status"}`` each.
@@ -153,7 +153,7 @@ class Summary:
     """A sweep in one line.
 
     Attributes:
-        total: Trials it can have.
+        total: The number of trials it can have.
         stopped: Canceled trials, by the policy or a limit.
         eta_s: Seconds until the end, see `eta_s`; None while unknown.
     """
@@ -169,7 +169,7 @@ class Summary:
 
 
 def summary(state: SweepState, spec: SweepSpec, *, now: datetime) -> Summary:
-    """Return the sweep's state in numbers.
+    """Return the sweep's state as numbers.
 
     Args:
         now: The wall time, aware.
@@ -190,8 +190,8 @@ def summary(state: SweepState, spec: SweepSpec, *, now: datetime) -> Summary:
 def eta_s(state: SweepState, spec: SweepSpec, *, now: datetime) -> float | None:
     """Return an estimate of the seconds until the sweep ends, None before the first end.
 
-    The mean time of the ended trials, for every trial that is left, `concurrent` at a time;
-    what the running ones have already used counts. Never more than the sweep's own limit.
+    It assumes the mean time of the ended trials for every remaining trial, `concurrent` at a time,
+    minus the time that running ones have used. It never exceeds the sweep's own limit.
     """
     times = [
         (trial.ended_at - trial.started_at).total_seconds()

@@ -1,4 +1,4 @@
-"""HyperDriveRun: the handle on a submitted sweep.
+"""HyperDriveRun: the handle of a submitted sweep.
 
 Source: ``azureml.train.hyperdrive.HyperDriveRun``.
 """
@@ -32,7 +32,7 @@ POLL_S = 0.1
 
 
 class HyperDriveRun(JobRun):
-    """A sweep as its submitter sees it, while it runs and for ever after."""
+    """A sweep as its submitter sees it, during and after the run."""
 
     type = "hyperdrive"
 
@@ -43,36 +43,36 @@ class HyperDriveRun(JobRun):
         hyperdrive_config: HyperDriveConfig | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take hold of the sweep `run_id` of an experiment.
+        """Open the sweep `run_id` of an experiment.
 
         Raises:
-            NotFoundError: no such sweep; a job's id is refused too.
+            NotFoundError: there is no such sweep; the id of a job is also refused.
         """
         super().__init__(experiment, run_id, **kwargs)
         self._hyperdrive_config = hyperdrive_config
-        self._definition = self._store.sweep(run_id).spec  # so that a wrong id fails now
+        self._definition = self._store.sweep(run_id).spec  # so that a wrong id fails immediately
 
     @cached_property
     def sweep_spec(self) -> SweepSpec:
-        """What was submitted.
+        """The submitted spec.
 
         Raises:
-            SweepError: a later version wrote it, and this one cannot read it. The run can still
-                be listed, watched and canceled.
+            SweepError: a later version wrote it, so this one cannot read it. The run can still be
+                listed, watched and canceled.
         """
         return parse_sweep(self._definition)
 
     @property
     def hyperdrive_config(self) -> HyperDriveConfig | None:
-        """The configuration it was submitted with; None where the run was found by its id.
+        """The submitted configuration; None if the run was found by its id.
 
-        `sweep_spec` is there in both cases.
+        `sweep_spec` is available in both cases.
         """
         return self._hyperdrive_config
 
     @property
     def state(self) -> SweepState:
-        """The trial table as it is now."""
+        """The current trial table."""
         return load_state(self._store, self._job(), now=SystemClock().now())
 
     def get_best_run_by_primary_metric(
@@ -81,17 +81,17 @@ class HyperDriveRun(JobRun):
         include_canceled: bool = False,
         include_resume_from_runs: bool = True,
     ) -> JobRun | None:
-        """Return the run of the best trial, None where no trial qualifies.
+        """Return the run of the best trial, None if no trial qualifies.
 
-        It has completed and its last value is finite; its best value over its history counts.
-        Azure ML's defaults let failed and canceled runs win, which have no whole outputs; ask for
-        them by the arguments.
+        A qualifying trial has completed and its last value is finite; its best value over its
+        history counts. Azure ML's defaults also let failed and canceled runs win, whose outputs are
+        incomplete; the arguments include them.
 
         Args:
             include_failed: Let failed trials qualify by what they reported before.
-            include_canceled: Let canceled trials qualify likewise.
-            include_resume_from_runs: Let trials of the sweeps that this one was started from
-                qualify as well.
+            include_canceled: Likewise, let canceled trials qualify.
+            include_resume_from_runs: Also let trials of the sweeps from which this one started
+                qualify.
         """
         trials = self.state.trials
         if include_resume_from_runs and self.sweep_spec.resume_from:
@@ -136,7 +136,7 @@ class HyperDriveRun(JobRun):
         run_type: str | None = None,
         populate: bool = False,
     ) -> dict[str, Any]:
-        """Return what each trial logged, by run id, see `JobRun.get_metrics`."""
+        """Return the logged metrics of each trial by run id; see `JobRun.get_metrics`."""
         return {
             trial.job_id: metrics.values_by_name(self._store.metrics(trial.job_id, name=name))
             for trial in self.state.trials
@@ -151,12 +151,12 @@ class HyperDriveRun(JobRun):
     ) -> dict[str, Any]:
         """Wait for the sweep's end and return `get_details`.
 
-        With `show_output`, every trial's start, stop and end is printed as it comes. Ctrl-C ends
-        the waiting and leaves the sweep.
+        With `show_output`, print every trial's start, stop and end as it happens. Ctrl-C ends the
+        wait and leaves the sweep running.
 
         Raises:
-            JobFailedError: it Failed, and `raise_on_error` is on.
-            TargetError: the target could not be started; the sweep goes on once it is.
+            JobFailedError: it failed, and `raise_on_error` is on.
+            TargetError: the target could not be started; the sweep continues once it is.
         """
         if show_output:
             self._say(f"RunId: {self.id}")
@@ -196,12 +196,12 @@ class HyperDriveRun(JobRun):
             time.sleep(POLL_S)
 
     def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
-        """Refuse: a sweep's end is decided by its trials.
+        """Refuse: its trials decide how a sweep ends.
 
         Raises:
             SweepUsageError: always; `cancel` ends it.
         """
-        raise SweepUsageError("a sweep cannot be failed from outside. End it by cancel().")
+        raise SweepUsageError("a sweep cannot be failed from outside. End it with cancel().")
 
     def get_diagnostics(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse, as Azure ML does for sweeps.

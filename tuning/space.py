@@ -14,7 +14,7 @@ from rayjobs.tuning import expressions
 from rayjobs.tuning.errors import SweepError, joined, problem
 from rayjobs.tuning.expressions import KINDS, Expression
 
-Parameters = Mapping[str, Any]  # a trial's parameters: key as given → JSON value
+Parameters = Mapping[str, Any]  # a trial's parameters: given key → JSON value
 
 
 def stripped(key: str) -> str:
@@ -24,10 +24,10 @@ def stripped(key: str) -> str:
 
 @dataclass(frozen=True)
 class SearchSpace(Mapping[str, Expression]):
-    """Parameters and their expressions, in the order and with the keys they were given.
+    """Parameters and their expressions, in the given order and with the given keys.
 
-    Two keys that differ in leading dashes alone are refused, since both would be the same
-    argument of the script.
+    Two keys that differ only in leading dashes are refused, since both would be the same argument
+    of the script.
     """
 
     expressions: Mapping[str, Expression]
@@ -57,8 +57,8 @@ def parse_space(given: object) -> SearchSpace:
 
     Args:
         given: Key → expression, where an expression is what `choice`, `uniform` … return, the
-            wire form ``["uniform", [0, 1]]``, or ``{"uniform": [0, 1]}`` as people write it in
-            a file.
+            wire form ``["uniform", [0, 1]]``, or ``{"uniform": [0, 1]}`` as users write it in a
+            file.
 
     Raises:
         SweepError: lists every parameter that is wrong, with its key as the path.
@@ -66,7 +66,7 @@ def parse_space(given: object) -> SearchSpace:
     if isinstance(given, SearchSpace):
         return given
     if not isinstance(given, Mapping):
-        raise problem("", f"a search space is a mapping, and {given!r} is not.", _SPACE_EXAMPLE)
+        raise problem("", f"a search space is a mapping, but {given!r} is not.", _SPACE_EXAMPLE)
     if not given:
         raise problem("", "the search space is empty, so there is nothing to try.", _SPACE_EXAMPLE)
     problems: list[Problem] = []
@@ -102,10 +102,10 @@ def parse_space(given: object) -> SearchSpace:
 
 
 def parse_expression(given: object) -> Expression:
-    """Return the expression in `given` (itself, its wire form, or a one-entry mapping).
+    """Return the expression in `given` (an expression, its wire form, or a one-entry mapping).
 
     Raises:
-        SweepError: no such expression, or arguments that it does not take.
+        SweepError: no such expression, or it does not take these arguments.
     """
     if isinstance(given, Expression):
         return given

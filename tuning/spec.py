@@ -27,12 +27,12 @@ RESULT = r"^[A-Za-z0-9_]+$"
 BEST = "best:"
 MAX_TOTAL = 1000
 MAX_CONCURRENT = 100
-MAX_PARENTS = 5  # sweeps of a warm start; Azure ML's limit, as the two above
+MAX_PARENTS = 5  # sweeps of a warm start; Azure ML's limit, like the two above
 MAX_DURATION_S = 10_080 * 60.0  # a week, Azure ML's limit
 
 
 class _Nested(ValueError):
-    """Carries problems with paths of their own through pydantic."""
+    """Carries problems with their own paths through pydantic."""
 
     def __init__(self, found: SweepError) -> None:
         super().__init__(str(found))
@@ -65,14 +65,15 @@ def _as_dict(value: Sampling | Policy) -> dict[str, Any]:
 
 
 class Limits(BaseModel):
-    """When a sweep has enough.
+    """The limits of a sweep.
 
     Attributes:
-        total: Trials at most; a grid ends earlier when it has no more points.
-        concurrent: Trials at a time; None means as many as `total`.
-        max_duration_s: Seconds for the whole sweep, from its start; then its trials are stopped.
-        max_failures: Failed trials that are tolerated; one more fails the sweep. None: any
-            number, the sweep fails only if no trial completes.
+        total: The maximum number of trials; a grid ends earlier when it runs out of points.
+        concurrent: Trials at a time; None means `total`.
+        max_duration_s: Seconds for the whole sweep, from its start; afterwards its trials are
+            stopped.
+        max_failures: The number of failed trials that are tolerated; one more fails the sweep.
+            None: any number; the sweep fails only if no trial completes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -97,12 +98,12 @@ _TEACHES_NOTHING = Problem(
 
 
 class Result(BaseModel):
-    """Something that is stored when the sweep has ended.
+    """A result that is stored when the sweep has ended.
 
     Attributes:
         what: ``metrics`` (of all trials, as one JSON file), or ``best:PATH``: a file or folder of
             the best trial, such as ``best:outputs/model.pt``.
-        destination: ``datastore/path``; ``{run-id}`` and ``{output-name}`` are filled in.
+        destination: ``datastore/path``; it may contain ``{run-id}`` and ``{output-name}``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -123,11 +124,11 @@ class SweepSpec(BaseModel):
         metric: Name of the primary metric, as the script logs it.
         goal: Whether a higher or a lower value is better.
         limits: How many trials, and for how long.
-        register_as: Name of the model that the best trial's outputs are registered as.
+        register_as: Name of the model under which the best trial's outputs are registered.
         model_path: The file or folder under ``outputs/`` that is registered.
         results: What is stored when the sweep has ended, by name.
-        resume_from: Earlier sweeps of the same metric, 5 at most: their ended trials inform
-            sampling and policy, and points that they completed are not tried again.
+        resume_from: At most 5 earlier sweeps of the same metric: their ended trials inform sampling
+            and policy, and points that they completed are not tried again.
         resume_trials: Ended trials of earlier sweeps, by run id: the first trials of this sweep
             continue from their checkpoints, with their parameters and ``--resume-from``.
     """
@@ -180,7 +181,7 @@ def parse_sweep(data: Mapping[str, Any], *, where: str = "") -> SweepSpec:
     """Return the sweep written in `data`.
 
     Args:
-        where: What `data` came from (a file's name), for the message.
+        where: The origin of `data` (such as a file's name), for the message.
 
     Raises:
         SweepError: lists everything wrong, each with its path and what to write instead.
@@ -189,7 +190,7 @@ def parse_sweep(data: Mapping[str, Any], *, where: str = "") -> SweepSpec:
         return SweepSpec.model_validate(data)
     except ValidationError as exc:
         problems = readable(exc)
-    # Pydantic asks whether parts fit together only once each of them is right.
+    # Pydantic checks whether parts fit together only once each of them is valid.
     if _TEACHES_NOTHING not in problems and _is_bayesian_with_policy(data):
         problems.append(_TEACHES_NOTHING)
     message = f"{where} has {counted(len(problems), 'problem')}" if where else ""
@@ -197,19 +198,19 @@ def parse_sweep(data: Mapping[str, Any], *, where: str = "") -> SweepSpec:
 
 
 def _is_bayesian_with_policy(data: Mapping[str, Any]) -> bool:
-    """Return whether the kinds of sampling and policy, be the rest right or wrong, do not fit."""
+    """Return whether sampling and policy exclude each other, whatever else is right or wrong."""
     sampling, policy = data.get("sampling"), data.get("policy")
     try:
         stops = policy is not None and not isinstance(parse_policy(policy), NoTerminationPolicy)
     except SweepError:
-        stops = True  # no policy is never wrong
+        stops = True  # having no policy is always valid
     kind = sampling.get("type") if isinstance(sampling, Mapping) else sampling
     return stops and (isinstance(kind, BayesianParameterSampling) or kind == "bayesian")
 
 
 def readable(exc: ValidationError) -> list[Problem]:
-    """Return pydantic's findings as problems with a path and a remedy."""
-    # Imported here: needed for errors only.
+    """Return pydantic's errors as problems with a path and a remedy."""
+    # Imported here: only errors need it.
     from rayjobs.tuning.remedies import problem_of
 
     found: list[Problem] = []

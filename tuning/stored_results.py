@@ -1,4 +1,4 @@
-"""What a sweep stores when it has ended: its metrics, and files of its best trial."""
+"""Stores the results of an ended sweep: its metrics, and files of its best trial."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store_results(
 ) -> None:
     """Store the results of a sweep, and pin them as its outputs. Repeatable.
 
-    Outputs of its base job are those of the best trial.
+    The outputs of its base job are those of the best trial.
 
     Raises:
         DatastoreError: a result cannot be stored.
@@ -72,7 +72,7 @@ def _files(
     best: TrialRecord | None,
     folder: Path,
 ) -> list[tuple[str, Path]]:
-    """Return local files with where each goes below the destination; "" is the destination."""
+    """Return local files with their paths below the destination; "" is the destination itself."""
     if not what.startswith(BEST):
         file = folder / "metrics"
         file.write_text(json.dumps(metrics_by_run(workspace, trials)))
@@ -100,7 +100,7 @@ def _files(
 def metrics_by_run(
     workspace: OpenWorkspace, trials: Iterable[TrialRecord]
 ) -> Mapping[str, Mapping[str, list[Any]]]:
-    """Return what each trial logged: run id → metric → values.
+    """Return the logged metrics of each trial: run id → metric → values.
 
     Source: the file that Azure ML's HyperDriveStep writes to `metrics_output`.
     """

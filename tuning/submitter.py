@@ -37,14 +37,14 @@ class SubmittedSweep:
 
 
 def base_job(given: Mapping[str, Any], name: str) -> JobSpec:
-    """Return the job that each trial of a sweep is, before its parameters.
+    """Return the job of each trial of a sweep, before its parameters are set.
 
     Args:
         given: The sweep's ``job``.
-        name: The sweep's name, which a job without one takes.
+        name: The sweep's name, the default for the job.
 
     Raises:
-        SweepError: not a job, or one without arguments; paths begin with ``job``.
+        SweepError: it is not a job, or has no arguments; paths begin with ``job``.
     """
     try:
         data = dict(given)
@@ -66,10 +66,10 @@ def base_job(given: Mapping[str, Any], name: str) -> JobSpec:
 
 
 def job_problems(given: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with a sweep's ``job`` on its own, its files among it.
+    """Return the problems of a sweep's ``job`` by itself, including its files.
 
-    For a sweep with other problems too, so that one error has all of them; `check_sweep` asks the
-    target and the workspace as well.
+    A sweep with other problems uses it, so that one error has all of them; `check_sweep` also asks
+    the target and the workspace.
     """
     try:
         job = base_job(given, "sweep")
@@ -84,7 +84,7 @@ def check_sweep(workspace: OpenWorkspace, spec: SweepSpec) -> submitting.Checked
 
     Raises:
         SweepError: the base job is wrong; all problems at once.
-        CannotBePlacedError: the target can never hold it.
+        CannotBePlacedError: the target can never run it.
     """
     job = base_job(spec.job, spec.name)
     try:
@@ -106,16 +106,17 @@ def submit_sweep(
 ) -> SubmittedSweep:
     """Submit a sweep; it is never lost once this has returned.
 
-    The source is packed once: all trials run the same snapshot, whatever is edited meanwhile.
+    The source is packed once: all trials run the same snapshot, even if the source is edited
+    meanwhile.
 
     Args:
-        experiment: What it and its trials belong to; None takes the sweep's name.
-        run_id: The sweep's id; None draws one.
-        wake: Tell the target, and start it (in the background) where it does not run.
+        experiment: The experiment of the sweep and its trials; None takes the sweep's name.
+        run_id: The sweep's id; None generates one.
+        wake: Notify the target, and start it (in the background) if it is not running.
 
     Raises:
-        SweepError: something is wrong with it; all problems at once.
-        CannotBePlacedError: the target can never hold a trial.
+        SweepError: the sweep is wrong; all problems at once.
+        CannotBePlacedError: the target can never run a trial.
         SnapshotError: the source directory cannot be packed.
         StoreError: it could not be written; nothing was submitted.
         SweepUsageError: the key was used for another sweep; nothing was submitted.
@@ -164,14 +165,15 @@ def submit_sweep(
 def _check_same(known: Sweep, spec: SweepSpec, *, snapshot: str | None) -> None:
     """Refuse a sweep whose idempotency key belongs to a different one.
 
-    A seed that was drawn, not given, differs at every reading of the same file and does not count.
+    A seed that was drawn instead of given differs each time the same file is read, and does not
+    count.
     """
     stored, given = dict(known.spec), spec.model_dump(mode="json")
     if spec.sampling.draws_seed:
         stored["sampling"] = {**stored.get("sampling", {}), "seed": None}
         given["sampling"] = {**given["sampling"], "seed": None}
     different = sorted(
-        name  # a sweep of an earlier version has no field for what it did not use
+        name  # a sweep of an earlier version lacks fields that it did not use
         for name in {*stored, *given}
         if (stored.get(name) or None) != (given.get(name) or None)
     )

@@ -17,8 +17,8 @@ from rayjobs.tuning.spec import SweepSpec, parse_sweep
 def load_sweep(path: str | Path) -> SweepSpec:
     """Return the sweep in a YAML or JSON file.
 
-    A relative ``job.source_directory`` is taken from the file's folder; without one, the
-    file's folder is the source directory. ``job.component`` names code that rayjobs brings.
+    A relative ``job.source_directory`` is relative to the file's folder; without one, the file's
+    folder is the source directory. ``job.component`` names code that comes with rayjobs.
 
     Raises:
         SweepError: the file cannot be read or is wrong; lists everything with path and remedy.
@@ -44,7 +44,7 @@ def load_sweep(path: str | Path) -> SweepSpec:
     except SweepError as error:
         if not isinstance(job, dict):
             raise
-        from rayjobs.tuning.submitter import job_problems  # only on the way to an error
+        from rayjobs.tuning.submitter import job_problems  # only before an error
 
         problems = [*error.problems, *job_problems(data["job"])]
         message = f"{file} has {counted(len(problems), 'problem')}"
@@ -66,7 +66,8 @@ def read_yaml(text: str, *, where: str = "the sweep") -> dict[str, Any]:
     """Return the mapping in a YAML text.
 
     Raises:
-        SweepError: not YAML, a key twice, or not a mapping; names line and column.
+        SweepError: it is not YAML, not a mapping, or has a key twice; the message has line and
+            column.
     """
     try:
         data = parse_yaml(text, where)
@@ -83,5 +84,5 @@ def read_yaml(text: str, *, where: str = "the sweep") -> dict[str, Any]:
 
 
 def write_yaml(spec: SweepSpec) -> str:
-    """Return the sweep as YAML that `load_sweep` reads back, defaults written."""
+    """Return the sweep as YAML that `load_sweep` reads back, including defaults."""
     return dump_yaml(spec.model_dump(mode="json"))

@@ -1,4 +1,4 @@
-"""The trial table in the store: records to rows and back."""
+"""The trial table in the store: converts records to rows and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayjobs.tuning.trials import TrialRecord, TrialState
 
 
 def row_of(trial: TrialRecord) -> TrialRow:
-    """Return a trial as it is stored."""
+    """Return a trial as a row."""
     return TrialRow(
         number=trial.number,
         parameters=dict(trial.parameters),
@@ -28,7 +28,7 @@ def row_of(trial: TrialRecord) -> TrialRow:
 
 
 def trial_of(row: TrialRow) -> TrialRecord:
-    """Return a stored row as a trial."""
+    """Return a row as a trial."""
     return TrialRecord(
         number=row.number,
         parameters=row.parameters,

@@ -1,4 +1,4 @@
-"""TrialRecord: one row of a sweep's trial table, the truth that a restarted driver goes by."""
+"""TrialRecord: one row of a sweep's trial table, from which a restarted driver continues."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rayjobs.tuning.goal import PrimaryMetricGoal
 
 
 class TrialState(StrEnum):
-    """Where a trial is."""
+    """The state of a trial."""
 
-    PLANNED = "Planned"  # its parameters are recorded; its job may or may not be submitted yet
-    RUNNING = "Running"  # its job is submitted (queued or running: the job's state tells)
+    PLANNED = "Planned"  # its parameters are recorded; its job may not have been submitted yet
+    RUNNING = "Running"  # its job is submitted (queued or running, see the job's state)
     COMPLETED = "Completed"
     FAILED = "Failed"  # its job failed, or it never reported the primary metric
-    CANCELED = "Canceled"  # stopped by the policy, by a limit or by somebody
+    CANCELED = "Canceled"  # stopped by the policy, a limit or a user
 
     @property
     def is_final(self) -> bool:
@@ -36,17 +36,17 @@ class TrialRecord:
 
     Attributes:
         number: From 0, in order of planning; also the idempotency key of its job.
-        parameters: Sampled values by key as given.
+        parameters: Sampled values by given key.
         values: The primary metric's reports so far, oldest first; the n-th is interval n.
-            NaN and infinities are kept: they are reports too.
+            NaN and infinities are kept: they are also reports.
         job_id: None until the job is submitted.
-        reason: Why it was stopped or failed, with the numbers; empty for the rest.
-        judged: How many of `values` the policy has already judged, so that no restart judges
-            an interval again with what was reported later.
-        stop_requested: A stop was decided and recorded; the job may still be ending.
-        metric_names: Every metric name it reported, for the message of a misspelt one.
+        reason: Why it was stopped or failed, with the numbers; otherwise empty.
+        judged: How many of `values` the policy has already judged, so that a restart does not judge
+            an interval again with later reports.
+        stop_requested: A stop is recorded; the job may still be ending.
+        metric_names: Every metric name it reported, for the message about a misspelt one.
         started_at: When its job was submitted.
-        ended_at: When it became final.
+        ended_at: When its state became final.
     """
 
     number: int
@@ -76,9 +76,9 @@ class TrialRecord:
         return goal.best(self.values)
 
     def standing(self, goal: PrimaryMetricGoal) -> float | None:
-        """Return the value it competes by: its best, None if its last report is not finite.
+        """Return the value for its ranking: its best, None if its last report is not finite.
 
-        A trial that diverged after its best left the files of the end, not those of its best.
+        A trial that diverged after its best left its last files, not its best ones.
         """
         if not self.values or not math.isfinite(self.values[-1]):
             return None
@@ -87,6 +87,6 @@ class TrialRecord:
     def result(self, goal: PrimaryMetricGoal) -> float | None:
         """Return what the sampler learns from a final trial: its best value if it completed.
 
-        None for a failed, stopped or diverged one: the sampler counts it as without result.
+        None for a failed, stopped or diverged one, which the sampler treats as having no result.
         """
         return self.standing(goal) if self.state is TrialState.COMPLETED else None

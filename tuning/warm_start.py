@@ -1,7 +1,7 @@
 """Warm start: what a sweep takes over from earlier sweeps of its workspace.
 
-The trials of earlier sweeps are read from their own tables, never copied. Only those count that had
-ended when the new sweep was submitted, so that a driver that takes over finds the same ones.
+The trials of earlier sweeps are read from their own tables, never copied. Only trials that had
+ended when the new sweep was submitted count, so that a driver that takes over finds the same ones.
 
 Source: ``HyperDriveConfig(resume_from=, resume_child_runs=)`` of Azure ML v1.
 """
@@ -30,18 +30,18 @@ from rayjobs.tuning.table import load_trials
 from rayjobs.tuning.trials import TrialRecord, TrialState
 from rayjobs.workspace.folder import OpenWorkspace
 
-# Draws that were tried already, in a row, before one of them is taken all the same: the space of
-# the choices may have no other point.
+# Consecutive draws that were already tried, before one of them is used anyway: the choices may have
+# no other point.
 MAX_REPEATS = 1000
 EVENT = "warm_start"
 
 
 @dataclass(frozen=True)
 class Continued:
-    """A trial of an earlier sweep that goes on as a trial of this one.
+    """A trial of an earlier sweep that continues as a trial of this one.
 
     Attributes:
-        job_id: The earlier trial's run, whose newest checkpoint is the start.
+        job_id: The earlier trial's run, whose newest checkpoint is the starting point.
     """
 
     job_id: str
@@ -50,11 +50,11 @@ class Continued:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What is known before the first trial.
+    """The knowledge before the first trial.
 
     Attributes:
         earlier: The ended trials of the earlier sweeps, oldest first, numbered up to -1.
-        continued: The n-th is trial n of this sweep.
+        continued: The n-th item is trial n of this sweep.
         missing: Earlier sweeps that are no longer in the store.
     """
 
@@ -67,7 +67,7 @@ class WarmStart:
         return bool(self.earlier or self.continued or self.missing)
 
     def text(self, spec: SweepSpec) -> str:
-        """Return in one line what is taken over."""
+        """Return what is taken over, on one line."""
         parts = []
         if spec.resume_from:
             fitting = len(fitted(self.earlier, spec.sampling.space))
@@ -78,7 +78,7 @@ class WarmStart:
             if fitting < len(self.earlier):
                 outside = len(self.earlier) - fitting
                 part += f"; {outside} of them {verb(outside, 'is', 'are')} outside its search space"
-                part += ", and counted by the policy only"
+                part += ", and only the policy counts them"
             parts.append(part)
         if self.missing:
             parts.append(f"no longer in this workspace: {', '.join(self.missing)}")
@@ -124,7 +124,7 @@ def _trial_of(store: Store, run: str) -> TrialRecord:
     """Return the row of a trial's run.
 
     Raises:
-        NotFoundError: there is no such run, or it is no trial of a sweep.
+        NotFoundError: there is no such run, or it is not a trial of a sweep.
     """
     job = store.job(run)
     if job.parent is not None:
@@ -138,10 +138,10 @@ def _trial_of(store: Store, run: str) -> TrialRecord:
 
 
 def checked(workspace: OpenWorkspace, spec: SweepSpec) -> SweepSpec:
-    """Return the sweep with the ids of earlier sweeps and trials in full.
+    """Return the sweep with the full ids of earlier sweeps and trials.
 
     Raises:
-        SweepError: lists all that is wrong with them.
+        SweepError: lists everything that is wrong with them.
     """
     if not spec.resume_from and not spec.resume_trials:
         return spec
@@ -234,10 +234,10 @@ def _unless_twice(path: str, found: Sequence[str], problems: list[Problem]) -> N
 
 
 def _without_finished_points(store: Store, spec: SweepSpec) -> SweepSpec:
-    """Return a sweep whose total counts the points of the grid that are left.
+    """Return a sweep whose total counts the remaining points of the grid.
 
     Raises:
-        SweepError: none is left, and a sweep without a trial could only fail.
+        SweepError: none is left, so the sweep could only fail.
     """
     size = spec.sampling.size
     if size is None:
@@ -272,8 +272,8 @@ def _continued(store: Store, spec: SweepSpec, space: SearchSpace) -> list[TrialR
 class WarmSampler:
     """A `Sampler` that knows the trials of earlier sweeps.
 
-    The first trials are those to continue. A sampling that learns receives the earlier results; of
-    one that does not, the points that an earlier trial completed are passed over.
+    The first trials are those to continue. A sampling that learns gets the earlier results;
+    otherwise, points that an earlier trial completed are skipped.
     """
 
     def __init__(self, sampling: Sampling, inner: Sampler, warm: WarmStart) -> None:
@@ -290,10 +290,10 @@ class WarmSampler:
         self._tried = _completed(warm.earlier, sampling.space) | {
             _point(one.parameters) for one in self._continued
         }
-        self._indices: list[int] = []  # of the points that are not passed over
+        self._indices: list[int] = []  # points that are not skipped
 
     def suggest(self, trial_number: int) -> dict[str, Any] | None:
-        """Return the parameters of a trial, None if nothing is left to try."""
+        """Return the parameters of a trial, None if there is nothing left to try."""
         if trial_number < len(self._warm.continued):
             return dict(self._warm.continued[trial_number].parameters)
         if self._learns:
@@ -318,12 +318,12 @@ class WarmSampler:
         return start
 
     def tell(self, trial_number: int, value: float | None) -> None:
-        """Learn the result of a trial; None for one without."""
+        """Learn the result of a trial; None if it has none."""
         if self._learns and self._is_known(trial_number):
             self._inner.tell(trial_number, value)
 
     def replay(self, records: Iterable[TrialRecord]) -> None:
-        """Learn every trial of earlier sweeps and every recorded one."""
+        """Learn every trial of earlier sweeps, and every recorded one."""
         if self._learns:
             known = [one for one in records if self._is_known(one.number)]
             continued = {one.number: one.parameters for one in self._continued}
@@ -340,7 +340,7 @@ class WarmSampler:
 
 
 def fitted(trials: Iterable[TrialRecord], space: SearchSpace) -> list[TrialRecord]:
-    """Return the trials whose parameters are a point of `space`, with the keys as it has them."""
+    """Return the trials whose parameters are a point of `space`, with the keys of `space`."""
     found = []
     for trial in trials:
         given = {stripped(key): value for key, value in trial.parameters.items()}
@@ -363,7 +363,7 @@ def _point(parameters: Mapping[str, Any]) -> str:
 
 
 def _holds(expression: Expression, value: Any) -> bool:
-    """Return whether `expression` could give `value`."""
+    """Return whether `expression` can give `value`."""
     if isinstance(expression, Choice):
         return json.dumps(value) in [json.dumps(option) for option in expression.different]
     if isinstance(expression, QUniform):

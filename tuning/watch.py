@@ -1,4 +1,4 @@
-"""A sweep as lines of text: what is new since the last look, its table, its head line."""
+"""A sweep as lines of text: its news since the last look, its table, its head line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayjobs.tuning.trials import TrialRecord, TrialState
 
 
 class News:
-    """Tells what happened to a sweep's trials, each thing once, one line each."""
+    """Reports what happened to a sweep's trials, each event once on one line."""
 
     def __init__(self, spec: SweepSpec) -> None:
         self._spec = spec
@@ -41,7 +41,7 @@ class News:
         return lines + self._metric_news(state)
 
     def _metric_news(self, state: SweepState) -> list[str]:
-        """Say once that the metric is missing, and when it has come."""
+        """Report once that the metric is missing, and once that it has arrived."""
         before, now = self._notice, metric_missing(state.trials, self._spec.metric)
         if now is not None:
             if before is not None and before.near == now.near:
@@ -50,7 +50,7 @@ class News:
             return [f"{now.level}: {now.text}"]
         if before is not None and any(trial.values for trial in state.trials):
             self._notice = None
-            return [f"the sweep's metric {self._spec.metric!r} has been reported now"]
+            return [f"the sweep's metric {self._spec.metric!r} has now been reported"]
         return []
 
     def _lines_of(self, trial: TrialRecord, before: tuple[TrialState, bool] | None) -> list[str]:
@@ -89,11 +89,10 @@ def parameters_text(trial: TrialRecord) -> str:
 def head_line(
     state: SweepState, spec: SweepSpec, *, now: datetime, shown: Mapping[int, str] | None = None
 ) -> str:
-    """Return best so far, counts and the time that is left, on one line.
+    """Return the best value so far, counts and the remaining time, on one line.
 
     Args:
-        shown: States of unfinished trials by number, where people are shown others than the
-            table has.
+        shown: Displayed states of unfinished trials by number, where they differ from the table's.
     """
     return summary_text(summary(state, spec, now=now), spec, list((shown or {}).values()))
 
@@ -121,7 +120,7 @@ _ENDED = ("Completed", "Failed", "Canceled")
 
 
 def _words(state: str) -> str:
-    """Return a state's name in a sentence: ``NotResponding`` is "not responding".
+    """Return a state's name for use in a sentence: ``NotResponding`` is "not responding".
 
     The job of a trial may have ended before the sweep has recorded the trial's end.
     """
@@ -151,7 +150,7 @@ STOPPED_EARLY = "Stopped early"
 
 
 def state_text(trial: TrialRecord) -> str:
-    """Return a trial's state for people: what its sweep stopped is not called canceled."""
+    """Return a trial's state for people: a trial stopped by its sweep is not called canceled."""
     by_sweep = trial.stop_requested and not trial.reason.endswith("the sweep was canceled")
     return STOPPED_EARLY if trial.state is TrialState.CANCELED and by_sweep else str(trial.state)
 
@@ -166,7 +165,7 @@ def _cells(row: Row, trial: TrialRecord, shown: Mapping[int, str]) -> tuple[str,
         str(row.intervals),
         row.job_id.rpartition("_")[2] if row.job_id else "-",
         parameters_text(trial),
-        # The row's own number is there already.
+        # The row already has its own number.
         re.sub(rf"^(stopped )?trial {row.number} ", "", " ".join(row.note.split())),
     )
 
@@ -174,10 +173,10 @@ def _cells(row: Row, trial: TrialRecord, shown: Mapping[int, str]) -> tuple[str,
 def fitted(
     cells: Sequence[tuple[str, ...]], columns: int
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return header and rows of a table with trials' reasons that fits into `columns`.
+    """Return header and rows of a table, with the trials' reasons, that fits into `columns`.
 
-    Where there is too little room the jobs are left out and the reasons said shorter; reasons
-    then get the room that they need, and parameters what is left.
+    If there is too little space, the jobs are left out and the reasons shortened; reasons then get
+    the space they need, and parameters the rest.
     """
     rows = [tuple(row) for row in cells]
     if _width([HEADER, *rows]) <= columns:
@@ -214,16 +213,16 @@ PARAMETERS_SHARE = 0.7
 
 
 def _shortened(texts: Sequence[str], most: int) -> list[str]:
-    """Return parameters in fewer characters where they take more than `most`.
+    """Return parameters in fewer characters if they take more than `most`.
 
-    First those go that are the same in all rows, then names are cut to what tells them apart:
-    the values are what differs from row to row.
+    First, parameters with the same value in all rows are dropped; then names are cut to unique
+    prefixes, since the values are what differs between rows.
     """
     if max(map(len, texts)) <= most:
         return list(texts)
     rows = [[part.partition("=") for part in text.split(", ")] for text in texts]
     if any(not equals for row in rows for _, equals, _ in row):
-        return list(texts)  # a value has a comma of its own
+        return list(texts)  # a value contains a comma
     counts = Counter((name, value) for row in rows for name, _, value in row)
     if len(rows) > 1:
         rows = [[part for part in row if counts[part[0], part[2]] < len(rows)] for row in rows]
@@ -238,7 +237,7 @@ def _shortened(texts: Sequence[str], most: int) -> list[str]:
 
 
 def _prefix(name: str, names: Sequence[str]) -> str:
-    """Return the shortest beginning, from two characters, that no other name has."""
+    """Return the shortest unique prefix of at least two characters."""
     others = [one for one in names if one != name]
     for size in range(2, len(name)):
         if not any(one.startswith(name[:size]) for one in others):
@@ -252,7 +251,7 @@ def _width(rows: Sequence[Sequence[str]]) -> int:
 
 
 def folded(head: str, columns: int) -> str:
-    """Return a head line on as many lines as it takes, parted between its facts."""
+    """Return a head line on as many lines as necessary, split between its facts."""
     lines = [""]
     for part in head.split(_BETWEEN):
         longer = f"{lines[-1]}{_BETWEEN}{part}" if lines[-1] else part
@@ -268,7 +267,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def newest(cells: Sequence[tuple[str, ...]], most: int) -> list[tuple[str, ...]]:
-    """Return at most `most` rows: those that have not ended first, then the latest ended."""
+    """Return at most `most` rows: unfinished ones first, then the latest ended."""
     if len(cells) <= most:
         return list(cells)
     open_rows = [row for row in cells if row[1] in ("Planned", "Running", "Stopping")]

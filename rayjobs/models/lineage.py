@@ -77,7 +77,7 @@ def refuse_without(job: Job, *, at_its_end: bool = False) -> None:
     if job.state is not expected and not is_written:
         ended = "has ended as" if job.state.is_final else "is"
         raise UsageError(
-            f"run {job.id} {ended} {job.state}: a model is made of a completed run",
+            f"run {job.id} {ended} {job.state}: only a completed run can become a model",
             run=job.id,
         )
     if job.snapshot is None:

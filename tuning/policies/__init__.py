@@ -1,4 +1,4 @@
-"""Early termination policies: settings, their exact meaning, and what a scheduler promises."""
+"""Early termination policies: settings, their exact meaning, and the contract of a scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AshaPolicy: asynchronous successive halving, the advised default for many short trials."""
+"""AshaPolicy: asynchronous successive halving, recommended for many short trials."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rayjobs.tuning.policies.base import Policy, Stop, shown
 
 @dataclass(frozen=True, init=False)
 class AshaPolicy(Policy):
-    """Stop a trial that at a rung is not in the top ``1/reduction_factor`` of who came before.
+    """Stop a trial that at a rung is not in the top ``1/reduction_factor`` of earlier arrivals.
 
     Rungs are the intervals ``grace_intervals * reduction_factor**k`` (rounded down) below
     `max_intervals`. At a rung the trial's report there is compared with the
     ``(1 - 1/reduction_factor)`` quantile, linearly interpolated, of the other trials' reports
-    at the same rung. The first to arrive goes on. No trial is stopped for reaching
+    at the same rung. The first to arrive continues. No trial is stopped for reaching
     `max_intervals`: a script knows when it is done.
 
-    A sweep is judged by Ray Tune's ``AsyncHyperBandScheduler`` with one bracket; `judge` is the
-    same rule as a function of a history.
+    Ray Tune's ``AsyncHyperBandScheduler`` with one bracket judges a sweep; `judge` is the same rule
+    as a function of a history.
 
     Source: Li et al. 2018, "A System for Massively Parallel Hyperparameter Tuning", in the
     stopping form.
@@ -142,7 +142,7 @@ class AshaPolicy(Policy):
 
         Args:
             others: The finite reports of other trials at this rung; at least one.
-            own: Its report there, which may be no finite number.
+            own: Its report there, which may not be finite.
         """
         cutoff = self._cutoff(others, goal)
         share = f"the best 1/{shown(self.reduction_factor)} of {len(others)} others at this rung"
@@ -164,7 +164,7 @@ class AshaPolicy(Policy):
 
 
 def quantile(values: list[float], share: float) -> float:
-    """Return the `share` quantile (0 … 1) of `values`, linearly interpolated as numpy does."""
+    """Return the `share` quantile (0 … 1) of `values`, with linear interpolation like numpy's."""
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     below = math.floor(position)

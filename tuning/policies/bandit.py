@@ -15,11 +15,11 @@ from rayjobs.tuning.policies.base import Policy, Stop, shown, stop_diverged
 class BanditPolicy(Policy):
     """Stop a trial whose best value so far is not within a slack of the leader's.
 
-    The leader is the best value that any trial had up to the same interval. Maximising, a
+    The leader's value is the best that any trial had up to the same interval. Maximising, a
     trial is stopped if its best is below ``leader/(1+slack_factor)`` or ``leader-slack_amount``;
-    minimising, above ``leader*(1+slack_factor)`` or ``leader+slack_amount``. For a leader
-    below zero multiplication and division change places, so that the slack always lies on the
-    worse side of the leader (read literally, the rule would stop the leader itself).
+    minimising, above ``leader*(1+slack_factor)`` or ``leader+slack_amount``. For a leader below
+    zero, multiplication and division are swapped, so that the slack is always on the worse side of
+    the leader (literally applied, the rule would stop the leader itself).
 
     Source: ``azureml.train.hyperdrive.BanditPolicy``.
 
@@ -33,7 +33,7 @@ class BanditPolicy(Policy):
     slack_factor: float | None = None
     slack_amount: float | None = None
 
-    # The order of Azure ML's constructor, which programs call by position.
+    # The order of Azure ML's constructor, which programs call with positional arguments.
     def __init__(
         self,
         evaluation_interval: int = 1,

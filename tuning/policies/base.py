@@ -26,8 +26,8 @@ class Stop:
     Attributes:
         reason: One line with the numbers, e.g.
             ``stopped trial 7 at interval 4: 0.612 < 0.701/(1+0.1)``.
-        own: The trial's value that was compared; None where it had no finite one.
-        threshold: What it was compared with.
+        own: The trial's value that was compared; None if it had no finite one.
+        threshold: The value it was compared with.
     """
 
     trial: int
@@ -39,11 +39,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a scheduler decided on a trial's new reports.
+    """A scheduler's decision on a trial's new reports.
 
     Attributes:
-        intervals: How many of its reports are judged now.
-        stop: The decision to end it at its report `intervals`; None to let it go on.
+        intervals: How many of its reports are now judged.
+        stop: The decision to end it at its report `intervals`; None if it continues.
     """
 
     trial: int
@@ -52,15 +52,15 @@ class Verdict:
 
 
 class Scheduler(Protocol):
-    """Judges trials as they report. Everything it knows can be rebuilt from the trial table.
+    """Judges trials as they report. All its state can be rebuilt from the trial table.
 
-    Not safe for several threads: one driver owns it.
+    Not thread-safe: one driver owns it.
     """
 
     def judge(self, trials: Sequence[TrialRecord]) -> tuple[Verdict, ...]:
-        """Return a verdict for every running trial with reports that were not judged.
+        """Return a verdict for every running trial with unjudged reports.
 
-        Asked again with the same table, it returns the same.
+        A second call with the same table returns the same.
 
         Args:
             trials: The whole table, in order of number.
@@ -96,14 +96,14 @@ class Policy(ABC):
         goal: PrimaryMetricGoal,
         finished: Set[int] = frozenset(),
     ) -> Stop | None:
-        """Return the decision to stop `trial` at `interval`, None to let it go on.
+        """Return the decision to stop `trial` at `interval`, None if it continues.
 
-        Values after `interval` are never looked at, neither its own nor another trial's, so
-        a young trial is compared with what the older ones had at the same point.
+        Values after `interval` are ignored, both its own and those of other trials, so a young
+        trial is compared with the older ones at the same point.
 
         Args:
-            history: Every trial's reports, those of ended ones included.
-            finished: Numbers of the trials that have ended (for policies that leave them out).
+            history: Every trial's reports, including those of ended ones.
+            finished: Numbers of the trials that have ended (for policies that exclude them).
         """
         own = history.get(trial, ())
         if interval < 1 or interval > len(own) or not self.applies_at(interval):
@@ -112,7 +112,7 @@ class Policy(ABC):
         return self._decide(cut, trial, interval, goal, finished)
 
     def applies_at(self, interval: int) -> bool:
-        """Return whether the policy looks at this interval."""
+        """Return whether the policy judges this interval."""
         return interval % self.evaluation_interval == 0 and interval >= self.delay_evaluation
 
     def problems(self) -> list[Problem]:
@@ -157,12 +157,12 @@ class Policy(ABC):
 
 
 def shown(value: float) -> str:
-    """Return a number for a reason: short, with enough digits to check it by hand."""
+    """Return a number for use in a reason: short, with enough digits to check it by hand."""
     return f"{value:.6g}"
 
 
 def stop_diverged(trial: int, interval: int, threshold: float, than: str) -> Stop:
-    """Return the decision for a trial without any finite report while others have some."""
+    """Return the decision for a trial without finite reports while others have some."""
     return Stop(
         trial,
         interval,

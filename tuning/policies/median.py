@@ -15,9 +15,9 @@ from rayjobs.tuning.policies.base import Policy, Stop, shown, stop_diverged
 class MedianStoppingPolicy(Policy):
     """Stop a trial at interval N if its best value so far is worse than a median.
 
-    The median is that of the running averages of all trials (itself and ended ones included)
-    over their reports 1 … N; a trial with fewer reports counts with those it has, and a
-    report that is not a finite number counts for nothing.
+    It is the median of the running averages of all trials (including itself and ended ones) over
+    their reports 1 … N; a trial with fewer reports counts with those it has, and a report that is
+    not finite does not count.
 
     Source: ``azureml.train.hyperdrive.MedianStoppingPolicy(evaluation_interval=1,
     delay_evaluation=0)``.

@@ -1,4 +1,4 @@
-"""NoTerminationPolicy: every trial runs to its own end."""
+"""NoTerminationPolicy: every trial runs to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies from plain data."""
+"""Parses policies from plain data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parse_policy(given: object) -> Policy:
     if not isinstance(given, Mapping):
         raise problem(
             "",
-            f"a policy is a mapping, and {given!r} is not.",
+            f"a policy is a mapping, but {given!r} is not.",
             "Write e.g. {type: bandit, slack_factor: 0.1}.",
         )
     name = given.get("type")

@@ -14,12 +14,12 @@ from rayjobs.tuning.policies.base import Policy, Stop, shown
 
 @dataclass(frozen=True, init=False)
 class TruncationSelectionPolicy(Policy):
-    """Stop a trial that at interval N is among the worst `truncation_percentage` of its peers.
+    """Stop a trial that is among the worst `truncation_percentage` of its peers at interval N.
 
-    Its peers are the trials with at least N reports, itself included, and ended ones too
-    unless `exclude_finished_jobs`; each counts with its best value over 1 … N, one
-    without a finite value as the worst. Of n peers the worst ``n * percentage // 100`` are
-    stopped. Trials that share a value at the limit are all kept.
+    Its peers are the trials with at least N reports, including itself, and also ended ones unless
+    `exclude_finished_jobs`. Each counts with its best value over 1 … N; one without a finite value
+    counts as the worst. Of n peers, the worst ``n * percentage // 100`` are stopped. Trials with
+    equal values at the limit are all kept.
 
     Source: ``azureml.train.hyperdrive.TruncationSelectionPolicy``; `exclude_finished_jobs` is
     from its documentation.
@@ -83,7 +83,7 @@ class TruncationSelectionPolicy(Policy):
         }
         own = best[trial]
         condemned = len(best) * self.truncation_percentage // 100
-        # The number of peers that are not better than this one, itself included.
+        # The number of peers that are not better than this one, including itself.
         not_better = sum(1 for value in best.values() if _rank(value, goal) <= _rank(own, goal))
         if not_better > condemned:
             return None

@@ -1,7 +1,7 @@
-"""Samplers: which parameters the next trial gets.
+"""Samplers: they choose the parameters of the next trial.
 
-A *sampling* (`RandomParameterSampling` …) is an immutable description; its `sampler` is the
-small object that a driver asks and tells.
+A *sampling* (`RandomParameterSampling` …) is an immutable description; its `sampler` is the object
+that a driver asks for parameters and informs of results.
 """
 
 from __future__ import annotations

@@ -18,26 +18,27 @@ from rayjobs.tuning.trials import TrialRecord
 
 
 class Sampler(Protocol):
-    """Chooses parameters. Everything it knows can be rebuilt from the trial table.
+    """Chooses parameters. All its state can be rebuilt from the trial table.
 
-    Not safe for several threads: one driver owns it.
+    Not thread-safe: one driver owns it.
     """
 
     def suggest(self, trial_number: int) -> dict[str, Any] | None:
-        """Return the parameters of a trial, None if nothing is left to try.
+        """Return the parameters of a trial, None if there is nothing left to try.
 
-        Asked again for a number, it returns the same parameters.
+        A second call with the same number returns the same parameters.
         """
         ...
 
     def tell(self, trial_number: int, value: float | None) -> None:
-        """Learn the result of a trial; None for one without. Told again, nothing changes."""
+        """Learn the result of a trial; None if it has none. A repeated call changes nothing."""
         ...
 
     def replay(self, records: Iterable[TrialRecord]) -> None:
-        """Learn every recorded trial, final or not, that is not known yet.
+        """Learn every recorded trial, final or not, that is still unknown.
 
-        After it, a fresh sampler suggests what the one that made the records would have.
+        Afterwards, a fresh sampler suggests what the sampler behind the records would have
+        suggested.
         """
         ...
 
@@ -48,9 +49,9 @@ class Sampling(ABC):
 
     Attributes:
         space: The search space.
-        properties: ``seed`` (whole number) makes the choice repeatable; without it one is
-            drawn here, once, and recorded.
-        is_seed_drawn: Whether the seed was drawn here, since none was given.
+        properties: ``seed`` (an integer) makes the choice repeatable; without it, one is drawn here
+            once and recorded.
+        is_seed_drawn: Whether the seed was drawn here because none was given.
 
     Raises:
         SweepError: the space or the properties are wrong, or the sampling cannot use an
@@ -58,7 +59,7 @@ class Sampling(ABC):
     """
 
     kind: ClassVar[str]
-    learns: ClassVar[bool] = False  # whether results change what is suggested
+    learns: ClassVar[bool] = False  # whether results change the suggestions
     known_properties: ClassVar[tuple[str, ...]] = ("seed",)
     draws_seed: ClassVar[bool] = False  # True in an instance that has drawn its seed
 
@@ -115,10 +116,10 @@ class Sampling(ABC):
 
     @abstractmethod
     def sampler(self, goal: PrimaryMetricGoal) -> Sampler:
-        """Return a fresh sampler that knows no trial."""
+        """Return a fresh sampler without any trials."""
 
     def advice(self, total: int, concurrent: int) -> tuple[str, ...]:
-        """Return what is allowed but unwise in these limits, one sentence each."""
+        """Return allowed but unwise settings among these limits, one sentence each."""
         return ()
 
     def to_json(self) -> str:

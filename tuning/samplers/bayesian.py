@@ -1,4 +1,4 @@
-"""BayesianParameterSampling: what it accepts; the search itself is Optuna's, through Tune."""
+"""BayesianParameterSampling: its settings; Optuna does the search, through Tune."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.samplers.base import Sampler, Sampling
 from rayjobs.tuning.space import SearchSpace
 
-MAX_POINTS = 100_000  # of one quniform
+MAX_POINTS = 100_000  # points of one quniform
 ALGORITHMS = ("tpe", "gp")
 
 
 class BayesianParameterSampling(Sampling):
-    """Learn from the trials so far which parameters are worth trying.
+    """Learn from past trials which parameters are worth trying.
 
     Only choice (all text or all numbers), uniform and quniform (whole bounds, at most 100000
     points) may be used, and no early termination policy: a stopped trial teaches nothing.
@@ -52,7 +52,7 @@ class BayesianParameterSampling(Sampling):
         return TuneSampler(search, goal=goal)
 
     def advice(self, total: int, concurrent: int) -> tuple[str, ...]:
-        """Return Azure ML's two recommendations where the limits do not follow them."""
+        """Return Azure ML's two recommendations if the limits violate them."""
         found = []
         if total < 20 * len(self.space):
             found.append(
@@ -90,7 +90,7 @@ class BayesianParameterSampling(Sampling):
                     Problem(
                         key,
                         f"Bayesian sampling cannot use {expression.name}.",
-                        "It knows choice, uniform and quniform; for a learning rate search its "
+                        "It supports choice, uniform and quniform; for a learning rate, search its "
                         "logarithm with uniform, or use random sampling.",
                     )
                 )

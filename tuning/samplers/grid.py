@@ -14,8 +14,8 @@ from rayjobs.tuning.space import SearchSpace
 class GridParameterSampling(Sampling):
     """Try every combination of the choices once.
 
-    Order: as nested loops over the parameters as given, the last one varying fastest. An
-    option written twice in a choice is tried once.
+    The order is that of nested loops over the parameters as given, with the last one varying
+    fastest. An option written twice in a choice is tried once.
 
     Source: ``azureml.train.hyperdrive.GridParameterSampling(parameter_space)``.
     """
@@ -30,7 +30,7 @@ class GridParameterSampling(Sampling):
         return math.prod(len(options) for options in axes)
 
     def sampler(self, goal: PrimaryMetricGoal) -> Sampler:
-        """Return a sampler; `goal` changes nothing, since nothing is learnt."""
+        """Return a sampler; `goal` has no effect, since nothing is learned."""
         from rayjobs.tuning.tune import TuneSampler
         from rayjobs.tuning.tune.variants import GridSearch
 

@@ -1,4 +1,4 @@
-"""Samplings from plain data."""
+"""Parses samplings from plain data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayjobs.tuning.space import parse_space
 
 
 def parse_sampling(given: object) -> Sampling:
-    """Return the sampling in `given`: itself, or what `to_dict` wrote.
+    """Return the sampling in `given`: a sampling itself, or the data of `to_dict`.
 
     Raises:
         SweepError: lists everything wrong with it.
@@ -29,7 +29,7 @@ def parse_sampling(given: object) -> Sampling:
     if not isinstance(given, Mapping):
         raise problem(
             "",
-            f"a sampling is a mapping, and {given!r} is not.",
+            f"a sampling is a mapping, but {given!r} is not.",
             "Write e.g. {type: random, seed: 7, parameters: {--lr: [loguniform, [-9, -2]]}}.",
         )
     name = given.get("type", "random")
@@ -42,7 +42,7 @@ def parse_sampling(given: object) -> Sampling:
                 f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(kinds)}.",
             )
         ]
-        # Whatever the kind, its parameters can be wrong by themselves: all mistakes at once.
+        # Whatever the kind, the parameters themselves can be wrong: report all mistakes at once.
         try:
             parse_space(given.get("parameters", {}))
         except SweepError as found:

@@ -1,4 +1,4 @@
-"""RandomParameterSampling: every trial drawn on its own."""
+"""RandomParameterSampling: every trial is drawn independently."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayjobs.tuning.samplers.base import Sampler, Sampling
 class RandomParameterSampling(Sampling):
     """Draw each trial independently from the space; every expression may be used.
 
-    The parameters of a trial depend on the seed and its number alone. Ray Tune draws them.
+    The parameters of a trial depend only on the seed and its number. Ray Tune draws them.
 
     Source: ``azureml.train.hyperdrive.RandomParameterSampling(parameter_space, properties)``.
     """
@@ -18,7 +18,7 @@ class RandomParameterSampling(Sampling):
     SAMPLING_NAME = "RANDOM"
 
     def sampler(self, goal: PrimaryMetricGoal) -> Sampler:
-        """Return a sampler; `goal` changes nothing, since nothing is learnt."""
+        """Return a sampler; `goal` has no effect, since nothing is learned."""
         from rayjobs.tuning.tune import TuneSampler
         from rayjobs.tuning.tune.variants import RandomSearch
 

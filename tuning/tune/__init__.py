@@ -1,11 +1,11 @@
-"""The only package that imports Ray Tune: its searchers choose, its schedulers end trials early.
+"""The only package that imports Ray Tune: searchers choose trials, schedulers end them early.
 
 Everything here is a Tune searcher or a Tune scheduler, driven directly: no Tune cluster, no Tune
-trial, no Tune checkpoint. What they know is rebuilt from the trial table by replaying it. The rest
-of `tuning` meets them as the protocols `tuning.samplers.Sampler` and `tuning.policies.Scheduler`.
+trial, no Tune checkpoint. Replaying the trial table rebuilds their state. The rest of `tuning` uses
+them through the protocols `tuning.samplers.Sampler` and `tuning.policies.Scheduler`.
 
-Importing it imports Ray (about a second), so it is imported where a sweep is driven, and never by
-an everyday command.
+Importing it imports Ray (about a second), so only code that drives a sweep imports it, never an
+everyday command.
 """
 
 from __future__ import annotations

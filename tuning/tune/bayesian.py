@@ -1,6 +1,6 @@
 """Optuna's TPE and Gaussian process through Ray Tune's OptunaSearch, made repeatable.
 
-Imports Optuna, so it is imported on first use alone. No cluster is needed.
+It imports Optuna, so it is only imported on first use. No cluster is needed.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ try:
 except ImportError as exc:
     raise TuningDependencyError("Bayesian sampling", "optuna", "bayes") from exc
 
-# Optuna writes a line to stderr for every study and trial; a sweep's records say it all.
+# Optuna writes a line to stderr for every study and trial, but a sweep's records have it all.
 logging.getLogger("optuna").setLevel(logging.WARNING)
 
 
 class BayesianSearch(OptunaSearch):
-    """Tune's OptunaSearch, which suggests as a function of seed, number and earlier results.
+    """Tune's OptunaSearch, with suggestions that depend only on seed, number and earlier results.
 
-    For every suggestion a new Optuna sampler is made with a seed of its own, and a recorded trial
-    is adopted through the same calls with its recorded parameters put in. So a driver that was
-    killed loses nothing.
+    Every suggestion uses a new Optuna sampler with its own seed, and a recorded trial is adopted
+    through the same calls with its recorded parameters. So a killed driver loses nothing.
     """
 
     def __init__(
         self, space: SearchSpace, *, goal: PrimaryMetricGoal, seed: int, algorithm: str
     ) -> None:
         self._own_space = space
-        # Names of our own: keys may hold "/", which OptunaSearch takes for nesting.
+        # Our own names: keys may contain "/", which OptunaSearch interprets as nesting.
         self._names = {f"p{position}": key for position, key in enumerate(space)}
         self._steered = _SteeredSampler(seed=seed, algorithm=algorithm)
         super().__init__(
@@ -59,7 +58,7 @@ class BayesianSearch(OptunaSearch):
         }
 
     def adopt(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
-        """Take `parameters` for what was suggested for this trial before."""
+        """Take `parameters` as the earlier suggestion for this trial."""
         fixed = {
             name: _encoded(self._own_space[key], parameters[key])
             for name, key in self._names.items()
@@ -69,7 +68,7 @@ class BayesianSearch(OptunaSearch):
 
 
 class _SteeredSampler(optuna.samplers.BaseSampler):
-    """Optuna's sampler with a fresh seed for every trial, or with given values."""
+    """Optuna's sampler with a new seed for every trial, or with given values."""
 
     def __init__(self, *, seed: int, algorithm: str) -> None:
         self._seed = seed
@@ -90,7 +89,7 @@ class _SteeredSampler(optuna.samplers.BaseSampler):
             self._inner = optuna.samplers.TPESampler(seed=seed)
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-        """Return what is chosen together; nothing where the values are given."""
+        """Return the parameters that are chosen together; none if the values are given."""
         if self._fixed is not None:
             return {}
         found: dict[str, Any] = self._inner.infer_relative_search_space(study, trial)
@@ -104,15 +103,15 @@ class _SteeredSampler(optuna.samplers.BaseSampler):
         return found
 
     def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
-        """Return one value, chosen alone or given."""
+        """Return one value, either chosen individually or given."""
         if self._fixed is not None:
             return self._fixed[name]
         return self._inner.sample_independent(study, trial, name, distribution)
 
 
 def _distribution(expression: Expression) -> Any:
-    # Options and multiples go by index: Optuna would take 1, 1.0 and True for one option, and
-    # its own steps start at the lower bound instead of at multiples of q.
+    # Options and multiples are passed by index: Optuna would treat 1, 1.0 and True as one option,
+    # and its own steps start at the lower bound instead of at multiples of q.
     if isinstance(expression, Choice):
         return optuna.distributions.CategoricalDistribution(list(range(len(expression.different))))
     if isinstance(expression, QUniform):

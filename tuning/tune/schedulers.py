@@ -1,4 +1,4 @@
-"""Early termination policies as schedulers of Ray Tune's: they get results and answer STOP."""
+"""Early termination policies as Ray Tune schedulers, which get results and answer STOP."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class TrialView:
 
     @property
     def trial_id(self) -> str:
-        """The number as text."""
+        """The trial's number as text."""
         return str(self.number)
 
 
 @dataclass(frozen=True)
 class TableView:
-    """Stands where Tune passes its controller: the whole trial table at this moment."""
+    """Takes the place of Tune's controller: the whole trial table at this moment."""
 
     trials: Sequence[TrialView]
 
@@ -50,13 +50,13 @@ class TableView:
 
 
 class EndlessScheduler(FIFOScheduler):
-    """Tune's own: every trial runs to its end."""
+    """Tune's own scheduler: every trial runs to its end."""
 
     remembers = False
 
 
 class AzureScheduler(FIFOScheduler):
-    """One of HyperDrive's policies, whose exact meaning is ours: a function of the table alone.
+    """One of HyperDrive's policies, defined by us as a function of the table only.
 
     Attributes:
         remembers: Whether it needs earlier results.
@@ -91,10 +91,10 @@ class AzureScheduler(FIFOScheduler):
 
 
 class AshaScheduler(AsyncHyperBandScheduler):
-    """Tune's ASHA with one bracket: it decides, and each decision has its numbers.
+    """Tune's ASHA with one bracket; each of its decisions states its numbers.
 
-    Tune measures a trial's age by `MILESTONE`: at the k-th rung ``grace * factor**k``, which is
-    not a whole number for every factor, and at other reports nothing, which Tune passes over.
+    Tune measures a trial's age by `MILESTONE`: at the k-th rung it is ``grace * factor**k``, which
+    need not be an integer; other reports have none, and Tune skips them.
 
     Attributes:
         remembers: Whether it needs earlier results.
@@ -132,7 +132,7 @@ class AshaScheduler(AsyncHyperBandScheduler):
             extended = {**result, MILESTONE: milestone}
             decision = str(super().on_trial_result(tune_controller, trial, extended))
             self._at_rungs[interval][trial.number] = value
-        else:  # Tune would take NaN for good enough, and infinity for a value
+        else:  # Tune would accept NaN as good enough, and infinity as a value
             decision = str(TrialScheduler.STOP if others else TrialScheduler.CONTINUE)
         if decision == TrialScheduler.STOP:
             self.stops[trial.number] = self._policy.stop(
@@ -142,7 +142,7 @@ class AshaScheduler(AsyncHyperBandScheduler):
 
 
 def scheduler_of(policy: Policy, goal: PrimaryMetricGoal) -> Any:
-    """Return Tune's scheduler for a policy, without any trial."""
+    """Return Tune's scheduler for a policy, without any trials."""
     if isinstance(policy, NoTerminationPolicy):
         return EndlessScheduler()
     if isinstance(policy, AshaPolicy):

@@ -1,4 +1,4 @@
-"""TuneScheduler: drives a scheduler of Ray Tune's with the rows of the trial table."""
+"""TuneScheduler: drives a Ray Tune scheduler with the rows of the trial table."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from rayjobs.tuning.tune.schedulers import INTERVAL, VALUE, TableView, TrialView
 
 
 class TuneScheduler:
-    """The `Scheduler` of every policy, see `rayjobs.tuning.policies.Scheduler`.
+    """The `Scheduler` of every policy; see `rayjobs.tuning.policies.Scheduler`.
 
-    Each report goes to Tune's scheduler once, in order of number within a table. Where the
-    table says that a report was judged, by this driver or an earlier one, or that its trial has
-    ended, Tune's answer to it changes nothing any more; a scheduler that remembers nothing is not
-    even asked.
+    Each report is passed to Tune's scheduler once, in order of number within a table. If this
+    driver or an earlier one has judged a report, or its trial has ended, Tune's answer has no
+    effect; a scheduler without memory is not even asked.
     """
 
     def __init__(
         self, policy: Policy, goal: PrimaryMetricGoal, earlier: Sequence[TrialRecord] = ()
     ) -> None:
-        """Take the policy.
+        """Create the scheduler of a policy.
 
         Args:
-            policy: What decides.
-            goal: Which values are better.
-            earlier: Ended trials of earlier sweeps, with numbers below 0: they are compared with.
+            policy: The policy that decides.
+            goal: Whether higher or lower values are better.
+            earlier: Ended trials of earlier sweeps, with numbers below 0, used for comparison.
         """
         self._scheduler = scheduler_of(policy, goal)
         self._earlier = tuple(earlier)
-        self._passed_on: dict[int, int] = {}  # number → reports passed on
+        self._passed_on: dict[int, int] = {}  # number → number of reports passed on
         self._ended: set[int] = set()
-        self._stops: dict[int, Stop] = {}  # number → the first STOP that was not judged before
+        self._stops: dict[int, Stop] = {}  # number → the first STOP on an unjudged report
 
     def judge(self, trials: Sequence[TrialRecord]) -> tuple[Verdict, ...]:
-        """Return what is decided on reports that were not judged; again, it is the same."""
+        """Return the decisions on unjudged reports; a second call returns the same."""
         if not any(_is_open(trial) for trial in trials):
             return ()
         trials = (*self._earlier, *trials)
@@ -46,7 +45,7 @@ class TuneScheduler:
             tuple(TrialView(trial.number, trial.values, trial.is_final) for trial in trials)
         )
         if self._scheduler.remembers:
-            # Old reports first: what was judged is what the new ones are compared with.
+            # Old reports first: new ones are compared with the judged ones.
             for trial, view in zip(trials, table.trials, strict=True):
                 self._tell(table, view, trial, upto=_judged(trial))
         found = []
@@ -82,10 +81,10 @@ class TuneScheduler:
 
 
 def _is_open(trial: TrialRecord) -> bool:
-    """Return whether a trial has reports that a decision is open on."""
+    """Return whether a trial has undecided reports."""
     return _judged(trial) < len(trial.values)
 
 
 def _judged(trial: TrialRecord) -> int:
-    """Return how many of a trial's reports no decision is open on."""
+    """Return how many of a trial's reports are decided."""
     return len(trial.values) if trial.is_final or trial.stop_requested else trial.judged

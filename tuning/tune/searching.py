@@ -1,4 +1,4 @@
-"""TuneSampler: any searcher of Ray Tune's as a Sampler, rebuilt from the trial table by replay."""
+"""TuneSampler: any Ray Tune searcher as a Sampler, rebuilt from the trial table by replay."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ray.tune.search import Searcher
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.trials import TrialRecord
 
-METRIC = "objective"  # the name Tune knows results by; a sweep's own may be any text
+METRIC = "objective"  # Tune's name for results; the sweep's own name may be any text
 
 
 class ReplayedSearcher(Protocol):
     """A Tune searcher that can also adopt its earlier suggestions.
 
-    A trial's id is its number as text; suggestions are a trial's parameters by key as given.
+    A trial's id is its number as text; suggestions are a trial's parameters by given key.
     """
 
     def suggest(self, trial_id: str) -> Mapping[str, Any] | str | None:
@@ -25,18 +25,18 @@ class ReplayedSearcher(Protocol):
         ...
 
     def adopt(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
-        """Take `parameters` for what was suggested for this trial before."""
+        """Take `parameters` as the earlier suggestion for this trial."""
         ...
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Learn a result, or its absence."""
+        """Learn a result or its absence."""
         ...
 
 
 class TuneSampler:
-    """The `Sampler` of every sampling, see `rayjobs.tuning.samplers.Sampler`."""
+    """The `Sampler` of every sampling; see `rayjobs.tuning.samplers.Sampler`."""
 
     def __init__(self, searcher: ReplayedSearcher, *, goal: PrimaryMetricGoal) -> None:
         self._searcher = searcher
@@ -45,7 +45,7 @@ class TuneSampler:
         self._told: set[int] = set()
 
     def suggest(self, trial_number: int) -> dict[str, Any] | None:
-        """Return the parameters of a trial, None if nothing is left to try."""
+        """Return the parameters of a trial, None if there is nothing left to try."""
         if trial_number not in self._suggested:
             found = self._searcher.suggest(str(trial_number))
             if found is None or isinstance(found, str):

@@ -1,4 +1,4 @@
-"""Random and grid search as searchers of Ray Tune's, made of its variant generator."""
+"""Random and grid search as Ray Tune searchers, built on its variant generator."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rayjobs.tuning.tune.domains import draw
 
 
 class _Variants(Searcher):
-    """A searcher that learns nothing: its suggestions depend on a trial's number alone."""
+    """A searcher that learns nothing: its suggestions depend only on a trial's number."""
 
     def adopt(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
-        """Nothing has to be known of earlier suggestions."""
+        """Ignore earlier suggestions, which have no effect."""
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -26,18 +26,18 @@ class _Variants(Searcher):
         """Learn nothing."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Keep nothing: the trial table is all there is to know."""
+        """Save nothing: the trial table has the whole state."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Bring nothing back."""
+        """Restore nothing."""
 
 
 class RandomSearch(_Variants):
-    """Draws each trial on its own.
+    """Draws each trial independently.
 
-    Each parameter has a generator of its own, seeded by seed, number and key: trials may be asked
-    for in any order and again after a restart, and a parameter added later leaves the values of
-    the others as they were.
+    Each parameter has its own generator, seeded by seed, number and key: trials may be requested in
+    any order and again after a restart, and adding a parameter does not change the values of the
+    others.
     """
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
@@ -54,7 +54,7 @@ class RandomSearch(_Variants):
 
 
 class GridSearch(_Variants):
-    """Goes through Tune's grid, the last parameter fastest; the n-th trial is the n-th point."""
+    """Iterates over Tune's grid, the last parameter fastest; the n-th trial is the n-th point."""
 
     def __init__(self, space: SearchSpace) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class GridSearch(_Variants):
         for key, expression in space.items():
             assert isinstance(expression, Choice)
             self._axes[key] = expression.different
-        # Tune sorts its grid by name and turns the first one fastest: named backwards.
+        # Tune sorts its grid by name and varies the first one fastest, so names are reversed.
         self._names = {
             key: f"p{len(self._axes) - position:06d}" for position, key in enumerate(self._axes)
         }
@@ -74,7 +74,7 @@ class GridSearch(_Variants):
         self._points: list[dict[str, Any]] = []
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str:
-        """Return the point, `Searcher.FINISHED` past the last one."""
+        """Return the point, or `Searcher.FINISHED` past the last one."""
         number = int(trial_id)
         while len(self._points) <= number:
             following = next(self._rest, None)

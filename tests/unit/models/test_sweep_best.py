@@ -58,7 +58,7 @@ def test_the_best_trial_becomes_a_model_with_its_lineage(runs: Runs) -> None:
     told = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.5, 0.9, 0.8))
     assert told == (
         "registered as model digits-best:1; trial 3 had accuracy = 0.9 at its best and 0.8 at its "
-        "end: a script that does not store its best weights has left those of the end"
+        "end: a script that does not store its best weights has left its last ones"
     )
     model = models.find(runs.workspace, "digits-best")
     assert model.lineage["primary_metric"] == {"name": "accuracy", "value": 0.9}
@@ -76,7 +76,7 @@ def test_a_refusal_is_reported_and_takes_nothing_away(runs: Runs) -> None:
     sweep, job = a_sweep(runs), runs.begin()
     told = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.9))
     assert "trial 3 was not registered as model 'digits-best'" in told
-    assert "has not completed" in told or "a model is made of a completed run" in told
+    assert "has not completed" in told or "only a completed run can become a model" in told
     assert runs.workspace.store.models() == []
 
 

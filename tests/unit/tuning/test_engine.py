@@ -135,7 +135,7 @@ def test_a_metric_that_no_trial_reports_ends_the_sweep_after_its_first_round() -
     finish = world.run()
     assert finish.state is JobState.FAILED
     assert finish.reason.startswith(
-        "6 trials ran to their end, and none reported the metric 'accuracy' (they reported: "
+        "6 trials ran to their end, but none reported the metric 'accuracy' (they reported: "
         "acuracy, loss; did you mean 'acuracy'?), so they count as failed and the other "
         f"{50 - len(world.state.trials)} were not started: correct the sweep's metric, or the name "
         "in the script; 0 completed, "

@@ -160,7 +160,7 @@ def test_qlognormal_rounds_to_multiples() -> None:
         (lambda: randint(2.5), "whole number"),  # type: ignore[arg-type]
         (lambda: randint(True), "whole number"),
         (lambda: randint(2**63 + 1), "whole number"),
-        (lambda: uniform(-1.7e308, 1.7e308), "further apart"),
+        (lambda: uniform(-1.7e308, 1.7e308), "too far apart"),
         (lambda: uniform(1, 1), "min_value < max_value"),
         (lambda: uniform(2, 1), "min_value < max_value"),
         (lambda: uniform("0", 1), "finite number, not text"),  # type: ignore[arg-type]

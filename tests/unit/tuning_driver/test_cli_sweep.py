@@ -287,7 +287,7 @@ def test_a_job_is_no_sweep_and_an_unknown_one_is_not_found(world: World, call: C
     sweep = finished(world)
     job = world.jobs(sweep)[0].id
     code, _, err = call("show", job)
-    assert (code, "is a job and no sweep" in err) == (3, True)
+    assert (code, "is a job, not a sweep" in err) == (3, True)
     assert call("best", "nothing")[0] == 3
 
 

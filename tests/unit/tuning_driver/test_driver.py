@@ -165,7 +165,7 @@ def test_a_metric_that_running_trials_do_not_report_is_named_at_once(
         world.report(job, index, 0.5, name="val_accuracy")
         driver.turn()
     (event,) = [one for one in world.store.events(sweep) if one.kind == "metric_missing"]
-    assert "3 reports or more, none of them of the sweep's metric 'accuracy'" in event.message
+    assert "3 reports or more, but none of the sweep's metric 'accuracy'" in event.message
     assert "Did you mean 'val_accuracy'? If so, cancel the sweep" in event.message
     notice = metric_missing(world.trials(sweep), "accuracy")
     assert notice is not None
@@ -204,7 +204,7 @@ def test_a_script_that_logs_its_metric_late_is_not_told_to_cancel(
     ]
     world.report(job, 6, 0.9)
     driver.turn()
-    assert "the sweep's metric 'accuracy' has been reported now" in news.lines(driver.state)
+    assert "the sweep's metric 'accuracy' has now been reported" in news.lines(driver.state)
 
 
 @pytest.mark.long

@@ -165,7 +165,7 @@ def test_a_jobs_id_is_no_sweep_and_a_sweep_is_not_failed_from_outside(
     world: World, experiment: Experiment
 ) -> None:
     run = submit(world, experiment)
-    with pytest.raises(NotFoundError, match="is a job and no sweep"):
+    with pytest.raises(NotFoundError, match="is a job, not a sweep"):
         HyperDriveRun(experiment, world.jobs(run.id)[0].id)
     with pytest.raises(UsageError, match="cancel"):
         run.fail("no")
