@@ -1,1 +1,1 @@
-"""The HTTP API: its operations, and a workspace behind a server."""
+"""The HTTP API: its operations, and workspaces behind a server."""

@@ -1,4 +1,4 @@
-"""A datastore behind a server: its files as HTTP requests, whatever storage has them."""
+"""A datastore behind a server: HTTP requests access its files, whatever the storage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pool:
 
     @contextmanager
     def one(self) -> Iterator[Connection]:
-        """Give a connection to the caller for a while."""
+        """Lend a connection to the caller."""
         with self._lock:
             found = self._free.pop() if self._free else self._server.copy()
         try:
@@ -42,7 +42,7 @@ class Pool:
                 self._free.append(found)
 
     def close(self) -> None:
-        """Close those that are not in use."""
+        """Close unused connections."""
         with self._lock:
             for one in self._free:
                 one.close()
@@ -50,7 +50,7 @@ class Pool:
 
 
 class ServedBackend:
-    """A `Backend` whose storage only the server reaches."""
+    """A `Backend` whose storage only the server can reach."""
 
     def __init__(self, pool: Pool, record: DatastoreRecord) -> None:
         self.where = f"{record.name} at {pool.address}"
@@ -90,7 +90,7 @@ class ServedBackend:
         return found
 
     def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
-        """See `Backend`. A piece whose answer was lost is asked for again."""
+        """See `Backend`. A piece whose answer was lost is requested again."""
         query = self._query(file)
         running, done = hashlib.sha256(), 0
         try:
@@ -111,7 +111,7 @@ class ServedBackend:
         digest = f"sha256:{running.hexdigest()}"
         expected = file.digest
         if not expected and file.size > PIECE_BYTES:
-            # The server compares files of one piece only with the digest that the storage has.
+            # The server compares the storage's digest only for files of a single piece.
             known = self.stat(file.path)
             expected = known.digest if known is not None and known.etag == file.etag else ""
         if done != file.size or (expected and digest != expected):
@@ -143,7 +143,7 @@ class ServedBackend:
         }
 
     def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
-        """See `Backend`. The file travels in pieces, and goes on after a lost connection."""
+        """See `Backend`. Sends the file in pieces, and resumes after a lost connection."""
         name = token(16)
         with self._pool.one() as server:
             try:

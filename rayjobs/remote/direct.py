@@ -1,6 +1,6 @@
-"""Large files between this client and the bucket of a server's workspace, at signed addresses.
+"""Transfers large files between this client and a server's bucket, at signed addresses.
 
-Where the bucket cannot be used from here, all bytes travel through the server.
+If the bucket cannot be used from here, all bytes travel through the server.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _BUSY = (429, 500, 502, 503, 504)
 
 
 class Bucket:
-    """The bucket as this process reaches it; after a failure it is not asked again."""
+    """The bucket as this process reaches it; after a failure it is not tried again."""
 
     def __init__(self, server: Connection) -> None:
         self._server = server
         self._is_used = True
 
     def send(self, stream: BinaryIO, size: int, name: str) -> bool:
-        """Send the missing parts of the upload `name`; False: the server has to get the bytes."""
+        """Send the missing parts of the upload `name`; False: the server must get the bytes."""
         path = f"/v1/uploads/{name}/parts"
         with Requests() as requests:
             while self._is_used:
@@ -66,9 +66,9 @@ class Bucket:
 
     @contextmanager
     def reading(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
-        """Give what returns the bytes of a blob from a first to a last one, both included.
+        """Give a function that returns the bytes of a blob from a first to a last one, inclusive.
 
-        It returns none where the server has to send them. The bytes are not compared with anything.
+        It returns no bytes if the server must send them. The bytes are not verified.
         """
         found = self._server.json("GET", f"/v1/blob-addresses/{key}") if self._is_used else None
         self._is_used, address = found is not None, str(found)
@@ -91,7 +91,7 @@ class Bucket:
 
 
 class Requests:
-    """Requests to one server from several threads; as a context manager it closes connections."""
+    """Requests to one server from several threads; the context manager closes its connections."""
 
     def __init__(self) -> None:
         self._free: list[http.client.HTTPConnection] = []
@@ -104,10 +104,10 @@ class Requests:
             one.close()
 
     def send(self, verb: str, address: str, data: bytes | None, headers: dict[str, str]) -> bytes:
-        """Return the answer's body; a request that fails is tried a few times.
+        """Return the answer's body; a failed request is retried a few times.
 
         Raises:
-            OSError, http.client.HTTPException: it failed.
+            OSError, http.client.HTTPException: all attempts failed.
         """
         pause_s, parts = FIRST_PAUSE_S, urlsplit(address)
         expected = 206 if "Range" in headers else 200
@@ -116,7 +116,7 @@ class Requests:
                 time.sleep(pause_s)
                 pause_s *= 2
             is_last = attempt + 1 == TRIES
-            # One failure ends it: most likely this network does not reach the server.
+            # One failure is final: this network most likely cannot reach the server.
             connection = self._connected(parts)
             try:
                 connection.request(verb, f"{parts.path}?{parts.query}", body=data, headers=headers)

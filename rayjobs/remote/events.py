@@ -1,4 +1,4 @@
-"""Events of a job as they come, also over lost connections to a server."""
+"""Follows the events of a job, also across lost connections to a server."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import OpenWorkspace
 
 POLL_S = 0.3
-SILENT_S = 30.0  # the server says each second that it lives
+SILENT_S = 30.0  # the server sends a sign of life each second
 
 
 def follow(workspace: OpenWorkspace, job_id: str) -> Iterator[Event]:
     """Yield a job's events, oldest first, until it has ended.
 
     Raises:
-        UnreachableError: the workspace's server stays away.
+        UnreachableError: the workspace's server stays unreachable.
     """
     if workspace.server is not None:
         with closing(workspace.server.copy(answer_s=SILENT_S)) as own:
@@ -26,7 +26,7 @@ def follow(workspace: OpenWorkspace, job_id: str) -> Iterator[Event]:
         return
     store, after = workspace.store, 0
     while True:
-        # Read before the events, so that the last ones are never missed.
+        # Read the state before the events, so that the last ones are never missed.
         is_final = store.job(job_id).state.is_final
         found = store.events(job_id, after=after)
         for event in found:
@@ -39,7 +39,7 @@ def follow(workspace: OpenWorkspace, job_id: str) -> Iterator[Event]:
 
 
 def _follow_through(server: Connection, job_id: str) -> Iterator[Event]:
-    """Yield events from a server's stream; after a lost connection it goes on where it stood."""
+    """Yield events from a server's stream; after a lost connection, resume where it stopped."""
     from rayjobs.remote import plain
 
     decode = plain.decoder(Event)

@@ -1,9 +1,9 @@
-"""The operations of the HTTP API on a workspace's records: one table for server, client, OpenAPI.
+"""The HTTP API's operations on a workspace's records: one table for server, client, OpenAPI.
 
-A row names a method of the store or the catalogue. Its arguments and its answer are those of the
-method's signature, so the server's routes, the client's methods and the document cannot differ.
-What is not in the table cannot be called: methods of attempts, allocations, claims and pruning
-belong to the target alone.
+A row names a method of the store or the catalogue. The method's signature defines its arguments and
+its answer, so the server's routes, the client's methods and the document cannot differ. Methods
+outside the table cannot be called: only the target uses methods of attempts, allocations, claims
+and pruning.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ class Operation:
     """One operation.
 
     Attributes:
-        verb: GET for reads with short arguments, POST for others, PUT and DELETE as HTTP says.
-        path: Its arguments in braces; the rest travels in the query (GET, DELETE) or the body.
+        verb: GET for reads with short arguments, POST for others, PUT and DELETE as in HTTP.
+        path: Arguments in braces are part of the path; the rest are in the query (GET, DELETE) or
+            the body.
         role: Who may call it.
         method: The method of the store; ``catalogue.…`` of the catalogue.
-        user: The argument that the server sets to the user; of one in `RECORDS`, its field.
+        user: The argument that the server sets to the user; for one in `RECORDS`, its field.
         own: The argument (or ``argument.field``) that names a job, or a list of jobs, which
-            submitters may change only if they are theirs; None names no job.
-        spec: The argument that is a job's spec, which has to be valid where the server runs.
-        kind: What the job that `own` names must be, such as ``interactive``; empty: anything.
-        maker: The method that returns a record with the same arguments and says who made it
-            (`created_by`): submitters change only those that they made, and those without a maker.
-            What has no such record is shared by all submitters (docs/guides/team.md).
-        repeats: A second call does nothing more than the first.
-        page: The most items of a list in one answer.
+            submitters may only change if they own them; the value None names no job.
+        spec: The argument with a job's spec, which must be valid where the server runs.
+        kind: The required kind of the job that `own` names, such as ``interactive``; empty: any.
+        maker: The method that returns, for the same arguments, a record with its maker
+            (`created_by`): submitters may only change records that they made, and those without a
+            maker. All submitters share objects without such a record (docs/guides/team.md).
+        repeats: A second call has no further effect.
+        page: The maximum number of list items in one answer.
     """
 
     verb: str
@@ -58,17 +59,17 @@ class Operation:
 
     @property
     def is_paged(self) -> bool:
-        """Whether the answer is a list, which comes in pages."""
+        """Whether the answer is a list, which is returned in pages."""
         return get_origin(hints_of(self.method)["return"]) is list
 
     @property
     def has_pages(self) -> bool:
-        """Whether the store itself returns the parts of the list."""
+        """Whether the store itself returns the list in parts."""
         return "page" in signature_of(self.method).parameters
 
     @property
     def name(self) -> str:
-        """The method without its part."""
+        """The method's name without its part."""
         return self.method.rpartition(".")[2]
 
     @property
@@ -78,7 +79,7 @@ class Operation:
 
     @property
     def in_body(self) -> bool:
-        """Whether the other arguments travel in the body."""
+        """Whether the other arguments are in the body."""
         return self.verb in ("POST", "PUT")
 
 
@@ -224,7 +225,7 @@ def method_of(method: str) -> Callable[..., Any]:
 
 @cache
 def hints_of(method: str) -> dict[str, Any]:
-    """Return the types of a method's arguments, and of what it returns."""
+    """Return the types of a method's arguments and of its result."""
     return plain.hints_of(method_of(method))
 
 
@@ -236,7 +237,7 @@ def signature_of(method: str) -> inspect.Signature:
 
 
 def others(operation: Operation) -> Iterator[inspect.Parameter]:
-    """Yield the arguments of an operation that are not in its path, nor set by the server."""
+    """Yield the arguments of an operation that are neither in its path nor set by the server."""
     hidden = {*operation.in_path, "" if operation.user in RECORDS else operation.user}
     if operation.has_pages:
         hidden.add("page")

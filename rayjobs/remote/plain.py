@@ -1,8 +1,8 @@
 """Values as plain JSON by their type hints: encoded, decoded, and described as a JSON schema.
 
 A record is an object with its fields, a time is ISO 8601, bytes are base64, a mapping whose keys
-are not texts or numbers is a list of pairs. A number that JSON cannot write is ``{"$": "NaN"}``.
-What is decoded is checked: nothing is made of a value that has another type than its hint says.
+are not texts or numbers is a list of pairs. A number that JSON cannot represent is ``{"$":
+"NaN"}``. Decoding checks types: a value whose type differs from its hint is refused.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class PlainFormError(ValueError):
-    """A value that has another type than its hint says."""
+    """The type of a value differs from its hint."""
 
 
 class _Names(dict[str, Any]):
-    """Names that modules import for type checkers alone; each is imported when it is met."""
+    """Names that modules import only for type checkers; each is imported when first used."""
 
     def __missing__(self, name: str) -> Any:
         if name == "JobSpec":
@@ -67,7 +67,7 @@ def hints_of(what: Any) -> dict[str, Any]:
 
 @cache
 def fields_of(kind: type) -> dict[str, tuple[Any, bool]]:
-    """Return the fields of a record class: hint, and whether the field has to be given."""
+    """Return the fields of a record class: the hint, and whether the field is required."""
     hints = hints_of(kind)
     if dataclasses.is_dataclass(kind):
         nothing = dataclasses.MISSING
@@ -97,7 +97,7 @@ def _optional(hint: Any) -> Any:
     if type(None) not in kinds:
         return None
     others = tuple(one for one in kinds if one is not type(None))
-    return Union[others]  # noqa: UP007 - of a number that is not known here
+    return Union[others]  # noqa: UP007 - the number of types is not known here
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -112,7 +112,7 @@ def _has_text_keys(key: Any) -> bool:
 # -- out -------------------------------------------------------------------------------------------
 @cache
 def encoder(hint: Any) -> Change:
-    """Return what makes JSON data of a value of this type."""
+    """Return a function that converts a value of this type to JSON data."""
     if (inner := _optional(hint)) is not None:
         change = encoder(inner)
         return lambda value: None if value is None else change(value)
@@ -143,7 +143,7 @@ def _same(value: Any) -> Any:
 
 
 def _loose(value: Any) -> Any:
-    """Return JSON data of JSON data that Python made: tuples, NaN."""
+    """Return strict JSON data for Python's JSON-like data with tuples or NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"$": "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
     if value is None or isinstance(value, str | int | float | bool):
@@ -171,17 +171,17 @@ def _encoder_of_parts(origin: Any, inner: tuple[Any, ...]) -> Change:
 # -- in --------------------------------------------------------------------------------------------
 @cache
 def decoder(hint: Any, strict: bool = False) -> Change:
-    """Return what makes a value of this type of JSON data; it raises PlainFormError.
+    """Return a function that converts JSON data to this type; it raises PlainFormError.
 
     Args:
-        strict: Refuse fields that a record does not have: for requests. In answers they are what a
-            later version adds, and are not read.
+        strict: Refuse unknown fields of a record, for requests. In answers, later versions may add
+            fields, which are ignored.
     """
     if (inner := _optional(hint)) is not None:
         change = decoder(inner, strict)
         return lambda value: None if value is None else change(value)
     if kinds := _kinds(hint):
-        # Records that are told apart by the fields that they need.
+        # Records that are distinguished by their required fields.
         ways = [decoder(one, strict) for one in kinds]
         return lambda value: _first(ways, hint, value)
     origin = get_origin(hint)
@@ -279,9 +279,9 @@ def _spec(kind: Any, value: Any) -> Any:
 
 
 def _free(value: Any, depth: int = 0) -> Any:
-    """Return JSON data of any form, checked for what no store keeps."""
+    """Return JSON data of any form, after checking for values that no store keeps."""
     if depth > MOST_DEEP:
-        raise PlainFormError(f"a value is nested more than {MOST_DEEP} times")
+        raise PlainFormError(f"a value is nested more than {MOST_DEEP} levels deep")
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):
@@ -291,7 +291,7 @@ def _free(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list):
         return [_free(one, depth + 1) for one in value]
     if isinstance(value, float):
-        return _number(value)  # 1e999 is a number in JSON
+        return _number(value)  # 1e999 is a valid number in JSON
     return value
 
 
@@ -375,7 +375,7 @@ def _key_decoder(hint: Any) -> Change:
 
 
 def from_query(hint: Any, text: str) -> Any:
-    """Return the value of an argument in a path or query: scalars as they are written."""
+    """Return the value of an argument in a path or query, where scalars are plain text."""
     inner = _optional(hint) or hint
     if inner is int:
         digits = text.removeprefix("-")
@@ -392,7 +392,7 @@ def from_query(hint: Any, text: str) -> Any:
 
 
 def to_query(hint: Any, value: Any) -> str:
-    """Return an argument as it is written in a query; the opposite of `from_query`."""
+    """Return an argument as written in a query; the inverse of `from_query`."""
     inner = _optional(hint) or hint
     made = encoder(inner)(value)
     return made if isinstance(made, str) else json.dumps(made)
@@ -414,7 +414,7 @@ def schema(hint: Any, named: dict[str, Any]) -> dict[str, Any]:
         return dict(_SCHEMAS[hint])
     name = hint.__name__
     if name not in named:
-        named[name] = {}  # a class may name itself
+        named[name] = {}  # a class may refer to itself
         if _is_spec(hint):
             made = hint.model_json_schema(ref_template="#/components/schemas/{model}")
             named.update(made.pop("$defs", {}))

@@ -1,4 +1,4 @@
-"""A workspace behind a server: its store, catalogue and blobs as HTTP requests."""
+"""A workspace behind a server: HTTP requests access its store, catalogue and blobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DIRECT_BYTES = 16 << 20  # read from the bucket with one request
 
 
 def open_server(server: Connection) -> OpenWorkspace:
-    """Return the workspace that a server serves.
+    """Return the workspace of a server.
 
     Raises:
         UnreachableError: the server cannot be reached, or refuses the token.
@@ -54,7 +54,7 @@ def open_server(server: Connection) -> OpenWorkspace:
 
 
 class HttpPart:
-    """Makes a request of every method call that the table of operations has."""
+    """Sends a request for every method call in the table of operations."""
 
     def __init__(self, server: Connection, contract: type, part: str = "") -> None:
         self._server = server
@@ -68,7 +68,7 @@ class HttpPart:
 
         def refuse(*_arguments: Any, **_more: Any) -> Any:
             raise UsageError(
-                f"this needs {name}, which works on the server's own machine only, not through "
+                f"this needs {name}, which only works on the server's own machine, not through "
                 f"{self._server.address}"
             )
 
@@ -106,7 +106,7 @@ class HttpStore(HttpPart):
         return self._submit("put_pipeline", new)
 
     def run_writers(self) -> list[tuple[str, Any]]:
-        """See `Store.run_writers`: of this user's runs, which alone this client may end."""
+        """See `Store.run_writers`: only this user's runs, since this client cannot end others."""
         found = _call(self._server, operations.BY_METHOD["run_writers"], (), {})
         if not found:
             return []
@@ -119,7 +119,7 @@ class HttpStore(HttpPart):
         ]
 
     def start_run(self, new: Any) -> Any:
-        """See `Store.start_run`: with an id, so that a request can be repeated."""
+        """See `Store.start_run`; it sets an id, so that the request can be repeated."""
         if new.id is None:
             new = replace(new, id=job_id(new.experiment))
         return _call(self._server, operations.BY_METHOD["start_run"], (new,), {})
@@ -180,7 +180,7 @@ def _call(
 
 
 class HttpBlobs(FetchedBlobs):
-    """A `BlobStore` behind a server: files travel in pieces, and go on after a lost connection."""
+    """A `BlobStore` behind a server: sends files in pieces, and resumes after a lost connection."""
 
     def __init__(self, server: Connection) -> None:
         self._server = server
@@ -221,8 +221,8 @@ class HttpBlobs(FetchedBlobs):
                 size = os.fstat(stream.fileno()).st_size
                 if size <= UPLOAD_BYTES:
                     return self._send_at_once(stream.read(size), key, digest)
-                # Named by its bytes: a command that is repeated continues what it began, and the
-                # server recognizes a request whose answer was lost.
+                # Named by its bytes: a repeated command continues the upload, and the server
+                # recognizes a request whose answer was lost.
                 found = digest_of_stream(stream)
                 check_digest(digest, found, str(path))
                 if key is None and self._used(blob_key(found)) == size:
@@ -235,7 +235,7 @@ class HttpBlobs(FetchedBlobs):
                     body = {"key": key, "digest": found, "size": size, "direct": is_direct}
                     try:
                         return self._keep(name, body)
-                    except NotFoundError:  # a prune took the pieces of an upload that rested
+                    except NotFoundError:  # a prune removed the pieces of a paused upload
                         if attempt + 1 == UPLOAD_TRIES:
                             raise
         except OSError as error:
@@ -245,7 +245,7 @@ class HttpBlobs(FetchedBlobs):
     def _keep(self, name: str, body: dict[str, Any]) -> Blob:
         while True:
             kept = self._server.json("POST", f"/v1/uploads/{name}/keep", body=body, repeats=True)
-            if kept is not None:  # else the server still reads the bytes
+            if kept is not None:  # otherwise the server would still be reading the bytes
                 return cast(Blob, plain.decoder(Blob)(kept))
 
     def _send_at_once(self, data: bytes, key: str | None, digest: str | None) -> Blob:
@@ -281,12 +281,12 @@ class HttpBlobs(FetchedBlobs):
                 "GET", f"/v1/blobs/{key}", headers={"Range": f"bytes={offset}-{end}"}
             )
             if not data:
-                raise StoreError(f"{key} has {size} bytes, and the server sends only {offset}")
+                raise StoreError(f"{key} has {size} bytes, but the server sends only {offset}")
             offset += len(data)
             yield data
 
     def read(self, key: str, start: int, length: int) -> bytes:
-        """See `BlobStore.read`: only these bytes travel."""
+        """See `BlobStore.read`: only these bytes are transferred."""
         found = bytearray()
         while len(found) < length:
             begin = start + len(found)
@@ -303,7 +303,7 @@ class HttpBlobs(FetchedBlobs):
         """See `BlobStore.exists`."""
         try:
             return self._used(key) is not None
-        except UsageError:  # a viewer refers to nothing
+        except UsageError:  # a viewer does not refer to blobs
             return self._facts(key) is not None
 
     def size(self, key: str) -> int:
@@ -314,7 +314,7 @@ class HttpBlobs(FetchedBlobs):
         return found
 
     def _used(self, key: str) -> int | None:
-        """Return the size of a blob that is going to be referred to; None: it is not there."""
+        """Return the size of a blob that is about to be referenced; None: it does not exist."""
         found = self._server.json("POST", f"/v1/blob-uses/{key}", repeats=True)
         return cast("int | None", found)
 

@@ -1,4 +1,4 @@
-"""Who may call: tokens, roles, and a bound on how often."""
+"""Access control: tokens, roles, and rate limits."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rayjobs.store.base import Store
 from rayjobs.workspace import users
 from rayjobs.workspace.users import Role, Token
 
-KNOWN_FOR_S = 1.0  # a revoked token is refused at the latest after this
-PER_SECOND = 200.0  # requests of one token, over time
+KNOWN_FOR_S = 1.0  # a revoked token is refused after this time at the latest
+PER_SECOND = 200.0  # sustained requests of one token
 BURST = 400.0
-FAILED_PER_SECOND = 20.0  # unknown tokens of one address: each costs a read
+FAILED_PER_SECOND = 20.0  # unknown tokens of one address: each causes a read
 FAILED_BURST = 200.0
 MOST_KNOWN = 10_000
 Handler = Callable[[Request, "Caller"], Awaitable[Response]]
-"""Answers a request of an admitted caller."""
+"""A function that answers a request of an admitted caller."""
 
 
 class Refusal(Exception):
-    """A request that is not served, with its HTTP status."""
+    """The refusal of a request, with its HTTP status."""
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request."""
+    """The sender of a request."""
 
     token: Token
 
@@ -58,7 +58,7 @@ class Guard:
         self._failures: dict[str, Bucket] = {}  # by the client's address
 
     def known(self, header: str, role: Role) -> Caller | None:
-        """Return the caller without a look into the store; None: ask `admit`.
+        """Return the caller without reading the store; None: call `admit`.
 
         Raises:
             Refusal: see `admit`.
@@ -73,8 +73,8 @@ class Guard:
             client: The address that sends the request.
 
         Raises:
-            Refusal: the token is not valid (401), its role is too low (403), or it sends too many
-                requests (429), or this address too many unknown tokens.
+            Refusal: the token is invalid (401), its role is too low (403), it sends too many
+                requests (429), or the address sends too many unknown tokens.
         """
         text = _text_of(header)
         token = self._fresh(text)
@@ -88,7 +88,7 @@ class Guard:
         return self._counted(token, role)
 
     def check(self, header: str, role: Role) -> None:
-        """Check a request that is being answered for long; see `admit`. It is not counted."""
+        """Check a long-running request, without counting it; see `admit`."""
         text = _text_of(header)
         _check(self._fresh(text) or self._found(text), role)
 
@@ -132,7 +132,7 @@ def _text_of(header: str) -> str:
 
 
 def _check(token: Token | None, role: Role) -> Token:
-    problem = "this token is not known here" if token is None else token.problem(_now())
+    problem = "this token is unknown here" if token is None else token.problem(_now())
     if token is None or problem:
         raise Refusal(401, f"{problem}: `rayjobs login`", {"WWW-Authenticate": "Bearer"})
     if token.role < role:
@@ -145,20 +145,20 @@ def _check(token: Token | None, role: Role) -> Token:
 
 
 async def while_admitted(request: Request, records: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield a stream, up to the moment at which its token is not valid any more."""
+    """Yield a stream until its token is no longer valid."""
     looked_s = time.monotonic()
     async for record in records:
         if time.monotonic() - looked_s >= KNOWN_FOR_S:
             try:
                 await request.state.check()
             except (Refusal, RayjobsError):
-                return  # the client asks again, and gets the reason
+                return  # the client retries, and gets the reason
             looked_s = time.monotonic()
         yield record
 
 
 class Bucket:
-    """Bounds how often something is done: so often a second over time, and a burst. Thread-safe."""
+    """A rate limiter: a number of uses per second over time, and a burst. Thread-safe."""
 
     def __init__(self, per_second: float, burst: float) -> None:
         self._per_second = per_second
@@ -168,13 +168,13 @@ class Bucket:
         self._lock = threading.Lock()
 
     def has(self) -> bool:
-        """Whether it may be done now; it does not count as done."""
+        """Whether one more use is allowed now, without counting it."""
         with self._lock:
             now_s = time.monotonic()
             return self._left + (now_s - self._at_s) * self._per_second >= 1
 
     def take(self) -> bool:
-        """Whether it may be done once more now."""
+        """Count one more use, and return whether it is allowed."""
         with self._lock:
             now_s = time.monotonic()
             self._left = min(self._burst, self._left + (now_s - self._at_s) * self._per_second)
@@ -188,7 +188,7 @@ class Bucket:
 def error_answer(
     status: int, kind: str, message: str, headers: dict[str, str] | None = None
 ) -> Response:
-    """Return the answer that says an error; its kind is the class that clients raise."""
+    """Return the answer for an error; its kind is the class that clients raise."""
     body = {"error": {"kind": kind, "message": message}}
     return JSONResponse(body, status_code=status, headers=headers)
 

@@ -1,4 +1,4 @@
-"""The server's application: routes of the table of operations, and of what is no store's method."""
+"""The server's application: routes for the table of operations, and the other routes."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ if TYPE_CHECKING:
 
 PAGING = {"page_size", "cursor"}
 AWAY = (StoreUnreachableError, StoreBusyError, DatastoreUnavailable)
-# A piece of an upload, which changes nothing before it is kept; a wake; reads with a body.
+# A piece of an upload, which changes nothing until it is kept; a wake; reads with a body.
 UNAUDITED = ("/v1/uploads/{name}", "/v1/uploads/{name}/parts", "/wake", "/v1/blob-uses/{key:path}")
-UNREAD = (400, 408, 413, 429)  # requests of which nothing was done
+UNREAD = (400, 408, 413, 429)  # requests without any effect
 DRIVER = "rayjobs.tuning.driver_actor:start"
 
 
@@ -83,7 +83,7 @@ def make_app(
     """Return the application that serves `workspace`.
 
     Args:
-        provider: Of logins by OpenID Connect; None: users have tokens only.
+        provider: The provider of OpenID Connect logins; None: users only have tokens.
         bucket: See `uploads.presigned_of`.
         lines: Where requests and changes are written at once; None: nowhere.
     """
@@ -169,7 +169,7 @@ def _route(
     may_repeat: bool,
 ) -> Route:
     def note(request: Request, caller: Caller, status: int) -> None:
-        """Record a change, also one that was refused: what failed may have been done."""
+        """Record a change, also a refused one: a failed request may have had an effect."""
         is_change = verb != "GET" and role > Role.VIEWER and not path.endswith(UNAUDITED)
         if status not in UNREAD and getattr(request.state, "is_change", is_change):
             audit.add(
@@ -184,7 +184,7 @@ def _route(
     async def answered(request: Request, caller: Caller) -> Response:
         try:
             for text in (*request.path_params.values(), *request.query_params.values()):
-                plain.decoder(str)(text)  # no store keeps what is not text
+                plain.decoder(str)(text)  # stores only keep text
             return await handler(request, caller)
         except Refusal as refusal:
             return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
@@ -218,7 +218,7 @@ def _route(
 
 
 def _may_repeat(verb: str, path: str) -> bool:
-    """Whether a repeated request changes nothing more, on a route outside the operations' table."""
+    """Whether repeating a request is harmless, for a route outside the operations' table."""
     return verb != "POST" or path.startswith(("/v1/blob", "/v1/uploads/", "/v1/targets/"))
 
 
@@ -232,7 +232,7 @@ def _http_error(error: Exception) -> Response:
 
 
 def _status_of(error: Exception, *, may_repeat: bool) -> int:
-    # A request that may have been done, and would be done twice, must not be repeated.
+    # A request that may have had an effect, and would have it twice, must not be repeated.
     if isinstance(error, AWAY):
         return 503 if may_repeat else 500
     if isinstance(error, StoreFullError):
@@ -299,7 +299,7 @@ def _operation(workspace: OpenWorkspace, one: Operation, known: KnownTargets) ->
         if one.in_body:
             sent = await bytes_of(request, most, "a request")
 
-        def call() -> bytes:  # all in one thread: each change of threads costs a tenth of a ms
+        def call() -> bytes:  # all in one thread: each switch of threads costs a tenth of a ms
             given, paging = read(sent, request.path_params, caller)
             if one.user == "new":
                 given["new"] = _checked(workspace, given.get("new"), caller, known)
@@ -342,7 +342,7 @@ def _reader(
 ) -> Callable[
     [bytes | dict[str, Any], Mapping[str, Any], Caller], tuple[dict[str, Any], dict[str, Any]]
 ]:
-    """Return what reads the arguments of a request, and which page it asks for."""
+    """Return the function that reads a request's arguments and the requested page."""
     hints = operations.hints_of(one.method)
     known = {parameter.name for parameter in operations.others(one)}
 
@@ -374,7 +374,7 @@ def _reader(
 def _check_owner(
     workspace: OpenWorkspace, one: Operation, given: dict[str, Any], caller: Caller
 ) -> None:
-    """Refuse a change of what is another user's, unless the caller is an admin."""
+    """Refuse a change of another user's record, unless the caller is an admin."""
     if one.own:
         for job_id in _jobs_named(given, one.own):
             _own(workspace, job_id, caller, one.kind)
@@ -383,7 +383,7 @@ def _check_owner(
         named = [given[name] for name in one.in_path]
         maker = found(*named[:1], **_version_of(given)).created_by
         if maker not in ("", caller.user):
-            raise Refusal(403, f"{maker} made it: only an admin changes it for others")
+            raise Refusal(403, f"{maker} made it: only an admin may change what others own")
 
 
 def _version_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -391,7 +391,7 @@ def _version_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _jobs_named(given: dict[str, Any], own: str) -> list[str]:
-    """Return the jobs that an argument names: itself, its field, or all of a list."""
+    """Return the jobs that an argument names: by itself, in its field, or in a list."""
     argument, _, part = own.partition(".")
     named = given.get(argument)
     if part and named is not None:
@@ -402,7 +402,7 @@ def _jobs_named(given: dict[str, Any], own: str) -> list[str]:
 
 
 def _check_spec(workspace: OpenWorkspace, spec: JobSpec, known: KnownTargets) -> None:
-    """Refuse a spec that is not valid here."""
+    """Refuse a spec that is invalid here."""
     submitting.check(
         workspace,
         spec.model_copy(update={"source_directory": None}),
@@ -411,7 +411,7 @@ def _check_spec(workspace: OpenWorkspace, spec: JobSpec, known: KnownTargets) ->
 
 
 def _set_user(one: Operation, sent: dict[str, Any], caller: Caller) -> None:
-    """Set who submits: a client need not say it, and cannot choose it."""
+    """Set the submitter: a client need not send it, and cannot choose it."""
     if one.user in operations.RECORDS and isinstance(sent.get(one.user), dict):
         sent[one.user]["user"] = caller.user
 
@@ -427,7 +427,7 @@ def _paging(one: Operation, given: dict[str, Any]) -> tuple[int, str]:
 
 
 def _checked_draft(draft: object, caller: Caller) -> ModelDraft:
-    """Return a model that is to be registered, as the user's own."""
+    """Return the model to register, owned by the user."""
     if not isinstance(draft, ModelDraft):
         raise Refusal(400, "`draft` is not a model")
     for file in draft.files:
@@ -439,32 +439,37 @@ def _checked_draft(draft: object, caller: Caller) -> ModelDraft:
         check_key(file.blob)
     lineage = dict(draft.lineage)
     if isinstance(by_hand := lineage.get(UPLOADED), Mapping):
-        lineage[UPLOADED] = {**by_hand, "by": caller.user}  # not the name on the client's machine
+        lineage[UPLOADED] = {
+            **by_hand,
+            "by": caller.user,
+        }  # not the user's name on the client's machine
     return replace(draft, user=caller.user, lineage=lineage)
 
 
 def _check_writer(new: NewRun) -> None:
-    """Refuse a run whose writer is none that a store can read."""
+    """Refuse a run whose writer a store cannot read."""
     fields = {name: value for name, value in new.writer.items() if name != "kind"}
     try:
         writer: Writer = plain.decoder(Writer, strict=True)(fields)
     except plain.PlainFormError as error:
         raise Refusal(400, f"writer: {error}") from None
     if writer.to_json() != new.writer:
-        raise Refusal(400, "writer: give its kind and all its fields")
+        raise Refusal(400, "writer: give its kind and all of its fields")
 
 
 def _own(workspace: OpenWorkspace, job_id: str, caller: Caller, kind: str) -> None:
-    """Refuse a change of another user's job, unless the caller is an admin, or of another kind."""
+    """Refuse a change of another user's job by a non-admin, or of another kind of job."""
     job = workspace.store.job(job_id)
     if kind and job.kind != kind:
         raise Refusal(403, f"{job.id} is a {job.kind}; this changes runs of kind {kind} only")
     if caller.token.role < Role.ADMIN and job.user != caller.user:
-        raise Refusal(403, f"job {job.id} is {job.user}'s: only an admin changes it for others")
+        raise Refusal(
+            403, f"job {job.id} is {job.user}'s: only an admin may change what others own"
+        )
 
 
 def _checked(workspace: OpenWorkspace, new: object, caller: Caller, known: KnownTargets) -> Any:
-    """Return what is to be submitted, as the user's own and with a spec that is valid here."""
+    """Return the submission, owned by the user, after checking its spec."""
     kind = type(new).__name__
     if kind not in ("NewJob", "NewSweep", "NewPipeline", "NewRun"):
         raise Refusal(400, "`new` is not a job, a sweep, a pipeline or a run")
@@ -476,7 +481,7 @@ def _checked(workspace: OpenWorkspace, new: object, caller: Caller, known: Known
         return replace(new, user=caller.user)
     if isinstance(new, NewJob):
         if new.kind != "job" or new.claim is not None or new.id is not None:
-            raise Refusal(403, "kind, id and claim of a job are the server's to set")
+            raise Refusal(403, "only the server sets kind, id and claim of a job")
         if new.parent is not None:
             parent: Job = workspace.store.job(new.parent)
             if parent.user != caller.user:
@@ -486,9 +491,9 @@ def _checked(workspace: OpenWorkspace, new: object, caller: Caller, known: Known
             submitting.check_snapshot(workspace, new.snapshot)
     key = made.idempotency_key
     if key is not None:
-        # Keys are each user's own: nobody gets another user's job by guessing one.
+        # Each user has separate keys: guessing a key never gives another user's job.
         key = f"{caller.user}:{key}"
-    # The target's actor imports what a driver names.
+    # The target's actor imports the driver by its name.
     if kind == "NewSweep" and made.driver != DRIVER:
         raise UsageError(f"{made.driver!r} is not a driver of sweeps")
     if kind == "NewPipeline":

@@ -1,7 +1,7 @@
-"""The record of every change that was made over HTTP: who, when, what.
+"""The record of every change made over HTTP: who, when, what.
 
-Rows are written to the store together, a moment after their requests: an audit must not cost each
-submit a transaction of its own. They are in the server's log at once.
+Rows are written to the store in batches, shortly after their requests: an audit must not cost each
+submit its own transaction. The server's log has them immediately.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Audit:
     def add(
         self, *, user: str, token_id: str, what: str, status: int, client: str, named: str = ""
     ) -> None:
-        """Record a change, or that it was refused; `named` is what was changed."""
+        """Record a change or its refusal; `named` is the changed object."""
         row = {
             "at": to_text(datetime.now(UTC)),
             "by": user,
@@ -51,14 +51,16 @@ class Audit:
         }
         self._lines.add(f"audit {json.dumps(row)}")
         with self._lock:
-            if len(self._rows) < MOST_WAITING:  # the store is away: the log still has it
+            if (
+                len(self._rows) < MOST_WAITING
+            ):  # the store is unavailable: the log still has the rows
                 self._rows.append(row)
             if self._writing is None:
                 self._writing = threading.Thread(target=self._write, name="audit")
                 self._writing.start()
 
     def close(self) -> None:
-        """Write what waits, once; the server ends."""
+        """Write the pending rows once, when the server ends."""
         self._closing.set()
         with self._lock:
             writing = self._writing
@@ -66,7 +68,7 @@ class Audit:
             writing.join()
 
     def _write(self) -> None:
-        """Write what waits; ends once there is nothing more."""
+        """Write the pending rows until there are none."""
         pause_s = EVERY_S
         while True:
             is_last = self._closing.wait(pause_s)
@@ -79,10 +81,10 @@ class Audit:
             try:
                 self._store.set_meta(key, json.dumps(rows))
             except RayjobsError as error:
-                log.warning("the audit is not written yet: %s", error)
+                log.warning("the audit could not be written yet: %s", error)
                 pause_s = min(30.0, 2 * pause_s)
                 if is_last:
-                    return  # its log has them
+                    return  # the log has them
                 continue
             pause_s = EVERY_S
             with self._lock:

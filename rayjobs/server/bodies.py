@@ -10,14 +10,14 @@ from starlette.requests import Request
 
 from rayjobs.server.access import Refusal
 
-MOST_BODY = 8 << 20  # files travel as uploads
-MOST_QUESTION = 1 << 20  # of what changes nothing
+MOST_BODY = 8 << 20  # files are sent as uploads
+MOST_QUESTION = 1 << 20  # of requests that change nothing
 MOST_SMALL = 256 << 10  # of routes with a few values; read without a thread
 BODY_S = 120.0
 
 
 async def body_of(request: Request) -> dict[str, Any]:
-    """Return a request's JSON object, of a few values.
+    """Return a request's JSON object with a few values.
 
     Raises:
         Refusal: it is too large, too slow, or not an object.
@@ -29,7 +29,7 @@ def object_in(data: bytes) -> dict[str, Any]:
     """Return the JSON object of a body.
 
     Raises:
-        Refusal: it is not one.
+        Refusal: it is not an object.
     """
     values = parsed(data or b"{}")
     if not isinstance(values, dict):
@@ -38,10 +38,10 @@ def object_in(data: bytes) -> dict[str, Any]:
 
 
 async def bytes_of(request: Request, most: int, what: str) -> bytes:
-    """Return a request's body; refuses one that is too large, or too slow, while it arrives.
+    """Return a request's body, refusing it while it arrives if it is too large or too slow.
 
     Raises:
-        Refusal: it is.
+        Refusal: it is too large or too slow.
     """
     data = bytearray()
     try:
@@ -49,9 +49,9 @@ async def bytes_of(request: Request, most: int, what: str) -> bytes:
             async for part in request.stream():
                 data += part
                 if len(data) > most:
-                    raise Refusal(413, f"{what} has at most {most} bytes")
+                    raise Refusal(413, f"{what} may have at most {most} bytes")
     except TimeoutError:
-        raise Refusal(408, f"{what} has to arrive within {BODY_S:g} s") from None
+        raise Refusal(408, f"{what} must arrive within {BODY_S:g} s") from None
     return bytes(data)
 
 

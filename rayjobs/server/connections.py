@@ -1,4 +1,4 @@
-"""Connections that do not wait for ever: a request's head has to arrive within a time."""
+"""Connections that do not wait forever: a request's head must arrive within a time limit."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_S = 20.0
-REST_S = 5.0  # for the rest of a body that was refused: its sender then reads the answer
+REST_S = 5.0  # for the rest of a refused body: afterwards its sender reads the answer
 
 
 class BoundedProtocol(H11Protocol):
-    """Closes a connection whose next request does not arrive, however slowly its bytes come.
+    """Closes a connection whose next request does not arrive in time, even if its bytes trickle in.
 
-    Idle connections after an answer are bounded by uvicorn's own keep-alive time, and bodies by
-    their readers.
+    Uvicorn's keep-alive time limits idle connections after an answer, and readers of bodies limit
+    bodies.
     """
 
     _ending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time at once: nothing may ever come."""
+        """Start the timer immediately: no byte may ever arrive."""
         # An answer is two writes, head and body. On a connection in use the body would wait 40 ms
         # for the client's delayed ACK. asyncio sets the option only on sockets that were made with
         # a protocol number; `socket.create_server` makes them without one.
@@ -33,7 +33,7 @@ class BoundedProtocol(H11Protocol):
         self._end_in(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
-        """Start the time at a head's first byte; the following ones do not renew it."""
+        """Start the timer at a head's first byte; later bytes do not reset it."""
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
             self._end_in(HEAD_S)
@@ -41,13 +41,13 @@ class BoundedProtocol(H11Protocol):
             self._go_on()
 
     def on_response_complete(self) -> None:
-        """Give the rest of a refused body a short time."""
+        """Allow a short time for the rest of a refused body."""
         super().on_response_complete()
         if self._is_refused():
             self._end_in(REST_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the time."""
+        """Stop the timer."""
         self._go_on()
         super().connection_lost(exc)
 

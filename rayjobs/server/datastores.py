@@ -1,4 +1,4 @@
-"""Routes of files in datastores: a client reads and writes them without reaching the storage."""
+"""Routes of files in datastores: a client reads and writes them without access to the storage."""
 
 from __future__ import annotations
 
@@ -51,31 +51,31 @@ class _Files:
         return open_directly(self._workspace.catalogue.datastore(request.path_params["name"]))
 
     async def check(self, request: Request, _caller: Caller) -> Response:
-        """Ask the storage for a sign of life."""
+        """Check that the storage responds."""
         await with_files(lambda: self._backend(request).check())
         return JSONResponse(None)
 
     async def stat(self, request: Request, _caller: Caller) -> Response:
-        """Return one file; null: there is none."""
+        """Return one file; null if there is none."""
         path = clean_path(request.query_params.get("path"))
         found = await with_files(lambda: self._backend(request).stat(path))
         return JSONResponse(None if found is None else asdict(found))
 
     async def children(self, request: Request, _caller: Caller) -> Response:
-        """Return what lies directly in a folder."""
+        """Return the direct contents of a folder."""
         path = clean_path(request.query_params.get("path"))
         found = await with_files(lambda: self._backend(request).children(path))
         return JSONResponse([_shown(one) for one in found])
 
     async def walk(self, request: Request, _caller: Caller) -> Response:
-        """Stream all files below a folder as JSON lines; the last line says that it is the end."""
+        """Stream all files below a folder as JSON lines; the last line marks the end."""
         path = clean_path(request.query_params.get("path"))
 
         def begin() -> tuple[list[StoredFile], Iterator[StoredFile]]:
             files = self._backend(request).walk(path)
             return [one for one in (next(files, None),) if one is not None], files
 
-        first, files = await with_files(begin)  # errors come before the answer begins
+        first, files = await with_files(begin)  # errors are raised before the answer begins
 
         def lines() -> Iterator[bytes]:
             for one in chain(first, files):
@@ -85,7 +85,7 @@ class _Files:
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     async def content(self, request: Request, _caller: Caller) -> Response:
-        """Return a piece of a file that was listed before."""
+        """Return a piece of a previously listed file."""
         query = request.query_params
         path, start = clean_path(query.get("path")), _number(request, "offset")
         size, etag, digest = _number(request, "size"), query.get("etag"), query.get("digest")
@@ -113,7 +113,7 @@ class _Files:
         return JSONResponse(asdict(stored))
 
     async def remove(self, request: Request, _caller: Caller) -> Response:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         path = clean_path(request.query_params.get("path"))
         if not path:
             raise Refusal(400, "give the path of a file")
@@ -123,7 +123,7 @@ class _Files:
 
 
 def _stored(backend: Backend, upload: Pieces, path: str, size: int) -> StoredFile:
-    """Store an upload; a repeated request finds it stored."""
+    """Store an upload; a repeated request finds it already stored."""
     with upload.joined() as (file, found):
         if found != size:
             known = backend.stat(path)
@@ -136,12 +136,12 @@ def _stored(backend: Backend, upload: Pieces, path: str, size: int) -> StoredFil
 
 
 def _piece(backend: Backend, file: StoredFile, start: int) -> bytes:
-    """Return a piece of a file: of one that has several, without its other bytes."""
+    """Return a piece of a file; of a file with several pieces, read only this one."""
     if file.size > MOST_PIECE or backend.local_path(file.path) is not None:
         return backend.read(file, start, MOST_PIECE)
     with tempfile.TemporaryDirectory(prefix="rayjobs-") as folder:
         whole = Path(folder) / "file"
-        backend.fetch(file, whole)  # compared with the digest that the storage has
+        backend.fetch(file, whole)  # compared with the storage's digest
         return whole.read_bytes()[start:]
 
 
@@ -152,5 +152,5 @@ def _shown(one: StoredFile | Folder) -> dict[str, object]:
 def _number(request: Request, name: str) -> int:
     text = request.query_params.get(name, "")
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
-        raise Refusal(400, f"{name} is a whole number")
+        raise Refusal(400, f"{name} must be a whole number")
     return int(text)

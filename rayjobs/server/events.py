@@ -1,4 +1,4 @@
-"""Routes of events as streams: of one job, and of all jobs."""
+"""Routes of event streams: of one job, and of all jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
 POLL_S = 0.1
-BEAT_S = 1.0  # a client learns within this that the stream lives
+BEAT_S = 1.0  # within this time, a client learns that the stream is alive
 PAGE = 1000
 _ENCODE = plain.encoder(Event)
 
@@ -30,10 +30,10 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
     async def of_job(request: Request, _caller: Caller) -> Response:
         job_id = request.path_params["job_id"]
-        await in_thread(store.job, job_id)  # errors come before the answer begins
+        await in_thread(store.job, job_id)  # errors are raised before the answer begins
 
         def read(after: int) -> tuple[list[Event], bool]:
-            # In this order: an end that is seen has its events.
+            # In this order: once the end is seen, all its events are there.
             is_final = store.job(job_id).state.is_final
             return store.events(job_id, after=after), is_final
 
@@ -52,7 +52,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
 
 class Changes:
-    """Looks for commits of any process, once for all streams."""
+    """Checks for commits of any process, once for all streams."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -61,7 +61,7 @@ class Changes:
         self._change: tuple[int, int] = (0, 0)
 
     async def look(self) -> tuple[int, int]:
-        """Return a token that is at most `POLL_S` old; see `Store.change`."""
+        """Return a token at most `POLL_S` old; see `Store.change`."""
         async with self._lock:
             if time.monotonic() - self._at_s >= POLL_S:
                 self._change = await in_thread(self._store.change)
@@ -72,7 +72,7 @@ class Changes:
 async def _records(
     changes: Changes, read: Callable[[int], tuple[list[Event], bool]], after: int
 ) -> AsyncIterator[bytes]:
-    """Yield events as JSON lines; ``{"after": SERIAL}`` says each second that there is no news."""
+    """Yield events as JSON lines; ``{"after": SERIAL}`` is a sign of life each second."""
     known: tuple[int, int] | None = None
     silent_s = 0.0
     while True:
@@ -89,7 +89,7 @@ async def _records(
             after = event.serial
             yield _line({"event": _ENCODE(event)})
         if found:
-            silent_s = 0.0  # there may be more: known stays
+            silent_s = 0.0  # there may be more: keep `known`
         elif is_end:
             yield _line({"is_end": True})
             return
@@ -108,5 +108,5 @@ def _lines(records: AsyncIterator[bytes]) -> Response:
 def _after(request: Request) -> int:
     text = request.query_params.get("after", "") or "0"
     if not text.isascii() or not text.isdecimal() or len(text) > 15:
-        raise Refusal(400, "after is the serial of an event")
+        raise Refusal(400, "after must be the serial of an event")
     return int(text)

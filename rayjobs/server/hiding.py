@@ -1,4 +1,4 @@
-"""What of one user's records others do not see: web addresses of notifications are secrets."""
+"""Hides parts of a user's records from others: web addresses of notifications are secrets."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ MARK = '"notify":["'  # in compact JSON: a list of receivers that is not empty
 
 
 def text_for(value: Any, caller: Caller) -> str:
-    """Return JSON data as text, without what the caller must not see."""
+    """Return JSON data as text, without the parts that the caller must not see."""
     text = _json(value)
-    # Most answers have no receivers, and are not walked through.
+    # Most answers have no receivers: skip the traversal.
     if caller.token.role < Role.ADMIN and MARK in text:
         return _json(without_receivers(value, caller.user))
     return text
 
 
 def without_receivers(value: Any, user: str, owner: str | None = None) -> Any:
-    """Return JSON data without the web addresses of notifications of others than `user`.
+    """Return JSON data without the notification web addresses of users other than `user`.
 
-    They are left out and not shortened: a job that is submitted from another user's spec must not
-    send to half an address.
+    They are omitted instead of shortened: a job submitted from another user's spec must not send to
+    a partial address.
 
     Args:
         value: An answer.
-        user: Who gets it.
-        owner: Whose it is; a record within it can say that it is someone else's.
+        user: The recipient.
+        owner: The owner of the data; a record inside it can name another owner.
     """
     if isinstance(value, list):
         return [without_receivers(one, user, owner) for one in value]
@@ -47,7 +47,7 @@ def without_receivers(value: Any, user: str, owner: str | None = None) -> Any:
 
 
 def shown(text: str) -> str:
-    """Return a receiver as others may see it."""
+    """Return a receiver in the form that others may see."""
     receiver = Receiver.of(text)
     return str(Receiver(receiver.shown, receiver.on))
 

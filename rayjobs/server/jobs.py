@@ -22,7 +22,7 @@ from rayjobs.workspace.users import Role
 MOST_RANGE = 8 << 20
 POLL_S = 0.1
 FRESH_S = 0.3
-BEAT_S = 1.0  # a client learns within this that the stream lives
+BEAT_S = 1.0  # within this time, a client learns that the stream is alive
 
 
 def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
@@ -39,11 +39,11 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         if attempt not in (0, job.attempt):
             raise Refusal(
                 409,
-                f"attempt {attempt} of {job.id} has ended, and its log has another name now: ask "
-                f"for the log again",
+                f"attempt {attempt} of {job.id} has ended, and its log now has another name: "
+                "request the log again",
             )
         parts = _from(logs.chunks(request.query_params.get("name")), offset)
-        first = await with_files(next, parts, b"")  # errors come before the answer begins
+        first = await with_files(next, parts, b"")  # errors are raised before the answer begins
 
         def rest() -> Iterator[bytes]:
             yield first
@@ -109,14 +109,14 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         ("GET", "/v1/jobs/{job_id}/log-times", viewer, times),
         ("GET", "/v1/jobs/{job_id}/log-stream", viewer, stream),
         ("GET", "/v1/blob-sizes/{key:path}", viewer, size),
-        # A caller who is going to refer to a blob: a prune leaves it for an hour.
+        # The caller is going to refer to a blob: a prune spares it for an hour.
         ("POST", "/v1/blob-uses/{key:path}", Role.SUBMITTER, use),
         ("GET", "/v1/blobs/{key:path}", viewer, blob),
     ]
 
 
 def _from(parts: Iterator[bytes], offset: int) -> Iterator[bytes]:
-    """Yield what comes behind the first `offset` bytes; errors come with the first part."""
+    """Yield what follows the first `offset` bytes; errors are raised with the first part."""
     for part in parts:
         if offset < len(part):
             yield part[offset:]
@@ -126,7 +126,7 @@ def _from(parts: Iterator[bytes], offset: int) -> Iterator[bytes]:
 async def _records(parts: Iterator[Part], attempt: int, skip: int) -> AsyncIterator[bytes]:
     """Yield a followed log as JSON lines; the first `skip` bytes of `attempt` were sent before.
 
-    No thread waits between two looks, so that hundreds may follow.
+    No thread waits between two polls, so that hundreds of clients may follow.
     """
     silent_s = 0.0
     while True:
@@ -154,5 +154,5 @@ def _number(request: Request, name: str, default: int) -> int:
     if not text:
         return default
     if not text.isascii() or not text.isdecimal() or len(text) > 15:
-        raise Refusal(400, f"{name} is a whole number")
+        raise Refusal(400, f"{name} must be a whole number")
     return int(text)

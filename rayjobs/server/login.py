@@ -1,4 +1,4 @@
-"""Routes of logins by OpenID Connect: the only ones without a token."""
+"""Routes of OpenID Connect logins: the only ones without a token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 PATH = "/v1/login"
-PER_SECOND, BURST = 5.0, 20.0  # of all clients: each costs the check of a signature
+PER_SECOND, BURST = 5.0, 20.0  # of all clients: each request costs a signature check
 
 
 def routes(store: Store, provider: Provider, audit: Audit) -> list[tuple[str, str, Endpoint]]:

@@ -1,4 +1,4 @@
-"""Figures of a workspace and its server, in the text format of Prometheus."""
+"""Metrics of a workspace and its server, in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 RECENT = timedelta(hours=1)
 MOST_WAITS = 10_000
-KEPT_S = 5.0  # several scrapers cost the store no more than one
+KEPT_S = 5.0  # several scrapers cost the store no more than one does
 TARGET_S = 2.0
 QUANTILES = (0.5, 0.95, 1.0)
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Requests:
-    """How long requests took, to the first byte of their answer. Thread-safe."""
+    """Records how long requests took until the first byte of the answer. Thread-safe."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
@@ -69,7 +69,7 @@ class Requests:
             self._counts[verb, path, status] += 1
 
     def lines(self) -> Iterable[str]:
-        """Yield the lines of all figures."""
+        """Yield the lines of all metrics."""
         with self._lock:
             buckets = {verb: list(found) for verb, found in self._buckets.items()}
             sums, counts = dict(self._sums), dict(self._counts)
@@ -90,7 +90,7 @@ class Requests:
 
 
 def route(workspace: OpenWorkspace, requests: Requests) -> tuple[str, str, Role, Handler]:
-    """Return the route of the figures."""
+    """Return the route of the metrics."""
     kept: tuple[float, list[str]] = (float("-inf"), [])
     lock = asyncio.Lock()
 
@@ -130,7 +130,7 @@ def _of_store(workspace: OpenWorkspace) -> Iterable[str]:
     yield from _head(
         "rayjobs_waiting_seconds",
         "gauge",
-        "Longest wait of those that wait for resources alone.",
+        "Longest wait of jobs that wait only for resources.",
     )
     for target, at in sorted(found_waits.since.items()):
         yield _line("rayjobs_waiting_seconds", (now - at).total_seconds(), target=target)
@@ -145,11 +145,11 @@ async def _of_targets() -> list[str]:
         lines.append(_line("rayjobs_target_up", int(answer is not None), target=name))
         if answer is not None:
             up[name] = answer
-    lines += _head("rayjobs_queue", "gauge", "Jobs that wait at a target, and that run on it.")
+    lines += _head("rayjobs_queue", "gauge", "Jobs that wait for a target, and that run on it.")
     for name, answer in up.items():
         for kind, number in (("waiting", len(answer["waiting"])), ("live", len(answer["live"]))):
             lines.append(_line("rayjobs_queue", number, target=name, kind=kind))
-    lines += _head("rayjobs_nodes", "gauge", "Living nodes.")
+    lines += _head("rayjobs_nodes", "gauge", "Live nodes.")
     lines += [_line("rayjobs_nodes", len(one["nodes"]), target=n) for n, one in up.items()]
     for resource in ("cpus", "gpus"):
         lines += _head(f"rayjobs_{resource}", "gauge", f"{resource} of the nodes: all, and used.")

@@ -1,4 +1,4 @@
-"""Routes of notifications: users change their own, an admin everyone's."""
+"""Routes of notifications: users change their own, and an admin everyone's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         if not isinstance(receiver, str) or not isinstance(everyone, bool):
             raise Refusal(400, "give `receiver`, a text, and `everyone`, true or false")
         if everyone and caller.token.role < Role.ADMIN:
-            raise Refusal(403, "only an admin adds a receiver for everyone's jobs")
+            raise Refusal(403, "only an admin may add a receiver for everyone's jobs")
 
         def call() -> Subscription:
             user = None if everyone else caller.user

@@ -1,4 +1,4 @@
-"""What a change was about, for the audit: ids and names, never contents or addresses."""
+"""Describes the object of a change for the audit: ids and names, never contents or addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HIDDEN = {"by", "user", "value", "definition", "spec"}
 
 
 def object_of(one: Operation, given: Mapping[str, Any], answer: Any) -> str:
-    """Return what an operation made or changed, and the short arguments that say how."""
+    """Return what an operation made or changed, with the short arguments of the change."""
     made = answer[0] if isinstance(answer, tuple) and answer else answer
     parts = [_name_of(made)]
     shown = {*one.in_path, *HIDDEN}

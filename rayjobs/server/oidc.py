@@ -1,7 +1,7 @@
-"""Logins by OpenID Connect: an ID token of the team's provider becomes a token of this server.
+"""OpenID Connect logins: exchange an ID token of the team's provider for a token of this server.
 
-PyJWT checks the signature and the claims. The client gets the ID token by itself, by the device
-flow (RFC 8628), so this server needs neither a secret of the provider nor a page.
+PyJWT checks the signature and the claims. The client gets the ID token itself, with the device flow
+(RFC 8628), so this server needs neither a secret of the provider nor a web page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rayjobs.workspace import users
 from rayjobs.workspace.users import Identity, Role, Token
 
 WELL_KNOWN = "/.well-known/openid-configuration"
-# Of public keys alone: with a symmetric one, the public key would be the password.
+# Only public-key algorithms: with a symmetric one, the public key would be the password.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
 LEEWAY_S = 60
 TIMEOUT_S = 10.0
@@ -36,16 +36,16 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Settings:
-    """The provider, and what its claims mean here.
+    """The provider, and the meaning of its claims here.
 
     Attributes:
-        issuer: Its address, as ID tokens have it.
-        client_id: Of rayjobs, as the provider knows it.
-        claim: Names the user.
+        issuer: Its address, as in ID tokens.
+        client_id: The provider's id for rayjobs.
+        claim: The claim that names the user.
         groups: The claim with a user's groups.
-        roles: Group → role; a user has the highest.
-        default: The role of a user without such a group; None: refused.
-        domains: Of mailboxes; others are refused. Empty: all are let in.
+        roles: Group → role; a user gets the highest.
+        default: The role of a user without such a group; None refuses the user.
+        domains: The accepted mailbox domains; empty accepts all.
         days: How long a token is valid.
     """
 
@@ -60,13 +60,13 @@ class Settings:
 
 
 class Provider:
-    """A team's provider of identities. Thread-safe."""
+    """A team's identity provider. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
-        """Know a provider; it is asked at the first login.
+        """Store the settings; the provider is contacted at the first login.
 
         Raises:
-            UsageError: its address is not https (or of this machine).
+            UsageError: its address is neither https nor on this machine.
         """
         parts = urlsplit(settings.issuer)
         if parts.scheme != "https" and parts.hostname not in _HERE:
@@ -77,10 +77,10 @@ class Provider:
         self._keys: jwt.PyJWKClient | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Return what a client needs for the device flow.
+        """Return the facts that a client needs for the device flow.
 
         Raises:
-            UnreachableError: the provider does not answer, or its answer is not one.
+            UnreachableError: the provider does not answer, or its answer is invalid.
         """
         found = self._configuration()
         return {
@@ -92,10 +92,10 @@ class Provider:
         }
 
     def login(self, store: Store, text: str) -> tuple[Token, str]:
-        """Return a new token of the user whom an ID token names.
+        """Return a new token for the user that an ID token names.
 
         Raises:
-            Refusal: the ID token is not valid here, the user has no role, or the name belongs to
+            Refusal: the ID token is invalid here, the user has no role, or the name belongs to
                 another user of this workspace.
             UnreachableError: the provider does not answer.
         """
@@ -126,19 +126,19 @@ class Provider:
         except jwt.PyJWKClientConnectionError as error:
             raise UnreachableError(f"the keys of {settings.issuer} cannot be read") from error
         except (jwt.PyJWTError, ValueError, TypeError) as error:
-            raise Refusal(401, f"the ID token is not valid here: {error}") from None
+            raise Refusal(401, f"the ID token is invalid here: {error}") from None
         audience = claims["aud"]
         is_shared = isinstance(audience, list) and len(audience) > 1
         if is_shared and claims.get("azp") != settings.client_id:
-            raise Refusal(401, "the ID token was made for another program")
+            raise Refusal(401, "the ID token was issued for another program")
         return claims
 
     def _check_domain(self, claims: Mapping[str, Any]) -> None:
-        """Refuse a user of another organization; a provider may know everybody in the world."""
+        """Refuse a user of another organization; a provider may serve everyone in the world."""
         domains = self.settings.domains
         if not domains:
             return
-        # Google lets anybody have an account with any mailbox; `hd` says whose account it is.
+        # Anyone can have a Google account with any mailbox; `hd` names the account's organization.
         found = claims.get("hd")
         if (
             found is None
@@ -178,10 +178,12 @@ class Provider:
                 with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:  # noqa: S310
                     found: dict[str, Any] = json.loads(answer.read(1 << 20))
                 if found["issuer"] != issuer:
-                    raise ValueError(f"it calls itself {found['issuer']!r}")
+                    raise ValueError(f"its issuer is {found['issuer']!r}")
                 keys, _ = str(found["jwks_uri"]), str(found["token_endpoint"])
             except (OSError, ValueError, KeyError, TypeError) as error:
-                raise UnreachableError(f"the provider {issuer} cannot be asked: {error}") from error
+                raise UnreachableError(
+                    f"the provider {issuer} cannot be reached: {error}"
+                ) from error
             self._known = (time.monotonic(), found)
             self._keys = jwt.PyJWKClient(keys, timeout=int(TIMEOUT_S))
             return found

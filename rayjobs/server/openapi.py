@@ -17,14 +17,14 @@ from rayjobs.workspace.users import Role
 
 _ERRORS = {
     "400": "The request cannot be read.",
-    "401": "No token, or one that is wrong, expired or revoked.",
-    "403": "The role does not allow it, or it is another user's.",
-    "404": "There is no such thing.",
+    "401": "No token, or an invalid, expired or revoked one.",
+    "403": "The role does not permit it, or the object belongs to another user.",
+    "404": "There is no such object.",
     "408": "The body arrives too slowly.",
-    "409": "It cannot be done now.",
+    "409": "It is not possible now.",
     "413": "The body is too large.",
     "416": "Ask for a range.",
-    "422": "It is not valid.",
+    "422": "The value is invalid.",
     "429": "Too many requests.",
     "503": "The store or the storage cannot be reached.",
 }
@@ -62,7 +62,7 @@ def _facts(*texts: str, **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": list(fields)}
 
 
-# What the routes answer that are no methods of a store; a text names another kind than JSON.
+# The answers of routes that are not store methods; a text names a type other than JSON.
 _ANSWERS: dict[tuple[str, str], Any] = {
     ("GET", "/v1/workspace"): _facts("id", "name", "path", "default_target"),
     ("GET", "/v1/user"): _facts("user", "role", "token", "expires_at"),
@@ -162,7 +162,7 @@ _SENT = ("JobFilter", "JobChanges", "NewJob", "NewSweep", "NewPipeline", "NewSte
 
 
 def document(extra: Sequence[tuple[str, str, Role]]) -> dict[str, Any]:
-    """Return the document; `extra` are the routes that are no methods of a store."""
+    """Return the document; `extra` are the routes that are not store methods."""
     found: dict[str, dict[str, Any]] = {}
     named: dict[str, Any] = {"Error": _ERROR}
     for verb, path, role in extra:
@@ -215,7 +215,7 @@ def _add(
 
 
 def _describe(entry: dict[str, Any], route: tuple[str, str], named: dict[str, Any]) -> None:
-    """Describe a route that is no method of a store."""
+    """Describe a route that is not a store method."""
     entry["parameters"] += [
         {"name": name, "in": "query", "required": False, "schema": schema}
         for name, schema in _QUERIES.get(route, {}).items()
@@ -264,7 +264,7 @@ def _arguments(entry: dict[str, Any], one: Operation, named: dict[str, Any]) -> 
     needed = [each.name for each in others if each.default is each.empty]
     if one.is_paged:
         fields["page_size"] = {"type": "integer", "minimum": 1, "maximum": one.page}
-        fields["cursor"] = {"type": "string", "description": "`next` of the page before."}
+        fields["cursor"] = {"type": "string", "description": "`next` of the previous page."}
     if not one.in_body:
         entry["parameters"] += [
             {

@@ -1,4 +1,4 @@
-"""What a target says, as the users of one workspace may see it: a target can serve several."""
+"""The view of a target's answers for users of one workspace: a target can serve several."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ OTHER = "another workspace"
 def own_view(answer: Mapping[str, Any], workspace: str) -> dict[str, Any]:
     """Return a target's answer without the jobs and folders of other workspaces.
 
-    How much capacity they have stays: it says what is left for one's own jobs.
+    The capacity that they use stays: it shows what is left for the workspace's own jobs.
 
     Args:
-        answer: Of "status" or "explain"; other fields stay.
+        answer: The answer to "status" or "explain"; other fields stay.
         workspace: Path of the caller's workspace.
     """
     own = f"{workspace}::"

@@ -1,8 +1,8 @@
-"""Long lists in pages: a part of the items, and a cursor that says after which item to go on.
+"""Long lists in pages: part of the items, and a cursor for the item after which to continue.
 
-The server keeps nothing between two pages: any server of a workspace answers the next one, and what
-is added or removed meanwhile moves nothing. Lists that can become long are read by their keys.
-Those of the catalogue are read as a whole for each page, and the item is looked up.
+The server keeps no state between two pages: any server of a workspace answers the next one, and
+items added or removed meanwhile shift nothing. Lists that can become long are read by their keys.
+Lists of the catalogue are read as a whole for each page, and the item is looked up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rayjobs.server.access import Refusal
 from rayjobs.store.requests import EVERY_JOB, JobFilter, Page
 
 MOST_CURSOR = 8192
-# The keys in whose order the store returns these lists.
+# The keys by which the store orders these lists.
 KEYS: Mapping[str, Sequence[str]] = {
     "metrics": ("attempt", "rank", "sequence"),
     "events": ("serial",),
@@ -29,7 +29,7 @@ KEYS: Mapping[str, Sequence[str]] = {
     "queue_history": ("serial",),
     "usage": ("serial", "attempt"),
 }
-# What names an item of another list, the first that it has.
+# The fields that name an item of another list; the first one that it has counts.
 NAMES = (("id",), ("name", "version"), ("number",), ("pipeline", "number"), ("name",))
 _Position = tuple[Any, ...]
 _Part = tuple[Sequence[Any], _Position | None]
@@ -42,15 +42,15 @@ def page_of(
 
     Args:
         one: The operation.
-        ask: Returns the list; with `page`, or for jobs another filter, a part of it.
+        ask: Returns the list; with `page`, or for jobs with another filter, part of it.
         given: The arguments of the request.
-        size: The most items.
-        cursor: Of the page before; empty: the first one.
+        size: The maximum number of items.
+        cursor: The cursor of the previous page; empty for the first page.
 
     Raises:
-        Refusal: the cursor is not of this list.
+        Refusal: the cursor does not belong to this list.
     """
-    # A cursor belongs to its list: another one has other keys, or the same keys of other items.
+    # A cursor belongs to its list: another list has other keys, or the same keys for other items.
     belongs = f"{one.method} {sorted(given.items())!r}"
     mark = hashlib.sha256(belongs.encode(errors="replace")).hexdigest()[:16]
     is_of_jobs = one.name in ("jobs", "job_lines")
@@ -71,10 +71,10 @@ def page_of(
 
 
 def _jobs(ask: Callable[..., Any], which: JobFilter, size: int, after: _Position | None) -> _Part:
-    """Return jobs after the one with a serial; the position also says how many may follow."""
+    """Return jobs after the one with a serial; the position also gives how many may follow."""
     left = which.limit
     if left is not None and left < 0:
-        raise Refusal(400, "limit is a whole number from 0")
+        raise Refusal(400, "limit must be a whole number from 0")
     if after is not None:
         serial, left = after
         which = replace(which, after=serial)
@@ -100,7 +100,7 @@ def _of_whole(found: Sequence[Any], size: int, after: _Position | None) -> _Part
     at = 0
     if after is not None:
         number, name = after
-        # Its place, if the item has gone meanwhile.
+        # Its position, in case the item has been removed meanwhile.
         at = next((n for n, item in enumerate(found, 1) if _name_of(item) == name), number)
     items = found[at : at + size]
     if len(found) <= at + size:
@@ -109,7 +109,7 @@ def _of_whole(found: Sequence[Any], size: int, after: _Position | None) -> _Part
 
 
 def _name_of(item: Any) -> str:
-    """Return what names an item among the others of its list, however else it may change."""
+    """Return the name of an item in its list, which stays the same when the item changes."""
     item = item[0] if type(item) is tuple else item
     item = getattr(item, "job", item)
     for names in NAMES:
@@ -133,5 +133,5 @@ def _read(cursor: str, mark: str, kinds: Sequence[Any]) -> _Position:
     except (ValueError, TypeError, RecursionError):
         raise Refusal(400, f"{cursor!r:.60} is not a cursor") from None
     if found != mark:
-        raise Refusal(400, f"{cursor!r:.60} is a cursor of another list, or of other arguments")
+        raise Refusal(400, f"{cursor!r:.60} is a cursor of another list or of other arguments")
     return tuple(position)

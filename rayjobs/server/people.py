@@ -1,4 +1,4 @@
-"""Routes of tokens and of the audit: users see and revoke their own tokens, admins all."""
+"""Routes of tokens and of the audit: users see and revoke their own tokens, and admins all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role, Token
 
 PAGE = 500
-NOT_KEPT = {"Cache-Control": "no-store"}  # the answer has a secret
+NOT_KEPT = {"Cache-Control": "no-store"}  # the answer contains a secret
 
 
 def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
@@ -43,7 +43,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         return JSONResponse({**_row(made), "secret": text}, headers=NOT_KEPT)
 
     async def revoke(request: Request, caller: Caller) -> Response:
-        request.state.is_change = True  # viewers may end their own tokens, too
+        request.state.is_change = True  # viewers may also revoke their own tokens
         only_of = None if caller.token.role >= Role.ADMIN else caller.user
         name = str(request.path_params["id"])
 

@@ -1,4 +1,4 @@
-"""Runs the server: uvicorn with bounds on what one client may take."""
+"""Runs the server: uvicorn with limits on what one client may use."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ BACKLOG = 2048
 
 @dataclass(frozen=True)
 class Listening:
-    """Where the server listens; with certificate and key files it speaks TLS.
+    """The server's address; with certificate and key files, it uses TLS.
 
     Attributes:
-        bucket: The address at which clients reach S3; empty: that of the workspace; ``none``: they
-            do not reach it.
+        bucket: The address at which clients reach S3; empty: the workspace's; ``none``: clients
+            cannot reach it.
     """
 
     host: str = "127.0.0.1"
@@ -52,26 +52,25 @@ def provider_of(
     default: str,
     domains: Sequence[str] = (),
 ) -> Provider:
-    """Return the provider of logins by OpenID Connect.
+    """Return the provider of OpenID Connect logins.
 
     Raises:
-        UsageError: PyJWT is not installed, or a setting is not valid.
+        UsageError: PyJWT is not installed, or a setting is invalid.
     """
     try:
         from rayjobs.server.oidc import Provider, Settings
     except ImportError as error:
         raise UsageError(
-            f"logins by OpenID Connect need {error.name}: pip install 'rayjobs[server]'"
+            f"OpenID Connect logins need {error.name}: pip install 'rayjobs[server]'"
         ) from error
     if default == "none" and not roles:
         raise UsageError(
-            "nobody could log in: give the role of a group, such as --oidc-role "
-            "submitter=researchers, or --oidc-default, the role of everybody whom the provider "
-            "knows"
+            "no user could log in: give the role of a group, such as --oidc-role "
+            "submitter=researchers, or --oidc-default, the role of everyone at the provider"
         )
     for domain in domains:
         if not domain or "@" in domain or domain != domain.strip():
-            raise UsageError(f"{domain!r} is not the domain of mailboxes, such as example.org")
+            raise UsageError(f"{domain!r} is not a mailbox domain such as example.org")
     known = {}
     for text in roles:
         name, sign, group = text.partition("=")
@@ -92,18 +91,18 @@ def provider_of(
 
 
 def check_bucket_address(address: str) -> None:
-    """Check where clients are said to reach S3.
+    """Check the address at which clients reach S3.
 
     Raises:
-        UsageError: it is not the address of a server, nor ``none``.
+        UsageError: it is neither the address of a server nor ``none``.
     """
     if address in ("", "none"):
         return
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
         raise UsageError(
-            f"--bucket-address {address!r} is not valid; write http://HOST:PORT, https://HOST, or "
-            f"'none'"
+            f"--bucket-address {address!r} is invalid; write http://HOST:PORT, https://HOST, or "
+            "'none'"
         )
 
 
@@ -113,19 +112,19 @@ def serve(
     *,
     note: Callable[[str], None] = lambda _text: None,
 ) -> None:
-    """Serve a workspace until the process is asked to end.
+    """Serve a workspace until the process gets a signal to end.
 
     Args:
-        note: Called with where it listens, once it does.
+        note: Called with the address, once the server listens.
 
     Raises:
-        UsageError: uvicorn is not installed, a TLS file is not given or not valid, or the address
+        UsageError: uvicorn is not installed, a TLS file is missing or invalid, or the address
             cannot be used.
     """
     try:
         import uvicorn
 
-        import rayjobs.server.app  # noqa: F401 - what it needs may be missing, too
+        import rayjobs.server.app  # noqa: F401 - its dependencies may also be missing
     except ImportError as error:
         raise UsageError(
             f"`rayjobs serve` needs {error.name}: pip install 'rayjobs[server]'"
@@ -135,7 +134,7 @@ def serve(
     for option, path in (("--tls-cert", listening.certificate), ("--tls-key", listening.key)):
         if path is not None and not os.access(path, os.R_OK):
             raise UsageError(
-                f"{option} {path} cannot be read: name a PEM file that this user reads"
+                f"{option} {path} cannot be read: name a PEM file that this user can read"
             )
     if listening.certificate is not None:
         try:
@@ -156,7 +155,7 @@ def serve(
             f"({error.strerror or error}); name another --host or --port"
         ) from error
     note(f"serving {workspace.path} at {listening.host}:{listener.getsockname()[1]}")
-    # What the server starts must not take this machine's own login for its workspace.
+    # Processes that the server starts must not use this machine's own login.
     connection.allow(False)
     for name in (connection.ADDRESS, connection.TOKEN):
         os.environ.pop(name, None)
@@ -167,7 +166,7 @@ def serve(
 def config_of(
     workspace: OpenWorkspace, listening: Listening, *, is_silent: bool = False, **more: Any
 ) -> uvicorn.Config:
-    """Return how uvicorn serves a workspace; `more` are options of its own."""
+    """Return the uvicorn configuration for a workspace; `more` are additional options."""
     import uvicorn
 
     from rayjobs.server.app import make_app

@@ -1,4 +1,4 @@
-"""Routes of targets: what clients ask of them, and their start."""
+"""Routes of targets: clients' requests to them, and their start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
 ANSWER_S = 20.0
-# What a target may be asked; others, such as its end, are not for clients.
+# Requests that clients may send to a target; others, such as its end, are not for clients.
 READ = ("ping", "status", "explain")
 OF_A_JOB = ("evict", "stacks", "store", "session")
 
@@ -54,7 +54,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
     async def capacity(request: Request, _caller: Caller) -> Response:
         def call() -> Capacity:
-            # What is here says nothing of a target on another machine.
+            # Local files say nothing about a target on another machine.
             unknown = Capacity((), 0)
             return unknown if elsewhere_of(request) else targets.capacity_of(_name_of(request))
 
@@ -73,7 +73,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             try:
                 return starting.wake(name, home=home(), workspace=workspace.path)
             except TimeoutError:
-                return True  # it lives and is busy; its poll finds out
+                return True  # it is alive and busy; its poll will notice
 
         return JSONResponse(await with_target(call))
 
@@ -107,12 +107,12 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
 def _name_of(request: Request) -> str:
     name = str(request.path_params["target"])
-    load_target(name, home=home())  # refuses what names no target
+    load_target(name, home=home())  # refuses what does not name a target
     return name
 
 
 def _asking(workspace: OpenWorkspace) -> Handler:
-    """Return the handler that hands a client's question to a target."""
+    """Return the handler that passes a client's request to a target."""
 
     async def ask(request: Request, caller: Caller) -> Response:
         try:
@@ -134,9 +134,9 @@ def _asking(workspace: OpenWorkspace) -> Handler:
             if job.user != caller.user and caller.token.role < Role.ADMIN:
                 raise Refusal(403, f"job {job.id} is {job.user}'s")
         elif asked.op not in READ:
-            raise Refusal(403, f"a client may not ask a target for {asked.op!r:.40}")
+            raise Refusal(403, f"a client may not request from a target: {asked.op!r:.40}")
         elif asked.op == "explain" and not asked.key.startswith(f"{workspace.path}::"):
-            raise Refusal(403, "a client may ask for the jobs of its workspace only")
+            raise Refusal(403, "a client may only request jobs of its workspace")
         step = None if asked.step is None else asked.step.op
         if asked.op in ("evict", "store") or step in (sessionsteps.EXEC, sessionsteps.PORT):
             request.state.is_change = True
@@ -145,7 +145,7 @@ def _asking(workspace: OpenWorkspace) -> Handler:
         if serving is not None:
             if asked.op in OF_A_JOB:
                 raise ServedElsewhereError(
-                    f"{serving.sentence}: only a server there reaches its jobs"
+                    f"{serving.sentence}: only a server there can reach its jobs"
                 )
             return JSONResponse({"is_late": serving.is_live, "answer": None})
         try:

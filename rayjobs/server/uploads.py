@@ -1,7 +1,8 @@
-"""Routes of uploads: small files at once, large ones in pieces at an offset.
+"""Routes of uploads: small files in one request, large ones in pieces at an offset.
 
-The pieces are blobs of the workspace, so that every server of it can continue what another began.
-Where the blobs are in S3, clients send large files there themselves, to signed addresses.
+The pieces are blobs of the workspace, so that each of its servers can continue an upload that
+another began. If the blobs are in S3, clients send large files there themselves, to signed
+addresses.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ _SNAPSHOT = re.compile(r"snapshots/sha256/[0-9a-f]{2}/[0-9a-f]{64}\.tar\.zst\Z")
 
 
 def presigned_of(workspace: OpenWorkspace, bucket: str) -> Presigned | None:
-    """Return what signs addresses for clients; None: all bytes travel through the server.
+    """Return the signer of addresses for clients; None: all bytes travel through the server.
 
     Args:
-        bucket: The address at which clients reach S3; empty: that of the workspace; ``none``: they
-            do not reach it.
+        bucket: The address at which clients reach S3; empty: the workspace's; ``none``: clients
+            cannot reach it.
     """
     if not isinstance(workspace.blobs, S3Blobs) or bucket == NO_BUCKET:
         return None
@@ -86,7 +87,7 @@ def routes(
     async def append(request: Request, caller: Caller) -> Response:
         pieces, offset = pieces_of(request, caller), request.query_params.get("offset", "")
         if not offset.isascii() or not offset.isdecimal() or int(offset[:16]) > MOST_FILE:
-            raise Refusal(400, f"offset is a whole number of up to {MOST_FILE}")
+            raise Refusal(400, f"offset must be a whole number of at most {MOST_FILE}")
         data = await bytes_of(request, MOST_PIECE, "a piece")
         await with_files(pieces.add, int(offset), data)
         return JSONResponse(int(offset) + len(data))
@@ -100,7 +101,7 @@ def routes(
 
         is_direct = values.get("direct") is True
         if is_direct and (presigned is None or not isinstance(digest, str)):
-            raise Refusal(400, "only files in S3 are sent directly, and with their digest")
+            raise Refusal(400, "only files in S3 can be sent directly, and only with their digest")
 
         def call() -> Blob:
             if is_direct:
@@ -108,7 +109,7 @@ def routes(
                 return presigned.keep(pieces.staged, size, key, str(digest))
             with pieces.joined() as (path, found):
                 if found != size:
-                    # Repeated after a lost answer, the pieces are gone and the bytes are there.
+                    # In a repeat after a lost answer, the pieces are gone and the bytes are stored.
                     known = key or (blob_key(digest) if digest else None)
                     if known is not None and blobs.exists(known):
                         return Blob(known, blobs.size(known), digest or "")
@@ -134,7 +135,7 @@ def routes(
 def _direct(
     workspace: OpenWorkspace, presigned: Presigned | None
 ) -> list[tuple[str, str, Role, Handler]]:
-    """Return the routes that answer signed addresses; null: the server has to get the bytes."""
+    """Return the routes that answer with signed addresses; null: the server must get the bytes."""
 
     async def parts(request: Request, caller: Caller) -> Response:
         pieces, values = (
@@ -143,7 +144,7 @@ def _direct(
         )
         size = values.get("size")
         if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= MOST_FILE:
-            raise Refusal(400, f"size is a whole number of up to {MOST_FILE}")
+            raise Refusal(400, f"size must be a whole number of at most {MOST_FILE}")
         if presigned is None:
             return JSONResponse(None)
         found = await with_files(presigned.parts, pieces.staged, size)
@@ -161,20 +162,20 @@ def _direct(
 
 
 class _Keeping:
-    """The uploads that are being kept, which takes minutes for the largest."""
+    """The uploads that are being stored, which takes minutes for the largest."""
 
     def __init__(self) -> None:
         self._running: dict[str, asyncio.Task[Blob]] = {}
 
     async def result(self, name: str, call: Callable[[], Blob]) -> Blob | None:
-        """Return what `call` returns; None if it still runs after a while: ask again then."""
+        """Return the result of `call`; None while it is still running: ask again later."""
         task = self._running.get(name)
         if task is None:
             task = asyncio.create_task(with_files(on_disk, call))
             self._running[name] = task
         done, _ = await asyncio.wait({task}, timeout=KEEP_WAITS_S)
         if not done:
-            # The client may be gone when it ends.
+            # The client may be gone at its end.
             task.add_done_callback(
                 lambda _: asyncio.get_running_loop().call_later(KEPT_FOR_S, self._drop, name, task)
             )
@@ -186,18 +187,18 @@ class _Keeping:
         if self._running.get(name) is task:
             del self._running[name]
             if not task.cancelled():
-                task.exception()  # the client that wanted to know it may be gone
+                task.exception()  # the client that asked may be gone
 
 
 def upload_of(workspace: OpenWorkspace, name: str, caller: Caller) -> Pieces:
-    """Return a caller's upload; nothing of it may be there.
+    """Return a caller's upload, which may not have started.
 
     Raises:
-        Refusal: it is not the name of an upload.
+        Refusal: the name is not that of an upload.
     """
     if not _NAME.match(name):
-        raise Refusal(400, "an upload has a name of 32 hexadecimal digits")
-    # Each user has uploads of their own.
+        raise Refusal(400, "the name of an upload has 32 hexadecimal digits")
+    # Each user has separate uploads.
     prefix = f"{UPLOADS}{caller.user.encode().hex()}-{name}/"
     return Pieces(workspace.blobs, prefix, _scratch(workspace))
 
@@ -209,7 +210,7 @@ def _scratch(workspace: OpenWorkspace) -> Path:
 
 
 class Pieces:
-    """The pieces of one upload that are there, each named by its offset and length."""
+    """The stored pieces of one upload, each named by its offset and length."""
 
     def __init__(self, blobs: BlobStore, prefix: str, scratch: Path) -> None:
         self._blobs = blobs
@@ -218,22 +219,22 @@ class Pieces:
 
     @property
     def staged(self) -> str:
-        """The key of what a client sends to S3 itself."""
+        """The key of the file that a client itself sends to S3."""
         return f"{self._prefix.rstrip('/')}.direct"
 
     def add(self, offset: int, data: bytes) -> None:
-        """Store a piece; one that is there is stored again with the same bytes."""
+        """Store a piece; an existing piece is overwritten with the same bytes."""
         if data:
             self._blobs.put_bytes(data, f"{self._prefix}{offset:012d}-{len(data)}")
 
     @property
     def size(self) -> int:
-        """Up to where the upload is whole."""
+        """The size up to which the upload is complete."""
         return sum(length for _, length in self._chain())
 
     @contextmanager
     def joined(self) -> Iterator[tuple[Path, int]]:
-        """Give a temporary file with the bytes up to there, and its size."""
+        """Give a temporary file with the complete bytes, and its size."""
         with tempfile.NamedTemporaryFile(dir=self._scratch) as file:
             size = 0
             for key, _ in self._chain():
@@ -262,7 +263,9 @@ class Pieces:
 
 def _check_names(key: object, digest: object) -> None:
     if key is not None and (not isinstance(key, str) or not _SNAPSHOT.match(key)):
-        raise Refusal(403, f"{key!r:.100} is not a snapshot's key; others are named by digest")
+        raise Refusal(
+            403, f"{key!r:.100} is not the key of a snapshot; other files are named by digest"
+        )
     if digest is not None and (not isinstance(digest, str) or not _DIGEST.fullmatch(digest)):
         raise Refusal(400, f"{digest!r:.100} is not a digest such as sha256:0f…")
 
@@ -273,7 +276,7 @@ def _store(blobs: BlobStore, path: Path, key: str | None, digest: str | None) ->
     if digest is not None:
         with path.open("rb") as file:
             check_digest(digest, digest_of_stream(file), "the upload")
-    # A snapshot's key says what is in it: others run it, and do not send it again.
+    # A snapshot's key identifies its content: others run it without sending it again.
     with path.open("rb") as file:
         require_key(file, key)
     if blobs.exists(key):
@@ -284,8 +287,8 @@ def _store(blobs: BlobStore, path: Path, key: str | None, digest: str | None) ->
 
 
 def on_disk(call: Callable[[], _Result]) -> _Result:
-    """Return what `call` returns. Raises StorageFullError where the server's disk refuses."""
+    """Return the result of `call`. Raises StorageFullError if the server's disk refuses."""
     try:
         return call()
     except OSError as error:
-        raise StorageFullError(f"the upload cannot be kept: {error.strerror}") from error
+        raise StorageFullError(f"the upload cannot be stored: {error.strerror}") from error

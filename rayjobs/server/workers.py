@@ -1,4 +1,4 @@
-"""Threads of the server, in several pools: what waits in one of them does not block the others."""
+"""Threads of the server, in several pools, so that waiting in one does not block the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Pool:
     """Calls functions in a bounded number of threads.
 
     Args:
-        most: How many of its calls run at once; others wait.
+        most: How many of its calls run at the same time; others wait.
     """
 
     def __init__(self, most: int) -> None:
@@ -29,12 +29,12 @@ class Pool:
         *arguments: _Arguments.args,
         **more: _Arguments.kwargs,
     ) -> _Result:
-        """Return what `call` returns."""
+        """Return the result of `call`."""
         whole = partial(call, *arguments, **more)
         return await anyio.to_thread.run_sync(whole, limiter=self._limiter)
 
 
 with_token = Pool(8)  # reads of tokens, before anything else
 in_thread = Pool(32)  # reads and writes of the store
-with_files = Pool(24)  # bytes of blobs and datastores, which may hang
-with_target = Pool(16)  # questions to targets
+with_files = Pool(24)  # transfers of blobs and datastores, which may hang
+with_target = Pool(16)  # requests to targets

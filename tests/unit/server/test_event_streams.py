@@ -52,5 +52,5 @@ def test_a_job_that_is_not_there_is_named(served: Served) -> None:
 
 @pytest.mark.parametrize("after", ["-1", "x", "9" * 16])
 def test_a_serial_that_is_none_is_refused(served: Served, after: str) -> None:
-    with pytest.raises(UsageError, match="after is the serial of an event"):
+    with pytest.raises(UsageError, match="after must be the serial of an event"):
         next(served.connection().lines("/v1/event-stream", query={"after": after}))

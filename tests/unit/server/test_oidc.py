@@ -120,7 +120,7 @@ def test_a_provider_gives_no_role_by_itself(site: Site, provider: Provider) -> N
         site.login(provider.token())
     defaults = {one.name: one.default for one in serve.params}
     assert defaults["oidc_default"] == "none"
-    with pytest.raises(UsageError, match="nobody could log in"):
+    with pytest.raises(UsageError, match="no user could log in"):
         provider_of(
             provider.issuer, CLIENT, claim="email", groups="groups", roles=(), default="none"
         )
@@ -243,7 +243,7 @@ def test_what_is_not_the_providers_or_not_ours_is_refused(site: Site, provider: 
             "nothing": "",
         }
         for what, text in wrong.items():
-            with pytest.raises(UsageError, match=r"not valid here|another program"):
+            with pytest.raises(UsageError, match=r"invalid here|another program"):
                 pytest.fail(f"{what}: {site.login(text)}")
             time.sleep(0.1)  # five a second
     finally:
@@ -282,7 +282,7 @@ def test_new_keys_are_fetched(site: Site, provider: Provider) -> None:
 def test_a_provider_that_is_away_is_named(site: Site, provider: Provider) -> None:
     text = provider.token()
     provider.close()
-    with pytest.raises(UnreachableError, match="cannot be asked"):
+    with pytest.raises(UnreachableError, match="cannot be reached"):
         site.login(text)
 
 

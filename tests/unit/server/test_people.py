@@ -158,7 +158,7 @@ def test_users_of_a_workspace_do_not_see_those_of_another(
         "refused": {path: "it is locked"},
         "decision": {"key": f"{path}::c", "ahead": ["another workspace", f"{path}::e"]},
     }
-    with pytest.raises(UsageError, match="of its workspace only"):
+    with pytest.raises(UsageError, match="only request jobs of its workspace"):
         body = {"op": "explain", "key": "/theirs::d"}
         ada.json("POST", "/v1/targets/local/ask", body=body)
     assert asked == ["status"]

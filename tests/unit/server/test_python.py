@@ -111,5 +111,5 @@ def test_settings_of_programs_are_kept_apart_from_the_stores_own(served: Served)
     ada.store.put_program_setting("identity", '{"name": "team"}')
     assert ada.store.program_settings("") == {"identity": '{"name": "team"}'}
     assert served.workspace.store.meta("identity") is None
-    with pytest.raises(UsageError, match="works on the server's own machine only"):
+    with pytest.raises(UsageError, match="only works on the server's own machine"):
         ada.store.meta("workspace")

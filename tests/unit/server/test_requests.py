@@ -117,7 +117,7 @@ def test_bytes_that_are_not_those_of_their_digest_are_refused(
 @pytest.mark.parametrize("key", ["../store.db", "files/sha256/x", "snapshots/../../workspace.json"])
 def test_only_snapshots_are_stored_by_name(served: Served, tmp_path: Path, key: str) -> None:
     (tmp_path / "data").write_bytes(b"abc")
-    with pytest.raises(UsageError, match="not a snapshot's key"):
+    with pytest.raises(UsageError, match="not the key of a snapshot"):
         served.client().blobs.put_file(tmp_path / "data", key)
 
 
@@ -315,7 +315,7 @@ def test_lists_come_in_pages(served: Served) -> None:
     rest = page(which={"limit": 3}, cursor=newest["next"])
     assert ([one["id"] for one in rest["items"]], rest["next"]) == ([ids[3]], None)
     assert page(which={"limit": 0}) == {"items": [], "next": None}
-    with pytest.raises(UsageError, match="limit is a whole number from 0"):
+    with pytest.raises(UsageError, match="limit must be a whole number from 0"):
         page(which={"limit": -1})
 
 
