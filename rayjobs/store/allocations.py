@@ -64,7 +64,7 @@ class AllocationsPart(Part):
                 row = connection.execute(ADD, values).fetchone()
             except sqlite3.IntegrityError as error:
                 raise UsageError(
-                    f"an allocation {name!r} is recorded already; give each a new name"
+                    f"an allocation {name!r} is already recorded; give each a new name"
                 ) from error
             return allocation_of(row)
 

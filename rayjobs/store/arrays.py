@@ -1,4 +1,4 @@
-"""Job arrays: many jobs of one spec under a parent that only ends with its last member."""
+"""Job arrays: many jobs of one spec under a parent that ends with its last member."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayjobs.store.rows import failure_of, failure_text, job_of, same_submit, to
 
 KIND = "array"
 
-# Like a sweep it needs no allocation: its row is Running, and no target ever starts it. It begins
+# Like a sweep it needs no allocation: its row is Running, and no target ever starts it. It starts
 # (`started_at`) with its first member.
 INSERT = """
 INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, parent, target,
@@ -209,8 +209,8 @@ class ArraysPart(Part):
                 connection.executemany(INSERT, members)
             except sqlite3.IntegrityError as error:
                 raise UsageError(
-                    f"a job {new_id!r}, or one of its members, exists already; leave the id out, "
-                    f"or give the idempotency key of the first submit to get that array back",
+                    f"a job {new_id!r}, or one of its members, already exists; leave out the id, "
+                    "or give the idempotency key of the first submit to get that array back",
                     job=new_id,
                 ) from error
             self._state_event(connection, new_id, None, JobState.RUNNING, now=now, attempt=0)
@@ -276,7 +276,7 @@ def member_row(connection: sqlite3.Connection, array: sqlite3.Row, index: int) -
 
 
 def _fresh_ids(experiment: str, count: int) -> list[str]:
-    """Return this many different ids: among ten thousand random tails two may be equal."""
+    """Return this many different ids: among ten thousand random tails, two may be equal."""
     found: dict[str, None] = {}
     while len(found) < count:
         found[ids.job_id(experiment)] = None

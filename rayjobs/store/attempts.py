@@ -153,7 +153,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
             new = {record.node: record.to_json() for record in exits}
             merged = to_json([record for _, record in sorted((kept | new).items())])
             if merged == row["exits"]:
-                return True  # reported before, perhaps by a call whose answer was lost
+                return True  # reported earlier, perhaps by a call whose answer was lost
             values = {**key, "exits": merged}
             return connection.execute(transitions.SET_EXITS, values).rowcount == 1
 
@@ -209,7 +209,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
             }
             if connection.execute(statement, values).fetchone() is None:
                 raise TransitionError(
-                    f"job {job_id!r} is {old} and cannot become {state} from there",
+                    f"job {job_id!r} is {old} and cannot become {state}",
                     job=job_id,
                     old=old,
                     new=state,
@@ -251,7 +251,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
             "not_before": time_text(not_before),
             "hold": hold,
         }
-        # Durable, since it may become an end.
+        # Durable, since it may become a final state.
         with self._database.write(durable=True) as connection:
             row = self._row(connection, job_id)
             old, new = JobState(row["state"]), JobState.QUEUED
@@ -262,7 +262,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
                 if known is not None and json.loads(known["hosts"]):
                     return False
             if connection.execute(transitions.REQUEUE, values).fetchone() is None:
-                # The request came first: the queue would never start the job.
+                # The request came first, and the queue would never start the job.
                 new = JobState.CANCELED
                 by = self._canceled_by(connection, job_id)
                 reason = values["reason"] = f"{by} instead of queued again ({reason})"
@@ -286,7 +286,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
             row = self._row(connection, job_id)
             if row["kind"] == ARRAY and not JobState(row["state"]).is_final:
                 members = connection.execute(UNFINISHED_MEMBERS, {"parent": job_id}).fetchall()
-                # The array itself first: its last member's end ends it.
+                # The array first: the end of its last member ends it.
                 self._request_cancel(connection, row, now, by)
                 for member in members:
                     self._request_cancel(connection, member, now, by)
@@ -318,8 +318,8 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
                 return JobState(self._row(connection, job_id)["state"])
             if row["kind"] != "job":
                 raise UsageError(
-                    f"{job_id} is {kind_text(row['kind'])}, which ends as its jobs do; fail one of "
-                    f"them, or cancel it",
+                    f"{job_id} is {kind_text(row['kind'])}, which ends like its jobs; fail one of "
+                    "them, or cancel it",
                     job=job_id,
                 )
             if not JobState(row["state"]).is_final:

@@ -12,7 +12,7 @@ store open.
 **Ownership.** A job's newest attempt owns its record. Methods that take an `attempt` change the
 job only if that is its newest attempt, in the same statement; otherwise they change nothing and
 return False (or None). The same holds for the newest claim of a sweep, and for the last target
-actor that claimed a target. A caller that gets False is late and has to stop.
+actor that claimed a target. A caller that gets False is late and must stop.
 
 **Values.** Arguments and results are frozen records or JSON data. A record is a copy: it does not
 follow later changes, and changing a mapping in it does not change the store.
@@ -95,13 +95,13 @@ class JobStore(Protocol):
     def find(self, text: str, *, kind: str | None = None, newest: bool = False) -> Job:
         """Return the job whose id is `text`, or begins with it, or whose random tail does.
 
-        A name that only one job has is accepted too, and ``ARRAY[3]`` for a member. The name of
-        an array or sweep means it, and none of its members or trials. Of several arrays,
-        ``ARRAY[3]`` takes the one that is shown under this name, else the one with such a member.
+        A name that only one job has is also accepted, and ``ARRAY[3]`` for a member. The name of an
+        array or sweep means that array or sweep, not its members or trials. Of several arrays,
+        ``ARRAY[3]`` takes the one displayed under this name, else the one with such a member.
 
         Args:
-            text: An id, the beginning of one, or a name.
-            kind: Look only among jobs of this kind, such as ``sweep``. A whole id is always found.
+            text: An id, a prefix of one, or a name.
+            kind: Look only among jobs of this kind, such as ``sweep``. A full id is always found.
             newest: If several jobs have exactly this name, take the one submitted last.
 
         Raises:
@@ -143,8 +143,8 @@ class JobStore(Protocol):
     def revise(self, read: Job, spec: JobSpec, changes: JobChanges = NO_CHANGES) -> Job | None:
         """Replace the spec of a queued job durably; an event keeps the previous revision.
 
-        The job keeps its place in the queue, its snapshot and its id. Its tags become those of
-        the spec, and so does its priority unless it is an array. Of an array, all queued members
+        The job keeps its position in the queue, its snapshot and its id. Its tags become those of
+        the spec, and so does its priority unless it is an array. For an array, all queued members
         that still have the array's spec are revised.
 
         Args:
@@ -165,16 +165,16 @@ class JobStore(Protocol):
         """Return the number of the job's current spec, from 1."""
 
     def hold(self, job_id: str, *, reason: str) -> Job:
-        """Keep a job from being started until it is released; a live attempt continues.
+        """Keep a job from starting until it is released; a live attempt continues.
 
-        Of an array, all unfinished members are held.
+        For an array, all unfinished members are held.
 
         Raises:
             UsageError: the job has ended.
         """
 
     def release(self, job_id: str) -> Job:
-        """Let a held job (all members of an array) be started again.
+        """Let a held job (for an array, all members) start again.
 
         Raises:
             UsageError: the job has ended.
@@ -189,8 +189,8 @@ class ArrayStore(Protocol):
 
         The array is a job of kind ``array``. It is Running from the start, no target starts it,
         and it ends with its last member: Failed if a member failed, else Canceled if a member was
-        canceled, else Completed. Its members are Queued jobs whose parent it is. The array's
-        properties are its members' too. A known idempotency key is treated as in `submit`.
+        canceled, else Completed. Its members are Queued jobs with the array as parent. The array's
+        properties are also those of its members. A known idempotency key is treated as in `submit`.
 
         Raises:
             UsageError: as `JobStore.submit`, or the spec is not an array's.
@@ -211,9 +211,10 @@ class ArrayStore(Protocol):
         """
 
     def judged_trials(self, sweep_id: str) -> Mapping[str, tuple[JobState, str]]:
-        """Return jobs of trials whose verdict differs from the job's state: the verdict, and why.
+        """Return the verdict and reason of trials whose verdict differs from the job's state.
 
-        Such a job has completed, and its trial failed since it never reported the sweep's metric.
+        Such a trial's job has completed, but the trial failed: it never reported the sweep's
+        metric.
         """
 
 
@@ -255,7 +256,7 @@ class AttemptStore(Protocol):
         """
 
     def set_reason(self, job_id: str, *, attempt: int, reason: str) -> bool:
-        """Say why a live job is in its state; False if the attempt is over."""
+        """Record why a live job is in its state; False if the attempt is over."""
 
     def set_hosts(
         self,
@@ -319,7 +320,7 @@ class AttemptStore(Protocol):
         hold: str | None = None,
         if_without_hosts: bool = False,
     ) -> bool:
-        """Put a live job back to its old place in the queue durably, and end its attempt.
+        """Return a live job to its old position in the queue durably, and end its attempt.
 
         A job with a cancel request becomes Canceled instead. False if the job is not live or has
         a newer attempt.
@@ -337,19 +338,19 @@ class AttemptStore(Protocol):
         """
 
     def request_cancel(self, job_id: str, *, by: str = "") -> JobState:
-        """Ask durably for a job's end, and return its state. Idempotent.
+        """Request a job's end durably, and return its state. Idempotent.
 
         A queued job is Canceled at once. A live job keeps its state and gets the request. A job
         that has ended does not change. For an array, all members get the request.
         """
 
     def request_fail(self, job_id: str, *, by: str = "", failure: Failure) -> JobState:
-        """Ask durably for a job's end as Failed, and return its state; see `request_cancel`.
+        """Request a job's end as Failed durably, and return its state; see `request_cancel`.
 
         A queued job is Failed at once, a live one when its attempt has been ended.
 
         Raises:
-            UsageError: it is a sweep or an array, which ends as its jobs do.
+            UsageError: it is a sweep or an array, which ends like its jobs.
         """
 
     def attempts(self, job_id: str) -> list[Attempt]:
@@ -406,7 +407,7 @@ class RunStore(Protocol):
     def history(self, *, after: int = 0, limit: int = 1000) -> list[Event]:
         """Return the events of all jobs with a serial above `after`, oldest first.
 
-        An event that is written later has a higher serial than all that were read before.
+        An event that is written later has a higher serial than all events that were read before.
         """
 
     def add_metrics(self, job_id: str, points: Sequence[MetricPoint]) -> int:
@@ -435,8 +436,8 @@ class RunStore(Protocol):
     def last_metrics(self, names: Iterable[str]) -> dict[int, dict[str, Any]]:
         """Return the newest value of each of these metrics, by the job's serial, then by name.
 
-        It is that of the newest attempt that logged the name, and of its lowest rank. The cost
-        does not depend on the number of points. Values are as in `MetricPoint.value`.
+        The value is from the newest attempt that logged the name, and from its lowest rank. The
+        cost does not depend on the number of points. Values are as in `MetricPoint.value`.
         """
 
     def metric_names(self, *, most: int = 1000) -> list[str]:
@@ -463,7 +464,7 @@ class QueueStore(Protocol):
     """The queue: the target actor's reads in each turn, and statistics of the past."""
 
     def change(self) -> tuple[int, int]:
-        """Return a token that changes with every commit of any process. Cheap.
+        """Return a token that changes with every commit of any process. This is cheap.
 
         Data that is read after this call is at least as new as the token. A token is never used
         again, so data that was read under it is current as long as it stays the same.
@@ -473,7 +474,7 @@ class QueueStore(Protocol):
         """Return a mark of each job (kind ``job``) that is queued on a target."""
 
     def correct_submitted(self, jobs: Mapping[str, datetime]) -> None:
-        """Correct the submission times of jobs whose client had a wrong clock, with an event."""
+        """Correct the submission times of jobs whose client's clock was wrong; record an event."""
 
     def checkpoint_times(self, jobs: Iterable[str]) -> dict[str, datetime]:
         """Return when the newest checkpoint of each job was stored; jobs without are left out."""
@@ -510,7 +511,7 @@ class QueueStore(Protocol):
         """
 
     def note_predictions(self, predictions: Sequence[Prediction]) -> None:
-        """Keep the first and the newest predicted start of each waiting job.
+        """Store the first and the newest predicted start of each waiting job.
 
         Jobs that have started before are ignored.
         """
@@ -525,7 +526,7 @@ class QueueStore(Protocol):
         """Return how the jobs submitted at or after `since` waited, by serial."""
 
     def waits(self, *, since: datetime, now: datetime, most: int) -> Waits:
-        """Return how long the `most` newest jobs submitted since then waited, and who waits."""
+        """Return the waits of the `most` newest jobs submitted since then, and who waits."""
 
     def usage(
         self,
@@ -534,20 +535,20 @@ class QueueStore(Protocol):
         target: str | None = None,
         page: Page | None = None,
     ) -> list[Usage]:
-        """Return the resources of the attempts that ended at or after `since`, or still run.
+        """Return the resources of the attempts that ended at or after `since` or are still running.
 
-        They come by the job's serial and the attempt.
+        The result is ordered by the job's serial and the attempt.
         """
 
 
 class ModelStore(Protocol):
-    """Models: versions of files that completed runs made, and aliases for versions."""
+    """Models: versions of files that completed runs produced, and aliases for versions."""
 
     def put_model(self, run: str | None, draft: ModelDraft) -> tuple[ModelVersion, bool]:
         """Write the next version of a model durably; return it and whether it is new.
 
-        A model without a run (None) has run "" and attempt 0; `draft.lineage` says where it comes
-        from. The run must have completed and must still have the files `draft.sources` with these
+        A model without a run (None) has run "" and attempt 0; `draft.lineage` describes its origin.
+        The run must have completed and must still have the files `draft.sources` with these
         digests; this is checked in the same transaction. If a version with the same run, path and
         digest exists, it is returned: tags are added to it, and aliases moved to it.
 
@@ -638,38 +639,38 @@ class PruneStore(Protocol):
 
 
 class TargetStore(Protocol):
-    """Which target actor serves a store."""
+    """Claims of targets: which target actor serves a store."""
 
     def claim_target(self, target: str, *, epoch: str, claimant: Claimant | None = None) -> int:
-        """Record that the target actor `epoch` serves this store; return the claim's number.
+        """Record that the target actor `epoch` serves this store; return the number of the claim.
 
-        Numbers grow. What an actor reads after its claim is all that earlier actors have started.
+        Numbers grow. After its claim, an actor reads everything that earlier actors have started.
 
         Raises:
-            ServedElsewhereError: several machines use the store, and the target belongs to another
-                home than the `claimant`'s.
+            ServedElsewhereError: several machines use the store, and the target belongs to a home
+                other than the `claimant`'s.
         """
 
     def target_epoch(self, target: str) -> tuple[int, str] | None:
         """Return the number and epoch of the last claim of a target."""
 
     def serving(self, target: str) -> Serving | None:
-        """Return which home a target belongs to, where several machines use the store."""
+        """Return the home to which a target belongs, if several machines use the store."""
 
     def take_over(self, target: str, claimant: Claimant) -> Serving | None:
-        """Let a target belong to another home from now on; return the claim before.
+        """Assign a target to another home from now on; return the previous claim.
 
         Raises:
-            UsageError: an actor serves it now, or the store is of one machine.
+            UsageError: an actor serves it now, or only one machine uses the store.
         """
 
     def wake_target(self, target: str) -> None:
-        """Wake the actor that watches the store, on whatever machine; nothing in a file."""
+        """Wake the actor that watches the store, on any machine; no effect for a file."""
 
     def watch_wakes(self, target: str, *, epoch: str, wake: Callable[[], None]) -> None:
-        """Call `wake` from a thread for each `wake_target`, and give signs of life until `close`.
+        """Call `wake` from a thread for each `wake_target`, and write signs of life until `close`.
 
-        It is called after a lost connection, too. In a file nothing is watched.
+        It is also called after a lost connection. Nothing is watched for a file.
         """
 
 
@@ -691,10 +692,10 @@ class Store(
     TargetStore,
     Protocol,
 ):
-    """All records of one workspace. The module's text is the contract."""
+    """All records of one workspace. The module's docstring is the contract."""
 
     def facts(self) -> StoreFacts:
-        """Return what is known of the store's server, or its library."""
+        """Return facts about the store's server or library."""
 
     def close(self) -> None:
         """Release the connections. The store must not be used afterwards."""

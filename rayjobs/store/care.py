@@ -37,8 +37,8 @@ class Report:
     """The result of a check.
 
     Attributes:
-        version: Of the schema; 0 for a file that is not a store.
-        file_system: Its kind, e.g. "ext4"; empty if it is not known.
+        version: The schema's version; 0 for a file that is not a store.
+        file_system: Its kind, e.g. "ext4"; empty if unknown.
         problems: Why it is unusable, with remedies.
         warnings: Risks that may become problems.
     """
@@ -106,17 +106,17 @@ def check(path: Path) -> Report:
         problems.append(lost)
     elif version > VERSION:
         problems.append(
-            f"its version is {version}, and this rayjobs knows versions up to {VERSION}. Upgrade "
-            f"rayjobs: pip install --upgrade rayjobs"
+            f"its version is {version}, but this rayjobs knows versions up to {VERSION}. Upgrade "
+            "rayjobs: pip install --upgrade rayjobs"
         )
     elif version == 0:
-        problems.append("it holds no records of rayjobs. Name another workspace")
+        problems.append("it has no records of rayjobs. Name another workspace")
     elif version < OLDEST:
         problems.append(f"its version is {version}: {UNRELEASED}")
     elif version < VERSION:
         warnings.append(
-            f"its version is {version}, and this rayjobs writes {VERSION}: the next command "
-            f"upgrades it. `rayjobs db upgrade` does it now and keeps a copy"
+            f"its version is {version}, but this rayjobs writes {VERSION}: the next command "
+            "upgrades it. `rayjobs db upgrade` does it now and keeps a copy"
         )
     kind = file_system_of(path.parent)
     if kind in SHARED:
@@ -137,9 +137,9 @@ def check(path: Path) -> Report:
 
 
 def backup(path: Path, to: Path) -> None:
-    """Write a whole copy of a store to `to` (0600) while others use it; any version will do.
+    """Write a complete copy of a store of any version to `to` (0600), while others use it.
 
-    The copy appears under its name once it is whole, checked and on the disk.
+    The copy appears under its name once it is complete, checked and on the disk.
 
     Raises:
         UsageError: `to` exists, or its folder does not.
@@ -263,13 +263,13 @@ def upgrade(path: Path, *, keep_copy: bool = True) -> Upgrade:
 
     Raises:
         StoreVersionError: it is newer.
-        StoreError: it is damaged, or no store; nothing was changed.
+        StoreError: it is damaged or not a store; nothing was changed.
     """
     report = check(path)
     if report.version > VERSION:
         raise StoreVersionError(
-            f"the store {path} has version {report.version}, and this rayjobs knows versions up "
-            f"to {VERSION}: upgrade rayjobs here (pip install --upgrade rayjobs)",
+            f"the store {path} has version {report.version}, but this rayjobs knows versions up to "
+            f"{VERSION}: upgrade rayjobs here (pip install --upgrade rayjobs)",
             found=report.version,
             known=VERSION,
         )
@@ -282,7 +282,7 @@ def upgrade(path: Path, *, keep_copy: bool = True) -> Upgrade:
         backup(path, copy)
     from rayjobs.store.sql import SqlStore
 
-    SqlStore(path).close()  # opening upgrades
+    SqlStore(path).close()  # opening it upgrades it
     return Upgrade(report.version, VERSION, copy)
 
 
@@ -291,7 +291,7 @@ def _free_name(path: Path, version: int) -> Path:
 
 
 def unused(path: Path, stem: str) -> Path:
-    """Return a name for a store next to `path` that nothing has: ``STEM.db`` or ``STEM-N.db``."""
+    """Return an unused name for a store next to `path`: ``STEM.db`` or ``STEM-N.db``."""
     number = 1
     found = path.with_name(f"{stem}.db")
     while any(found.with_name(found.name + end).exists() for end in ("", *_BESIDE)):
@@ -317,7 +317,7 @@ def alone(path: Path) -> Iterator[sqlite3.Connection | None]:
         while True:
             try:
                 connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-                connection.execute("PRAGMA journal_mode = DELETE")  # takes in the -wal file
+                connection.execute("PRAGMA journal_mode = DELETE")  # merges the -wal file
                 connection.execute("PRAGMA journal_mode = MEMORY")
                 connection.execute("BEGIN EXCLUSIVE")
                 # The store is one complete file; leftovers of the lock are useless.
@@ -326,7 +326,7 @@ def alone(path: Path) -> Iterator[sqlite3.Connection | None]:
                 break
             except sqlite3.DatabaseError as error:
                 if not _is_busy(error):
-                    break  # it is damaged: nothing more is written to it
+                    break  # it is damaged: write nothing more to it
                 if time.monotonic() > deadline:
                     raise StoreBusyError(
                         f"another process has the store {path} open; see which (`fuser -v "
@@ -339,8 +339,8 @@ def alone(path: Path) -> Iterator[sqlite3.Connection | None]:
 
 @contextlib.contextmanager
 def opened(path: Path, *, read_only: bool = False) -> Iterator[sqlite3.Connection]:
-    """Give a connection in autocommit mode, whatever the file's version and its note say."""
-    # A question mark or a percent sign of a folder's name must not be read as part of the URI.
+    """Give a connection in autocommit mode, whatever the file's version and its note are."""
+    # A question mark or percent sign in a folder's name must not be parsed as part of the URI.
     uri = path.absolute().as_uri() + ("?mode=ro" if read_only else "")
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     try:
@@ -357,7 +357,7 @@ def _is_busy(error: sqlite3.DatabaseError) -> bool:
 def _raise_if_busy(error: sqlite3.DatabaseError, path: Path) -> None:
     if _is_busy(error):
         raise StoreBusyError(
-            f"the store {path} is locked by another process for longer than "
+            f"the store {path} has been locked by another process for longer than "
             f"{duration_text(BUSY_TIMEOUT_S)}; see who has it open (`fuser -v {path}`), "
             "then repeat",
             path=str(path),

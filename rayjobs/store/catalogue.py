@@ -39,7 +39,7 @@ INSERT INTO meta (key, value) VALUES (:key, :value)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value
 """
 
-# Removed rows stay, so that MAX counts them: a version that was once seen never means another.
+# Removed rows stay, so that MAX counts them: a version number is never reused.
 INSERT_DATASET = """
 INSERT INTO datasets (name, version, id, kind, definition, manifest, description, tags, created_at)
 SELECT :name, COALESCE(MAX(version), 0) + 1, :id, :kind, :definition, :manifest, :description,
@@ -64,7 +64,7 @@ ORDER BY name
 
 
 class StoreCatalogue:
-    """A `datastore.catalogue.Catalogue` whose records are rows; safe from threads and processes.
+    """A `datastore.catalogue.Catalogue` with its records in rows; safe for threads and processes.
 
     It raises the errors of `datastore.errors`, and `StoreError` when the store itself cannot be
     read or written.
@@ -77,11 +77,11 @@ class StoreCatalogue:
         self._former: tuple[Path, ...] = ()
 
     def follow(self, root: Path, former: Iterable[Path]) -> None:
-        """Let folders that were recorded inside of `former` be those of `root`.
+        """Map folders that were recorded inside `former` to those of `root`.
 
         Args:
-            root: Where the workspace is.
-            former: Where it was, and where that was of which it is a copy.
+            root: The workspace's path.
+            former: Its earlier paths, and those of the workspace of which it is a copy.
         """
         self._root, self._former = root, tuple(former)
 
@@ -177,7 +177,7 @@ class StoreCatalogue:
                 "SELECT content FROM manifests WHERE digest = :digest", {"digest": digest}
             ).fetchone()
         if row is None:
-            raise DatasetNotFound(f"no manifest {digest} is kept in this workspace.")
+            raise DatasetNotFound(f"this workspace has no manifest {digest}.")
         return zlib.decompress(row["content"])
 
     # -- datasets ------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class StoreCatalogue:
                 raise DatasetInUse(
                     f"dataset {title} is in the lineage of models: {references.listed(models)}. "
                     f"Without it their training data can no longer be fetched by version. "
-                    f"Nothing was deleted. To delete it all the same, force it."
+                    f"Nothing was deleted. To delete it anyway, force it."
                 )
             connection.execute(
                 "UPDATE datasets SET removed_at = :now WHERE name = :name AND removed_at IS NULL"
@@ -301,7 +301,7 @@ def _dataset_by_id(connection: sqlite3.Connection, id: str) -> DatasetRecord:
         "SELECT * FROM datasets WHERE id = :id AND removed_at IS NULL", {"id": id}
     ).fetchone()
     if row is None:
-        raise DatasetNotFound(f"no dataset has the id {id!r} in this workspace.")
+        raise DatasetNotFound(f"no dataset in this workspace has the id {id!r}.")
     return _dataset_of(row)
 
 

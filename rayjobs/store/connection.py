@@ -1,4 +1,4 @@
-"""SQLite connections of one process: transactions, waiting for the lock, errors in our words.
+"""SQLite connections of one process: transactions, waits for the lock, our own errors.
 
 Statements go to the driver of the standard library: SQLAlchemy's import alone would take half
 of what a command may take (docs/decisions/0002-store-statements.md).
@@ -35,8 +35,8 @@ _FORK_WAIT_S = 10.0  # how long a fork waits for other threads' transactions to 
 class Database:
     """The transactions of one SQLite file (or of one in memory, with `path` None).
 
-    Safe from threads, and in both processes after a fork. Every transaction checks the schema's
-    version, so a store that was upgraded under an open client refuses it.
+    Thread-safe, and safe in both processes after a fork. Every transaction checks the schema's
+    version, so a store that was upgraded while a client had it open refuses this client.
 
     Attributes:
         is_shared: Whether several machines may use the store.
@@ -54,12 +54,12 @@ class Database:
         self.where = str(path) if path is not None else ":memory:"
         self.busy_timeout_s = busy_timeout_s
         self._witness = Witness(path) if path is not None else None
-        self._file: tuple[int, int] | None = None  # device and inode of what was opened
+        self._file: tuple[int, int] | None = None  # device and inode of the opened file
         self._folder: FolderHandle | None = None  # of that file
         self._closed = False
         self._broken_by_fork = False
-        self._note_is_old = False  # the store that the open note tells of was replaced
-        self._watchers = 0  # how many there have been
+        self._note_is_old = False  # the store of the open note was replaced
+        self._watchers = 0  # how many there have been so far
         self._renew()
         with self._errors():
             self._give(self._take())
@@ -73,15 +73,15 @@ class Database:
         self._guard = threading.Condition()  # of the two lists
         self._watcher: sqlite3.Connection | None = None  # never writes
         self._watching = threading.Lock()
-        # Threads of this process wait for each other here, in order and without polling. In
-        # memory there is one connection, so it also keeps readers out of a half-done write.
+        # Threads of this process wait for each other here, in order and without polling. A store in
+        # memory has one connection, so this also keeps readers out of an unfinished write.
         self._writing = threading.Lock()
 
     # -- transactions ----------------------------------------------------------------------
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that sees one state of the store throughout; waits for no other."""
+        """A transaction that sees one state of the store throughout, without waiting."""
         if self.path is None:
             with self._held(), self._transaction("BEGIN") as connection:
                 yield connection
@@ -94,8 +94,8 @@ class Database:
         """A transaction in which no other process writes.
 
         Args:
-            durable: Survives a power cut once this returns (fsync). Without it the transaction
-                survives the death of any process, and may be lost with the machine's power.
+            durable: Survives a power failure once this returns (fsync). Otherwise the transaction
+                survives the death of any process, but may be lost in a power failure.
 
         Raises:
             StoreBusyError: another process kept the lock for longer than the busy timeout.
@@ -105,7 +105,7 @@ class Database:
             yield connection
 
     def notify(self, payload: str) -> None:
-        """Do nothing: whoever uses a file is on this machine, and is reached by a socket."""
+        """Do nothing: all users of a file are on this machine, and are reached by a socket."""
 
     def watch(self, name: str, *, key: str, epoch: str, wake: Callable[[], None]) -> None:
         """Do nothing; see `notify`."""
@@ -113,8 +113,8 @@ class Database:
     def change(self) -> tuple[int, int]:
         """Return a value that changes with every commit of any connection and process.
 
-        SQLite counts for each connection the commits of all others: so one that never writes
-        is kept for asking. The first number changes with that connection.
+        For each connection, SQLite counts the commits of all others: so one that never writes is
+        kept for this. The first number changes with that connection.
         """
         if self.path is None:
             with self._held(), self._errors():
@@ -194,7 +194,7 @@ class Database:
                         connection.execute("ROLLBACK")
                     healthy = True
                 except sqlite3.Error:
-                    healthy = False  # what comes next gets a new connection
+                    healthy = False  # the next caller gets a new connection
                 if healthy or self.path is None:
                     self._give(connection)
                 else:
@@ -216,12 +216,12 @@ class Database:
             )
 
     def _check_file(self, *, writes: bool = False) -> None:
-        """Let go of a file that was replaced; refuse one that was deleted.
+        """Close a file that was replaced; refuse one that was deleted.
 
-        SQLite goes on in a file without a name, and what is written there is lost.
+        SQLite would continue in the unlinked file, and its writes would be lost.
 
         Args:
-            writes: The caller holds the lock of writers.
+            writes: The caller holds the writers' lock.
         """
         if self.path is None or self._file is None:
             return
@@ -249,7 +249,7 @@ class Database:
         return self.path.parent if self.path is not None else Path()
 
     def _moved_to(self) -> str | None:
-        """Return where the folder is now; None where it was not moved, or nothing tells."""
+        """Return the folder's current path; None if it was not moved, or its path is unknown."""
         moved = None if self._folder is None else self._folder.path()
         return None if moved == str(self._own_folder()) else moved
 
@@ -258,17 +258,17 @@ class Database:
         if moved is None:
             return f"the folder {folder} of the store cannot be seen"
         return (
-            f"the workspace {folder} was moved to {moved} in the meantime. Its jobs go on; repeat "
-            f"the command there, or with `--workspace {shlex.quote(moved)}`"
+            f"the workspace {folder} was moved to {moved} in the meantime. Its jobs continue; "
+            f"repeat the command there, or with `--workspace {shlex.quote(moved)}`"
         )
 
     def _close_note(self) -> None:
-        """Close the note's file, or leave that to the writer that may be writing to it now.
+        """Close the note's file, or leave that to the writer that may be using it now.
 
-        The number of a closed file is given to the next one that is opened, such as the store.
+        The descriptor of a closed file is reused by the next opened one, such as the store.
         """
         self._note_is_old = True
-        if self._writing.acquire(blocking=False):  # else its holder does so after its release
+        if self._writing.acquire(blocking=False):  # otherwise its holder does so after the release
             try:
                 if self._witness is not None:
                     self._witness.close()
@@ -290,7 +290,7 @@ class Database:
             raise
 
     def _give(self, connection: sqlite3.Connection | None) -> None:
-        """Take back a connection; None where it was closed."""
+        """Take back a connection; None if it was closed."""
         with self._guard:
             if connection is not None:
                 self._idle.append(connection)
@@ -315,7 +315,7 @@ class Database:
             connection = sqlite3.connect(
                 self.path if self.path is not None else ":memory:",
                 timeout=self.busy_timeout_s,
-                isolation_level=None,  # transactions are begun and ended by us alone
+                isolation_level=None,  # only our code begins and ends transactions
                 check_same_thread=False,
                 cached_statements=256,
             )
@@ -329,7 +329,7 @@ class Database:
                 if self.path is not None and self._file is None:
                     found = self.path.stat()
                     self._file = found.st_dev, found.st_ino
-                    self._take_hold()
+                    self._keep_folder()
                 return connection
             except sqlite3.OperationalError as error:
                 connection.close()
@@ -341,8 +341,8 @@ class Database:
                 connection.close()
                 raise
 
-    def _take_hold(self) -> None:
-        """Remember the folder: it alone tells where it is after a move."""
+    def _keep_folder(self) -> None:
+        """Keep the folder open: only its descriptor reveals the path after a move."""
         assert self.path is not None
         with contextlib.suppress(OSError):
             before, self._folder = self._folder, FolderHandle(self.path.parent)
@@ -350,7 +350,7 @@ class Database:
                 before.close()
 
     def close(self) -> None:
-        """Close all connections that are not in use; the others are closed after their use."""
+        """Close all unused connections; the others are closed after their use."""
         self._closed = True
         folder, self._folder = self._folder, None
         if folder is not None:
@@ -368,8 +368,8 @@ class Database:
 
     # -- forks -------------------------------------------------------------------------------
     # SQLite keeps its locks in the process's memory: a child that inherits an open connection
-    # believes to hold locks that it does not, and the parent may delete the -wal file under it.
-    # Source: sqlite.org/howtocorrupt.html, section 2.6. So no connection is open at a fork.
+    # assumes locks that it does not hold, and the parent may delete the -wal file under it. Source:
+    # sqlite.org/howtocorrupt.html, section 2.6. So no connection is open at a fork.
 
     def before_fork(self) -> None:
         """Wait for the transactions of other threads, close all connections, keep new ones out."""
@@ -379,11 +379,11 @@ class Database:
         self._close_idle()
 
     def after_fork(self) -> None:
-        """In the parent: go on."""
+        """In the parent: continue."""
         self._guard.release()
 
     def after_fork_in_child(self) -> None:
-        """Start again, unless a connection was in use and is here now, too."""
+        """Start again, unless a connection was in use at the fork."""
         self._broken_by_fork = self._broken_by_fork or bool(self._users)
         self._renew()
 
@@ -394,7 +394,7 @@ class Database:
         try:
             yield
         except sqlite3.IntegrityError:
-            raise  # means something to the statement's author
+            raise  # meaningful to the statement's author
         except sqlite3.Error as error:
             self._raise(error)
 
@@ -423,26 +423,26 @@ class Database:
                 f"`rayjobs db restore FILE`",
                 path=self.where,
             ) from error
-        # Its -wal file was removed while processes had it open: they know of more than is there.
+        # Its -wal file was removed while processes had it open, so they expect more than there is.
         if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:
             raise StoreLostError(
-                f"the store {self.where} lacks what its -wal file held, which was removed or cut "
-                f"({error}). End what has it open (`rayjobs target stop local`), then put a backup "
-                f"back with `rayjobs db restore FILE`; without one, `rayjobs db restore --as-is` "
-                f"accepts what is left",
+                f"the store {self.where} lacks the contents of its -wal file, which was removed or "
+                f"cut ({error}). End the processes that have it open (`rayjobs target stop "
+                "local`), then restore a backup with `rayjobs db restore FILE`; without one, "
+                "`rayjobs db restore --as-is` accepts what is left",
                 path=self.where,
             ) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
             raise StoreError(
-                f"the store {self.where} cannot be written by this user ({error}); check the "
-                f"owner and the rights of the file and its folder",
+                f"the store {self.where} cannot be written by this user ({error}); check the owner "
+                "and the permissions of the file and its folder",
                 path=self.where,
             ) from error
         raise StoreError(f"the store {self.where} failed: {error}", path=self.where) from error
 
     def _busy(self, error: sqlite3.Error | None = None) -> NoReturn:
         raise StoreBusyError(
-            f"the store {self.where} is locked by another process for longer than "
+            f"the store {self.where} has been locked by another process for longer than "
             f"{duration_text(self.busy_timeout_s)}, so nothing was changed. See who has it open "
             f"(`fuser -v {self.where}`): a stopped process or a backup tool must continue or end; "
             f"then repeat the command.",
@@ -488,12 +488,12 @@ os.register_at_fork(
 
 def _is_busy(error: sqlite3.Error) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    # The last one is what SQLite says after many vain tries to get at the -wal file's index.
+    # The last one is SQLite's error after many failed attempts to open the -wal file's index.
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
 def _create_private(path: Path) -> None:
-    """Create the file for its owner alone (SQLite gives its -wal and -shm the same rights)."""
+    """Create the file for its owner only (SQLite gives its -wal and -shm the same permissions)."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except FileNotFoundError as error:
@@ -502,5 +502,5 @@ def _create_private(path: Path) -> None:
         ) from error
     except OSError as error:
         raise StoreError(f"the store {path} cannot be created: {error.strerror}") from error
-    # The name itself must survive a power cut, as what is acknowledged below it does.
+    # The name itself must survive a power failure, like the commits acknowledged below it.
     sync_folder(path.parent)

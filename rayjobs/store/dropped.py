@@ -1,4 +1,4 @@
-"""What a restore takes away: records that the replaced store has and the backup has not."""
+"""What a restore drops: records of the replaced store that the backup lacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayjobs.jobs.states import FINAL
 from rayjobs.store.transitions import INSERT_EVENT
 
 RESTORED_EVENT = "restored"
-# In the order in which they are shown. Members and trials count with their array or sweep.
+# In display order. Members and trials count with their array or sweep.
 NAMED = {
     "job": "job",
     "interactive": "job",
@@ -24,7 +24,7 @@ NAMED = {
 MEMBER = "member or trial"
 
 _JOBS = "SELECT id, COALESCE(display_name, name) AS name, kind, parent, state, attempt FROM jobs"
-# What identifies a record, and how it is shown.
+# What identifies a record, and how it is displayed.
 _OTHERS = {
     "model version": "SELECT name || ':' || version || ' ' || created_at, name || ':' || version "
     "FROM models WHERE deleted_at IS NULL",
@@ -40,10 +40,10 @@ _FINAL = frozenset(map(str, FINAL))
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """A job that is unfinished in the backup, and went further in the replaced store.
+    """A job that is unfinished in the backup, but got further in the replaced store.
 
     Attributes:
-        state: In the replaced store.
+        state: Its state in the replaced store.
     """
 
     id: str
@@ -53,12 +53,12 @@ class Again:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """What the store in use has, and a backup has not.
+    """What the store in use has and a backup lacks.
 
     Attributes:
-        records: What it is ("job", "sweep", "model version", …) → id and shown name of each.
-        again: Jobs that the restored store takes back to an earlier state.
-        is_known: False where the store in use cannot be read.
+        records: Kind ("job", "sweep", "model version", …) → id and displayed name of each record.
+        again: Jobs that the restored store returns to an earlier state.
+        is_known: False if the store in use cannot be read.
     """
 
     records: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Dropped:
     is_known: bool = True
 
     def __bool__(self) -> bool:
-        """Whether anything is lost or taken back."""
+        """Whether anything is dropped or returned to an earlier state."""
         return bool(self.records or self.again)
 
 
@@ -74,13 +74,13 @@ UNKNOWN = Dropped(is_known=False)
 
 
 def compare(old: sqlite3.Connection | None, backup: sqlite3.Connection) -> Dropped:
-    """Return what `backup` lacks of the store `old`; None stands for one that does not exist."""
+    """Return what `backup` lacks compared with the store `old`; None: there is no such store."""
     if old is None:
         return UNKNOWN
     try:
         return _compare(old, backup)
     except sqlite3.DatabaseError:
-        return UNKNOWN  # it is damaged: that is why it is replaced
+        return UNKNOWN  # it is damaged, and is replaced for this reason
 
 
 def _compare(old: sqlite3.Connection, backup: sqlite3.Connection) -> Dropped:
@@ -110,16 +110,16 @@ def _rows(connection: sqlite3.Connection, query: str) -> Iterator[tuple[str, str
     try:
         yield from connection.execute(query)
     except sqlite3.OperationalError as error:
-        if "no such table" not in str(error):  # of an older version
+        if "no such table" not in str(error):  # from an older version
             raise
 
 
 def note(draft: sqlite3.Connection, found: Dropped, *, source: Path, kept_in: Path | None) -> None:
-    """Write into a store that is about to be put in place what it lacks, job by job.
+    """Record, job by job, what a store that is about to be put in place lacks.
 
     Args:
         source: The backup.
-        kept_in: Where the replaced store is kept; None where there was none.
+        kept_in: Where the replaced store is kept; None if there was none.
     """
     now = to_text(SystemClock().now())
     kept = f"; {kept_in}, the replaced store, has it" if kept_in is not None else ""
@@ -138,7 +138,7 @@ def note(draft: sqlite3.Connection, found: Dropped, *, source: Path, kept_in: Pa
             text = (
                 f"the store was restored from {source}, which is older than this job's newest "
                 f"records: in the replaced store, {kept_in}, it is {again[job].state}. What it "
-                "stored after the backup (logs, metrics, files) is recorded there alone"
+                "stored after the backup (logs, metrics, files) is recorded only there"
             )
         elif not found.is_known:
             text = (

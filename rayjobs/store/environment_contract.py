@@ -1,4 +1,4 @@
-"""What every store promises of registered environments; a part of `rayjobs.store.base.Store`."""
+"""The contract of registered environments; part of `rayjobs.store.base.Store`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class EnvironmentStore(Protocol):
     def put_environment(self, name: str, definition: str, *, user: str) -> EnvironmentVersion:
         """Write the next version of an environment durably; return it.
 
-        A version with the same definition is returned instead, whichever it is.
+        If any version has the same definition, it is returned instead.
         """
 
     def environment(
         self, name: str, *, version: int | None = None, label: str | None = None
     ) -> EnvironmentVersion:
-        """Return a version of an environment: by label, else by number, else the newest."""
+        """Return a version of an environment: by label, else by number, else the newest one."""
 
     def environments(self, *, name: str | None = None) -> list[EnvironmentVersion]:
         """Return the newest version of each environment, or all versions of one, newest first."""
@@ -35,9 +35,9 @@ class EnvironmentStore(Protocol):
         """
 
     def newest_lock(self, spec: JobSpec) -> tuple[str, StoredFile] | None:
-        """Return the newest job that ran with the packages that `spec` asks for, and its lock.
+        """Return the newest job that ran with the packages requested by `spec`, and its lock.
 
-        Jobs that ask for the same packages have different locks if an index offered other versions
-        in between. None: `spec` asks for no packages, or none of the newest 1,000 jobs with a lock
-        asked for the same.
+        Jobs that request the same packages have different locks if an index offered other versions
+        in between. None: `spec` requests no packages, or none of the newest 1,000 jobs with a lock
+        requested the same.
         """

@@ -1,4 +1,4 @@
-"""Say when a store lies on a file system that other machines share."""
+"""Warns if a store is on a file system that other machines share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED = frozenset(
 
 
 def file_system_of(path: Path, *, mounts: Path = MOUNTS) -> str:
-    """Return the kind of file system that `path` lies on; empty if it is not known."""
+    """Return the kind of file system of `path`; empty if unknown."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -27,17 +27,17 @@ def file_system_of(path: Path, *, mounts: Path = MOUNTS) -> str:
         if not separator or len(fields) < 5:
             continue
         point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4]))
-        # Of two mounts at one place the later one is seen.
+        # Of two mounts at one path, the later one is visible.
         if wanted.is_relative_to(point) and len(point.parts) >= depth:
             found, depth = after.split(" ")[0], len(point.parts)
     return found.removeprefix("fuse.")
 
 
 def warn_if_shared(path: Path, *, mounts: Path = MOUNTS) -> None:
-    """Log a warning when the store may be opened from several machines, which would damage it."""
+    """Log a warning if the store may be opened from several machines, which would damage it."""
     kind = file_system_of(path.parent, mounts=mounts)
     if kind in SHARED:
-        import logging  # rarely needed, and not free
+        import logging  # rarely needed, and slow
 
         logging.getLogger("rayjobs.store").warning(
             "the store %s is on a network file system (%s): use it only from this machine, "

@@ -1,4 +1,4 @@
-"""Interactive runs: rows that a process logs into, which no target starts, and their end."""
+"""Interactive runs: rows that a process logs into and no target starts, and their end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rayjobs.store.pipelines import refuse_child
 from rayjobs.store.requests import NewRun
 from rayjobs.store.rows import failure_of, failure_text, job_of, to_json
 
-ATTEMPT = 1  # the one that an interactive run has
+ATTEMPT = 1  # the only attempt of an interactive run
 DEFAULT_NAME = "run"
 
 # Like a sweep it waits for no allocation: its row is Running, and no target ever starts it.
@@ -42,7 +42,7 @@ REMOVE_WRITER = "DELETE FROM writers WHERE run = :job"
 WRITERS = """
 SELECT writers.* FROM writers JOIN jobs ON jobs.id = writers.run ORDER BY jobs.serial
 """
-# A job's earlier attempts have ended too.
+# A job's earlier attempts have also ended.
 WRITTEN_BY = """
 SELECT jobs.* FROM writers JOIN jobs ON jobs.id = writers.run
 WHERE writers.job = :job AND writers.attempt <= :attempt ORDER BY jobs.serial
@@ -51,7 +51,7 @@ SET_SNAPSHOT = "UPDATE jobs SET snapshot = :snapshot WHERE id = :job AND snapsho
 
 
 class RunEnds(Part):
-    """How an interactive run ends: by its own word, or with its writer."""
+    """Ends interactive runs: on their own request, or with their writer."""
 
     def _end_run(
         self,
@@ -87,7 +87,7 @@ class RunEnds(Part):
     def _attempt_ended(
         self, connection: sqlite3.Connection, job: str, attempt: int, outcome: Outcome, now: str
     ) -> None:
-        """End the runs that an attempt's script has made and not ended, as the attempt ended."""
+        """End the unfinished runs of an attempt's script, with the attempt's outcome."""
         values = {"job": job, "attempt": attempt}
         rows = connection.execute(WRITTEN_BY, values).fetchall()
         if not rows:
@@ -109,13 +109,13 @@ class InteractivePart(RunEnds):
 
     def start_run(self, new: NewRun) -> tuple[Job, bool]:
         """See `Store.start_run`."""
-        from rayjobs.spec.model import JobSpec  # pydantic: not for calls that see no spec
+        from rayjobs.spec.model import JobSpec  # pydantic: only for calls that read a spec
 
         now = self._now()
         new_id = new.id or ids.job_id(new.experiment)
         writer = writer_of(new.writer)
         owner = writer if isinstance(writer, AttemptWriter) else None
-        # Nothing is ever run by it; each job has a spec.
+        # It never runs anything, but each job has a spec.
         spec = JobSpec(name="interactive", command="", target=INTERACTIVE)
         values = {
             "id": new_id,
@@ -152,7 +152,7 @@ class InteractivePart(RunEnds):
                 row = connection.execute(INSERT, values).fetchone()
             except sqlite3.IntegrityError as error:
                 raise UsageError(
-                    f"there is a run {new_id!r} already; leave run_id out to get a new id",
+                    f"a run {new_id!r} already exists; leave out run_id to get a new id",
                     job=new_id,
                 ) from error
             connection.execute(INSERT_WRITER, values)
@@ -188,7 +188,7 @@ class InteractivePart(RunEnds):
             if row["kind"] != INTERACTIVE:
                 raise UsageError(
                     f"{run_id} is {kind_text(row['kind'])}, which its target ends; only an "
-                    f"interactive run is ended by its writer",
+                    "interactive run can be ended by its writer",
                     job=run_id,
                 )
             return self._end_run(
@@ -239,7 +239,7 @@ def _writer_values(row: sqlite3.Row) -> dict[str, Any]:
 def _end_of_orphan(
     connection: sqlite3.Connection, row: sqlite3.Row, why: str
 ) -> tuple[Outcome, str, Failure | None]:
-    """Return how a run ends whose process is gone: as its parent did, else Failed."""
+    """Return the end of a run whose process is gone: like its parent's, else Failed."""
     parent = connection.execute(
         "SELECT * FROM jobs WHERE id = :parent", {"parent": row["parent"]}
     ).fetchone()

@@ -1,4 +1,4 @@
-"""The contract of interactive runs, a part of `Store`: see the text of `rayjobs.store.base`."""
+"""The contract of interactive runs, part of `Store`: see the docstring of `rayjobs.store.base`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class InteractiveStore(Protocol):
     def start_run(self, new: NewRun) -> tuple[Job, bool]:
         """Write an interactive run durably; return it and whether it is new.
 
-        If there is an interactive run with this id and parent, it is returned unchanged, and the
-        flag is False, so that a call whose answer was lost may be repeated.
+        An existing interactive run with this id and parent is returned unchanged, and the flag is
+        False, so that a call whose answer was lost can be repeated.
 
         Raises:
             NotFoundError: there is no such parent.
-            UsageError: the id is taken; the attempt that is its writer has ended; the parent is a
+            UsageError: the id is taken; its writer is an attempt that has ended; the parent is a
                 pipeline run.
         """
 
@@ -38,7 +38,7 @@ class InteractiveStore(Protocol):
         reason: str = "",
         failure: Failure | None = None,
     ) -> bool:
-        """Write the one final state of an interactive run durably; False if it has ended before.
+        """Write the one final state of an interactive run durably; False if it has already ended.
 
         Args:
             run_id: The run.
@@ -54,13 +54,13 @@ class InteractiveStore(Protocol):
         """Return the interactive runs that have not ended with their writers, oldest first."""
 
     def end_orphans(self, runs: Sequence[str], *, reasons: Mapping[str, str]) -> tuple[str, ...]:
-        """End runs whose process is gone, in this order; return those that had not ended yet.
+        """End runs whose process is gone, in this order; return those that had not yet ended.
 
         A run whose parent has ended ends like its parent, any other is Failed.
 
         Args:
             runs: Ids, parents before their children.
-            reasons: What became of each run's process, by run.
+            reasons: What happened to each run's process, by run.
         """
 
     def set_run_snapshot(self, run_id: str, snapshot: str) -> bool:

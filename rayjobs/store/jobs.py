@@ -41,7 +41,7 @@ RETURNING *
 
 BY_KEY = "SELECT * FROM jobs WHERE idempotency_key = :idempotency_key"
 
-# Members of an array and trials of a sweep have its name: that means the array, or the sweep.
+# Members of an array and trials of a sweep share its name, which means the array or sweep.
 NAMED = """
 SELECT * FROM (
     SELECT * FROM jobs WHERE name = :text AND array_index IS NULL AND NOT EXISTS (
@@ -50,7 +50,7 @@ SELECT * FROM (
 ) WHERE :kind IS NULL OR kind = :kind
 ORDER BY serial DESC LIMIT 200
 """
-# A prefix as a range: LIKE would need escapes, and does not use the index.
+# A prefix as a range: LIKE would need escapes and would not use the index.
 BEGINNING = """
 SELECT * FROM (
     SELECT * FROM jobs WHERE id >= :text AND id < :beyond
@@ -85,7 +85,7 @@ REVISIONS = "SELECT COUNT(*) FROM events WHERE job = :job AND kind = :kind"
 FIRST_REVISION = """
 SELECT data FROM events WHERE job = :job AND kind = :kind ORDER BY serial LIMIT 1
 """
-# Another `changed_at` has the target read it again, and start nothing that it read before.
+# A new `changed_at` makes the target read it again, and start nothing that it read before.
 REVISE = "UPDATE jobs SET spec = :spec, changed_at = :now WHERE id = :job"
 TAGS_AND_PRIORITY = "UPDATE jobs SET tags = :tags, priority = :priority WHERE id = :job"
 QUEUED_LIKE = """
@@ -98,7 +98,7 @@ _SHOWN = 10
 
 NO_MEMBER = "array_index IS NULL"
 NO_TRIAL = "(parent IS NULL OR array_index IS NOT NULL)"
-# An array that has not ended is in each state that one of its members is in that has not ended.
+# An unfinished array is in the state of each of its unfinished members.
 ARRAY_IS_IN = """(
     CASE WHEN kind = 'array' AND state NOT IN ('Completed', 'Failed', 'Canceled')
     THEN EXISTS (SELECT 1 FROM jobs AS member WHERE member.parent = jobs.id
@@ -115,9 +115,9 @@ class JobsPart(Part):
         """See `Store.submit`."""
         spec = new.spec
         if spec.array is not None:
-            raise UsageError("the spec is an array's (`array`); submit it as one, or take that out")
+            raise UsageError("the spec is an array's (`array`); submit it as one, or remove that")
         if new.claim is not None and new.parent is None:
-            raise UsageError("a claim is a parent's; give `parent` with it")
+            raise UsageError("a claim belongs to a parent; give `parent` with it")
         now = self._now()
         new_id = new.id or ids.job_id(new.experiment)
         values = {
@@ -156,8 +156,8 @@ class JobsPart(Part):
                 row = connection.execute(INSERT_JOB, values).fetchone()
             except sqlite3.IntegrityError as error:
                 raise UsageError(
-                    f"a job {new_id!r} exists already; leave the id out, or give the "
-                    f"idempotency key of the first submit to get that job back",
+                    f"a job {new_id!r} already exists; leave out the id, or give the idempotency "
+                    "key of the first submit to get that job back",
                     job=new_id,
                 ) from error
             self._state_event(connection, new_id, None, JobState.QUEUED, now=now, attempt=0)
@@ -169,9 +169,9 @@ class JobsPart(Part):
             return job_of(self._row(connection, job_id))
 
     def find(self, text: str, *, kind: str | None = None, newest: bool = False) -> Job:
-        """See `Store.find`. A whole id wins over all else, then a whole name over prefixes."""
+        """See `Store.find`. A full id takes precedence, then a full name, then prefixes."""
         if not text:
-            raise UsageError("an empty text names no job; give an id, its beginning, or a name")
+            raise UsageError("an empty text names no job; give an id, a prefix of one, or a name")
         named_member = split_member(text)
         if named_member is not None and kind is None:
             return self._find_member(*named_member, newest=newest)
@@ -209,8 +209,8 @@ class JobsPart(Part):
     def _find_member(self, text: str, index: int, *, newest: bool) -> Job:
         """Return the member with this index of the array that `text` names.
 
-        A member that was run again is an array of its own, with its array's name and a number.
-        So the array that is shown as `text` comes first, then those that have such a member.
+        A member that was run again is a separate array, with its array's name and a number. So the
+        array displayed as `text` comes first, then those that have such a member.
         """
         values = {"text": text, "kind": ARRAY}
         with self._database.read() as connection:
@@ -221,7 +221,7 @@ class JobsPart(Part):
                 arrays = [row for row in arrays if has_member(connection, row, index)] or arrays
             if arrays and (newest or len(arrays) == 1):
                 return job_of(member_row(connection, arrays[0], index))
-        array = self.find(text, newest=newest)  # by its id; or this says that several match
+        array = self.find(text, newest=newest)  # by its id; or this raises because several match
         with self._database.read() as connection:
             return job_of(member_row(connection, self._row(connection, array.id), index))
 
@@ -235,7 +235,7 @@ class JobsPart(Part):
 
     def _select(self, columns: str, which: JobFilter) -> list[sqlite3.Row]:
         conditions, values = _conditions(which)
-        statement = (  # our own SQL fragments; users' input is passed as values
+        statement = (  # our own SQL fragments; user input is passed as values
             f"SELECT {columns} FROM jobs"  # noqa: S608
             + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
             + f" ORDER BY serial {'DESC' if which.newest_first else 'ASC'} LIMIT :limit"
@@ -266,7 +266,7 @@ class JobsPart(Part):
             if not changes.is_about_hold:
                 return job_of(self._row(connection, job_id))
             changed = self._row(connection, job_id)
-        return job_of(changed)  # only now: a job whose spec is damaged can be held too
+        return job_of(changed)  # only now: a job with a damaged spec can also be held
 
     def revise(self, read: Job, spec: JobSpec, changes: JobChanges = NO_CHANGES) -> Job | None:
         """See `Store.revise`."""
@@ -299,8 +299,8 @@ class JobsPart(Part):
                     attempt=one["attempt"],
                     data={"revision": number, "before": before},
                 )
-            # In the same transaction: the next change of the job starts from these. The
-            # priority of an array is also that of members which do not wait (see `_change`).
+            # In the same transaction: the next change of the job starts from these. The priority of
+            # an array also applies to members that do not wait (see `_change`).
             own = row["priority"] if row["kind"] == ARRAY else spec.priority
             values = {"job": job_id, "tags": to_json(dict(spec.tags)), "priority": own}
             connection.execute(TAGS_AND_PRIORITY, values)
@@ -379,7 +379,7 @@ class JobsPart(Part):
         if row["kind"] not in ("job", ARRAY):
             raise UsageError(
                 f"{job_id!r} is {kind_text(row['kind'])}, which no target starts: hold or release "
-                f"jobs",
+                "jobs instead",
                 job=job_id,
             )
         chosen = [row]
@@ -485,16 +485,16 @@ def _add_only(job_id: str, stored: str, new: Mapping[str, str]) -> str:
         if known.get(name, value) != value:
             raise UsageError(
                 f"property {name!r} of job {job_id!r} is {known[name]!r} and cannot become "
-                f"{value!r}: properties are written once; use a tag for what changes",
+                f"{value!r}: properties are written once; use a tag for changing values",
                 job=job_id,
             )
     return to_json({**known, **new})
 
 
 def _is_beginning(text: str, job: str) -> bool:
-    """Whether `text` means a job by the beginning of its id: it has to cover the id's name.
+    """Whether `text` names a job by a prefix of its id: the prefix must cover the id's name.
 
-    The beginning of the name alone is another job's name: `exp1` never means `exp10_…`.
+    A prefix of the name alone may be another job's name: `exp1` never means `exp10_…`.
     """
     return not job.startswith(text) or len(text) >= len(job.rsplit("_", 2)[0])
 
@@ -510,11 +510,11 @@ def _gone(connection: sqlite3.Connection, text: str) -> str:
 
 
 def _not_found(text: str, rows: Sequence[sqlite3.Row], where: str, kind: str | None) -> str:
-    import difflib  # only on the way to an error
+    import difflib  # only before an error
 
     known: dict[str, str] = {}
     for row in reversed(rows):
-        # A spec's name that several jobs share does not identify any of them.
+        # A name that several jobs share does not identify any of them.
         shown = row["display_name"] or row["name"]
         known.update({name: row["id"] for name in (row["id"], row["tail"], shown) if name})
     near = difflib.get_close_matches(text, known, n=3, cutoff=0.6)

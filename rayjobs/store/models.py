@@ -22,13 +22,13 @@ from rayjobs.store import references
 from rayjobs.store.part import Part
 from rayjobs.store.rows import time_of, to_json
 
-REGISTERED = "model"  # events of a run whose script asked for a model
+REGISTERED = "model"  # events of a run whose script requested a model
 REFUSED = "model_refused"
 
-# What a version without a run has in place of a job's id and attempt.
+# Placeholders for a job's id and attempt in a version without a run.
 NO_RUN: Mapping[str, Any] = {"id": "", "attempt": 0}
 
-# Deleted rows stay, so that MAX counts them: a number that was once seen never means another.
+# Deleted rows stay, so that MAX counts them: a number is never reused.
 INSERT_MODEL = """
 INSERT INTO models (name, version, run, attempt, path, digest, files, lineage, framework,
     framework_version, description, tags, properties, created_by, created_at)
@@ -80,11 +80,11 @@ class ModelsPart(Part):
                 row, is_new = _register(connection, NO_RUN, draft, self._now())
                 return _model_of(connection, row), is_new
             job = self._row(connection, run)
-            # Who writes an interactive run says itself when its files are whole.
+            # The writer of an interactive run decides when its files are complete.
             is_written = job["kind"] == INTERACTIVE and job["state"] == JobState.RUNNING
             if job["state"] != JobState.COMPLETED and not is_written:
                 raise UsageError(
-                    f"run {run} is {job['state']}: a model is made of a completed run",
+                    f"run {run} is {job['state']}: only a completed run can become a model",
                     run=run,
                 )
             row, is_new = _register(connection, job, draft, self._now())
@@ -152,7 +152,7 @@ class ModelsPart(Part):
             if aliases and not force:
                 names = references.listed([f"{name}@{alias}" for alias in aliases])
                 raise UsageError(
-                    f"model {name}:{version} is what {names} points to. Point the alias at another "
+                    f"model {name}:{version} is the target of {names}. Point the alias at another "
                     f"version (`rayjobs model alias {name}:VERSION {aliases[0]}`), or delete both "
                     f"with --force; nothing was deleted"
                 )
@@ -180,7 +180,7 @@ def register_all(
             why = one.why
         else:
             try:
-                # Known only now: the run ends with its models.
+                # Only known now: the run ends with its models.
                 draft = replace(one, lineage={**one.lineage, "ended_at": now})
                 row, _ = _register(connection, job, draft, now)
             except UsageError as error:  # raised before anything is written
@@ -196,7 +196,7 @@ def register_all(
 
 
 def refusals(registrations: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str:
-    """Return the reason of a run that completed without all its models; empty where none lacks."""
+    """Return the reason of a run that completed without all its models, else an empty text."""
     found = [message for kind, message, _ in registrations if kind == REFUSED]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return f"{found[0]}{more}" if found else ""
@@ -208,7 +208,7 @@ def _register(
     draft: ModelDraft,
     now: str,
 ) -> tuple[sqlite3.Row, bool]:
-    """Write a version, or find the one that is the same; raises UsageError before it writes."""
+    """Write a version, or find the identical one; raise UsageError before writing."""
     run = job["id"]
     values = {
         "name": draft.name,
@@ -241,7 +241,7 @@ def _register(
 
 
 def _check_sources(connection: sqlite3.Connection, run: str, sources: Sequence[StoredFile]) -> None:
-    """Refuse files that the run does not have, or has with other bytes by now."""
+    """Refuse files that the run does not have, or whose bytes have changed."""
     rows = connection.execute("SELECT name, digest FROM files WHERE job = :run", {"run": run})
     known = {row["name"]: row["digest"] for row in rows}
     for one in sources:

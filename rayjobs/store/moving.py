@@ -1,8 +1,8 @@
-"""Moves a store between a file and PostgreSQL: rows are copied, compared, and count from then on.
+"""Moves a store between a file and PostgreSQL: copies rows, compares them, and switches over.
 
-Nobody else reads or writes either store meanwhile. Killed at any moment, the workspace has one
-store or is refused with the command that finishes the move; a move that is repeated starts with
-an empty copy.
+No other process reads or writes either store meanwhile. If the move is killed at any moment, the
+workspace has one store, or is refused with the command that finishes the move; a repeated move
+starts with an empty copy.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from sqlalchemy import Table
 
 BUSY_TIMEOUT_S = 10.0
-_BATCH = 500  # rows that are read, or sent, at a time
-_OWNER = "workspace"  # keys of `meta` that a store in PostgreSQL has for itself
+_BATCH = 500  # rows that are read or sent at a time
+_OWNER = "workspace"  # keys of `meta` that only a store in PostgreSQL has
 _UNFINISHED = "moving"
 _OWN_KEYS = (_OWNER, _UNFINISHED)
 Switch = Callable[[], None]
-"""Makes the workspace use the new store, durably."""
+"""A function that durably makes the workspace use the new store."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What a move did.
+    """The result of a move.
 
     Attributes:
         rows: How many rows were copied and compared.
-        tables: Of how many tables.
+        tables: The number of tables.
         old: Where the old store is kept: a file, or the address of a schema.
     """
 
@@ -57,14 +57,14 @@ def to_postgres(path: Path, url: str, *, workspace: str, switch: Switch) -> Move
         path: The file.
         url: See `rayjobs.store.postgres.parsed`.
         workspace: The workspace's id, which owns the new store.
-        switch: Called once all rows are there and equal.
+        switch: Called once all rows are copied and equal.
 
     Raises:
         NotFoundError: there is no file.
-        UsageError: the schema has records of its own, or belongs to another workspace.
+        UsageError: the schema has other records, or belongs to another workspace.
         StoreVersionError: the file must be upgraded first.
         StoreBusyError: another process has the file open.
-        StoreError: rows cannot be written, or differ. The workspace is as it was.
+        StoreError: rows cannot be written, or differ. The workspace is unchanged.
     """
     witness = Witness(path)
     aside = care.unused(path, f"{path.stem}-moved")
@@ -84,7 +84,8 @@ def to_postgres(path: Path, url: str, *, workspace: str, switch: Switch) -> Move
                 )
             with database.exclusive() as target:
                 _compare(_of_file(source), _of_postgres(target))
-            # What opens the file from now on is refused: it has fewer events than its note.
+            # Processes that open the file from now on are refused: it has fewer events than its
+            # note.
             witness.note(events_of(source) + 1, synced=True)
             switch()
             path.rename(aside)
@@ -103,18 +104,18 @@ def to_postgres(path: Path, url: str, *, workspace: str, switch: Switch) -> Move
 
 
 def to_file(url: str, path: Path, *, switch: Switch) -> Moved:
-    """Move a store from PostgreSQL into a file; its schema is kept, and refuses its users.
+    """Move a store from PostgreSQL into a file; its schema stays, but refuses its users.
 
     Args:
         url: See `rayjobs.store.postgres.parsed`.
         path: The file, which must not exist.
-        switch: Called once all rows are there and equal.
+        switch: Called once all rows are copied and equal.
 
     Raises:
         UsageError: the file exists.
-        StoreVersionError: the store is of another version.
+        StoreVersionError: the store has another version.
         StoreError: the server cannot be reached, the file cannot be written, or rows differ. The
-            workspace is as it was.
+            workspace is unchanged.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     database = PostgresDatabase(url, busy_timeout_s=BUSY_TIMEOUT_S)
@@ -129,11 +130,11 @@ def to_file(url: str, path: Path, *, switch: Switch) -> Moved:
         try:
             with database.exclusive() as source:
                 rows = _write_file(source, draft)
-            if is_begun:  # left by a killed move, which began without such a file
+            if is_begun:  # left by a killed move, which started without such a file
                 path.unlink(missing_ok=True)
             witness = Witness(path)
-            witness.path.unlink(missing_ok=True)  # of a store that was here before
-            os.link(draft, path)  # unlike a rename, it replaces nothing
+            witness.path.unlink(missing_ok=True)  # of an earlier store at this path
+            os.link(draft, path)  # unlike a rename, this never replaces a file
             is_linked = True
             sync_folder(path.parent)
             switch()
@@ -157,10 +158,10 @@ def to_file(url: str, path: Path, *, switch: Switch) -> Moved:
 
 
 def copy_to_file(url: str, path: Path) -> int:
-    """Write all rows of a store in PostgreSQL into a new file; writers wait. Return how many.
+    """Copy all rows of a store in PostgreSQL to a new file while writers wait; return their number.
 
     Raises:
-        StoreVersionError: the store is of another version.
+        StoreVersionError: the store has another version.
         StoreError: the server cannot be reached, the file cannot be written, or rows differ.
     """
     database = PostgresDatabase(url, busy_timeout_s=BUSY_TIMEOUT_S)
@@ -182,7 +183,7 @@ def _check_file(source: sqlite3.Connection, path: Path) -> None:
     found = version_of(source)
     if found != VERSION:
         raise StoreVersionError(
-            f"the store {path} has schema version {found}, and this rayjobs has {VERSION}: run "
+            f"the store {path} has schema version {found}, but this rayjobs has {VERSION}: run "
             f"`rayjobs db upgrade` first",
             found=found,
             known=VERSION,
@@ -193,9 +194,9 @@ def _check_file(source: sqlite3.Connection, path: Path) -> None:
 
 def _check_postgres(source: Connection, database: PostgresDatabase) -> int:
     (found,) = source.execute("SELECT version FROM store_state").fetchone() or (0,)
-    if found not in (VERSION, MOVED):  # a move that was killed is finished
+    if found not in (VERSION, MOVED):  # finish a move that was killed
         raise StoreVersionError(
-            f"the store {database.where} has schema version {found}, and this rayjobs has "
+            f"the store {database.where} has schema version {found}, but this rayjobs has "
             f"{VERSION}: use the rayjobs that wrote it",
             found=found,
             known=VERSION,
@@ -204,7 +205,7 @@ def _check_postgres(source: Connection, database: PostgresDatabase) -> int:
 
 
 def _make_empty(target: Connection, where: str, workspace: str) -> None:
-    """Remove leftovers of an unfinished or earlier move of this workspace; refuse all others."""
+    """Remove leftovers of an earlier move of this workspace; refuse all other rows."""
     own: dict[str, str] = dict(
         target.execute("SELECT key, value FROM meta WHERE key IN (?, ?)", _OWN_KEYS).fetchall()
     )
@@ -283,7 +284,7 @@ def _of_file(connection: sqlite3.Connection) -> Rows:
 
 def _of_postgres(connection: Connection) -> Rows:
     def read(table: Table) -> Iterator[Sequence[Any]]:
-        # A cursor of the server: a client's takes in all rows at once.
+        # A server-side cursor: a client-side one would load all rows at once.
         with connection.plain.cursor(name=f"move_{table.name}") as cursor:
             cursor.itersize = _BATCH
             cursor.execute(_select(table).encode())
@@ -319,25 +320,25 @@ def _select(table: Table) -> str:
 
 
 def _tables() -> list[Table]:
-    from rayjobs.store.tables import metadata  # SQLAlchemy: too slow for everyday commands
+    from rayjobs.store.tables import metadata  # SQLAlchemy is too slow for everyday commands
 
     return list(metadata.sorted_tables)
 
 
-# --- serials: none is ever given twice -----------------------------------------------------------
+# --- serials: never reused -----------------------------------------------------------------------
 
 
 def _set_identities(target: Connection, source: sqlite3.Connection) -> None:
-    """Let PostgreSQL go on with the serials after the last one that the file gave."""
+    """Make PostgreSQL continue after the last serial that the file assigned."""
     given = dict(source.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
     for table in _numbered():
-        newest = int(given.get(table, 0))  # SQLite counts what a row was given by hand, too
+        newest = int(given.get(table, 0))  # SQLite also counts serials that were set explicitly
         sequence = f"pg_get_serial_sequence('{table}', 'serial')"
         target.execute(f"SELECT setval({sequence}, ?, ?)", (max(1, newest), newest > 0))
 
 
 def _given(source: Connection) -> dict[str, int]:
-    """Return the last serial that each table in PostgreSQL has given; 0: none."""
+    """Return the last serial that each table in PostgreSQL has assigned; 0: none."""
     found = {}
     for table in _numbered():
         (name,) = source.execute(
@@ -351,5 +352,5 @@ def _given(source: Connection) -> dict[str, int]:
 
 
 def _numbered() -> list[str]:
-    """Return the tables that number their rows; a serial is given once in all of them."""
+    """Return the tables that number their rows; each of them assigns a serial only once."""
     return [table.name for table in _tables() if "serial" in table.columns]

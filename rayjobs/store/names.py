@@ -1,11 +1,11 @@
-"""Names for jobs that were given none: ``train-1``, ``train-2``, each once in a store."""
+"""Default names for jobs: ``train-1``, ``train-2``, each unique in a store."""
 
 from __future__ import annotations
 
 import sqlite3
 
-# The last number of a name, next to the store's own values. It only grows, so that a name which
-# was pruned never means another job.
+# The last number of a name, next to the store's own values. It only grows, so that a pruned name
+# never means another job.
 COUNT = """
 INSERT INTO meta (key, value) VALUES (:key, '1')
 ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(meta.value AS INTEGER) + 1 AS TEXT)
@@ -17,7 +17,7 @@ TAKEN = (
 
 
 def next_name(connection: sqlite3.Connection, name: str) -> str:
-    """Return `name` with the next number that no job's name has, in the caller's transaction."""
+    """Return `name` with the next unused number, in the caller's transaction."""
     while True:
         [number] = connection.execute(COUNT, {"key": f"jobs named {name}"}).fetchone()
         numbered = f"{name}-{number}"

@@ -1,6 +1,6 @@
 """The contract of stores for parents that run nothing themselves: sweeps and pipeline runs.
 
-Parts of `rayjobs.store.base.Store`, whose general promises hold here too.
+Parts of `rayjobs.store.base.Store`, whose general contract also applies here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SweepStore(Protocol):
         known, the sweep of the first call is returned, and the flag is False.
 
         Raises:
-            UsageError: the base is an array's; the id or the key is another job's; a dataset
+            UsageError: the base is an array's; the id or the key belongs to another job; a dataset
                 version that the trials read was deleted.
         """
 
@@ -60,7 +60,7 @@ class SweepStore(Protocol):
     def put_trials(self, sweep_id: str, *, claim: int, trials: Sequence[TrialRow]) -> bool:
         """Write new and changed rows of the trial table durably.
 
-        The parameters of a row that exists never change. False if there is a newer claim.
+        The parameters of an existing row never change. False if there is a newer claim.
         """
 
     def trials(self, sweep_id: str, *, page: Page | None = None) -> list[TrialRow]:
@@ -87,8 +87,8 @@ class PipelineStore(Protocol):
         """Write a pipeline run durably with all its steps; return it and whether it is new.
 
         The run is a job of kind ``pipeline``. It is Running from the start, and no target starts
-        it; it ends with its last step, in the same transaction. A step is a job (or sweep) whose
-        parent it is. A step that reuses results is Completed from the start. If the idempotency
+        it; it ends with its last step, in the same transaction. A step is a job (or sweep) with the
+        run as parent. A step that reuses results is Completed from the start. If the idempotency
         key is known, the run of the first call is returned, and the flag is False.
 
         Raises:
@@ -112,7 +112,7 @@ class PipelineStore(Protocol):
         """Return the steps of a pipeline run, in order of number."""
 
     def step_of(self, job_id: str) -> StepRow | None:
-        """Return the step that a job is; None: it is not a step."""
+        """Return the step of a job; None: it is not a step."""
 
     def reusable_steps(self, key: str, *, most: int = 5) -> list[StepRow]:
         """Return completed steps with this reuse key that ran themselves, the newest first."""
@@ -135,10 +135,10 @@ class PipelineStore(Protocol):
         description: str = "",
         user: str = "",
     ) -> PublishedRecord:
-        """Keep a pipeline durably, to be run by its id. Its code is never pruned."""
+        """Store a pipeline durably, so that it can be run by its id. Its code is never pruned."""
 
     def published_pipelines(self, *, active: bool = True) -> list[PublishedRecord]:
-        """Return published pipelines, newest first; unless `active`, disabled ones too."""
+        """Return published pipelines, newest first; unless `active`, including disabled ones."""
 
     def published_pipeline(self, text: str) -> PublishedRecord:
         """Return the published pipeline with this id, or the newest active one of this name.
@@ -155,7 +155,7 @@ class PipelineStore(Protocol):
         """
 
     def put_schedule(self, record: ScheduleRecord) -> None:
-        """Write a schedule durably: a new one, or all of a known one."""
+        """Write a schedule durably: a new one, or all fields of an existing one."""
 
     def settle_schedule(
         self,
@@ -171,18 +171,18 @@ class PipelineStore(Protocol):
 
         Args:
             schedule: Its id.
-            due: The time, as it was read.
-            next_at: When it falls due next; None: never.
+            due: The time that was read.
+            next_at: When it is next due; None: never.
             note: What happened.
-            seen: The watched files; None leaves those that are known.
-            run: The run that was started; None leaves the last one.
+            seen: The watched files; None leaves them unchanged.
+            run: The started run; None leaves the last one.
         """
 
     def schedules(self, *, active: bool = True) -> list[ScheduleRecord]:
-        """Return schedules, newest first; unless `active`, disabled ones too."""
+        """Return schedules, newest first; unless `active`, including disabled ones."""
 
     def schedule(self, text: str) -> ScheduleRecord:
-        """Return the schedule with this id, the beginning of it, or of this name.
+        """Return the schedule with this id or prefix of one, or with this name.
 
         Raises:
             NotFoundError: there is none.
@@ -201,7 +201,7 @@ class PipelineStore(Protocol):
     ) -> EndpointVersion:
         """Add a published pipeline to an endpoint durably, as its next version.
 
-        The first version makes the endpoint, and is its default.
+        The first version creates the endpoint, and is its default.
 
         Raises:
             NotFoundError: there is no such published pipeline.

@@ -14,7 +14,7 @@ from rayjobs.store.rows import to_json
 from rayjobs.store.transitions import INSERT_EVENT
 
 STATE_EVENT = "state"
-# Who asked for the end of a job that ran when it was asked.
+# Who requested the end of a job while it was running.
 CANCELED_BY = """
 SELECT json_extract(data, '$.by') FROM events WHERE job = :job AND kind = 'cancel'
 ORDER BY serial DESC LIMIT 1
@@ -32,10 +32,10 @@ class Part:
         return to_text(self._clock.now())
 
     def _submitted(self, connection: sqlite3.Connection, now: str) -> str:
-        """Return when a job that is written now counts as submitted.
+        """Return the submission time of a job that is written now.
 
-        Never before the job that was submitted last: clients have clocks of their own, and the
-        order of the serials is the order in which jobs came.
+        It is never before that of the last submitted job: clients have their own clocks, and the
+        order of the serials is the order of arrival.
         """
         row = connection.execute(LAST_SUBMIT).fetchone()
         return now if row is None else max(now, str(row[0]))

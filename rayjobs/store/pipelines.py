@@ -67,7 +67,7 @@ ORDER BY jobs.serial DESC LIMIT 1
 """
 
 _FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
-# Only steps count: a store of an earlier version may hold other children of a pipeline run.
+# Only steps count: a store of an earlier version may have other children of a pipeline run.
 _STEPS = "FROM steps JOIN jobs ON jobs.id = steps.job WHERE steps.pipeline = :pipeline"
 UNFINISHED = f"""
 SELECT jobs.* {_STEPS} AND jobs.state NOT IN ({_FINAL}) ORDER BY jobs.serial
@@ -95,7 +95,7 @@ class PipelineEnds(Part):
     """What happens to a pipeline when a step ends, in the same transaction."""
 
     def _step_ended(self, connection: sqlite3.Connection, step: sqlite3.Row, now: str) -> None:
-        """Do what follows from the end of a step: start, cancel, end.
+        """Apply the consequences of a step's end: start, cancel, end.
 
         Args:
             step: The row of a job, which may not be a step; its state may be older than the end.
@@ -115,7 +115,7 @@ class PipelineEnds(Part):
         self._go_on(connection, row["id"], now)
 
     def _go_on(self, connection: sqlite3.Connection, pipeline_id: str, now: str) -> None:
-        """Start the sweeps that need not wait any longer; end the pipeline after its last step."""
+        """Start the sweeps that no longer wait; end the pipeline after its last step."""
         pipeline = {"pipeline": pipeline_id}
         for sweep in connection.execute(WAITING_SWEEPS, pipeline).fetchall():
             if self._may_start(connection, sweep):
@@ -144,7 +144,7 @@ class PipelineEnds(Part):
         name: str,
         now: str,
     ) -> None:
-        """Cancel the steps that cannot run any more, or shall not, after one did not complete."""
+        """Cancel the steps that can no longer run, or must not run, after one did not complete."""
         rows = {
             row["id"]: row
             for row in connection.execute(UNFINISHED, {"pipeline": pipeline["id"]}).fetchall()
@@ -159,7 +159,7 @@ class PipelineEnds(Part):
     def _request_cancel_alone(
         self, connection: sqlite3.Connection, row: sqlite3.Row, now: str, by: str
     ) -> JobState:
-        """Request the end of one job, without what follows from it for its parent.
+        """Request the end of one job, without the consequences for its parent.
 
         Returns:
             The job's state; a queued job is Canceled at once.
@@ -393,7 +393,7 @@ class PipelinesPart(PipelineEnds):
 
 
 def steps_of(connection: sqlite3.Connection, jobs: Iterable[str]) -> dict[str, str]:
-    """Return the pipelines of those of these jobs that are steps, by job."""
+    """Return the pipelines of the jobs that are steps, by job."""
     rows = connection.execute(
         "SELECT job, pipeline FROM steps WHERE job IN (SELECT value FROM json_each(:jobs))",
         {"jobs": json.dumps([*jobs])},
@@ -402,7 +402,7 @@ def steps_of(connection: sqlite3.Connection, jobs: Iterable[str]) -> dict[str, s
 
 
 def refuse_child(connection: sqlite3.Connection, parent: str | None) -> None:
-    """Return if a new job or interactive run may have this parent.
+    """Check that a new job or interactive run may have this parent.
 
     Raises:
         UsageError: the parent is a pipeline run, whose only children are its steps.
@@ -419,10 +419,10 @@ def refuse_child(connection: sqlite3.Connection, parent: str | None) -> None:
 
 
 def _refuse_gone(connection: sqlite3.Connection, step: NewStep) -> None:
-    """Return if the job whose results a step reuses is still there.
+    """Check that the job whose results a step reuses still exists.
 
     Raises:
-        UsageError: it was pruned since it was found.
+        UsageError: it has been pruned since it was found.
     """
     found = connection.execute(
         "SELECT state FROM jobs WHERE id = :job", {"job": step.original}

@@ -1,9 +1,9 @@
-"""A store in PostgreSQL: connections of one process that answer as those of SQLite do.
+"""A store in PostgreSQL: connections of one process that behave like SQLite's.
 
-The statements of the store are written once, in the part of SQL that both databases know; what
-differs is translated here (docs/decisions/0031-store-in-postgresql.md). As in SQLite there is one
-writer at a time: an advisory lock is taken when a write begins and given back by its commit. So a
-serial that is seen is never followed by a smaller one, and statements need no retries.
+The store's statements are written once, in the common subset of SQL; differences are translated
+here (docs/decisions/0031-store-in-postgresql.md). As in SQLite there is one writer at a time: a
+write takes an advisory lock at its start and releases it with its commit. So a smaller serial never
+appears after a larger one, and statements need no retries.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from rayjobs.store.postgres_watch import Watch
 
 CONNECT_S = 5
-# A peer that takes in nothing for this long is gone; the kernel alone would wait for minutes.
+# A peer that accepts nothing for this long is gone; the kernel would wait for minutes.
 SILENT_MS = 20_000
-FIRST = 12  # the first version of the schema that PostgreSQL had
+FIRST = 12  # the first version of the schema in PostgreSQL
 # NNNN.sql: from version NNNN - 1 to NNNN.
 MIGRATIONS = Path(__file__).parent / "migrations" / "postgres"
 MOVED = -1  # the version of a store whose rows were moved into a file
 VERSION_OF = "SELECT version FROM store_state"
 NUMBER_OF = "SELECT CAST(pg_current_xact_id() AS TEXT)"
-# Waits until the server's disk has all commits so far. It writes something, since only a
-# transaction that wrote waits; waits of several clients are one write to the disk.
+# Waits until the server's disk has all commits so far. It writes something, since only a writing
+# transaction waits; waits of several clients share one write to the disk.
 FLUSH = "SELECT pg_logical_emit_message(true, 'rayjobs', '')"
 COUNTED = f"UPDATE store_state SET changes = changes + 1; COMMIT; {FLUSH}"  # noqa: S608 - made of our own words
 MANY = 200  # statements that are sent together
-CHANNEL = "rayjobs"  # of notifications, of all schemas of a database
+CHANNEL = "rayjobs"  # of notifications for all schemas of a database
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Row(tuple[Any, ...]):
 
 
 class Result:
-    """What a statement gave: its rows, and how many rows it changed."""
+    """The result of a statement: its rows, and how many rows it changed."""
 
     def __init__(self, rows: list[Row], rowcount: int) -> None:
         self._rows = iter(rows)
@@ -88,7 +88,7 @@ class Result:
         return next(self._rows, None)
 
     def fetchall(self) -> list[Row]:
-        """Return the rows that are left."""
+        """Return the remaining rows."""
         return list(self._rows)
 
     def __iter__(self) -> Iterator[Row]:
@@ -96,22 +96,22 @@ class Result:
 
 
 class Connection:
-    """One connection, with the calls of `sqlite3.Connection` that the store makes.
+    """One connection, with the methods of `sqlite3.Connection` that the store uses.
 
     Attributes:
-        total_changes: Rows that its statements have changed so far.
+        total_changes: How many rows its statements have changed so far.
     """
 
     def __init__(self, plain: psycopg.Connection[Any]) -> None:
         self.plain = plain
         self.total_changes = 0
-        self.number = ""  # of the transaction in progress, if it writes
+        self.number = ""  # for the transaction in progress, if it writes
 
     def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Result:
         """Run one statement.
 
         Raises:
-            sqlite3.IntegrityError: it breaks a constraint. The transaction goes on without it.
+            sqlite3.IntegrityError: it violates a constraint. The transaction continues without it.
         """
         text = translated(statement)
         return self._insert(text, values) if _may_collide(text) else self._run(text, values)
@@ -130,7 +130,7 @@ class Connection:
             return self._result(cursor, is_change=True)
 
     def cursor(self) -> Cursor:
-        """Return what runs statements and gives plain rows."""
+        """Return a cursor with plain rows."""
         return Cursor(self)
 
     def executemany(
@@ -139,7 +139,8 @@ class Connection:
         """Run a statement for each row, many in one message.
 
         Raises:
-            sqlite3.IntegrityError: one breaks a constraint. The transaction goes on without all.
+            sqlite3.IntegrityError: a row violates a constraint. The transaction continues without
+                all of them.
         """
         text = translated(statement)
         with self.plain.cursor() as cursor:
@@ -155,7 +156,7 @@ class Connection:
 
     @contextmanager
     def _savepoint(self) -> Iterator[None]:
-        """Let the transaction go on after a violation, as SQLite does: PostgreSQL would end it."""
+        """Let the transaction continue after a violation, as in SQLite: PostgreSQL would end it."""
         self._send("SAVEPOINT statement")
         try:
             yield
@@ -187,7 +188,7 @@ class Connection:
 
 
 class Cursor:
-    """A cursor of `Connection`. Its rows are tuples anyway: `row_factory` changes nothing."""
+    """A cursor of `Connection`. Its rows are always tuples: `row_factory` has no effect."""
 
     row_factory: object = None
 
@@ -237,9 +238,9 @@ _NUMBERS = re.compile(r"\bserial IN \(SELECT value FROM json_each\((:\w+)\)\)")
 
 @functools.lru_cache(maxsize=1024)
 def translated(statement: str) -> str:
-    """Return a statement of SQLite in PostgreSQL's words, with psycopg's placeholders."""
+    """Return an SQLite statement translated for PostgreSQL, with psycopg's placeholders."""
     text = _NUMBERS.sub(r"serial IN (SELECT CAST(value AS BIGINT) FROM store_each(\1))", statement)
-    text = re.sub(r"\bINDEXED BY \w+", "", text)  # its planner knows how many rows there are
+    text = re.sub(r"\bINDEXED BY \w+", "", text)  # its planner knows the number of rows
     text = re.sub(r"\bjson_each\(", "store_each(", text)
     text = re.sub(r"\bjson_extract\(", "store_extract(", text)
     text = re.sub(r"\bjson_valid\((\w+)\)", r"(\1 IS JSON)", text)
@@ -273,11 +274,11 @@ def _may_collide(text: str) -> bool:
 class PostgresDatabase:
     """The transactions of one store in a schema of a PostgreSQL database.
 
-    Safe from threads, and in both processes after a fork. Every transaction checks the schema's
-    version, so a store that was upgraded under an open client refuses it.
+    Thread-safe, and safe in both processes after a fork. Every transaction checks the schema's
+    version, so a store that was upgraded while a client had it open refuses this client.
 
     Attributes:
-        where: The address without a password, as people know it.
+        where: The address for people, without a password.
         path: Always None: there is no file.
         is_shared: Whether several machines may use the store.
     """
@@ -286,14 +287,14 @@ class PostgresDatabase:
     is_shared = True
 
     def __init__(self, url: str, *, busy_timeout_s: float, create: bool = True) -> None:
-        """Open the store; create it in a schema that has none, and upgrade an older one.
+        """Open the store; create it in a schema without one, and upgrade an older one.
 
         Args:
             create: Off: refuse a schema without a store.
 
         Raises:
-            UsageError: the URL is not valid, or holds a password.
-            StoreError: the server cannot be reached, or refuses.
+            UsageError: the URL is invalid, or contains a password.
+            StoreError: the server cannot be reached, or refuses access.
             StoreVersionError: the store is of another version.
         """
         self._url, self._schema, self.where = parsed(url)
@@ -319,7 +320,7 @@ class PostgresDatabase:
 
     @contextmanager
     def read(self) -> Iterator[Any]:
-        """A transaction that sees one state of the store throughout; waits for no other."""
+        """A transaction that sees one state of the store throughout, without waiting."""
         begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
         with self._errors(), self._begun(begin) as connection:
             yield connection
@@ -327,11 +328,11 @@ class PostgresDatabase:
 
     @contextmanager
     def write(self, *, durable: bool = False) -> Iterator[Any]:
-        """A transaction in which no other process writes; it is durable whatever is asked.
+        """A transaction in which no other process writes; it is always durable.
 
         Raises:
             StoreBusyError: another process kept the lock for longer than the busy timeout.
-            StoreError: the server failed. Nothing was changed, unless the text says otherwise.
+            StoreError: the server failed. Nothing was changed, unless the message says otherwise.
         """
         self._check()
         if not self._writing.acquire(timeout=self.busy_timeout_s):
@@ -349,7 +350,7 @@ class PostgresDatabase:
 
     @contextmanager
     def exclusive(self) -> Iterator[Connection]:
-        """A write transaction that takes a store of any version: for those who move it.
+        """A write transaction that accepts a store of any version, for moving it.
 
         Raises:
             StoreBusyError: another process kept the lock for longer than the busy timeout.
@@ -371,14 +372,14 @@ class PostgresDatabase:
                 connection.plain.close()
 
     def change(self) -> tuple[int, int]:
-        """Return what is another value after every commit, of any connection and process."""
+        """Return a token that changes with every commit of any connection and process."""
         with self._errors(), self._begun("BEGIN READ ONLY") as connection:
             row = connection.execute("SELECT changes FROM store_state").fetchone()
             connection.plain.execute("COMMIT")
             return 0, int(row[0]) if row else 0
 
     def notify(self, payload: str) -> None:
-        """Wake whoever watches this schema for `payload`, on any machine.
+        """Wake everything that watches this schema for `payload`, on any machine.
 
         Raises:
             StoreError: the server cannot be reached.
@@ -390,7 +391,7 @@ class PostgresDatabase:
             connection.plain.execute("COMMIT")
 
     def watch(self, name: str, *, key: str, epoch: str, wake: Callable[[], None]) -> None:
-        """Call `wake` for each notification of `name`, and note signs of life under `key`."""
+        """Call `wake` for each notification of `name`, and write signs of life under `key`."""
         from rayjobs.store.postgres_watch import Watch
 
         self._check()
@@ -404,7 +405,7 @@ class PostgresDatabase:
 
     @contextmanager
     def plain(self) -> Iterator[NoReturn]:
-        """Refuse: copies of a PostgreSQL database are made by its own tools."""
+        """Refuse: PostgreSQL's own tools copy its databases."""
         raise UsageError(
             f"the store {self.where} is in PostgreSQL; copy it with `pg_dump --schema "
             f"{self._schema}`, and the workspace's folder with any copying tool"
@@ -412,7 +413,7 @@ class PostgresDatabase:
         yield  # type: ignore[unreachable]  # what makes it a context manager
 
     def close(self) -> None:
-        """Close all connections that are not in use; the others are closed after their use."""
+        """Close all unused connections; the others are closed after their use."""
         self._closed = True
         if os.getpid() == self._pid:
             if self._watch is not None:
@@ -435,7 +436,7 @@ class PostgresDatabase:
             except psycopg.OperationalError as error:
                 if isinstance(error, psycopg.errors.LockNotAvailable):
                     raise
-                # A connection that was cut while it was idle. Nothing was done: open another.
+                # The connection was cut while idle. Nothing was done: open another one.
                 connection.plain.close()
                 connection = self._connect()
                 self._begin(connection, begin)
@@ -466,27 +467,27 @@ class PostgresDatabase:
                 if not cursor.nextset():
                     break
         found = int(row[0]) if row else 0
-        # Of a write, the number of its transaction comes before the version.
+        # For a write, the number of its transaction precedes the version.
         connection.number = str(before[0]) if before else ""
         if found != VERSION:
             self._refuse_version(found)
 
     def _commit(self, connection: Connection) -> None:
-        """Commit durably; where the answer is lost, find out what became of it.
+        """Commit durably; if the answer is lost, find out whether the commit happened.
 
-        Others may read what is not on the disk yet. What they then write comes after it in the
-        server's log: their commit is durable with this one, or neither is.
+        Others may read data that is not on the disk yet. Their writes follow it in the server's
+        log, so their commit is durable only together with this one.
         """
         import psycopg
 
         number = connection.number
         try:
-            # In one message: each takes a round trip, and others wait for the lock meanwhile.
+            # In one message: each message takes a round trip, while others wait for the lock.
             connection.plain.execute(COUNTED)
         except psycopg.OperationalError as error:
             if not self._was_committed(number, error):
                 raise
-            log.warning("%s: the answer to a commit was lost; it was done", self.where)
+            log.warning("%s: the answer to a commit was lost; the commit was done", self.where)
 
     def _was_committed(self, number: str, error: Exception) -> bool:
         import psycopg
@@ -506,14 +507,14 @@ class PostgresDatabase:
                 if status != "in progress":
                     return str(status) == "committed"
             except psycopg.errors.InvalidParameterValue:
-                return False  # the server was restarted without it: it gives that number again
+                return False  # the server was restarted without it, and assigns that number again
             except psycopg.OperationalError:
                 pass
             if time.monotonic() > end:
                 raise StoreError(
                     f"the connection to the store {self.where} broke during a commit, and the "
-                    f"server does not answer: the change was made or was not. Look with "
-                    f"`rayjobs ls` before you repeat the command",
+                    "server does not answer: it is unknown whether the change was made. Check "
+                    "with `rayjobs ls` before you repeat the command",
                     path=self.where,
                 ) from error
             time.sleep(0.1)
@@ -524,7 +525,7 @@ class PostgresDatabase:
         if self._closed:
             raise StoreError(f"the store {self.where} was closed; open it again")
         if os.getpid() != self._pid:
-            # The parent's connections: closing them here would end them there.
+            # The parent's connections: closing them here would end them in the parent.
             _OF_PARENTS.append(self._pool.idle)
             self._renew()
 
@@ -545,9 +546,9 @@ class PostgresDatabase:
             keepalives_interval=5,
             keepalives_count=2,
             tcp_user_timeout=SILENT_MS,
-            password=credentials.given().get("PGPASSWORD"),  # otherwise libpq's own search
+            password=credentials.given().get("PGPASSWORD"),  # otherwise libpq searches for it
         )
-        plain.adapters.register_loader("numeric", FloatLoader)  # of SUM and AVG
+        plain.adapters.register_loader("numeric", FloatLoader)  # results of SUM and AVG
         return Connection(plain)
 
     def _create(self, connection: Connection, *, may: bool) -> None:
@@ -557,8 +558,8 @@ class PostgresDatabase:
             return
         if not may:
             raise StoreError(
-                f"there is no workspace's store at {self.where}; `rayjobs workspace show` prints "
-                f"the address where the workspace is known",
+                f"there is no workspace store at {self.where}; `rayjobs workspace show` prints the "
+                "address on a machine that has the workspace",
                 path=self.where,
             )
         run("BEGIN")
@@ -572,8 +573,8 @@ class PostgresDatabase:
             if found:
                 run("ROLLBACK")
                 raise StoreError(
-                    f"the schema {self._schema} of {self.where} has tables that are not of "
-                    f"rayjobs ({', '.join(name for (name,) in found)}); name another one: "
+                    f"the schema {self._schema} of {self.where} has tables of other programs "
+                    f"({', '.join(name for (name,) in found)}); name another one: "
                     f"?schema=NAME"
                 )
             text = Path(__file__).with_name("schema_postgres.sql").read_text(encoding="utf-8")
@@ -584,7 +585,7 @@ class PostgresDatabase:
         """Bring an older store to this version in one transaction; its writers wait meanwhile."""
         run = connection.plain.execute
         if not _steps(self._version(connection)):
-            return  # it has this version, or is refused by the first transaction
+            return  # it has this version, or the first transaction refuses it
         run("BEGIN")
         run(f"SELECT {self._lock()}".encode())
         found = self._version(connection)  # another process may have been faster
@@ -608,7 +609,7 @@ class PostgresDatabase:
         try:
             yield
         except sqlite3.IntegrityError:
-            raise  # means something to the statement's author
+            raise  # meaningful to the statement's author
         except psycopg.Error as error:
             self._raise(error)
 
@@ -620,23 +621,24 @@ class PostgresDatabase:
         why = " ".join(str(error).split()).removesuffix("?").removesuffix(".")
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             raise StoreError(
-                f"the store {self.where} refuses: {why}. Its owner must grant the user the rights "
-                f"on schema {self._schema} (or CREATE on the database, to make a store)",
+                f"the store {self.where} refuses: {why}. Its owner must grant the user privileges "
+                f"on schema {self._schema} (or CREATE on the database, to create a store)",
                 path=self.where,
             ) from error
         if isinstance(error, psycopg.OperationalError):
             raise StoreUnreachableError(
-                f"the store {self.where} cannot be reached: {why}. Check that the server runs, "
-                f"its address, and the user's password (PGPASSWORD or ~/.pgpass)",
+                f"the store {self.where} cannot be reached: {why}. Check that the server is "
+                "running, its address, and the user's password (PGPASSWORD or ~/.pgpass)",
                 path=self.where,
             ) from error
         raise StoreError(f"the store {self.where} failed: {why}", path=self.where) from error
 
     def _busy(self, error: Exception | None = None) -> NoReturn:
         raise StoreBusyError(
-            f"the store {self.where} is locked by another process for longer than "
+            f"the store {self.where} has been locked by another process for longer than "
             f"{duration_text(self.busy_timeout_s)}, so nothing was changed. pg_stat_activity on "
-            f"the server shows who holds it (application_name 'rayjobs'); then repeat the command.",
+            "the server shows which session holds it (application_name 'rayjobs'); then repeat "
+            "the command.",
             path=self.where,
         ) from error
 
@@ -644,17 +646,17 @@ class PostgresDatabase:
         if found == MOVED:
             raise StoreVersionError(
                 f"the store {self.where} was moved into a file, or is being moved. Repeat the "
-                f"command; if this comes again, `rayjobs db move --to-file` finishes the move",
+                f"command; if this error returns, `rayjobs db move --to-file` finishes the move",
                 found=found,
                 known=VERSION,
             )
         advice = (
             "upgrade rayjobs here (pip install --upgrade rayjobs)"
             if found > VERSION
-            else "no upgrade leads from there"
+            else "there is no upgrade from that version"
         )
         raise StoreVersionError(
-            f"the store {self.where} has schema version {found}, and this rayjobs has {VERSION}: "
+            f"the store {self.where} has schema version {found}, but this rayjobs has {VERSION}: "
             f"{advice}",
             found=found,
             known=VERSION,
@@ -669,5 +671,5 @@ def _steps(found: int) -> list[Path]:
     return steps if all(step.is_file() for step in steps) else []
 
 
-# Connections that a fork has given to a child: their end there would end them in the parent.
+# Connections inherited by a child after a fork: closing them there would end them in the parent.
 _OF_PARENTS: list[list[Connection]] = []

@@ -35,8 +35,8 @@ def parsed(url: str) -> tuple[str, str, str]:
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES or not parts.path.strip("/"):
         raise UsageError(
-            f"the store's address {_bare(url)!r} is not valid; write "
-            f"postgresql://USER@HOST:PORT/DATABASE, and ?schema=NAME for a schema other than "
+            f"the store's address {_bare(url)!r} is invalid; write "
+            "postgresql://USER@HOST:PORT/DATABASE, and ?schema=NAME for a schema other than "
             f"{DEFAULT_SCHEMA}"
         )
     query = dict(parse_qsl(parts.query))
@@ -48,7 +48,7 @@ def parsed(url: str) -> tuple[str, str, str]:
     schema = query.pop("schema", DEFAULT_SCHEMA)
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
         raise UsageError(
-            f"the schema {schema!r} is not valid: use lower case letters, digits and '_'"
+            f"the schema {schema!r} is invalid: use lower case letters, digits and '_'"
         )
     address = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(query), ""))
     shown = urlunsplit(("postgresql", parts.netloc, parts.path, "", ""))

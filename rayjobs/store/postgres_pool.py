@@ -1,7 +1,7 @@
-"""The connections of one process to a store in PostgreSQL: bounded, kept, and waited for in line.
+"""The connections of one process to a store in PostgreSQL: bounded, reused, and queued for.
 
-psycopg_pool is not used: its threads do not survive a fork, and its check for a cut connection is a
-round trip in each transaction.
+It does not use psycopg_pool, whose threads do not survive a fork, and whose check for a cut
+connection takes a round trip in each transaction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rayjobs.core.errors import StoreBusyError
 from rayjobs.core.text import duration_text
 
-MOST_OPEN = 16  # a server has more threads
+MOST_OPEN = 16  # a server has more threads than this
 
 
 class Pooled(Protocol):
@@ -31,14 +31,14 @@ class Pool(Generic[_Connection]):
     """Connections for one transaction each. Thread-safe; a fork needs a new one.
 
     Attributes:
-        idle: Those that no transaction has.
+        idle: The unused connections.
     """
 
     def __init__(self, connect: Callable[[], _Connection], *, where: str, wait_s: float) -> None:
-        """Open nothing yet.
+        """Create an empty pool.
 
         Args:
-            connect: Opens a connection.
+            connect: A function that opens a connection.
             where: The store's address, for people.
             wait_s: How long a thread waits for a free connection.
         """
@@ -51,7 +51,7 @@ class Pool(Generic[_Connection]):
         self._changed = threading.Condition()
 
     def take(self) -> _Connection:
-        """Return a connection for one transaction; waits until one is free.
+        """Return a connection for one transaction, waiting until one is free.
 
         Raises:
             StoreBusyError: none was free in time.
@@ -74,7 +74,7 @@ class Pool(Generic[_Connection]):
             raise
 
     def give(self, connection: _Connection) -> None:
-        """Keep a connection for the next transaction, unless it is closed."""
+        """Return a connection to the pool, unless it is closed."""
         with self._changed:
             is_kept = not self._closed and not connection.plain.closed
             if is_kept:
@@ -84,7 +84,7 @@ class Pool(Generic[_Connection]):
             connection.plain.close()
 
     def close(self) -> None:
-        """Close the connections that no transaction has; the others are closed after it."""
+        """Close unused connections; the others are closed after their transactions."""
         with self._changed:
             self._closed = True
             idle, self.idle = self.idle, []
@@ -93,5 +93,7 @@ class Pool(Generic[_Connection]):
 
     def _free(self) -> None:
         with self._changed:
-            self._used = max(0, self._used - 1)  # a fork in a transaction begins again at none
+            self._used = max(
+                0, self._used - 1
+            )  # a fork in a transaction starts again without connections
             self._changed.notify()

@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL whose every wait ends.
+"""Connections to PostgreSQL with a time limit on every wait.
 
-A server that is stopped, or whose disk hangs, keeps its connections open and answers nothing: the
-network sees no error, so the driver would wait for ever.
+A server that is suspended, or whose disk hangs, keeps its connections open without answering: there
+is no network error, so the driver would wait forever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import psycopg
 
 from rayjobs.core.text import duration_text
 
-ANSWER_S = 90.0  # longer than the longest wait for the writers' lock, and any statement of ours
+ANSWER_S = (
+    90.0  # longer than the longest wait for the writers' lock, and than any of our statements
+)
 
 
 class LimitedConnection(psycopg.Connection[Any]):
@@ -24,7 +26,8 @@ class LimitedConnection(psycopg.Connection[Any]):
         """Wait for an answer.
 
         Raises:
-            OperationalError: none came in `ANSWER_S`; what was asked may have been done.
+            OperationalError: there was none within `ANSWER_S`; the statement may have been
+                executed.
         """
         try:
             return super().wait(_limited(gen), *given, **more)
@@ -36,7 +39,7 @@ class LimitedConnection(psycopg.Connection[Any]):
 
 
 class _LateError(Exception):
-    """An answer is late."""
+    """The answer is late."""
 
 
 def _limited(waits: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:

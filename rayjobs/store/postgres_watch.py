@@ -1,4 +1,4 @@
-"""A thread that listens to a store in PostgreSQL, and notes that its target is alive."""
+"""A thread that listens to a store in PostgreSQL, and records that its target is alive."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 CHANNEL = "rayjobs"
 LONGEST_PAUSE_S = 5.0
-# Written without the lock of writers and uncounted: only the claimant changes this row, and nobody
-# has to read the store again for it.
+# Written without the writers' lock and without a new change token: only the claimant changes this
+# row, and no process has to reread the store for it.
 BEAT = """
 UPDATE meta SET value = %(before)s || CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS TEXT) || '}'
 WHERE key = %(key)s AND value LIKE %(mine)s
@@ -24,12 +24,12 @@ WHERE key = %(key)s AND value LIKE %(mine)s
 
 
 class Watch:
-    """Wakes for notifications until it is stopped; a lost connection is made again.
+    """Wakes a target for notifications until it is stopped; reopens a lost connection.
 
     Args:
         connect: Returns a new connection (`postgres.Connection`).
-        payload: Which notifications are meant.
-        key: Under which the signs of life are noted, as long as they are those of `epoch`.
+        payload: The payload of the relevant notifications.
+        key: The key of the signs of life, which are written while they are those of `epoch`.
         wake: Called from the thread: for a notification, and after each new connection, since
             notifications are lost without one.
     """
@@ -57,11 +57,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="store-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the thread; return immediately."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; what comes from now on wakes nobody."""
+        """End; later notifications wake no target."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -81,7 +81,7 @@ class Watch:
             except psycopg.Error as error:
                 if self._stopped.is_set():  # fault 164: a lost connection
                     return
-                log.info("%s: wakes are not heard: %s", self._where, error)
+                log.info("%s: wake-ups are not received: %s", self._where, error)
                 self._stopped.wait(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 

@@ -18,7 +18,7 @@ PRUNED_EVENT = "pruned"
 
 _FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
 
-# A spec is text, and parsing a hundred thousand of them takes longer than all the rest.
+# A spec is text, and parsing a hundred thousand of them takes longer than everything else.
 JOBS = """
 SELECT id, kind, parent, name, state, ended_at, snapshot,
     CASE WHEN spec LIKE '%"resume_from":"%' THEN spec END AS resuming,
@@ -53,11 +53,11 @@ RECORDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PrunableJob:
-    """A job as far as pruning looks at it.
+    """The part of a job that pruning uses.
 
     Attributes:
-        resume_from: The spec's.
-        sources: Digests of the packages and the image that were packed with the job.
+        resume_from: The spec's field.
+        sources: Digests of the packages and the image packed with the job.
         files: Key in the blob store → size in bytes.
     """
 
@@ -78,9 +78,9 @@ class PruneView:
     """One state of the store.
 
     Attributes:
-        jobs: All of them, in order of submission.
+        jobs: All jobs, in order of submission.
         needed: Jobs that unfinished ones name (to resume from, to wait for, as a warm start).
-        models: Per version: the run that it came from, and the keys of its files.
+        models: For each version, its run and the keys of its files.
         published: Digests of the code of published pipelines.
     """
 
@@ -91,7 +91,7 @@ class PruneView:
 
 
 class PruningPart(Part):
-    """Rows that prune reads and removes."""
+    """The rows that prune reads and removes."""
 
     def prune_view(self) -> PruneView:
         """See `Store.prune_view`."""
@@ -176,7 +176,7 @@ class PruningPart(Part):
 
     @staticmethod
     def _may_go(connection: sqlite3.Connection, jobs: Sequence[str]) -> list[str]:
-        """Return those that are final, and that no unfinished job names, in this transaction."""
+        """Return the final jobs that no unfinished job names, in this transaction."""
         needed = _needed(connection)
         states = {
             job: connection.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone()
@@ -199,7 +199,7 @@ def _needed(connection: sqlite3.Connection) -> set[str]:
         for one in (spec.get("inputs") or {}).values():
             if str(one["source"]).startswith(OUTPUT):
                 needed.add(output_of(one["source"])[0])
-    for row in connection.execute(UNFINISHED_SWEEPS):  # a driver that takes over reads them again
+    for row in connection.execute(UNFINISHED_SWEEPS):  # a driver that takes over rereads them
         spec = json.loads(row["spec"])
         needed.update(map(str, spec.get("resume_from") or ()))
         needed.update(map(str, spec.get("resume_trials") or ()))

@@ -1,4 +1,4 @@
-"""Published pipelines, which can be run by their id, and endpoints, which name them."""
+"""Published pipelines, which can be run by id, and endpoints, which name them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ON CONFLICT (id) DO UPDATE SET name = excluded.name, description = excluded.desc
     recurrence = excluded.recurrence, watched = excluded.watched, seen = excluded.seen,
     is_active = excluded.is_active, next_at = excluded.next_at, note = excluded.note
 """
-# A schedule that was changed or switched off meanwhile is no longer due at that time.
+# A schedule that was changed or disabled meanwhile is no longer due at that time.
 SETTLE_SCHEDULE = """
 UPDATE pipeline_schedules SET next_at = :next_at, note = :note,
     seen = COALESCE(:seen, seen), last_run = COALESCE(:run, last_run)
@@ -246,9 +246,7 @@ class PublishedPart(Part):
                 {"new": new, "id": own.id},
             ).fetchone()
             if taken is not None:
-                raise UsageError(
-                    f"there is a pipeline endpoint {new!r} already; choose another name"
-                )
+                raise UsageError(f"a pipeline endpoint {new!r} already exists; choose another name")
             connection.execute(
                 "UPDATE pipeline_endpoints SET name = :new WHERE id = :id",
                 {"new": new, "id": own.id},

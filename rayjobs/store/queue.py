@@ -17,10 +17,10 @@ from rayjobs.store.part import Part
 from rayjobs.store.requests import Page, part_of
 from rayjobs.store.rows import optional_time, time_of, time_text
 
-# The newest so many: scripts change, and so does how long they take.
+# Only the newest ones: scripts change, and so do their durations.
 LEARNED_FROM = 100
 
-# Answered by the index `ix_jobs_history`; a job's own row tells of its last attempt alone.
+# Answered by the index `ix_jobs_history`; a job's own row covers only its last attempt.
 DURATIONS = """
 SELECT started_at, ended_at, id, attempt FROM jobs
 WHERE experiment = :experiment AND entry = :entry AND state = 'Completed'
@@ -28,8 +28,7 @@ WHERE experiment = :experiment AND entry = :entry AND state = 'Completed'
 ORDER BY ended_at DESC LIMIT :most
 """
 
-# The same of any experiment. The index has all that is looked for, so that no row is read but
-# those that are returned.
+# The same for any experiment. The index covers the search, so that only the returned rows are read.
 DURATIONS_OF_ANY = """
 SELECT started_at, ended_at, id, attempt FROM jobs WHERE serial IN (
     SELECT serial FROM jobs INDEXED BY ix_jobs_history
@@ -37,7 +36,7 @@ SELECT started_at, ended_at, id, attempt FROM jobs WHERE serial IN (
     AND started_at IS NOT NULL AND kind = 'job'
 """
 
-# Attempts before the last that its work rests on: back to one that brought no checkpoint along.
+# Earlier attempts on which its work builds: back to one that started without a checkpoint.
 CONTINUED = f"""
 SELECT started_at, ended_at FROM attempts
 WHERE job = :job AND number < :attempt AND started_at IS NOT NULL AND ended_at IS NOT NULL
@@ -47,7 +46,7 @@ WHERE job = :job AND number < :attempt AND started_at IS NOT NULL AND ended_at I
             AND number NOT IN (SELECT attempt FROM events WHERE job = :job AND kind = '{RESUMED}'))
 """  # noqa: S608 - made of our own names
 
-# While a job's row has a start, it tells of its last attempt itself.
+# While a job's row has a start, it covers the last attempt itself.
 EARLIER = """
 SELECT attempts.job, attempts.started_at, attempts.ended_at FROM attempts
 JOIN jobs ON jobs.id = attempts.job
@@ -127,7 +126,7 @@ ORDER BY jobs.serial, attempts.number LIMIT :limit
 
 
 class QueuePart(Part):
-    """What the policy and the reports read of the past."""
+    """Statistics of the past, for the policy and the reports."""
 
     def durations(
         self, entries: Iterable[tuple[str, str]], *, most: int = LEARNED_FROM

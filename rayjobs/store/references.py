@@ -33,7 +33,7 @@ SELECT 1 FROM datasets WHERE name = :name AND version = :version AND removed_at 
 
 
 def jobs_reading(connection: sqlite3.Connection, name: str, version: int | None) -> list[str]:
-    """Return the unfinished jobs that read a version of a dataset, or any version of it."""
+    """Return the unfinished jobs that read a version of a dataset, or any version."""
     of_any = f"{DATASET}{name}:"
     wanted = of_any if version is None else f"{of_any}{version}"
     return [
@@ -68,10 +68,10 @@ def models_made_of(connection: sqlite3.Connection, name: str, version: int | Non
 
 
 def refuse_removed(connection: sqlite3.Connection, spec: JobSpec) -> None:
-    """Return if no dataset version that a job reads was deleted.
+    """Check that no dataset version that a job reads was deleted.
 
-    The version was there when the spec was checked; this asks again in the transaction that
-    writes the job.
+    The version existed when the spec was checked; this checks again in the transaction that writes
+    the job.
 
     Raises:
         UsageError: one was.

@@ -1,4 +1,4 @@
-"""What callers hand to a store: jobs to list, new jobs and sweeps, changes of a job."""
+"""What callers pass to a store: jobs to list, new jobs and sweeps, changes of a job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JobFilter:
         members: Include members of arrays. Without them, an unfinished array is in each state
             that an unfinished member of it is in, instead of its own.
         trials: Include trials of sweeps.
-        limit: The most jobs to return; None returns all.
+        limit: The maximum number of jobs; None returns all.
         newest_first: By time of submission, newest first; otherwise oldest first.
         after: The serial of the job after which the list begins, in its order.
     """
@@ -48,11 +48,11 @@ EVERY_JOB = JobFilter()
 
 @dataclass(frozen=True)
 class Page:
-    """A part of a list, which continues after an item, whatever was added or removed meanwhile.
+    """A part of a list after an item, independent of items added or removed meanwhile.
 
     Attributes:
-        limit: The most items.
-        after: The key of the item before the first one, in the list's order; None: its beginning.
+        limit: The maximum number of items.
+        after: The key of the item before the first one, in the list's order; None: the start.
     """
 
     limit: int
@@ -60,7 +60,7 @@ class Page:
 
 
 def part_of(page: Page | None, first: tuple[Any, ...]) -> tuple[int, tuple[Any, ...]]:
-    """Return the most items to read (-1: all), and after which key; `first` is before all keys."""
+    """Return how many items to read (-1: all), and after which key; `first` precedes all keys."""
     if page is None:
         return -1, first
     return page.limit, first if page.after is None else page.after
@@ -108,12 +108,12 @@ class JobChanges:
         tags: Tags to set; a tag whose value is None is removed.
         properties: Properties to add.
         display_name: The name that people see.
-        description: What people say about it; an empty text removes it.
+        description: A text for people; an empty text removes it.
         hold: Why the job is to be held; not empty.
         release: Release the job; not together with `hold`.
 
     Raises:
-        UsageError: `hold` is empty, or comes together with `release`.
+        UsageError: `hold` is empty, or given together with `release`.
     """
 
     priority: int | None = None
@@ -126,7 +126,7 @@ class JobChanges:
 
     def __post_init__(self) -> None:
         if self.hold is not None and (self.release or not self.hold):
-            raise UsageError("hold a job for a reason, or release it; say which")
+            raise UsageError("either hold a job for a reason, or release it")
 
     @property
     def is_about_hold(self) -> bool:
@@ -145,12 +145,12 @@ class NewRun:
         experiment: The experiment that it belongs to.
         name: Its name, for people; empty: ``run-N`` with the next number.
         user: Who starts it.
-        writer: Who logs into it: `ProcessWriter.to_json` or `AttemptWriter.to_json`
+        writer: Its writer: `ProcessWriter.to_json` or `AttemptWriter.to_json`
             (`rayjobs.jobs.writers`). The run ends with its writer at the latest.
         id: Its id; None lets the store make one.
         parent: The run that it is a child of.
         snapshot: Digest of its code; None if none was taken.
-        description: What people say about it.
+        description: A text for people.
         tags: Its tags.
         properties: Facts about the run, which can be added to but not changed.
     """
@@ -206,16 +206,16 @@ class NewStep:
         number: From 0, in the order of the definition.
         name: Unique in its pipeline.
         job: Id of its job: other steps name it in their inputs and dependencies.
-        spec: What it runs, dependencies included; of a sweep, what each trial runs.
+        spec: What it runs, including dependencies; for a sweep, what each trial runs.
         snapshot: Digest of its code; None if it runs without a source directory.
         after: Names of the steps that it waits for.
         reuse_key: Digest of `parts`; None: its results are never reused.
-        parts: All that decides about its results, by name.
+        parts: Everything that determines its results, by name.
         original: The completed job whose results it reuses; None: it runs itself.
         decision: Why it is reused or not.
         properties: Facts about the job, which can be added to but not changed.
-        driver: Of a sweep: ``module:function`` that starts its driver; None: it is a job.
-        sweep: Of a sweep: its definition.
+        driver: For a sweep: ``module:function`` that starts its driver; None: it is a job.
+        sweep: For a sweep: its definition.
     """
 
     number: int
@@ -245,9 +245,9 @@ class NewPipeline:
         steps: At least one.
         experiment: The experiment that the run and its steps belong to.
         user: Who submits it.
-        continues: Whether steps that need nothing of a failed step run on after the failure.
-        published: Id of the published pipeline that this is a run of; None: of none.
-        display_name: What people see; None: the name.
+        continues: Whether steps that do not depend on a failed step continue after the failure.
+        published: Id of the published pipeline of this run; None: there is none.
+        display_name: The displayed name; None: the name.
         tags: The run's tags.
         properties: Facts about the run, which can be added to but not changed.
         idempotency_key: A second submit with the same key returns the first one's run.

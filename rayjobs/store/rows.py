@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def to_json(data: Any) -> str:
-    """Return JSON text, compact; NaN and infinities as Python writes them."""
+    """Return compact JSON text, with NaN and infinities as Python writes them."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -43,7 +43,7 @@ def failure_text(failure: Failure | None) -> str | None:
 
 
 def time_text(at: datetime | None) -> str | None:
-    """Return a time as it is stored."""
+    """Return a time in its stored form."""
     return None if at is None else to_text(at)
 
 
@@ -59,8 +59,8 @@ def optional_time(text: str | None) -> datetime | None:
 
 @lru_cache(maxsize=16_384)
 def spec_of(text: str) -> JobSpec:
-    """Return the spec; an actor that looks every second parses each once."""
-    from rayjobs.spec.model import JobSpec  # pydantic: not for calls that see no spec
+    """Return the spec, cached: an actor that polls every second parses each only once."""
+    from rayjobs.spec.model import JobSpec  # pydantic: only for calls that read a spec
 
     return JobSpec.model_validate_json(text)
 
@@ -123,8 +123,8 @@ def _spec_of(row: sqlite3.Row) -> JobSpec:
 def line_of(row: sqlite3.Row) -> JobLine:
     """Return the line of a row with `jobs.LINE_COLUMNS`, in that order.
 
-    Taken apart by place: of ten thousand rows, looking up each column by name takes as long as
-    reading them.
+    Columns are accessed by position: for ten thousand rows, looking up each column by name takes as
+    long as reading them.
     """
     (
         serial, job_id, experiment, name, display_name, kind, parent, target, user, state, attempt,
@@ -247,10 +247,10 @@ def file_of(row: sqlite3.Row) -> StoredFile:
 def same_submit(
     known: sqlite3.Row, spec: JobSpec, snapshot: str | None, first: str | None = None
 ) -> Job:
-    """Return the job of an idempotency key that is known.
+    """Return the job of a known idempotency key.
 
     Args:
-        first: The spec that it was submitted with, where that was revised since.
+        first: The spec that it was submitted with, if it has been revised since.
 
     Raises:
         UsageError: the key was used for something else.

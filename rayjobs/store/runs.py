@@ -1,4 +1,4 @@
-"""What runs leave: history, metrics, files; and the store's own notes."""
+"""The results of runs: history, metrics, files; and the store's own values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 """
 
-# The newest attempt, of that the lowest rank (see `metrics.lowest_rank`), of that the newest point.
+# The newest point of the lowest rank (see `metrics.lowest_rank`) of the newest attempt.
 KEEP_LAST = """
 INSERT INTO last_metrics (name, job_serial, attempt, rank, sequence, value)
 VALUES (?, ?, ?, ?, ?, ?)
@@ -39,7 +39,7 @@ LAST_VALUES = """
 SELECT job_serial, name, value FROM last_metrics
 WHERE name IN (SELECT value FROM json_each(:names))
 """
-# A step from one name to the next in the key, whatever the number of jobs.
+# Steps from one name to the next in the key, independent of the number of jobs.
 METRIC_NAMES = """
 WITH RECURSIVE names (name) AS (
     SELECT MIN(name) FROM last_metrics
@@ -63,8 +63,8 @@ WHERE job_serial = :serial AND (:name IS NULL OR name = :name) AND late = 0
 GROUP BY name, attempt
 """
 
-# Attempts that brought no checkpoint of the job along, and that have logged something or have
-# completed the job.
+# Attempts that started without a checkpoint of the job, and have logged something or completed the
+# job.
 AFRESH = f"""
 SELECT number FROM attempts
 WHERE job = :job AND number > 1 AND number NOT IN (
@@ -76,12 +76,12 @@ WHERE job = :job AND number > 1 AND number NOT IN (
          OR (:completed AND number = :attempt))
 """  # noqa: S608 - made of our own names
 
-PROGRAMS = "azure/"  # what the keys of programs' settings begin with among the store's own
+PROGRAMS = "azure/"  # prefix of the keys of programs' settings among the store's own
 
 # A range of the key's index: texts are compared by their bytes in both databases.
 RANGE = "SELECT key, value FROM meta WHERE key >= :first AND key < :end ORDER BY key"
 SMALLEST = -(2**63)
-LAST = "\U0010ffff"  # after every other character
+LAST = "\U0010ffff"  # sorts after every other character
 LOCKS = """
 SELECT files.*, jobs.spec FROM jobs JOIN files ON files.job = jobs.id AND files.name = :name
 ORDER BY jobs.serial DESC LIMIT :most
@@ -95,7 +95,7 @@ ON CONFLICT (job, name) DO UPDATE SET attempt = excluded.attempt, size = exclude
     digest = excluded.digest, blob = excluded.blob, stored_at = excluded.stored_at
 """
 
-# What an earlier attempt printed stays, under a folder of its own: a retry has the same names.
+# The output of an earlier attempt stays, in its own folder: a retry uses the same names.
 KEEP_EARLIER_LOG = f"""
 UPDATE files SET name = '{EARLIER_LOGS}' || attempt || substr(name, 13)
 WHERE job = ? AND name = ? AND attempt < ?
@@ -148,7 +148,7 @@ class RunsPart(Part):
 
     def add_metrics(self, job_id: str, points: Sequence[MetricPoint]) -> int:
         """See `Store.add_metrics`. Raises NotFoundError."""
-        # Made before the lock is taken, so that a big batch does not hold it for long.
+        # Built before taking the lock, so that a big batch does not hold it for long.
         texts = [
             (p.attempt, p.rank, p.sequence, p.name, to_json(p.value), p.step, to_text(p.at))
             for p in points
@@ -339,7 +339,7 @@ class RunsPart(Part):
 def _shown(
     connection: sqlite3.Connection, job: sqlite3.Row, values: Mapping[str, Any]
 ) -> Callable[[sqlite3.Row], bool] | None:
-    """Return what says which points no newer attempt replaces; None: all."""
+    """Return a test for points that no newer attempt replaces; None: all points."""
     if job["attempt"] <= 1:
         return None
     more = {"job": job["id"], "attempt": job["attempt"]}
@@ -360,7 +360,7 @@ def _shown(
 
 
 def _last_of(texts: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
-    """Return the points of a batch that may be the newest of their name: one of each name."""
+    """Return the points of a batch that may be the newest of their name, one per name."""
     newest: dict[str, tuple[Any, ...]] = {}
     for text in texts:
         attempt, rank, sequence, name = text[:4]
@@ -371,7 +371,7 @@ def _last_of(texts: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
 
 
 def _goes_on(number: int, firsts: Mapping[str, Sequence[tuple[int, int]]]) -> bool:
-    """Whether an attempt's steps begin after an earlier one's: its script has resumed by itself."""
+    """Whether an attempt's steps start after an earlier one's: its script has resumed by itself."""
     for pairs in firsts.values():
         own = [step for attempt, step in pairs if attempt == number]
         before = [step for attempt, step in pairs if attempt < number]

@@ -1,4 +1,4 @@
-"""The version of the store's schema: check it, create it, bring an older store up to it."""
+"""The version of the store's schema: checks it, creates it, and upgrades an older store to it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def check_version(connection: sqlite3.Connection, where: str) -> None:
-    """Refuse a store that is not of this code's version.
+    """Refuse a store whose version differs from this code's.
 
     Raises:
-        StoreVersionError: it is newer (somebody upgraded it), or it is older.
+        StoreVersionError: it is newer (it was upgraded) or older.
     """
     found = version_of(connection)
     if found > VERSION:
         raise StoreVersionError(
-            f"the store {where} has schema version {found}, and this rayjobs knows versions up "
-            f"to {VERSION}: upgrade rayjobs here (pip install --upgrade rayjobs)",
+            f"the store {where} has schema version {found}, but this rayjobs knows versions up to "
+            f"{VERSION}: upgrade rayjobs here (pip install --upgrade rayjobs)",
             found=found,
             known=VERSION,
         )
@@ -45,12 +45,12 @@ def check_version(connection: sqlite3.Connection, where: str) -> None:
 def bring_up_to_date(connection: sqlite3.Connection, path: Path | None) -> None:
     """Create the schema in a new store, or migrate an older one, each in one transaction.
 
-    `connection` must be in autocommit mode. Safe to call from many processes at once, and after
-    a kill in the middle: what was not committed was never there.
+    `connection` must be in autocommit mode. Many processes may call it at once, also after one was
+    killed in the middle: uncommitted changes never existed.
 
     Raises:
         StoreVersionError: the store is newer than this code, or older than the first release.
-        StoreError: the file is a database of something else.
+        StoreError: the file is another program's database.
     """
     found = version_of(connection)
     if found == VERSION:

@@ -1,8 +1,8 @@
-"""Claims of targets: which actor serves a store, from which machine; its signs of life; wakes.
+"""Claims of targets: which actor serves a store, and from where; its signs of life; wake-ups.
 
-In a file there is one machine, and the last actor that claims a target has it. In PostgreSQL a
+A file is used by one machine, and the last actor that claims a target owns it. In PostgreSQL a
 target belongs to the home that claimed it first: an actor of another home is refused, whatever
-became of the first one, until a user says otherwise (`take_over`).
+happened to the first one, until a user overrides it (`take_over`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLOCK = "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
 
 
 class ServingPart(Part):
-    """Rows of targets, and what the store notes of those who serve them."""
+    """Rows of targets, and the store's records of the actors that serve them."""
 
     def claim_target(self, target: str, *, epoch: str, claimant: Claimant | None = None) -> int:
         """See `Store.claim_target`."""
@@ -69,8 +69,8 @@ class ServingPart(Part):
         """See `Store.take_over`."""
         if not self._database.is_shared:
             raise UsageError(
-                f"the store {self._database.where} is a file, which serves targets of its own "
-                f"machine only: there is nothing to take over"
+                f"the store {self._database.where} is a file, which only targets of its own "
+                "machine use: there is nothing to take over"
             )
         with self._database.write(durable=True) as connection:
             found = self._serving(connection, target)
@@ -82,7 +82,8 @@ class ServingPart(Part):
                 )
             self._note(connection, target, claimant, "")
             connection.execute("DELETE FROM meta WHERE key = :key", {"key": ALIVE + target})
-            # An actor of the old claim that wakes up again, say of a machine that slept, is fenced.
+            # An actor with the old claim that wakes up again, for example on a suspended machine,
+            # is fenced.
             connection.execute(CLAIM, {"target": target, "epoch": "", "now": self._now()})
             return found
 
@@ -126,5 +127,5 @@ class ServingPart(Part):
 
 
 def _clock(connection: Any) -> float:
-    """Return the time of the database's server: those of the machines differ."""
+    """Return the time of the database server, since the machines' clocks differ."""
     return float(connection.execute(CLOCK).fetchone()[0])

@@ -1,4 +1,4 @@
-"""What every store promises of values by key; a part of `rayjobs.store.base.Store`."""
+"""The contract of values by key; part of `rayjobs.store.base.Store`."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from typing import Protocol
 
 
 class SettingsStore(Protocol):
-    """The store's own values, and settings that programs of users keep in a workspace."""
+    """The store's own values, and settings that users' programs keep in a workspace."""
 
     def meta(self, key: str) -> str | None:
-        """Return a value of the store's own (workspace id, schema version, …)."""
+        """Return one of the store's own values (workspace id, schema version, …)."""
 
     def set_meta(self, key: str, value: str | None) -> None:
-        """Set a value of the store's own; None removes it."""
+        """Set one of the store's own values; None removes it."""
 
     def claim_meta(self, key: str, value: str) -> str:
-        """Set a value of the store's own if there is none; return the one that is there now."""
+        """Set one of the store's own values if there is none; return the current one."""
 
     def meta_under(self, prefix: str) -> dict[str, str]:
-        """Return all values of the store's own whose keys begin with `prefix`, by key."""
+        """Return all of the store's own values whose keys begin with `prefix`, by key."""
 
     def meta_between(
         self, first: str, end: str, *, limit: int | None = None, newest_first: bool = False
     ) -> dict[str, str]:
-        """Return values of the store's own with keys from `first` up to but not `end`, by key.
+        """Return the store's own values with keys from `first` up to, but excluding, `end`, by key.
 
         Args:
-            limit: The most to return.
-            newest_first: From the end of the range; otherwise from its beginning.
+            limit: The maximum number of values.
+            newest_first: Start from the end of the range instead of its beginning.
         """
 
     def drop_meta(self, first: str, end: str) -> int:
-        """Remove the values with keys from `first` up to but not `end`; return how many."""
+        """Remove values with keys from `first` up to, but excluding, `end`; return their number."""
 
     def program_setting(self, key: str) -> str | None:
-        """Return a setting that programs of users keep here, apart from the store's own values."""
+        """Return a setting of users' programs, which are separate from the store's own values."""
 
     def program_settings(self, prefix: str) -> dict[str, str]:
         """Return all settings of programs whose keys begin with `prefix`, by key."""
 
     def put_program_setting(self, key: str, value: str | None) -> None:
-        """Keep a setting of programs; None removes it."""
+        """Store a setting of programs; None removes it."""

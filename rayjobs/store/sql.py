@@ -1,4 +1,4 @@
-"""The store in one SQLite file: its parts put together."""
+"""The store in one SQLite file, composed of its parts."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ class SqlStore(
     EnvironmentsPart,
     PruningPart,
 ):
-    """A `Store` in a SQLite file, which is created, or upgraded, when it is opened.
+    """A `Store` in a SQLite file, which is created or upgraded when it is opened.
 
-    Safe from threads, processes and forks. Submits and final states are on the disk (fsync)
-    when the call returns; the rest survives the death of any process.
+    Safe for threads, processes and forks. Submits and final states are on the disk (fsync) when the
+    call returns; other changes survive the death of any process.
 
     Args:
         url_or_path: A path, ``sqlite:///path``, or ``:memory:`` for a store that ends with it.
-        clock: Where times come from.
-        busy_timeout_s: How long another process's lock is waited for.
+        clock: The source of times.
+        busy_timeout_s: How long to wait for another process's lock.
         create: Off: in PostgreSQL, a schema without a store is refused. Files are always created.
 
     Raises:
         StoreBusyError, StoreFullError, StoreVersionError: see `Store`.
         StoreError: the file is not a store, or cannot be written.
-        UsageError: the URL is of a kind that is not known.
+        UsageError: the kind of URL is unknown.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class SqlStore(
         return self._catalogue
 
     def owner(self, workspace: str) -> str:
-        """Return the id of the workspace that the store belongs to: the first that asked."""
+        """Return the id of the workspace that owns the store: the first one that asked."""
         with self._database.write(durable=True) as connection:
             connection.execute(OWN, {"workspace": workspace})
             return str(connection.execute(OWNER).fetchone()[0])
 
     def backup(self, to: Path) -> None:
-        """Write a whole copy to `to`, while others go on reading and writing.
+        """Write a complete copy to `to`, while others continue to read and write.
 
-        A plain copy of the file lacks what is still in its -wal file, and may be torn.
+        A plain copy of the file lacks the contents of its -wal file, and may be torn.
 
         Raises:
             UsageError: `to` exists.
@@ -127,7 +127,7 @@ def _database(url_or_path: str | Path, busy_timeout_s: float, *, create: bool) -
         if postgres_address.is_url(url_or_path):
             from rayjobs.store import postgres
 
-            # It has the same methods; a common base would be one more file for two users.
+            # It has the same methods; a common base class would be another file for two users.
             opened = postgres.PostgresDatabase(
                 url_or_path, busy_timeout_s=busy_timeout_s, create=create
             )

@@ -1,11 +1,11 @@
-"""Sweeps: a parent that runs nothing itself, its trial table, and how its children stand.
+"""Sweeps: a parent that runs nothing itself, its trial table, and the state of its children.
 
-The store knows nothing of what a trial's state or a sweep's definition means: the package that
+The store does not know the meaning of a trial's state or a sweep's definition: the package that
 defines sweeps does, and this one is below it. The column `driver` names, as ``module:function``,
-what starts a driver of the sweep on a target (docs/decisions/0010-sweep-drivers.md).
+the function that starts a driver of the sweep on a target (docs/decisions/0010-sweep-drivers.md).
 
-Reports are a JSON list of numbers; what JSON has no number for is the text ``"NaN"``,
-``"Infinity"`` or ``"-Infinity"`` in it.
+Reports are a JSON list of numbers; values that JSON cannot represent are the texts ``"NaN"``,
+``"Infinity"`` and ``"-Infinity"``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class SweepsPart(Part):
         """See `Store.put_sweep`."""
         base = new.base
         if base.array is not None:
-            raise UsageError("a sweep's trials are no arrays: take `array` out of its job")
+            raise UsageError("a sweep's trials are not arrays: remove `array` from its job")
         now = self._now()
         new_id = new.id or ids.job_id(new.experiment)
         values = {
@@ -132,8 +132,8 @@ class SweepsPart(Part):
                 connection.execute(INSERT_SWEEP_JOB, values)
             except sqlite3.IntegrityError as error:
                 raise UsageError(
-                    f"the id {new_id!r} or the idempotency key {new.idempotency_key!r} is another "
-                    f"job's already; use new ones for a new sweep",
+                    f"the id {new_id!r} or the idempotency key {new.idempotency_key!r} already "
+                    "belongs to another job; use new ones for a new sweep",
                     job=new_id,
                 ) from error
             connection.execute(INSERT_SWEEP, values)
@@ -150,8 +150,8 @@ class SweepsPart(Part):
             if row is None:
                 job = self._row(connection, sweep_id)
                 raise NotFoundError(
-                    f"{sweep_id} is a {job['kind']} and no sweep; `rayjobs sweep ls` lists the "
-                    f"sweeps, `rayjobs show` shows a job",
+                    f"{sweep_id} is a {job['kind']}, not a sweep; `rayjobs sweep ls` lists the "
+                    "sweeps, `rayjobs show` shows a job",
                     job=sweep_id,
                 )
         return _sweep_of(row)
@@ -220,7 +220,7 @@ def _news(
 ) -> ChildNews:
     attempt = row["attempt"]
     known = cursor.get("ranks", {}) if cursor.get("attempt") == attempt else {}
-    # Through JSON, the keys of a mapping have become texts.
+    # JSON has turned the keys of a mapping into texts.
     ranks = {int(rank): int(sequence) for rank, sequence in known.items()}
     points: list[MetricPoint] = []
     rank = -1
@@ -283,7 +283,7 @@ def _trial_of(row: sqlite3.Row) -> TrialRow:
 
 
 def reports_text(values: Sequence[float]) -> str:
-    """Return reports as JSON that every reader of JSON takes, see the module's text."""
+    """Return reports as JSON that every JSON reader accepts; see the module's docstring."""
     return to_json([value if math.isfinite(value) else _name_of(value) for value in values])
 
 

@@ -1,8 +1,8 @@
-"""The store's tables in SQLAlchemy Core: the one place where the schema is written by hand.
+"""The store's tables in SQLAlchemy Core: the only place where the schema is written by hand.
 
 `schema.sql`, which creates new stores, is generated from these tables: run this module after a
-change. Migrations hold only the differences between versions. Imported by migrations and tests
-only: SQLAlchemy alone costs a command more start-up time than all the rest of the store
+change. Migrations contain only the differences between versions. Only migrations and tests import
+this module: SQLAlchemy alone costs a command more start-up time than the rest of the store
 (docs/decisions/0002-store-statements.md).
 """
 
@@ -51,7 +51,7 @@ jobs = sa.Table(
     sa.Column("failure", sa.Text),
     sa.Column("tags", sa.Text, nullable=False),
     sa.Column("properties", sa.Text, nullable=False),
-    # The random end of the id, so that it alone finds the job through an index.
+    # The random tail of the id, by which an index finds the job.
     sa.Column("tail", sa.Text, nullable=False, server_default=""),
     # The script or command, for durations learned from history.
     sa.Column("entry", sa.Text, nullable=False, server_default=""),
@@ -61,7 +61,7 @@ jobs = sa.Table(
     sa.Column("description", sa.Text, nullable=False, server_default=""),
     sa.UniqueConstraint("id", name="uq_jobs_id"),
     sa.UniqueConstraint("idempotency_key", name="uq_jobs_idempotency_key"),
-    sqlite_autoincrement=True,  # a serial is never given twice, whatever is pruned
+    sqlite_autoincrement=True,  # a serial is never reused, even after a prune
 )
 sa.Index("ix_jobs_target_state", jobs.c.target, jobs.c.state)
 sa.Index("ix_jobs_parent_state", jobs.c.parent, jobs.c.state)
@@ -87,7 +87,7 @@ attempts = sa.Table(
     sa.Column("failure", sa.Text),
 )
 
-# Who logs into each interactive run that has not ended: an attempt of a job, or a process (JSON).
+# The writer of each unfinished interactive run: an attempt of a job, or a process (JSON).
 writers = sa.Table(
     "writers",
     metadata,
@@ -142,7 +142,7 @@ metrics = sa.Table(
     sa.Column("value", sa.Text, nullable=False),
     sa.Column("step", sa.Integer),
     sa.Column("at", sa.Text, nullable=False),
-    sa.Column("late", sa.Integer, nullable=False),  # came when the job had a newer attempt
+    sa.Column("late", sa.Integer, nullable=False),  # arrived when the job had a newer attempt
     sqlite_with_rowid=False,
 )
 
@@ -216,7 +216,7 @@ pipelines = sa.Table(
     sa.Column("job", sa.Text, primary_key=True),
     sa.Column("spec", sa.Text, nullable=False),
     sa.Column("parameters", sa.Text, nullable=False),
-    sa.Column("continues", sa.Integer, nullable=False),  # other steps run on when one fails
+    sa.Column("continues", sa.Integer, nullable=False),  # other steps continue when one fails
     sa.Column("published", sa.Text),  # id of the published pipeline; NULL: none
 )
 
@@ -230,7 +230,7 @@ steps = sa.Table(
     sa.Column("job", sa.Text, nullable=False),
     sa.Column("after", sa.Text, nullable=False),
     sa.Column("reuse_key", sa.Text),  # NULL: never reused
-    sa.Column("parts", sa.Text, nullable=False),  # what the key was made of
+    sa.Column("parts", sa.Text, nullable=False),  # the parts of the key
     sa.Column("original", sa.Text),  # the job that it reuses; NULL: it ran itself
     sa.Column("decision", sa.Text, nullable=False),
     sa.UniqueConstraint("job", name="uq_steps_job"),
@@ -238,7 +238,7 @@ steps = sa.Table(
 sa.Index("ix_steps_reuse_key", steps.c.reuse_key)
 sa.Index("ix_steps_name", steps.c.pipeline_name, steps.c.name)
 
-# Pipelines that can be run by their id. A row never changes but for `is_active`.
+# Pipelines that can be run by their id. Only `is_active` of a row ever changes.
 published_pipelines = sa.Table(
     "published_pipelines",
     metadata,
@@ -279,7 +279,7 @@ pipeline_schedules = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("description", sa.Text, nullable=False),
     sa.Column("pipeline", sa.Text),  # id of the published pipeline
-    sa.Column("endpoint", sa.Text),  # or id of an endpoint, whose default is run
+    sa.Column("endpoint", sa.Text),  # or id of an endpoint, whose default version runs
     sa.Column("experiment", sa.Text, nullable=False),
     sa.Column("parameters", sa.Text, nullable=False),
     sa.Column("continues", sa.Integer),  # NULL: the pipeline's own setting
@@ -354,7 +354,7 @@ datastores = sa.Table(
     metadata,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("settings", sa.Text, nullable=False),  # never a secret: names of where one is
+    sa.Column("settings", sa.Text, nullable=False),  # never a secret, only names of where one is
 )
 
 datasets = sa.Table(
@@ -380,8 +380,8 @@ manifests = sa.Table(
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
 
-# The first and the last predicted start of each job, which `rayjobs report queue` compares with
-# the real one.
+# The first and the last predicted start of each job, which `rayjobs report queue` compares with the
+# actual one.
 predictions = sa.Table(
     "predictions",
     metadata,
@@ -416,7 +416,7 @@ def sqlite_schema() -> str:
     return f"-- Written by `python -m rayjobs.store.tables`; a test compares both.\n\n{text};\n"
 
 
-# What SQLite has by itself and the store's statements use; see `rayjobs.store.postgres`.
+# Functions of SQLite that the store's statements use; see `rayjobs.store.postgres`.
 _FUNCTIONS = """
 CREATE FUNCTION store_extract(data TEXT, path TEXT) RETURNS TEXT LANGUAGE SQL IMMUTABLE AS
     $$ SELECT CAST(data AS JSON) #>> string_to_array(substr(path, 3), '.') $$;

@@ -1,6 +1,6 @@
 """Statements that change a job's state; each names the old states, the new one and the attempt.
 
-A test reads the pairs out of the statements and compares them with `states.NEXT`.
+A test extracts the pairs from the statements and compares them with `states.NEXT`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ UPDATE jobs SET state = 'Queued', reason = :reason, changed_at = :now, started_a
 WHERE id = :job AND state IN ('Provisioning', 'Preparing', 'Running', 'Finalizing')
     AND attempt = :attempt AND cancel_requested_at IS NULL
 RETURNING attempt
-"""  # the serial stays: the job's old place. A job that is to be canceled is not queued again
+"""  # the serial stays: the job's old position. A job with a cancel request is not queued again
 
 COMPLETE = """
 UPDATE jobs SET state = 'Completed', reason = :reason, failure = :failure, changed_at = :now,

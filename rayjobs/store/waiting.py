@@ -1,4 +1,4 @@
-"""Reads the queue for a target: only the changes, however long the queue is."""
+"""Reads the queue for a target: only its changes, however long the queue is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.store.part import Part
 from rayjobs.store.rows import job_of, time_of, time_text
 
-# All of a queued job's row that decides about its start and may change while it is queued.
+# The columns of a queued job that affect its start and may change while it is queued.
 MARKS = """
 SELECT serial, attempt, priority, hold, not_before, changed_at FROM jobs
 WHERE target = :target AND state = 'Queued' AND kind = 'job'
@@ -24,8 +24,8 @@ BY_SERIAL = """
 SELECT * FROM jobs WHERE serial IN (SELECT value FROM json_each(:serials)) ORDER BY serial
 """
 
-# The row of an array or a pipeline is Running from the start; it waits as long as none of its jobs
-# has been placed.
+# The row of an array or a pipeline is Running from the start; it waits until one of its jobs has an
+# allocation.
 STATES = """
 SELECT id, CASE WHEN kind IN ('array', 'pipeline') AND state = 'Running' AND placed_at IS NULL
     THEN 'Queued' ELSE state END AS state
@@ -34,7 +34,7 @@ FROM jobs WHERE id IN (SELECT value FROM json_each(:jobs))
 
 CORRECT = "UPDATE jobs SET submitted_at = :at WHERE id = :job"
 
-# The names as `rayjobs.checkpoint.save` and the collecting of a job's files make them.
+# The names that `rayjobs.checkpoint.save` and the collection of a job's files use.
 CHECKPOINTS = f"""
 SELECT job, MAX(stored_at) AS at FROM files
 WHERE job IN (SELECT value FROM json_each(:jobs))
@@ -54,7 +54,7 @@ class WaitingPart(Part):
     def queue_marks(self, target: str) -> list[Mark]:
         """See `Store.queue_marks`."""
         with self._database.read() as connection:
-            # Plain tuples: of ten thousand, making rows takes as long as reading them.
+            # Plain tuples: for ten thousand, creating rows takes as long as reading them.
             cursor = connection.cursor()
             cursor.row_factory = None
             return cursor.execute(MARKS, {"target": target}).fetchall()
@@ -81,7 +81,7 @@ class WaitingPart(Part):
                 wrong_s = (time_of(row["submitted_at"]) - at).total_seconds()
                 connection.execute(CORRECT, {"job": job_id, "at": time_text(at)})
                 how = f"{duration_text(abs(wrong_s))} {'ahead' if wrong_s > 0 else 'behind'}"
-                message = f"the clock of its client was {how}: its time of submission was corrected"
+                message = f"the clock of its client was {how}: its submission time was corrected"
                 self._event(connection, job_id, "clock", message, now=now, attempt=row["attempt"])
 
     def checkpoint_times(self, jobs: Iterable[str]) -> dict[str, datetime]:

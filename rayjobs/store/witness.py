@@ -1,10 +1,10 @@
 """A number outside a store's database that reveals lost records.
 
-SQLite cannot know that its -wal file was removed, or that an old copy or nothing at all stands in
-its place. So each process that commits notes here how many events the database had then, after
-the commit and without an fsync: the note may lag behind the database and never leads it, so a
-store that is whole is never accused. A commit that was not synced may be lost with the machine's
-power; so after a reboot only what was synced counts.
+SQLite cannot know that its -wal file was removed, or that the store was replaced by an old copy or
+deleted. So each process that commits records here, after the commit and without an fsync, how many
+events the database had then: the note may lag behind the database but never leads it, so an intact
+store is never refused. A commit that was not synced may be lost in a power failure; so after a
+reboot only synced commits count.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rayjobs.core.errors import StoreLostError
 from rayjobs.injob.identity import boot_id
 
 ENDING = "-serial"
-# Numbers of events are never given twice, whatever is pruned.
+# Numbers of events are never reused, even after a prune.
 COUNT = "SELECT seq FROM sqlite_sequence WHERE name = 'events'"
 _LENGTH = 128
-_READS = 3  # a note that is being written is read again
+_READS = 3  # reread a note that is being written
 
 
 @dataclass(frozen=True)
 class Note:
-    """What is noted of a store.
+    """The note about a store.
 
     Attributes:
-        boot: The boot of the machine in which `newest` was written.
-        newest: Events when a process of that boot committed last.
-        synced: Events when a transaction was last synced to the disk.
+        boot: The boot of the machine during which `newest` was written.
+        newest: The number of events at the last commit during that boot.
+        synced: The number of events when a transaction was last synced to the disk.
     """
 
     boot: str
@@ -43,21 +43,21 @@ class Note:
 
     @property
     def expected(self) -> int:
-        """How many events the database has at least."""
+        """The minimum number of events in the database."""
         return max(self.newest, self.synced) if self.boot == _boot() else self.synced
 
 
 class Witness:
-    """The note next to one store. Safe from threads, processes and forks: it may only lag."""
+    """The note next to one store. Safe for threads, processes and forks: it may only lag."""
 
     def __init__(self, store: Path) -> None:
-        """Find the note of the store in the file `store`; nothing is opened yet."""
+        """Set the path of the note for the store in the file `store`, without opening it."""
         self.path = store.with_name(store.name + ENDING)
         self._store = store
         self._descriptor: int | None = None
 
     def read(self) -> Note | None:
-        """Return the note; None where there is none, or it cannot be read."""
+        """Return the note; None if there is none or it cannot be read."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -68,7 +68,7 @@ class Witness:
             os.close(descriptor)
 
     def note(self, events: int, *, synced: bool) -> None:
-        """Note how many events were committed. A disk that refuses it does no harm: it lags."""
+        """Record how many events were committed. If the disk refuses, the note only lags."""
         with contextlib.suppress(OSError):
             if self._descriptor is None:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -84,7 +84,7 @@ class Witness:
                 os.pwrite(self._descriptor, _text(now), 0)
 
     def check(self, connection: sqlite3.Connection, note: Note | None) -> None:
-        """Compare an open database with the note that was read before it was opened.
+        """Compare an open database with the note that was read before opening it.
 
         Raises:
             StoreLostError: it lacks records that it had.
@@ -99,18 +99,18 @@ class Witness:
             self.refuse_deleted()
         raise StoreLostError(
             f"the store {self._store} lacks its newest records: it has {found} of {expected} "
-            f"events. Its -wal file was removed, or an older copy was put in its place. Put a "
-            f"backup back with `rayjobs db restore FILE`; if this file is the one you want, accept "
+            "events. Its -wal file was removed, or an older copy replaced it. Restore a backup "
+            "with `rayjobs db restore FILE`; if this file is the one you want, accept "
             f"it with `rayjobs db restore --as-is`",
             path=str(self._store),
         )
 
     def refuse_deleted(self) -> None:
-        """Say that the store was deleted. Raises StoreLostError."""
+        """Raise StoreLostError for a deleted store."""
         raise StoreLostError(
             f"the store {self._store} was deleted. Restore a backup with `rayjobs db restore "
-            f"FILE` (`rayjobs db backup` makes one); without a backup, `rayjobs db restore "
-            f"--as-is` begins a new, empty store",
+            "FILE` (`rayjobs db backup` makes one); without a backup, `rayjobs db restore "
+            "--as-is` starts a new, empty store",
             path=str(self._store),
         )
 
@@ -122,7 +122,7 @@ class Witness:
 
 
 def events_of(connection: sqlite3.Connection) -> int:
-    """Return how many events a database has had; 0 for a database that has none yet."""
+    """Return how many events a database has had; 0 for one without events."""
     try:
         row = connection.execute(COUNT).fetchone()
     except sqlite3.OperationalError as error:

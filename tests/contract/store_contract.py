@@ -178,7 +178,7 @@ class StoreContract:
 
     def test_an_id_is_given_once(self, store: Store) -> None:
         submit(store, id="mnist_1_aaaaaaaa")
-        with pytest.raises(UsageError, match="exists already"):
+        with pytest.raises(UsageError, match="already exists"):
             submit(store, id="mnist_1_aaaaaaaa")
         assert len(store.jobs()) == 1
 

@@ -106,7 +106,7 @@ def test_only_completed_runs_give_models(store: Store, state: JobState) -> None:
     store.publish_files(job.id, attempt=1, files=[stored("outputs/m.pt", 1)])
     if state is not JobState.RUNNING:
         store.finish(job.id, attempt=1, state=state)
-    with pytest.raises(UsageError, match="a model is made of a completed run"):
+    with pytest.raises(UsageError, match="only a completed run can become a model"):
         put(store, job)
     assert store.models() == []
 

@@ -276,7 +276,7 @@ class PipelineContract:
         store.rename_endpoint("nightly", "nightly")
         assert [one.version for one in store.endpoint_versions("nightly")] == [0, 1]
         assert store.endpoint_versions("nightly")[0].id == first.id
-        with pytest.raises(UsageError, match="there is a pipeline endpoint 'weekly' already"):
+        with pytest.raises(UsageError, match="a pipeline endpoint 'weekly' already exists"):
             store.rename_endpoint("nightly", "weekly")
         with pytest.raises(NotFoundError):
             store.rename_endpoint("daily", "other")

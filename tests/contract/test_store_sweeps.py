@@ -74,13 +74,13 @@ class SweepContract:
         )
         assert (again.job.id, created) == (first.job.id, False)
         submit(store, idempotency_key="of-a-job")
-        with pytest.raises(UsageError, match="another job's"):
+        with pytest.raises(UsageError, match="belongs to another job"):
             put(store, idempotency_key="of-a-job")
         assert [one.job.id for one in store.sweeps()] == [first.job.id]
 
     def test_a_job_is_no_sweep(self, store: Store) -> None:
         job = submit(store)
-        with pytest.raises(NotFoundError, match="is a job and no sweep"):
+        with pytest.raises(NotFoundError, match="is a job, not a sweep"):
             store.sweep(job.id)
         with pytest.raises(NotFoundError):
             store.sweep("nothing")

@@ -88,7 +88,9 @@ def test_a_wal_that_is_removed_under_open_connections_is_named(path: Path, saved
     keeping = SqlStore(path)  # as a running target does
     submit(keeping)
     path.with_name("store.db-wal").unlink()
-    with pytest.raises(StoreLostError, match=r"-wal file held.*`rayjobs db restore FILE`"):
+    with pytest.raises(
+        StoreLostError, match=r"contents of its -wal file.*`rayjobs db restore FILE`"
+    ):
         SqlStore(path)
     keeping.close()
 

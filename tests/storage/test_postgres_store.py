@@ -81,8 +81,8 @@ def test_an_address_names_its_schema() -> None:
     [
         ("postgresql://ada:hunter2@db/jobs", "has a password"),
         ("postgresql://ada@db/jobs?password=hunter2", "has a password"),
-        ("postgresql://db", "is not valid; write postgresql://USER@HOST"),
-        ("postgresql://db/jobs?schema=a;drop", "is not valid: use lower case"),
+        ("postgresql://db", "is invalid; write postgresql://USER@HOST"),
+        ("postgresql://db/jobs?schema=a;drop", "is invalid: use lower case"),
     ],
 )
 def test_a_wrong_address_is_refused_without_its_password(url: str, message: str) -> None:
@@ -178,7 +178,7 @@ def test_a_version_without_steps_is_refused(
     SqlStore(url).close()
     later: Path = request.getfixturevalue("later")
     (later / f"{VERSION + 1:04d}.sql").unlink()
-    refused = pytest.raises(StoreVersionError, match="no upgrade leads from there")
+    refused = pytest.raises(StoreVersionError, match="there is no upgrade from that version")
     with contextlib.closing(SqlStore(url)) as store, refused:
         store.jobs()
 

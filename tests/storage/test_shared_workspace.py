@@ -125,7 +125,7 @@ def test_what_cannot_be_reached_leaves_nothing(
 def test_a_store_that_does_not_exist_is_not_joined(
     server: Postgres, first: OpenWorkspace, tmp_path: Path
 ) -> None:
-    with pytest.raises(StoreError, match="there is no workspace's store at"):
+    with pytest.raises(StoreError, match="there is no workspace store at"):
         shared.join(tmp_path / "two", server.schema())
     with pytest.raises(UsageError, match=r"add \?schema=NAME"):
         shared.join(tmp_path / "two", server.url)
