@@ -14,9 +14,10 @@ from rayjobs.cli.submit import SubmitCommand, note_submitted, script_arguments, 
 EPILOG = """\b
 Examples:
   rayjobs rerun 1f3c                                  the same once more
-  rayjobs rerun 1f3c --set --lr=0.01 a new value for a script's option rayjobs rerun 1f3c --set
-  resources.gpus=1 --set max_duration=12h rayjobs rerun 1f3c -- --epochs 10 other arguments
-  altogether rayjobs rerun 1f3c --new-code the source folder as it is now
+  rayjobs rerun 1f3c --set --lr=0.01                  a new value for a script's option
+  rayjobs rerun 1f3c --set resources.gpus=1 --set max_duration=12h
+  rayjobs rerun 1f3c -- --epochs 10                   other arguments altogether
+  rayjobs rerun 1f3c --new-code                       the source folder as it is now
 
 The code is the job's own snapshot unless --new-code is given. To continue from a
 job's checkpoint, see `rayjobs resume`.

@@ -20,10 +20,12 @@ NAMES = ("fifo", "backfill", "backfill+preempt")
 
 EPILOG = """\b
 Examples:
-  rayjobs simulate mixed a bundled trace; so is many-small rayjobs simulate trace.csv --nodes 2
-  --gpus 4 --json rayjobs simulate mixed --policy backfill --max-jobs-per-user 3
-A trace is CSV with a header, or JSON lines: submit and duration (seconds, or 90m), and optionally
-job, nodes, gpus, cpus (per node), cap, priority, user, group, preemptible, expected.
+  rayjobs simulate mixed                    a bundled trace; so is many-small
+  rayjobs simulate trace.csv --nodes 2 --gpus 4 --json
+  rayjobs simulate mixed --policy backfill --max-jobs-per-user 3
+
+A trace is CSV with a header, or JSON lines: submit and duration (seconds, or 90m), and
+optionally job, nodes, gpus, cpus (per node), cap, priority, user, group, preemptible, expected.
 """
 
 

@@ -32,7 +32,8 @@ Examples:
   rayjobs why '1f3c[3]'           a member of an array
   rayjobs why --json 1f3c | jq .decision.estimate_s
 
-The estimate is the policy's current one; `rayjobs report queue` shows how good such estimates were.
+The estimate is the policy's current one; `rayjobs report queue` shows how good
+such estimates were.
 """
 # Rules that more capacity would satisfy.
 ABOUT_CAPACITY = ("capacity", "line", "yielding", "never_fits")

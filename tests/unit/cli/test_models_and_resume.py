@@ -80,7 +80,7 @@ def test_mistakes_are_reported_in_a_sentence(runs: Runs, terminal: Terminal) -> 
     job = runs.begin()
     done = terminal.type("model", "register", "m", "--run", job.id, "--path", "model.pt")
     assert done.code == 2
-    assert "a model is made of a completed run" in done.err
+    assert "only a completed run can become a model" in done.err
     done = terminal.type("model", "show", "nothing")
     assert (done.code, "there is no model 'nothing'" in done.err) == (3, True)
     assert terminal.type("model", "register", "a b", "--run", job.id).code == 2
