@@ -170,14 +170,14 @@ def release(materialised: Materialised) -> None:
         mounts.release(Path(materialised.mount_folder), materialised.mount_token)
 
 
-def hold(materialised: Materialised, owner: Identity, part: str) -> None:
+def retain(materialised: Materialised, owner: Identity, part: str) -> None:
     """Add a process that keeps the input's mount alive, until `release`.
 
     `part` names the role of the process, so that a later one with the same role replaces it. Does
     nothing for an input that is not mounted, or whose mount is gone.
     """
     if materialised.mount_folder:
-        mounts.hold(Path(materialised.mount_folder), f"{materialised.mount_token}-{part}", owner)
+        mounts.retain(Path(materialised.mount_folder), f"{materialised.mount_token}-{part}", owner)
 
 
 def trouble(materialised: Materialised) -> DatastoreError | None:

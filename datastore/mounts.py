@@ -110,7 +110,7 @@ def acquire(
     return Mount(folder.point, folder.folder, token)
 
 
-def hold(folder: Path, token: str, owner: Identity) -> None:
+def retain(folder: Path, token: str, owner: Identity) -> None:
     """Add a user to an existing mount; do nothing if the mount is gone."""
     mount = MountFolder(folder)
     if not folder.is_dir():
@@ -125,7 +125,7 @@ def hold(folder: Path, token: str, owner: Identity) -> None:
 def release(folder: Path, token: str) -> None:
     """Release one user's reference; releasing the last one unmounts.
 
-    The references that `hold` derived from it (`<token>-…`) end with it. A second call changes
+    The references that `retain` derived from it (`<token>-…`) end with it. A second call changes
     nothing.
     """
     mount = MountFolder(folder)

@@ -149,7 +149,7 @@ class RunFiles:
         if datastore_name not in (None, ARTIFACT_STORE):
             raise UsageError(
                 f"files of a run are stored with the run, not in datastore {datastore_name!r}; "
-                f"leave datastore_name out, or use Datastore.upload_files"
+                f"leave out datastore_name, or use Datastore.upload_files"
             )
         if len(names) != len(paths):
             raise UsageError(f"{len(names)} names for {len(paths)} paths; give one name per path")

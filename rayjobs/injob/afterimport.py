@@ -12,7 +12,7 @@ _changes: Dict[str, Change] = {}
 
 
 def after_import(name: str, change: Change) -> None:
-    """Call `change` with a module: now if it is there, else when it is imported.
+    """Call `change` with a module: now if it is already imported, else once it is.
 
     A second change of one module replaces the first. `change` must leave an already changed module
     alone.

@@ -21,8 +21,8 @@ from rayjobs.injob.run import LoggingRun, RunNotSupportedError
 from rayjobs.injob.secrets import secret_of
 from rayjobs.injob.uploads import UploadArea, clean_name
 
-MOST_CHILDREN = 100  # of one call. Source: azureml-core 1.61, `Run.create_children`
-ARTIFACT_STORE = "workspaceartifactstore"  # Azure ML's name of the place where runs keep files
+MOST_CHILDREN = 100  # children per call. Source: azureml-core 1.61, `Run.create_children`
+ARTIFACT_STORE = "workspaceartifactstore"  # Azure ML's name for the storage of run files
 FINAL = ("Completed", "Failed", "Canceled")
 
 
@@ -113,7 +113,7 @@ class AttemptRun(LoggingRun):
         return {name: secret_of(name) for name in secrets}
 
     def get_environment(self) -> Any:
-        """Return the environment that the job's spec asks for; needs rayjobs in the job's Python.
+        """Return the environment requested by the job's spec; needs rayjobs in the job's Python.
 
         Raises:
             RunNotSupportedError: the job's Python cannot import rayjobs.
@@ -139,7 +139,7 @@ class AttemptRun(LoggingRun):
             RuntimeError: it failed, and `raise_on_error` is on.
         """
         if self.id == self._channel().run:
-            raise RunNotSupportedError("a script cannot wait for its own end; leave it by exiting")
+            raise RunNotSupportedError("a script cannot wait for its own end; let it exit")
         while self._facts()["status"] not in FINAL:
             time.sleep(0.5)
         found = self.get_details()
@@ -165,13 +165,12 @@ class AttemptRun(LoggingRun):
     def child_run(self, name: Any = None, run_id: Any = None, outputs: Any = None) -> "ChildRun":
         """Start a child run that this script logs to.
 
-        `complete`, `fail` or its ``with`` block ends it; the end of this attempt does at the
-        latest.
+        `complete`, `fail` or its ``with`` block ends it, and the end of this attempt at the latest.
 
         Args:
             name: Its name; None makes one.
             run_id: Its id; None makes one.
-            outputs: Folder whose files are stored when it is completed; None: store none.
+            outputs: Folder whose files are stored on completion; None: store none.
 
         Raises:
             ChannelError: the id is taken, or the attempt has ended.
@@ -199,7 +198,7 @@ class AttemptRun(LoggingRun):
     def _start_child(
         self, name: Any = None, run_id: Any = None, tags: Optional[Mapping[str, str]] = None
     ) -> "ChildRun":
-        # Chosen here, so that repeating a call whose answer was lost starts no second run.
+        # Chosen here, so that repeating a call whose answer was lost does not start another run.
         made = "%s_%d_%s" % (self.id.rsplit("_", 2)[0], time.time(), uuid.uuid4().hex[:8])
         asked = runcalls.Start(
             str(run_id or made), self.id, "" if name is None else str(name), dict(tags or {})
@@ -216,7 +215,7 @@ class AttemptRun(LoggingRun):
         return self._handle_here("submit_child").submit_child(config, tags=tags, **kwargs)
 
     def _handle_here(self, what: str) -> Any:
-        """Return a handle on this run in the full workspace."""
+        """Return a handle of this run in the full workspace."""
         workspace = self.experiment.workspace
         if not hasattr(workspace, "get_run"):
             raise RunNotSupportedError(
@@ -256,7 +255,7 @@ class AttemptRun(LoggingRun):
         """Write one of the run's stored files to `output_file_path` (its base name, here).
 
         Raises:
-            ChannelError: the run has no such file; lists those it has.
+            ChannelError: the run has no such file; the message lists its files.
         """
         target = os.fspath(output_file_path or os.path.basename(name))
         if os.path.isdir(target) or target.endswith("/"):
@@ -277,7 +276,7 @@ class AttemptRun(LoggingRun):
         Raises:
             FileNotFoundError: no file name begins with `prefix`.
             ValueError: there are not as many `output_paths` as files.
-            TimeoutError: the time is over; the files fetched so far are complete.
+            TimeoutError: the time limit has passed; the files fetched so far are complete.
         """
         wanted = prefix or ""
         names = [name for name in self.get_file_names() if name.startswith(wanted)]
@@ -300,7 +299,7 @@ class AttemptRun(LoggingRun):
             self.download_file(name, target)
 
     def get_file_names(self) -> List[str]:
-        """Return the names of the run's files, logs included."""
+        """Return the names of the run's files, including logs."""
         found: List[str] = self._ask(runcalls.Files(self.id))
         return found
 
@@ -349,9 +348,9 @@ class AttemptRun(LoggingRun):
 
 
 class ChildRun(AttemptRun):
-    """A child of the job's own run; what its script logs there is stored at once."""
+    """A child of the job's own run; values that its script logs there are stored immediately."""
 
-    outputs: Optional[str] = None  # whose files are stored when it is completed
+    outputs: Optional[str] = None  # its files are stored on completion
 
     def __init__(self, channel: Channel, run_id: str, experiment: Any, kind: str) -> None:
         """Make a handle for the run `run_id`."""
@@ -395,7 +394,7 @@ class ChildRun(AttemptRun):
         return dict(self._facts()["properties"])
 
     def tag(self, key: str, value: Any = None) -> None:
-        """Set one tag; without a value it stands for itself."""
+        """Set one tag; a tag without a value is only a label."""
         self.set_tags({key: value})
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
@@ -409,13 +408,13 @@ class ChildRun(AttemptRun):
         self._ask(runcalls.Change(self.id, tags=ready))
 
     def remove_tags(self, tags: Iterable[str]) -> Dict[str, Optional[str]]:
-        """Remove tags by key; return those that are left."""
+        """Remove tags by key; return the remaining ones."""
         keys = [tags] if isinstance(tags, str) else list(tags)
         self._ask(runcalls.Change(self.id, tags=dict.fromkeys(keys)))
         return self.get_tags()
 
     def add_properties(self, properties: Mapping[str, Any]) -> None:
-        """Add properties. Raises ChannelError when one has another value already."""
+        """Add properties. Raises ChannelError if one already has another value."""
         ready = {logvalues.name_of(key): str(value) for key, value in properties.items()}
         self._ask(runcalls.Change(self.id, properties=ready))
 
@@ -543,8 +542,8 @@ def children_tags(
     Source: azureml-core 1.61, ``Run.create_children``.
 
     Raises:
-        ValueError: neither `count` nor `tag_key` and `tag_values` were given, both were, or they
-            ask for too many runs.
+        ValueError: neither or both of `count` and (`tag_key`, `tag_values`) were given, or they
+            request too many runs.
     """
     if count is None and (tag_key is None or tag_values is None):
         raise WrongValueError("give create_children either count, or tag_key and tag_values")
@@ -566,8 +565,8 @@ def refuse_datastore(name: Any) -> None:
     """Refuse a datastore for a run's files. Raises ValueError."""
     if name not in (None, ARTIFACT_STORE):
         raise WrongValueError(
-            "files of a run are stored with the run, not in datastore %r; leave datastore_name "
-            "out, or use Datastore.upload_files" % (name,)
+            "files of a run are stored with the run, not in datastore %r; leave out "
+            "datastore_name, or use Datastore.upload_files" % (name,)
         )
 
 

@@ -14,7 +14,7 @@ class RunExperiment:
     """The experiment as a script sees it: its name and its workspace."""
 
     def __init__(self, name: str, workspace: Any) -> None:
-        """Name an experiment; `workspace` is a workspace or a function that returns one."""
+        """Create an experiment; `workspace` is a workspace or a function that returns one."""
         self.name = name
         self._workspace = workspace
 
@@ -31,7 +31,7 @@ class RunExperiment:
 
 
 class RunWorkspace:
-    """The workspace of a job whose Python has no rayjobs: read with the standard library.
+    """The workspace of a job whose Python lacks rayjobs, read with the standard library.
 
     Where rayjobs can be imported, `Run.experiment.workspace` is a `rayjobs.Workspace` instead.
     """
@@ -41,7 +41,7 @@ class RunWorkspace:
     location = "local"
 
     def __init__(self, name: str, channel: Optional[Channel] = None) -> None:
-        """Read the workspace `name` through a channel; None knows its name only."""
+        """Read the workspace `name` through a channel; with None, only its name is known."""
         self.name = name
         self._channel = channel
 

@@ -66,7 +66,7 @@ def _within(mount_point: str, mount_root: str, path: str) -> str:
 
 
 def make(parent: str, name: str) -> str | None:
-    """Make the cgroup `name` below `parent`; None where that is not allowed."""
+    """Make the cgroup `name` below `parent`; None if that is not allowed."""
     folder = os.path.join(parent, name)
     try:
         os.mkdir(folder)
@@ -78,7 +78,7 @@ def make(parent: str, name: str) -> str | None:
 
 
 def write(folder: str, file: str, text: str) -> bool:
-    """Write one control file; False where the kernel or the permissions refuse."""
+    """Write one control file; False if the kernel or the permissions refuse."""
     try:
         with open(os.path.join(folder, file), "w", encoding="ascii") as stream:
             stream.write(text)
@@ -116,7 +116,7 @@ def pids(folder: str) -> list[int]:
 def remove(folder: str, *, patience_s: float = 2.0) -> bool:
     """Remove a cgroup and those below it; True when it is gone.
 
-    A cgroup stays busy for a moment after its last process has ended, hence the patience.
+    A cgroup stays busy for a moment after its last process has ended, hence the retries.
     """
     deadline = time.monotonic() + patience_s
     while True:
@@ -124,7 +124,7 @@ def remove(folder: str, *, patience_s: float = 2.0) -> bool:
             try:
                 os.rmdir(path)
             except OSError:
-                continue  # still busy or already gone; the next round tells
+                continue  # still busy or already gone; the next round shows which
         if not os.path.isdir(folder):
             return True
         if time.monotonic() > deadline:

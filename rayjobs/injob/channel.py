@@ -20,13 +20,13 @@ from rayjobs.injob import runcalls
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.runcalls import RunAnswer, RunCall
 
-PATIENCE_S = 60.0  # an agent that died is replaced within some seconds
-ANSWER_S = 600.0  # of one call: a model's files may be large
+PATIENCE_S = 60.0  # a dead agent is replaced within seconds
+ANSWER_S = 600.0  # for one call: a model's files may be large
 PAUSE_S = 0.1
 
 
 class ChannelError(RuntimeError):
-    """A call was refused or not answered; the text says which.
+    """A call was refused or not answered, as the message explains.
 
     Attributes:
         kind: The class of the error on the other side, such as ``NotFoundError``; empty if there
@@ -44,7 +44,7 @@ class Channel:
     def __init__(
         self, root: str, run: str, attempt: int, token: str, patience_s: float = PATIENCE_S
     ) -> None:
-        """Speak for attempt `attempt` of `run`, whose folder on this node is `root`."""
+        """Create the channel of attempt `attempt` of `run`, whose folder on this node is `root`."""
         self.root = root
         self.run = run
         self.attempt = attempt
@@ -120,7 +120,7 @@ class Channel:
 
     def _ask(self, line: bytes) -> RunAnswer:
         self._was_sent = False
-        if self._pid != os.getpid():  # of a fork, the stream is the parent's
+        if self._pid != os.getpid():  # in a fork, the stream belongs to the parent
             self._stream = self._file = None
         if self._stream is None:
             self._stream = self._connect()

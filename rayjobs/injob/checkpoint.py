@@ -28,11 +28,11 @@ Source = Union[bytes, str, "os.PathLike[str]", Callable[[str], Any]]
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written; earlier ones are untouched."""
+    """A checkpoint could not be written; earlier ones are unchanged."""
 
 
 class Checkpoint:
-    """One whole checkpoint.
+    """One complete checkpoint.
 
     Attributes:
         step: The step it was saved at.
@@ -73,7 +73,7 @@ def default_dir() -> str:
 
 
 def resume_dir() -> Optional[str]:
-    """Return the folder that this attempt is to resume from, or None."""
+    """Return the folder from which this attempt resumes, or None."""
     return os.environ.get("RAYJOBS_RESUME_FROM") or None
 
 
@@ -140,10 +140,10 @@ def save(
 
 
 def latest(directory: Optional[str] = None) -> Optional[Checkpoint]:
-    """Return the newest whole checkpoint, or None.
+    """Return the newest complete checkpoint, or None.
 
-    Looks into `directory`; without one into this attempt's own, then into what it resumes
-    from (a folder of checkpoints, a run's outputs, or one checkpoint). Every file's hash is
+    Looks in `directory`; without one, in this attempt's own folder, then in the folder from which
+    it resumes (a folder of checkpoints, a run's outputs, or one checkpoint). Every file's hash is
     checked; torn checkpoints are skipped.
     """
     if directory is not None:
@@ -156,7 +156,7 @@ def latest(directory: Optional[str] = None) -> Optional[Checkpoint]:
 
 
 def is_whole(path: str) -> bool:
-    """Return whether a checkpoint's folder holds all that its manifest names, unchanged."""
+    """Return whether a checkpoint's folder holds all files of its manifest, unchanged."""
     return _load(path) is not None
 
 
@@ -180,7 +180,7 @@ def _latest_in(folder: str) -> Optional[Checkpoint]:
 
 
 def _latest_part(folder: str) -> Optional[Checkpoint]:
-    """Return a whole checkpoint that a kill left under a temporary name, if there is no other.
+    """Return a complete checkpoint that a kill left under a temporary name, if there is no other.
 
     A script that saves the same step repeatedly has only these between two renames.
     """

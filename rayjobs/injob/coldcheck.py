@@ -47,20 +47,20 @@ def cold_reason(
     started_with: Mapping[str, str] | None = None,
     python: str | None = None,
 ) -> str | None:
-    """Why the plan cannot run in forks of a warm interpreter; None when it can.
+    """Return why the plan cannot run in forks of a warm interpreter; None if it can.
 
     Args:
         preloaded: top-level names of the modules that the warm interpreter has imported.
         started_with: the environment the warm interpreter started with; a variable with the same
             value there does not count.
-        python: the warm interpreter's own executable; None means that of the plan.
+        python: the warm interpreter's own executable; None means the plan's.
     """
     if plan.cold:
         return plan.cold
     if plan.kind != "script":
         return "the job runs a command, which starts its own interpreter"
     if python is not None and os.path.abspath(python) != os.path.abspath(plan.python):
-        return f"the job wants {plan.python}, the warm interpreter is {python}"
+        return f"the job requires {plan.python}, but the warm interpreter is {python}"
     if os.path.isdir(plan.script) or plan.script.endswith((".zip", ".pyz", ".egg")):
         return f"{plan.argv[0]} is a folder or an archive, not a script"
     known = dict(started_with or {})

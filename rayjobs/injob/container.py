@@ -30,7 +30,7 @@ from rayjobs.injob.namespace import Namespace
 from rayjobs.injob.plan import Bind, ContainerPlan
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_MOST_LINKS = 40  # as many as the kernel follows in one path
+_MOST_LINKS = 40  # the kernel's limit for one path
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEV_LINKS = (
     ("fd", "/proc/self/fd"),
@@ -46,11 +46,11 @@ class ContainerError(OSError):
 
 
 class VolumeError(ContainerError):
-    """A volume that the job asked for cannot be shown in its container, by any attempt."""
+    """No attempt can mount a volume that the job requested in its container."""
 
 
 def volume_problem(bind: Bind, error: OSError) -> str:
-    """Return why a volume cannot be shown, without a full stop."""
+    """Return why a volume cannot be mounted, without a full stop."""
     return (
         f"the node {os.uname().nodename} has no {bind.source}, the source of the volume "
         f"{bind.target}: {error.strerror}"

@@ -90,7 +90,7 @@ class ControlServer:
         try:
             stream, _address = self._listener.accept()
         except OSError:
-            return  # the client has gone, or there are too many; it will try again
+            return  # the client is gone, or there are too many; it will try again
         stream.setblocking(False)
         connection = Connection(stream)
         self._connections[stream.fileno()] = connection

@@ -16,8 +16,8 @@ class AttemptInput(Message):
 
     Attributes:
         path: Where the script finds it.
-        mode: As the job asked for it.
-        how: How the node brought it.
+        mode: The mode that the job requested.
+        how: How the node provided it.
         definition: File with the dataset itself, in direct mode; else None.
     """
 
@@ -52,8 +52,8 @@ class DataFile(Message):
         inputs: By name.
         outputs: By name.
         held: The `Materialised` of each input, as JSON, so that any agent can release it.
-        stored: Names of the outputs that are stored.
-        refused: By output name: a sentence that says why it is never stored.
+        stored: Names of the stored outputs.
+        refused: By output name, a sentence about why it is never stored.
     """
 
     job: str = ""

@@ -19,9 +19,8 @@ def fork_detached(*, twice: bool = True) -> int | None:
             not notice their end.
 
     Returns:
-        In the caller, the end of a pipe on which the new process says how it came up
-        (see `report`); in the new process, None, with the pipe's other end as descriptor
-        `report` writes to.
+        In the caller, the end of a pipe on which the new process reports its start (see `report`);
+        in the new process, None, with the pipe's other end as descriptor `report` writes to.
     """
     global _report_to
     reader, writer = os.pipe()
@@ -56,7 +55,7 @@ def report(answer: StartAnswer | None = None) -> None:
     try:
         os.write(descriptor, encode(answer or StartAnswer.of(own_identity())))
     except OSError:
-        pass  # the caller is gone; the socket and host.json say the same
+        pass  # the caller is gone; the socket and host.json have the same facts
     os.close(descriptor)
 
 

@@ -88,7 +88,7 @@ class Ending:
         grace_s: float | None = None,
         end_reason: Optional[EndReason] = None,
     ) -> None:
-        """Begin the end; if it has begun already, only shorten its grace period. Idempotent."""
+        """Begin the end; if it has already begun, only shorten its grace period. Idempotent."""
         grace = self._plan.grace_s if grace_s is None else max(grace_s, 0.0)
         kill_at = time.monotonic() + grace
         if self.has_begun:
@@ -141,7 +141,7 @@ class Ending:
 
     def _was_over_memory(self, rank: Rank) -> bool:
         # SIGKILL alone proves nothing; only a kill that the attempt's own limit has counted does. A
-        # rank that failed because such a kill hit one of its helpers is out of memory too.
+        # rank that failed because such a kill hit one of its helpers is also out of memory.
         return self._memory.was_exceeded() and (
             rank.signal == signal.SIGKILL or len(self._ranks) == 1
         )

@@ -25,8 +25,8 @@ class RankExit(Message):
     """How one rank ended.
 
     Attributes:
-        pid: Of its process; None if an earlier version did not record it.
-        start_time: Of its process, in clock ticks since boot.
+        pid: Its process's pid; None if an earlier version did not record it.
+        start_time: Its process's start, in clock ticks since boot.
         exit_code: None if a signal ended it, or it has not ended.
         signal: Number of the signal that ended it.
         started_at: Seconds of the wall clock; None: it was never released.
@@ -191,7 +191,7 @@ class ExitRecord(Message):
         duration_s: Since its ranks were released.
         reason: A sentence for people.
         end_reason: Why its end was requested; None: it was not.
-        is_consequence: Of an event on another node.
+        is_consequence: Whether an event on another node caused the end.
         first_failed_rank: The rank that caused the end; None: no rank did.
         tree: What contained its processes; ``lost``: unknown.
         pids: None if no host survived to report it.
@@ -375,4 +375,4 @@ def _remove(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        return  # not there
+        return  # it does not exist

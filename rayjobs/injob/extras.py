@@ -1,4 +1,4 @@
-"""Extra work of an attempt host, which some launchers ask for in addition to forking ranks."""
+"""Extra work of an attempt host, which some launchers need in addition to forking ranks."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ def write_atomic(
 
     Args:
         data: The whole content; text is written as UTF-8.
-        durable: Return only when content and name are on the disk, so that a power cut does not
+        durable: Return only when content and name are on the disk, so that a power failure does not
             lose it.
         mode: Permissions of the file, less the process's umask.
 
     Raises:
-        OSError: The disk is full or broken; the old file is unchanged. `filename` is `path` also
-            where the kernel does not name the file.
+        OSError: The disk is full or broken; the old file is unchanged. `filename` is `path` even if
+            the kernel does not name the file.
     """
     name = os.fspath(path)
     try:

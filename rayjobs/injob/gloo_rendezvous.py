@@ -29,7 +29,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(404 if value is None else 200, value or b"")
 
     def do_PUT(self) -> None:
-        """Keep a value."""
+        """Store a value."""
         value = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with _lock:
             _values[self.path] = value
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Log nothing: a waiting rank asks many times a second."""
+        """Log nothing: a waiting rank sends many requests a second."""
 
 
 def serve(listener: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Ranks of Horovod's Gloo controller: forked as those of torch.distributed.
+"""Ranks of Horovod's Gloo controller: forked like those of torch.distributed.
 
 Node 0 also runs the server where they find each other (`injob.gloo_rendezvous`).
 """
@@ -28,7 +28,7 @@ class GlooHelper(HostExtras):
         self._server: helpers.Helper | None = None
 
     def start(self) -> None:
-        """Start the server, on node 0 alone; ranks may connect as soon as this returns.
+        """Start the server, only on node 0; ranks may connect as soon as this returns.
 
         Raises:
             OSError: the port is taken, or no process can be made.

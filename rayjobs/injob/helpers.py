@@ -39,7 +39,7 @@ class Helper(WaitStatus):
 
 
 def signal_name(number: int) -> str:
-    """The signal's name, or its number where it has none."""
+    """The signal's name, or its number if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -84,7 +84,7 @@ def start(
         identity = identity_of(pid)
         if identity is None:
             raise OSError(f"the new process of {name} does not appear in /proc")
-        starter.hold(pid)
+        starter.contain(pid)
         return Helper(name, identity)
     try:
         startup.restore_signals(as_python=False)

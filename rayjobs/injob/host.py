@@ -131,11 +131,11 @@ class Host:
         if self.plan.master_port is None:
             return None
         try:
-            masterport.hold(self.plan.master_port)
+            masterport.reserve(self.plan.master_port)
         except OSError as error:
             return (
-                f"the port {self.plan.master_port}, where the ranks were to meet, was taken by "
-                f"another program ({error.strerror})"
+                f"the port {self.plan.master_port}, where the ranks meet, was taken by another "
+                f"program ({error.strerror})"
             )
         return None
 
@@ -315,7 +315,7 @@ class Host:
                 key.data(events)
 
     def _reap(self) -> bool:
-        """Reap ended children, adopted ones too; False if there are no children."""
+        """Reap ended children, including adopted ones; False if there are no children."""
         now = time.time()
         while True:
             try:
@@ -436,7 +436,7 @@ class Host:
 
 
 def _extras_of(plan: LaunchPlan, starter: Starter) -> HostExtras:
-    """Return the extra work that a plan asks for.
+    """Return the extra work that a plan requires.
 
     Raises:
         OSError: a socket or a folder cannot be made.

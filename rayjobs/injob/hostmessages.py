@@ -85,7 +85,7 @@ class HostRequest(Message):
         arguments: Program and arguments of a new session; none: a shell.
         files: Of a new session, the paths of its standard input, output and error.
         terminal: Kind of the terminal (``TERM``) that they are; empty: they are pipes.
-        number: The signal for a session, or the port that is asked about.
+        number: The signal for a session, or the port of the query.
     """
 
     op: str
@@ -180,7 +180,7 @@ class LeaseAnswer(Answer):
 
 @dataclass(frozen=True)
 class StacksAnswer(Answer):
-    """A host's answer to "stacks": where each living rank is."""
+    """A host's answer to "stacks": where each live rank is."""
 
     ranks: Tuple[RankStack, ...] = ()
 
@@ -258,7 +258,7 @@ class StartAnswer(Answer):
 
     @staticmethod
     def refused(error: str, *, held: bool = False) -> StartAnswer:
-        """Return the answer that says why no process was started."""
+        """Return the answer with the reason why no process was started."""
         return StartAnswer(False, error, held=held)
 
     @staticmethod

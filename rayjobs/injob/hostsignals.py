@@ -31,7 +31,7 @@ class HostSignals:
 
     @property
     def end_signal(self) -> Optional[str]:
-        """The name of the signal that asked the host to end; None: none has."""
+        """The name of the signal that requested the host's end; None: there was none."""
         return None if self._told is None else signal.Signals(self._told).name
 
     def _drain(self, _: int) -> None:

@@ -25,7 +25,7 @@ class ProcessStat:
 
     @property
     def is_dead(self) -> bool:
-        """Whether no part of it runs; a zombie leader with living threads is not dead."""
+        """Whether no part of it runs; a zombie leader with live threads is not dead."""
         return self.state in "ZX" and self.threads <= 1
 
 
@@ -39,7 +39,7 @@ class Identity(Message):
 
     @classmethod
     def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` with the boot id under its present key; mounts had it as ``boot``."""
+        """Return `values` with the boot id under its current key; mounts stored it as ``boot``."""
         return {"boot_id": values["boot"], **values} if "boot" in values else values
 
 
@@ -110,7 +110,7 @@ def send_signal(identity: Identity, number: int) -> bool:
     """Send a signal to exactly this process.
 
     Returns:
-        False when it is no longer there; another process that has its pid now gets nothing.
+        False if it no longer exists; another process that now has its pid gets no signal.
 
     Raises:
         PermissionError: The process belongs to another user.

@@ -21,7 +21,7 @@ class InputDatasets(Mapping[str, Any]):
     """
 
     def __init__(self, entries: Mapping[str, AttemptInput]) -> None:
-        """Take the inputs from the node's record."""
+        """Store the inputs from the node's record."""
         self._entries = entries
         self._opened: Dict[str, Any] = {}
 

@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import Dict, Iterator, Tuple
 
-# "=" means this very name to nccl; without it eth1 would mean eth10 too.
+# "=" means exactly this name to nccl; without it, eth1 would also mean eth10.
 VARIABLES = {
     "GLOO_SOCKET_IFNAME": "{}",
     "NCCL_SOCKET_IFNAME": "={}",

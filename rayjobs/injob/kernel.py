@@ -109,14 +109,14 @@ def unmount(point: str) -> None:
 
 
 def pivot_into(root: str) -> None:
-    """Make the mount at `root` the root of this process's mount namespace; the old one is gone.
+    """Make the mount at `root` the root of this process's mount namespace; remove the old one.
 
     Raises:
-        OSError: the kernel does not allow it, or this machine's call is not known.
+        OSError: the kernel does not allow it, or this machine's system call is unknown.
     """
     number = _PIVOT_ROOT.get(os.uname().machine)
     if number is None:
-        raise OSError(38, f"pivot_root on {os.uname().machine} is not known")
+        raise OSError(38, f"pivot_root on {os.uname().machine} is unknown")
     os.chdir(root)
     # The old root is stacked on the new one and unmounted there, so it needs no folder.
     if _libc.syscall(ctypes.c_long(number), b".", b".") != 0:
@@ -213,7 +213,7 @@ def write_marker(marker: str) -> None:
     to a scan. The interpreter must have been started with `RAYJOBS_MARKER` at least this long.
 
     Raises:
-        ValueError: the block has no marker variable, or less room than `marker` needs.
+        ValueError: the block has no marker variable, or less space than `marker` needs.
     """
     with open("/proc/self/stat", "rb") as file:
         text = file.read()
@@ -231,7 +231,8 @@ def write_marker(marker: str) -> None:
     value = marker.encode()
     if len(value) > room:
         raise ValueError(
-            f"the marker is {len(value)} bytes long, the environment block has room for {room}; "
+            f"the marker is {len(value)} bytes long, but the environment block has space for "
+            f"{room}; "
             "start the warm interpreter with a larger --marker-pad"
         )
     ctypes.memmove(start + position, value + b"\0" * (room - len(value)), room)

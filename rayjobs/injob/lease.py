@@ -24,7 +24,7 @@ def boot_clock_s() -> float:
 
 
 class Lease:
-    """How long the host may go on; without a lease, without limit.
+    """How long the host may continue; without a lease, there is no limit.
 
     Each renewal carries the stamp of the host's last answer, and the lease counts from that stamp,
     not from the renewal's arrival. A renewal delayed by a frozen agent or a slow network therefore
@@ -40,7 +40,7 @@ class Lease:
         """Grant a first lease.
 
         Args:
-            lease_s: Seconds after which the target assumes that the host has ended; None: no lease,
+            lease_s: Seconds after which the target assumes that the host has ended; None: no lease;
                 the target proves an end in other ways.
             raylet: Ray's process on this node: once it has ended, the lease is not renewed.
             since_s: Its start, on `boot_clock_s`; None: now.
@@ -90,7 +90,7 @@ class Lease:
         return max(0.0, min(grace_s, LOST_GRACE_S, whole_left_s - LOST_GRACE_S))
 
     def why_over(self) -> str | None:
-        """Return why the host must end its tree now; None while it may go on."""
+        """Return why the host must end its tree now; None while it may continue."""
         left_s = self.left_s
         if left_s is None or self.lease_s is None:
             return None

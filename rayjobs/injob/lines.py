@@ -38,7 +38,7 @@ class LineServer:
 
         Args:
             asked: called with each request; raises MessageError for one that it refuses.
-            gone: called when a client leaves before its answer.
+            gone: called when a client disconnects before its answer.
 
         Raises:
             OSError: the socket cannot be made.

@@ -69,7 +69,7 @@ def scalar_of(value: Any, what: str) -> Any:
     tables (see `cell_of`).
 
     Raises:
-        TypeError: it is not a scalar; says what to call instead.
+        TypeError: it is not a scalar; the message names the right call.
         ValueError: the text is too long.
     """
     kind = type(value)
@@ -93,12 +93,12 @@ def scalar_of(value: Any, what: str) -> Any:
         return scalar_of(int(value), what)
     if isinstance(value, (list, tuple, range, set, frozenset)) or hasattr(value, "__next__"):
         raise WrongTypeError(
-            "%s is a %s, and log() takes one number; use log_list(name, values), or log() "
+            "%s is a %s, but log() takes one number; use log_list(name, values), or log() "
             "once per value" % (what, kind.__name__)
         )
     if isinstance(value, Mapping):
         raise WrongTypeError(
-            "%s is a mapping, and log() takes one number; use log_row(name, a=…, b=…) or "
+            "%s is a mapping, but log() takes one number; use log_row(name, a=…, b=…) or "
             "log_table(name, {…})" % what
         )
     if value is None or isinstance(value, (bytes, bytearray, memoryview)):
@@ -107,7 +107,7 @@ def scalar_of(value: Any, what: str) -> Any:
 
 
 def _foreign(value: Any, what: str) -> Any:
-    """Scalars of numpy, torch, decimal, fractions: by ``item()``, else by ``float()``."""
+    """Return a scalar of numpy, torch, decimal or fractions: by ``item()``, else by ``float()``."""
     plain = value
     item = getattr(value, "item", None)
     try:

@@ -6,10 +6,10 @@ import socket
 from typing import Tuple
 
 
-def hold(port: int = 0) -> Tuple[int, int]:
+def reserve(port: int = 0) -> Tuple[int, int]:
     """Bind a TCP port of this machine without listening; 0 takes a free one.
 
-    While it is reserved, no process that asks for any free port gets it. Rank 0 can still listen on
+    While it is reserved, no process that requests any free port gets it. Rank 0 can still listen on
     it, since both share the address (SO_REUSEADDR).
 
     Returns:

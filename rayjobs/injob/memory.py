@@ -61,8 +61,8 @@ class MemoryLimit:
         if self.how != "watch" or self.limit_bytes is None:
             return None
         sizes = {stat: resident_bytes(stat.pid) for stat in self._tree.held()}
-        # The sum counts shared pages once per process; only when it is too much is the exact,
-        # slower figure worth asking for.
+        # The sum counts shared pages once per process; only if it is too large, the exact but
+        # slower figure is needed.
         if sum(sizes.values()) > self.limit_bytes:
             sizes = {stat: proportional_bytes(stat.pid) for stat in sizes}
         used = sum(sizes.values())
@@ -85,7 +85,7 @@ class MemoryLimit:
         return False
 
     def as_record(self) -> MemoryUse:
-        """The `memory` entry of an exit record; ask before `remove`."""
+        """The `memory` entry of an exit record; read it before `remove`."""
         peak: int | None = self._peak or None
         if self.how == "cgroup2" and self._tree.cgroup is not None:
             peak = _number(cgroups.read(self._tree.cgroup, "memory.peak"))
@@ -136,7 +136,7 @@ def remove_cgroups_of(marker: str) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory of a process with every shared page counted in full; 0 when it has ended."""
+    """The memory of a process with every shared page counted in full; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES

@@ -20,7 +20,7 @@ METRIC_KINDS = ("metric", "list", "row", "table", "image", "chart")
 READ_BYTES = 1 << 20
 MAX_LINE = 4 << 20  # a longer line is damage, not a record
 MOST_RANK_FILES = 10_000  # of one attempt on one node
-MOST_BYTES = 1 << 30  # of one file: bytes that a script appends beyond that are not read
+MOST_BYTES = 1 << 30  # of one file: bytes that a script appends beyond this are not read
 
 
 class Appender:

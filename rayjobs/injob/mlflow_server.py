@@ -51,7 +51,7 @@ _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Lengt
 _PREFIXES = ("/api/2.0/mlflow/", "/ajax-api/2.0/mlflow/")
 _FILES = "/api/2.0/mlflow-artifacts/artifacts"
 MLFLOW_VERSION = "2.0.0"
-"""The version of MLflow's protocol that is answered."""
+"""The version of MLflow's protocol that is supported."""
 
 
 class TrackingServer:
@@ -231,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._file(path[len(_FILES) :], dict(parse_qsl(url.query)))
         prefix = next((one for one in _PREFIXES if path.startswith(one)), None)
         if prefix is None:
-            raise TrackingError(404, "ENDPOINT_NOT_FOUND", "%s is not answered here" % path)
+            raise TrackingError(404, "ENDPOINT_NOT_FOUND", "%s is not supported here" % path)
         body: Json = dict(parse_qsl(url.query))
         if data:
             given = json.loads(data)
@@ -290,7 +290,7 @@ class AttemptSink(Sink):
         return RunState(self.run_id, EXPERIMENT_ID, self.run_id, "file://" + self._files)
 
     def experiment_id(self, name: str, *, create: bool) -> Optional[str]:
-        """Every name leads to the job's experiment: all logged data belongs to the job."""
+        """Every name maps to the job's experiment: all logged data belongs to the job."""
         return EXPERIMENT_ID
 
     def experiment(self, experiment_id: str) -> Json:

@@ -1,4 +1,4 @@
-"""A job's MLflow endpoint: a port that the attempt host holds, and a server that it starts on use.
+"""A job's MLflow endpoint: a port of the attempt host, and a server that it starts on demand.
 
 The host listens and sets ``MLFLOW_TRACKING_URI`` for the ranks. The first connection starts a
 process that serves all connections; if it dies, the next connection starts another. So a job
@@ -30,7 +30,7 @@ class MlflowPort:
     """The endpoint of one attempt on one node.
 
     Attributes:
-        plan: The plan, with the variables that lead to it.
+        plan: The launch plan, with the variables of the endpoint.
     """
 
     def __init__(self, plan: LaunchPlan) -> None:

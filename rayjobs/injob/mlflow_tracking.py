@@ -1,8 +1,8 @@
 """Answers MLflow's tracking requests with rayjobs' runs.
 
 A call is a method, a path below ``/api/2.0/mlflow/`` and a JSON body; the answer is JSON. Every
-experiment name leads to an existing experiment, so that ``mlflow.set_experiment`` inside a job
-leads to the job's run.
+experiment name maps to an existing experiment, so that ``mlflow.set_experiment`` inside a job
+selects the job's run.
 
 Source: MLflow's REST API, https://mlflow.org/docs/latest/rest-api.html.
 """
@@ -177,7 +177,7 @@ class Tracking:
 
     @property
     def sink(self) -> Sink:
-        """Where runs are kept."""
+        """The storage of runs."""
         return self._sink
 
     def artifacts(self, path: str) -> Json:

@@ -30,7 +30,7 @@ class ModelRecord(Message):
 
     Attributes:
         path: Stored name of the run's file or folder that becomes the model.
-        framework: Such as ``PyTorch``; empty: not named.
+        framework: The framework, such as ``PyTorch``; empty: not named.
         t: When it was written, in seconds since 1970.
         k: The kind of line.
     """
@@ -69,7 +69,7 @@ class ModelRequest:
         self.model_framework_version = record.framework_version
 
     def __repr__(self) -> str:
-        """Return name, path and run, and when it will be."""
+        """Return name, path and run, and when it will be registered."""
         return "ModelRequest(name=%s, path=%s, run_id=%s: registered when the run completes)" % (
             self.name,
             self.path,

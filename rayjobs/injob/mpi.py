@@ -1,9 +1,9 @@
 """Ranks that MPI starts: mpirun and orted are helpers of the hosts, which fork the ranks for them.
 
-On node 0 the host starts mpirun. For every other node mpirun asks for an orted: the request
-reaches this host by the stub that stands for ssh, goes to an agent as the relay, and comes in at
-the other node's host. Each mpirun or orted starts a stub per rank, which hands the rank's
-variables to the host of its node and ends as the rank ends.
+On node 0 the host starts mpirun. For every other node mpirun requests an orted: the request reaches
+this host through the stub that replaces ssh, goes to an agent as the relay, and arrives at the
+other node's host. Each mpirun or orted starts a stub per rank, which passes the rank's variables to
+the host of its node and ends like the rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REMOTE = "remote"  # the program that mpirun runs as ssh, in its working directo
 _REMOTE_TEXT = 'exec "${}" -S -E "${}" remote "$@"\n'.format(
     mpistub.PYTHON_VARIABLE, mpistub.STUB_VARIABLE
 )
-# A rank that MPI has lost may end by itself, with a more telling exit code.
+# A rank that MPI has lost may end by itself, with a more informative exit code.
 _PULL_S = 1.0
 _LEAVE_S = 3.0
 _LAST_LINES = 4
@@ -52,7 +52,7 @@ _NO_RANK = RankPlan(-1, -1, {})
 
 
 class MpiStarter(HostExtras):
-    """Starts the ranks of one node as mpirun (node 0) or orted (the others) asks for them."""
+    """Starts the ranks of one node as mpirun (node 0) or orted (other nodes) requests them."""
 
     starts_ranks = True
 
@@ -85,7 +85,7 @@ class MpiStarter(HostExtras):
     # ---- starting -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start mpirun, on node 0 alone.
+        """Start mpirun, only on node 0.
 
         Raises:
             OSError: no process can be made, or it cannot get its own host name.
@@ -109,8 +109,8 @@ class MpiStarter(HostExtras):
             socket.sethostname(name)
         except OSError as error:
             raise OSError(
-                f"nodes of an MPI job that share one machine need host names of their own, which "
-                f"this machine does not allow ({error.strerror or error}); use one node with more "
+                "nodes of an MPI job that share one machine need their own host names, which this "
+                f"machine does not allow ({error.strerror or error}); use one node with more "
                 f"processes"
             ) from error
 

@@ -39,7 +39,7 @@ class RankEnd(Answer):
     """The answer to "rank", once the rank has ended.
 
     Attributes:
-        exit_code: None where a signal ended it.
+        exit_code: None if a signal ended it.
         signal: The signal that ended it.
     """
 
@@ -49,7 +49,7 @@ class RankEnd(Answer):
 
 @dataclass(frozen=True)
 class Relayed(Answer):
-    """The answer to "relay", once mpirun has asked for all other nodes.
+    """The answer to "relay", once mpirun has requested all other nodes.
 
     Attributes:
         commands: By node number: the command line.

@@ -1,7 +1,7 @@
-"""The program that mpirun and orted start instead of ranks and ssh: it asks the attempt host.
+"""The program that mpirun and orted start instead of ranks and ssh: it calls the attempt host.
 
-`python -S -E mpistub.py rank` stands for one rank: the host forks it, and this process ends as it
-ended. `python -S -E mpistub.py remote NODE COMMAND…` stands for ``ssh NODE COMMAND…``.
+`python -S -E mpistub.py rank` represents one rank: the host forks the rank, and this process ends
+like it. `python -S -E mpistub.py remote NODE COMMAND…` replaces ``ssh NODE COMMAND…``.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def ask(path: str, request: Mapping[str, Any]) -> dict[str, Any]:
         while not line.endswith(b"\n"):
             part = stream.recv(65536)
             if not part:
-                raise ConnectionResetError("the attempt host has gone")
+                raise ConnectionResetError("the attempt host is gone")
             line += part
     answer = json.loads(line)
     if not isinstance(answer, dict):
-        raise ValueError("the attempt host answered with something else")
+        raise ValueError("the attempt host gave an invalid answer")
     return answer
 
 
 def be_rank(path: str) -> int:
-    """Stand in for one rank; end as it ends, by the same signal if necessary."""
+    """Represent one rank; end like it, by the same signal if necessary."""
     variables = {name: value for name, value in os.environ.items() if name.startswith(MPI_PREFIXES)}
     answer = ask(path, {"op": "rank", "env": variables})
     if answer.get("error"):
@@ -69,7 +69,7 @@ def end_by(number: int) -> None:
 
 
 def start_remotely(path: str, node: str, words: list[str]) -> int:
-    """Have a command run on another node of the job; 0 once it was started there."""
+    """Run a command on another node of the job; return 0 once it was started there."""
     answer = ask(path, {"op": "remote", "node": node, "command": " ".join(words)})
     if answer.get("error"):
         print(f"rayjobs: {answer['error']}", file=sys.stderr)
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
             return start_remotely(path, arguments[1], arguments[2:])
         return be_rank(path)
     except (OSError, ValueError, KeyError, IndexError) as error:
-        print(f"rayjobs: the attempt host cannot be asked: {error!r}", file=sys.stderr)
+        print(f"rayjobs: the attempt host cannot be reached: {error!r}", file=sys.stderr)
         return _REFUSED
 
 

@@ -34,10 +34,10 @@ class NamespaceRefused(OSError):
 class Namespace:
     """The PID namespace of the calling process's later children.
 
-    Its init is a program that reads a pipe whose other end is the caller's alone: when the caller
+    Its init is a program that reads a pipe whose other end only the caller holds: when the caller
     ends, however that happens, init does too, and the kernel then ends every process of the
     namespace. No process can leave it, change its init, or be hidden from it. Each child has to
-    `enter` for a `/proc` that agrees with its pids. The caller must not start threads any more:
+    `enter` for a `/proc` that agrees with its pids. The caller must not start threads afterwards:
     the kernel refuses them to a process whose children live elsewhere.
     """
 
@@ -60,7 +60,7 @@ class Namespace:
 
         Raises:
             NamespaceRefused: the machine does not allow it; nothing was changed.
-            OSError: it was made, but its init cannot be started: this process cannot fork any more.
+            OSError: it was made, but its init cannot be started: this process can no longer fork.
         """
         _check_proc()
         own_users = unshare(kernel.CLONE_NEWPID, "PID namespaces")
@@ -92,7 +92,7 @@ class Namespace:
     def enter(self, root: str | None = None) -> None:
         """Give the calling process, a fresh child of the maker, its own view of `/proc`.
 
-        Mounts that are made outside later still arrive; none of its own leave.
+        Later mounts from outside still appear; its own mounts do not propagate out.
 
         Args:
             root: The mounted root file system that becomes this process's own; None: none does.
@@ -145,7 +145,7 @@ def _check_proc() -> None:
 
 
 def unshare(kind: int, name: str) -> bool:
-    """Make a namespace of a kind; return whether it needed a user namespace too.
+    """Make a namespace of a kind; return whether it also needed a user namespace.
 
     Raises:
         NamespaceRefused: the machine does not allow it; nothing was changed.

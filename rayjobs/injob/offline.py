@@ -57,7 +57,7 @@ class OfflineRun(LoggingRun):
         """Note a file under `name`; nothing is copied, since there is no job to store it with."""
         stored = clean_name(name)
         if stored in self._files:
-            raise FileExistsError("the run has a file %r already" % stored)
+            raise FileExistsError("the run already has a file %r" % stored)
         is_stream = hasattr(path_or_stream, "read")
         path = "" if is_stream else os.path.abspath(os.fspath(path_or_stream))
         if path and not os.path.isfile(path):

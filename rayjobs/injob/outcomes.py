@@ -20,8 +20,8 @@ class Outcome(str, Enum):
 
     # Decided by an attempt host, or by its node in its place.
     COMPLETED = "completed"
-    FAILED = "failed"  # a rank ended with another exit code than 0, or by a signal
-    CANCELED = "canceled"  # its end was asked for: `EndReason` says why
+    FAILED = "failed"  # a rank ended with a non-zero exit code, or by a signal
+    CANCELED = "canceled"  # its end was requested: `EndReason` says why
     TIME_LIMIT = "time_limit"
     OUT_OF_MEMORY = "out_of_memory"
     STALLED = "stalled"
@@ -38,20 +38,20 @@ class Outcome(str, Enum):
     NOT_PREPARED = "not_prepared"
     AGENT_LOST = "agent_lost"
     OUT_OF_FILES = "out_of_files"  # one of our processes reached its limit of open files
-    NOT_STORED = "not_stored"  # the script ended well, and its files could not be stored
+    NOT_STORED = "not_stored"  # the script succeeded, but its files could not be stored
     DEPENDENCY = "dependency"  # a job that it waited for failed
-    SYSTEM = "system"  # a fault of ours
+    SYSTEM = "system"  # an internal error
 
 
 class EndReason(str, Enum):
-    """Why an attempt's hosts are asked to end it."""
+    """Why the end of an attempt is requested from its hosts."""
 
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]
 
     CANCELED = "canceled"  # by its user
-    PREEMPTED = "preempted"  # another job needs its place, or the target's user asked for it
-    PLACE_LOST = "place_lost"  # it cannot be followed where it is
+    PREEMPTED = "preempted"  # another job needs its resources, or the target's user requested it
+    PLACE_LOST = "place_lost"  # its current location cannot be followed
     NODE_ENDED = "node_ended"  # another node of the attempt has ended, or was lost
 
 

@@ -31,7 +31,7 @@ class Ledger:
     """The mini-batches of one attempt; its methods may be called by several threads.
 
     Args:
-        batches: All of them, in order; each has `items`, the number of its items.
+        batches: All mini-batches, in order; each has `items`, the number of its items.
         settings: The run's settings.
         folder: Where the journal is written.
         say: Called with a message and its level.
@@ -67,7 +67,7 @@ class Ledger:
 
     @property
     def identity(self) -> str:
-        """Identifies the list of mini-batches: another list needs another ledger."""
+        """The identity of the list of mini-batches: another list needs another ledger."""
         text = json.dumps(list(self._batches), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -141,7 +141,7 @@ class Ledger:
                 self.failed(number, "its process has ended")
 
     def stop(self, reason: str) -> None:
-        """Hand out no more mini-batches."""
+        """Stop assigning mini-batches."""
         with self._changed:
             self.stop_reason = self.stop_reason or reason
             self._changed.notify_all()
@@ -242,7 +242,9 @@ class Ledger:
         if found is None or JOURNAL not in found.names:
             return
         if found.metadata.get("mini_batches") != self.identity:
-            self._say("WARNING", "the inputs have changed since the checkpoint: all starts again")
+            self._say(
+                "WARNING", "the inputs have changed since the checkpoint: everything starts again"
+            )
             return
         with open(found.file(JOURNAL), "rb") as file:
             for line in file:

@@ -1,6 +1,6 @@
 """A rank of a parallel run: takes mini-batches and has its worker process run the entry script.
 
-Rank 0 hands out the mini-batches (`parallel_ledger`) on the rendezvous port, with one JSON line per
+Rank 0 assigns the mini-batches (`parallel_ledger`) on the rendezvous port, with one JSON line per
 request and answer. A worker that dies or takes too long is replaced, and any free rank tries its
 mini-batch again.
 """
@@ -25,11 +25,11 @@ from rayjobs.injob.parallel_settings import VARIABLE, Settings
 
 LEVELS = ("DEBUG", "INFO", "WARNING")
 REACH_S = 300.0  # rank 0 may have to load a table first
-STARTS = 3  # of a worker that dies before it is ready
+STARTS = 3  # deaths of a worker before it is ready
 
 
 class StoppedError(Exception):
-    """The run cannot go on; the text says why."""
+    """The run cannot continue; the message says why."""
 
 
 class WorkerError(Exception):
@@ -62,7 +62,7 @@ def main(script: str, arguments: Sequence[str]) -> int:
 
 
 def _follow(settings: Settings, worker: Worker, say: Any) -> None:
-    """Process the mini-batches that rank 0 hands out.
+    """Process the mini-batches that rank 0 assigns.
 
     Raises:
         OSError: rank 0 cannot be reached.
@@ -71,7 +71,7 @@ def _follow(settings: Settings, worker: Worker, say: Any) -> None:
     try:
         worker.start()
     except StoppedError as error:
-        # Rank 0 waits for each rank: one that ended without a word would leave it waiting for ever.
+        # Rank 0 waits for each rank: a rank that ended silently would leave it waiting forever.
         with Caller() as caller:
             caller.stop(str(error))
         raise
@@ -80,7 +80,7 @@ def _follow(settings: Settings, worker: Worker, say: Any) -> None:
 
 
 def _lead(settings: Settings, worker: Worker, say: Any) -> None:
-    """Hand out mini-batches, process some too, and write the rows."""
+    """Assign mini-batches, process some as well, and write the rows."""
     batches = batches_of(settings, worker)
     folder = os.environ.get("TMPDIR") or "."
     ledger = Ledger(batches, settings, folder, say)
@@ -355,7 +355,7 @@ _CALLS: Dict[str, Any] = {
 
 
 class _Own:
-    """The ledger as rank 0 itself uses it."""
+    """The ledger for use by rank 0 itself."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.done, self.failed, self.stop = ledger.done, ledger.failed, ledger.stop
@@ -366,7 +366,7 @@ class _Own:
 
 
 class Caller:
-    """The ledger as the other ranks reach it."""
+    """The ledger for use by the other ranks."""
 
     def __enter__(self) -> Caller:
         """Connect to rank 0.
@@ -389,7 +389,7 @@ class Caller:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._lines.close()
         self._socket.close()
 

@@ -53,7 +53,7 @@ class Entry:
         self._tables: Dict[str, Any] = {}
 
     def init(self) -> None:
-        """Call `init()`, where there is one."""
+        """Call `init()`, if there is one."""
         if callable(getattr(self.module, "init", None)):
             self.module.init()
 
@@ -81,7 +81,7 @@ class Entry:
         return {"rows": rows if asked["keep"] else [], "count": count}
 
     def shutdown(self) -> None:
-        """Call `shutdown()`, where there is one."""
+        """Call `shutdown()`, if there is one."""
         if callable(getattr(self.module, "shutdown", None)):
             self.module.shutdown()
 

@@ -23,7 +23,7 @@ HEAD_START = "head-start"
 
 
 class PlanError(ValueError):
-    """The plan cannot be carried out; the text says why."""
+    """The plan cannot be carried out; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RankPlan(Message):
 
 @dataclass(frozen=True)
 class Peer(Message):
-    """Another node of an MPI attempt, as the first node's agent reaches it.
+    """Another node of an MPI attempt, for the first node's agent.
 
     Attributes:
         node: Its number in the attempt.
@@ -58,10 +58,10 @@ class Peer(Message):
 
 @dataclass(frozen=True)
 class Relay(Message):
-    """What mpirun on the first node needs of the agents.
+    """What mpirun on the first node needs from the agents.
 
     Attributes:
-        socket: Socket of the first node's host, which tells the nodes that mpirun wants.
+        socket: Socket of the first node's host, which reports the nodes that mpirun requests.
     """
 
     socket: str
@@ -77,7 +77,7 @@ class ExtrasPlan(Message):
         port: The rendezvous port on the first node; None on other nodes.
         most_s: Maximum seconds that the other ranks wait for rank 0.
         on_cpu: Horovod communicates on the CPU.
-        socket: Where the host answers the stubs of MPI.
+        socket: Where the host answers the MPI stubs.
         nodes: Names of the job's nodes, as mpirun uses them.
         shares_machine: An earlier node of the attempt is on the same machine.
         command: mpirun's command line, only on the first node.
@@ -103,8 +103,8 @@ class Bind(Message):
         source: Its path on the node.
         target: Its path in the container.
         read_only: The container cannot change it.
-        replaces: It replaces what the image has there, even a link.
-        of_job: The job asked for it: if it cannot be mounted, the job is at fault.
+        replaces: It replaces the image's file or folder there, even a link.
+        of_job: The job requested it: if it cannot be mounted, the job is at fault.
     """
 
     source: str
@@ -267,7 +267,7 @@ class LaunchPlan(Message):
         return os.path.join(self.work, self.argv[0])
 
     def log_of(self, rank: int) -> str:
-        """The file that holds what a rank printed."""
+        """The file with the output of a rank."""
         return os.path.join(self.root, "log", f"driver_{rank}.log")
 
     def stacks_of(self, rank: int) -> str:

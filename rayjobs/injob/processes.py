@@ -11,7 +11,7 @@ MARKER_VARIABLE = "RAYJOBS_MARKER"
 
 
 def all_pids() -> list[int]:
-    """The pids that `/proc` shows at this moment."""
+    """The pids that `/proc` shows now."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DUMP_SIGNAL = 59
 STACKS_VARIABLE = "RAYJOBS_STACKS_FILE"
 
-# The folder that answers `import azureml`, below the one from which ranks import `rayjobs`. It is
+# The folder that provides `import azureml`, below the one from which ranks import `rayjobs`. It is
 # on PYTHONPATH, hence before installed packages, also in commands and child processes.
 ON_PATH = os.path.join("rayjobs", "injob", "onpath")
 # The same for the address map (`urlmap`), only in jobs of workspaces that have one.
@@ -86,7 +86,7 @@ def show_command(words: Sequence[str]) -> None:
     ctypes.c_uint32.from_buffer(place, 12 * 8 + 4).value = 0xFFFFFFFF
     if not _set_places(ctypes, place) and end - start > 2:
         title = b" ".join(os.fsencode(word) for word in words)[: end - start - 2] + b"\0"
-        # When the last byte is not NUL, the kernel takes all up to the first NUL for a title.
+        # If the last byte is not NUL, the kernel treats everything up to the first NUL as a title.
         ctypes.memmove(start, title.ljust(end - start, b" "), end - start)
 
 

@@ -19,10 +19,10 @@ LOOK_S = 0.002
 
 
 class HeadStart(HostExtras):
-    """Releases rank 0 first, and the others once it listens or after a moment."""
+    """Releases rank 0 first, and the others once it listens or a short time has passed."""
 
     def __init__(self, starter: Starter, settings: ExtrasPlan) -> None:
-        """Read the longest wait of the other ranks, and the port of this node, from the plan."""
+        """Read the maximum wait of the other ranks, and this node's port, from the plan."""
         self._starter = starter
         self._port: int | None = settings.port
         self._until_s: float | None = time.monotonic() + settings.most_s

@@ -45,7 +45,7 @@ class Rank(WaitStatus):
     plan: RankPlan
     identity: Identity
     log: LogCap
-    setup: int  # yields why the process could not be set up; end of file means success
+    setup: int  # delivers why the process could not be set up; end of file means success
     go: int  # one byte written here lets the process run
     started_at: float = 0.0
     ended_at: float | None = None
@@ -184,7 +184,7 @@ def fork_rank(
         os.close(go_write)
         os.close(setup_read)
         tree.enter()
-        # A dead host is not the parent any more; a host outside the namespace appears as 0.
+        # A dead host is no longer the parent; a host outside the namespace appears as 0.
         if os.getppid() not in (host, 0) or not os.read(go_read, 1):
             os._exit(1)  # the host died before it released this rank
         return _set_up(plan, item, secrets, warm, setup_write)

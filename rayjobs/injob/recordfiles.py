@@ -27,7 +27,7 @@ class UnusableFileError(OSError):
     """There is no regular file where one is expected, or it is too large."""
 
     def __init__(self, name: str, why: str) -> None:
-        """Say `why` the file `name` (its path below the attempt's folder) is not read."""
+        """Store `why` the file `name` (its path below the attempt's folder) is not read."""
         super().__init__(errno.EINVAL, why)
         self.name = name
 
@@ -134,7 +134,7 @@ def problem_of(root: str, name: str) -> str:
     try:
         open_file(root, name).close()
     except FileNotFoundError:
-        return "%s is not there" % name
+        return "%s does not exist" % name
     except UnusableFileError as error:
         return str(error)
     except OSError as error:

@@ -23,7 +23,7 @@ _contexts: Dict[Tuple[Any, ...], "LoggingRun"] = {}
 
 
 class RunNotSupportedError(RuntimeError, RunEnvironmentException):
-    """The call makes no sense here or is not supported; the message says what to do."""
+    """The call is invalid here or not supported; the message says what to do."""
 
 
 class Run:
@@ -49,7 +49,7 @@ class Run:
             return object.__new__(Run._handle(*args, **kwargs))
         return object.__new__(cls)
 
-    # -- where am I ------------------------------------------------------------------------
+    # -- context ------------------------------------------------------------------------
     @classmethod
     def get_context(cls, allow_offline: bool = True, **kwargs: Any) -> "LoggingRun":
         """Return the run of the job that this process belongs to.
@@ -237,7 +237,7 @@ class LoggingRun(Run):
         return self.get_properties()
 
     def get_tags(self) -> Dict[str, Optional[str]]:
-        """Return the tags that this process has set; one without a value is None."""
+        """Return the tags that this process has set; a tag without a value is None."""
         return dict(self._tags)
 
     def get_properties(self) -> Dict[str, str]:
@@ -245,7 +245,7 @@ class LoggingRun(Run):
         return dict(self._properties)
 
     def tag(self, key: str, value: Any = None) -> None:
-        """Set one tag; without a value it stands for itself."""
+        """Set one tag; a tag without a value is only a label."""
         key = logvalues.name_of(key)
         text = "" if value is None else str(logvalues.scalar_of(value, "the tag's value"))
         self._put("tag", key, text)
@@ -257,17 +257,17 @@ class LoggingRun(Run):
             self.tag(key, value)
 
     def remove_tags(self, tags: Iterable[str]) -> Dict[str, Optional[str]]:
-        """Remove tags by key; return those that are left."""
+        """Remove tags by key; return the remaining ones."""
         for key in [tags] if isinstance(tags, str) else tags:
             self._put("tag", logvalues.name_of(key), None)
             self._tags.pop(key, None)
         return self.get_tags()
 
     def add_properties(self, properties: Mapping[str, Any]) -> None:
-        """Add properties; one that exists keeps its value.
+        """Add properties; an existing one keeps its value.
 
         Raises:
-            ValueError: a key has another value already.
+            ValueError: a key already has another value.
         """
         ready = {}
         for key, value in properties.items():
@@ -275,8 +275,8 @@ class LoggingRun(Run):
             known = self._properties.get(logvalues.name_of(key))
             if known is not None and known != text:
                 raise WrongValueError(
-                    "the property %r is %r and cannot be changed to %r; properties are only "
-                    "added, use a tag for what changes" % (key, known, text)
+                    "the property %r is %r and cannot be changed to %r; properties can only be "
+                    "added; use a tag for changing values" % (key, known, text)
                 )
             ready[key] = text
         for key, text in ready.items():
@@ -310,7 +310,7 @@ class LoggingRun(Run):
     def cancel(self) -> None:
         """Warn that a script must end itself."""
         warnings.warn(
-            "a run cannot cancel itself; it continues. Leave the script by sys.exit(), or use "
+            "a run cannot cancel itself; it continues. Leave the script with sys.exit(), or use "
             "`rayjobs cancel`",
             stacklevel=2,
         )

@@ -16,7 +16,7 @@ SOCKET = "run.sock"
 TOKEN_FILE = "run.token"
 EXCHANGE = "exchange"
 TOKEN_VARIABLE = "RAYJOBS_RUN_TOKEN"
-MAX_LINE_BYTES = 64 << 20  # of a call or an answer
+MAX_LINE_BYTES = 64 << 20  # size of a call or an answer
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Point(Message):
 
 @dataclass(frozen=True)
 class Log(Message):
-    """Log to a child run; known points are ignored."""
+    """Log values to a child run; known points are ignored."""
 
     NAME: ClassVar[str] = "log"
     run: str

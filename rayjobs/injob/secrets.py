@@ -9,7 +9,7 @@ import re
 def secret_of(name: str) -> str:
     """Return the secret `name`: the variable of this name or of its usual spelling.
 
-    A variable has no dashes and is usually in capitals: ``db-password`` is also looked for as
+    A variable has no dashes and is usually in capitals: ``db-password`` is also looked up as
     ``DB_PASSWORD``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Processes that a user starts next to a rank, and the question which ports the attempt listens at.
+"""Processes that a user starts next to a rank, and queries about the attempt's listening ports.
 
 They are children of the attempt's host: they share the rank's environment, folder, namespaces,
 limits and end. The node's agent makes their pipes or their terminal, and names them by path.
@@ -17,7 +17,7 @@ from rayjobs.injob.identity import send_signal
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.starter import Starter
 
-MOST = 64  # of one attempt on one node
+MOST = 64  # sessions of one attempt on one node
 SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
 _LISTENING = "0A"
 _ANYWHERE = {"00000000": "127.0.0.1", "0" * 32: "::1"}
@@ -27,10 +27,10 @@ class Sessions:
     """The sessions of one attempt on one node."""
 
     def __init__(self, starter: Starter) -> None:
-        """Start them by `starter`."""
+        """Start sessions with `starter`."""
         self._starter = starter
         self._sessions: Dict[str, Helper] = {}
-        self._reported: List[str] = []  # those whose end the agent was given, oldest first
+        self._reported: List[str] = []  # those whose end was reported to the agent, oldest first
 
     def answer(self, request: HostRequest) -> Optional[Answer]:
         """Answer requests about sessions and ports; None for other requests."""
@@ -61,7 +61,7 @@ class Sessions:
         if rank.has_ended:
             return refusal(f"rank {request.rank} has ended")
         if sum(not one.has_ended for one in self._sessions.values()) >= MOST:
-            return refusal(f"there are {MOST} sessions of this attempt already")
+            return refusal(f"there are {MOST} sessions of this attempt")
         plan = self._starter.plan
         environment = plan.rank_env(rank.plan, self._starter.secrets)
         environment[MARKER_VARIABLE] = plan.marker
@@ -93,7 +93,7 @@ class Sessions:
         return SessionAnswer()
 
     def _forget_after(self, name: str) -> None:
-        """Keep the last sessions whose end was given, for agents that ask again; drop others."""
+        """Keep the last reported sessions, for agents that ask again; drop older ones."""
         if name not in self._reported:
             self._reported.append(name)
         while len(self._reported) > MOST:
@@ -172,7 +172,7 @@ def _code_of(helper: Helper) -> Optional[int]:
 
 
 def _signal(helper: Helper, number: int) -> None:
-    """Signal a session's process group; itself alone once the group is gone."""
+    """Signal a session's process group, or only the process once the group is gone."""
     if helper.has_ended:
         return
     send_signal(helper.identity, number)

@@ -1,4 +1,4 @@
-"""Messages of sessions: what a client asks of a process next to a rank, or of a port of the job."""
+"""Messages of sessions: a client's requests to a process next to a rank, or to a job's port."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SessionStep(Message):
 
     Attributes:
         op: "exec" and "port" open a session; "read", "write", "resize", "signal" and "end" use one.
-        session: Its name: chosen by the client, long and random.
+        session: Its name, which the client chooses: long and random.
         rank: The rank that it is opened at.
         arguments: Of "exec", the program and its arguments; none: a shell.
         terminal: Of "exec", the kind of terminal; empty: pipes.
@@ -53,7 +53,7 @@ class SessionStep(Message):
 
 @dataclass(frozen=True)
 class SessionEvent(Message):
-    """Something that a session gave its client.
+    """Output of a session for its client.
 
     Attributes:
         stream: 1 or 2, as of standard output and error; 0: the end.
@@ -71,9 +71,9 @@ class SessionReply(Message):
     """The answer to a step.
 
     Attributes:
-        error: Why it was refused, as a sentence; empty: it was not.
-        at: Of a write, how many bytes were taken in all.
-        events: Of a read, the events after those that the client has.
+        error: Why it was refused, as a sentence; empty: it was accepted.
+        at: For a write, how many bytes were accepted in total.
+        events: For a read, the events after those that the client has.
     """
 
     error: str = ""

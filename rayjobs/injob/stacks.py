@@ -40,7 +40,7 @@ class Dump:
     """
 
     def __init__(self, rank: int, state: str, how: str, text: str) -> None:
-        """Take the output of one method."""
+        """Store the output of one method."""
         self.rank = rank
         self.state = state
         self.how = how
@@ -206,7 +206,7 @@ def _read(path: str) -> str:
 
 
 def odd_ones(ranks: Sequence[RankStack]) -> Tuple[List[int], str]:
-    """Return the ranks that the others most likely wait for, and a text that says why.
+    """Return the ranks that the others most likely wait for, and why.
 
     These are stopped ranks; else ranks that do not wait while others do; else ranks at another
     place than most. Empty if no rank differs.

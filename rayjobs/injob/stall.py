@@ -25,7 +25,7 @@ class Watched:
         self.stopped_since_s: Optional[float] = None
 
     def is_heard(self) -> bool:
-        """Whether one of its files has changed since the last look: a line, or a heartbeat."""
+        """Whether one of its files has changed since the last check: a line, or a heartbeat."""
         now = []
         for path in self._files:
             try:

@@ -52,12 +52,12 @@ class Starter:
             if isinstance(rank, Program):
                 return rank
             self.ranks.append(rank)
-            self.hold(rank.identity.pid)
+            self.contain(rank.identity.pid)
             os.set_blocking(rank.setup, False)
             self.selector.register(rank.setup, selectors.EVENT_READ, self._setup_reader(rank))
         return None
 
-    def hold(self, pid: int) -> None:
+    def contain(self, pid: int) -> None:
         """Add a new child, which has no children yet, to the attempt's processes."""
         for holder in (self.tree, self.memory, self.processes):
             holder.add(pid)

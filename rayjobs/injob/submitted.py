@@ -109,12 +109,12 @@ class SubmittedRun(AttemptRun):
         return {**left, **self._tags}
 
     def tag(self, key: str, value: Any = None) -> None:
-        """Set one tag; without a value it stands for itself."""
+        """Set one tag; a tag without a value is only a label."""
         super().tag(key, value)
         self._removed.discard(key)
 
     def remove_tags(self, tags: Iterable[str]) -> Dict[str, Optional[str]]:
-        """Remove tags by key; return those that are left."""
+        """Remove tags by key; return the remaining ones."""
         keys = [tags] if isinstance(tags, str) else list(tags)
         self._removed.update(keys)
         return super().remove_tags(keys)
@@ -141,9 +141,9 @@ class SubmittedRun(AttemptRun):
         """Store a file (path or binary stream) with the run under `name`; return the name.
 
         Raises:
-            FileExistsError: a file of this name was uploaded already.
+            FileExistsError: a file of this name was already uploaded.
             ValueError: `name` leads out of the run.
-            OSError: the file cannot be read, or there is no room for its copy.
+            OSError: the file cannot be read, or there is no space for its copy.
         """
         refuse_datastore(datastore_name)
         stored = self._area.add(name, path_or_stream)

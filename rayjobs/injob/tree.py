@@ -53,8 +53,8 @@ class Tree:
         self.namespace = namespace
         self.refused: list[str] = []
         self.root: str | None = None  # the mounted image that its processes enter
-        self.has_mounts = False  # its processes must not take away what is mounted for them
-        self.helpers: set[int] = set()  # children of the holder that are not the attempt's
+        self.has_mounts = False  # its processes must not remove their mounts
+        self.helpers: set[int] = set()  # children of the holder that do not belong to the attempt
         self._holder = holder
         self._boot_id = boot_id()
 
@@ -130,13 +130,13 @@ class Tree:
             self.cgroup = None
 
     def members(self) -> list[ProcessStat]:
-        """Every living process of the tree, found by all methods, without its holder."""
+        """Every live process of the tree, found by all methods, without its holder."""
         found = {stat.pid: stat for stat in self.held()}
         found.update((stat.pid, stat) for stat in marked(self.marker, without=self._not_members()))
         return [stat for _, stat in sorted(found.items())]
 
     def held(self) -> list[ProcessStat]:
-        """The living processes in the cgroup or below the holder: cheaper than `members`."""
+        """The live processes in the cgroup or below the holder: cheaper than `members`."""
         found: dict[int, ProcessStat] = {}
         if self.cgroup is not None:
             for pid in cgroups.pids(self.cgroup):
@@ -170,7 +170,7 @@ class Tree:
             try:
                 reached += send_signal(self.identity(stat), number)
             except PermissionError:
-                continue  # now another user's: it stays a member, and is reported
+                continue  # it now belongs to another user: it stays a member, and is reported
         return reached
 
     def kill(self) -> list[ProcessStat]:

@@ -48,7 +48,7 @@ class UploadArea:
         target = os.path.join(self.root, *stored.split("/"))
         if os.path.lexists(target) and not replace:
             raise FileExistsError(
-                "the run has a file %r already; uploads are never replaced, choose another "
+                "the run already has a file %r; uploads are never replaced, so choose another "
                 "name" % stored
             )
         os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)

@@ -24,8 +24,8 @@ from rayjobs.injob.tree import Tree
 
 POINTS = 240
 EVERY_S = 1.0
-FIRST_S = 0.25  # so that a job of a second has a sample of its memory
-SHARE = 0.003  # of a core, for all samples together
+FIRST_S = 0.25  # so that a job of one second has a sample of its memory
+SHARE = 0.003  # share of a core, for all samples together
 GPU_EVERY_S = 10
 FILE = "usage.json"
 _FILE_BYTES = 1024**2
@@ -52,7 +52,7 @@ class Usage:
     """The samples of one attempt on one node."""
 
     def __init__(self, plan: LaunchPlan, tree: Tree) -> None:
-        """Begin without samples; `turn` takes them."""
+        """Start without samples; `turn` takes them."""
         self._plan = plan
         self._tree = tree
         self._every_s = EVERY_S

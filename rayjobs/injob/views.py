@@ -1,7 +1,7 @@
 """Shows an attempt its inputs as read-only folders and private layers in a mount namespace.
 
-The host makes the namespace before it forks a rank, so all ranks of a node see the same, and the
-kernel removes it with the last of them, however they end. As a program, `python views.py FOLDER`,
+The host makes the namespace before it forks a rank, so all ranks of a node see the same files, and
+the kernel removes it with the last rank, however it ends. As a program, `python views.py FOLDER`,
 it probes all of this below FOLDER and prints one JSON line: `{"read_only": true, "overlay": true,
 "why": "", "why_no_overlay": ""}`.
 """
@@ -42,8 +42,8 @@ class Views(Message):
     Attributes:
         read_only: Files and folders that the attempt must not change by any path.
         writable: Folders that stay writable, even below one of `read_only`.
-        overlays: (folder, upper, work): the folder gets a layer that receives all writes.
-        shown: (folder, place): the folder appears read-only at the place; the folder itself is
+        overlays: (folder, upper, work): the folder gets a layer for all writes.
+        shown: (folder, path): the folder appears read-only at the path; the folder itself is
             unchanged.
     """
 

@@ -189,7 +189,7 @@ def _preload(names: str) -> tuple[float, list[str], dict[str, str]]:
     for name in filter(None, names.split(",")):
         try:
             importlib.import_module(name)
-        except Exception as error:  # whatever it raises, the others are still useful
+        except Exception as error:  # whatever it raises, the others remain useful
             failed[name] = f"{type(error).__name__}: {error}"
         else:
             loaded.append(name)

@@ -275,18 +275,18 @@ class NodeData:
 
     # -- while it runs ---------------------------------------------------------------------------
     def share_with_host(self, root: Path, *, pid: int, start_time: int) -> None:
-        """Make the attempt host hold the mounts too, since the agent may die and be replaced."""
-        from rayjobs.datastore.materialise import hold
+        """Make the attempt host keep the mounts alive too, since the agent may be replaced."""
+        from rayjobs.datastore.materialise import retain
 
         for held in self._held(root):
-            hold(held, Identity(pid, start_time, boot_id()), "host")
+            retain(held, Identity(pid, start_time, boot_id()), "host")
 
     def take_over(self, root: Path) -> None:
-        """Hold the mounts of an attempt that an earlier agent prepared."""
-        from rayjobs.datastore.materialise import hold
+        """Keep the mounts alive of an attempt that an earlier agent prepared."""
+        from rayjobs.datastore.materialise import retain
 
         for held in self._held(root):
-            hold(held, own_identity(), "agent")
+            retain(held, own_identity(), "agent")
 
     def credentials(self, root: Path) -> dict[str, str]:
         """Return what a script needs to read its direct inputs; this is not stored."""

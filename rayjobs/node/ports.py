@@ -26,7 +26,7 @@ class HeldPorts:
         for port, (_, since_s) in list(self._held.items()):
             if now_s - since_s > FORGOTTEN_S:
                 self.let_go(port)
-        descriptor, port = masterport.hold()
+        descriptor, port = masterport.reserve()
         self._held[port] = (descriptor, now_s)
         return port
 

@@ -194,9 +194,9 @@ def _walk(folder: Path, name: str, inside: Path, found: Found) -> Iterator[tuple
 
 
 def _text(name: str) -> str:
-    r"""A file's name as text; bytes that are not UTF-8 are escaped, since records are text.
+    r"""Return a file's name as text; bytes that are not UTF-8 are escaped, since records are text.
 
-    A name that holds such an escape itself gets its backslash escaped: two files never have one
+    In a name that itself contains such an escape, the backslash is escaped: two files never share a
     name.
     """
     return os.fsencode(_ESCAPE.sub(r"\\x5c", name)).decode("utf-8", "backslashreplace")
@@ -254,7 +254,9 @@ class Publisher:
         self.root = Path(on.root)
         self._watch = watch
         self.refused = False
-        self.outage = ""  # why the last `finish` stored not everything, where a server is away
+        self.outage = (
+            ""  # why the last `finish` did not store everything, if a server is unavailable
+        )
         self.left_out: list[str] = []
         self._blobs = blobs
         self._publish = publish
@@ -451,7 +453,7 @@ class Publisher:
         gap = first_gap(path)
         if gap is not None:
             self.left_out.append(
-                f"{name}: what lies behind byte {gap} is not stored: the file has a hole there, "
+                f"{name}: the bytes after {gap} are not stored: the file has a hole there, "
                 "which no rank made by printing"
             )
         with compact(path) as whole:

@@ -68,7 +68,7 @@ def first_gap(path: Path) -> int | None:
         try:
             gap = os.lseek(descriptor, 0, os.SEEK_HOLE)
         except OSError:
-            return None  # this file system cannot tell
+            return None  # this file system does not report it
     return gap if gap < size else None
 
 

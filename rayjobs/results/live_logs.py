@@ -1,9 +1,8 @@
-"""What a rank prints, for readers that do not have the attempt's folder: pieces in blob storage.
+"""The output of a rank, for readers without the attempt's folder: pieces in blob storage.
 
-The node stores what is new as a blob ``live/JOB/ATTEMPT/RANK/START-END``, whose name says which
-bytes of the log file it holds. The last piece is replaced by a longer one until it is large
-enough, so that a long log has few. At the attempt's end the whole log is stored, and the pieces are
-removed.
+The node stores new output as a blob ``live/JOB/ATTEMPT/RANK/START-END``, named after its bytes of
+the log file. A longer piece replaces the last one until it is large enough, so that a long log has
+few pieces. At the attempt's end the whole log is stored, and the pieces are removed.
 
 How far a reader lags: the node looks every quarter of a second and stores a piece at most once a
 second (the first ones at once); the reader looks every quarter of a second while there is news, and
@@ -21,26 +20,26 @@ from rayjobs.workspace.blobs import BlobStore
 
 PREFIX = "live/"
 EVERY_S = 1.0
-AT_ONCE = 5  # pieces that are stored as soon as there is something
-MOST_PIECES = 8  # of one look; the rest waits for the next
-PIECE_BYTES = 128 * 1024  # from this size on, a piece is not replaced any more
+AT_ONCE = 5  # pieces that are stored as soon as there is output
+MOST_PIECES = 8  # bytes per check; the rest waits for the next one
+PIECE_BYTES = 128 * 1024  # from this size on, a piece is no longer replaced
 POLL_S = 0.25
 LONGEST_POLL_S = 1.0
 
 
 def folder(job: str, attempt: int, rank: int) -> str:
-    """Return the keys' common beginning of the pieces of a rank's log."""
+    """Return the common prefix of the keys of a rank's pieces."""
     return f"{PREFIX}{job}/{attempt}/{rank}/"
 
 
 def job_of(key: str) -> str | None:
-    """Return whose output a piece is; None: it is not a piece."""
+    """Return the job of a piece; None: it is not a piece."""
     parts = key.split("/")
     return parts[1] if key.startswith(PREFIX) and len(parts) == 5 else None
 
 
 class Sender:
-    """Stores a rank's new output as pieces. A new sender goes on where an earlier one ended."""
+    """Stores a rank's new output as pieces. A new sender continues where an earlier one ended."""
 
     def __init__(
         self,
@@ -53,16 +52,16 @@ class Sender:
         self._path = path
         self._prefix = prefix
         self._clock_s = clock_s
-        self._start: int | None = None  # of the last piece; None: not known yet
+        self._start: int | None = None  # of the last piece; None: not yet known
         self._end = 0
         self._sent = 0
         self._last_s = float("-inf")
 
     def step(self) -> None:
-        """Store what is new, if it is time.
+        """Store new output, if it is time.
 
         Raises:
-            StoreError: the storage does not take it; the next call tries again.
+            StoreError: the storage refuses it; the next call tries again.
         """
         now_s = self._clock_s()
         if self._sent >= AT_ONCE and now_s - self._last_s < EVERY_S:
@@ -71,7 +70,7 @@ class Sender:
             try:
                 data, end = read_from(self._path, self._start or 0)
             except OSError:
-                return  # not there yet, or not a log any more
+                return  # not there yet, or no longer a log
             if not data:
                 return
             if self._start is None:
@@ -91,7 +90,7 @@ class Sender:
             self._start = self._end = end
 
     def _has_more(self, at: int) -> bool:
-        """Whether something follows that is no part of this piece: where a part was left out."""
+        """Whether output follows that is not part of this piece, because a part was left out."""
         try:
             return bool(read_from(self._path, at)[0])
         except OSError:
@@ -122,7 +121,7 @@ class Reader:
         self.given = 0
 
     def read(self) -> bytes:
-        """Return what came since the last call; nothing where there is nothing, or no more.
+        """Return the output since the last call; empty if there is none.
 
         Raises:
             StoreError: the storage cannot be read.
@@ -139,7 +138,7 @@ class Reader:
                     data = file.read()
             except NotFoundError:
                 break  # a longer piece has replaced it, or the whole log is stored
-            # What stands for a part that was left out has another length, and is read once.
+            # The placeholder of a part that was left out has another length, and is read once.
             found += data[self._at - start :] if len(data) == end - start else data
             self._at = end
         self.given += len(found)

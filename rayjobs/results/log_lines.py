@@ -13,16 +13,16 @@ from rayjobs.results.logs import Logs, Part
 from rayjobs.results.merged_logs import Timed, merged_lines, rank_set, split
 
 POLL_S = 0.05
-FRESH_S = 0.2  # how old what is known of a followed job may be
+FRESH_S = 0.2  # maximum age of the cached record of a followed job
 # What several ranks print within this time is shown as one line, where it is equal.
 TOGETHER_S = 0.2
-# After this long, a line without an end (a progress bar) is shown as it is.
+# After this time, a line without an end (a progress bar) is shown unchanged.
 PARTIAL_S = 2.0
 NEW_SOURCES_S = 0.5
 # The backlog counts as read after this many polls without a full part, or after this long.
 SHORT_POLLS = 20
 PAST_S = 30.0
-_MOST_BYTES = 4 << 20  # of the backlog merged at a time
+_MOST_BYTES = 4 << 20  # bytes of the backlog merged at a time
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Source:
 
     Attributes:
         label: The job; empty when it is the only one.
-        ranks: Which of its processes.
+        ranks: Its processes to show.
         names_ranks: Whether lines say which ranks printed them.
     """
 

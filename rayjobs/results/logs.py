@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LOG_FOLDERS = ("azureml-logs/", "logs/", "user_logs/")
 POLL_S = 0.05
-PATIENCE_S = 120.0  # for a storage of pieces that does not answer
+PATIENCE_S = 120.0  # for storage of pieces that does not answer
 
 _ALIAS = re.compile(r"^user_logs/std_log(_\d+)?\.txt$")
 _DRIVER = re.compile(r"^azureml-logs/70_driver_log(?:_(\d+))?\.txt$")
@@ -137,7 +137,7 @@ class Logs:
         return driver_log.last_lines(self.chunks(name), lines)
 
     def merged(self, *, fold: bool = True) -> Iterator[bytes]:
-        """Yield the lines of all ranks' logs, each with its ranks before it: ``[rank 0]``.
+        """Yield the lines of all ranks' logs, each prefixed with its ranks: ``[rank 0]``.
 
         Args:
             fold: Show output that several ranks share only once (see `results.merged_logs`);
@@ -286,8 +286,10 @@ class Logs:
             yield from self._stored_part(name, rank, number)
 
     def _stored_part(self, name: str, rank: int, number: int, start: int = 0) -> Iterator[Part]:
-        """Yield what is stored of an attempt's log, from a byte on."""
-        earlier = f"{EARLIER_LOGS}{number}/{name.partition('/')[2]}"  # once there is a later one
+        """Yield the stored part of an attempt's log, from a byte on."""
+        earlier = (
+            f"{EARLIER_LOGS}{number}/{name.partition('/')[2]}"  # once there is a later attempt
+        )
         for one in self._store.files(self.job_id):
             if one.name in (name, earlier) and one.attempt == number:
                 with self._blobs.open(one.blob) as file:
@@ -296,7 +298,7 @@ class Logs:
                         yield Part(name, rank, number, data)
 
     def _is_stored(self, number: int) -> bool:
-        """Whether all that an attempt printed is in the store, as far as it ever will be."""
+        """Whether the store has all of an attempt's output that it will ever get."""
         job = self._now()
         return job.attempt > number or job.state is not JobState.FINALIZING
 
@@ -312,7 +314,7 @@ class Logs:
         return live_logs.Reader(self._blobs, live_logs.folder(self.job_id, number, rank))
 
     def _news(self, sent: live_logs.Reader) -> bytes:
-        """Return what came; a storage that is away for a while is waited for."""
+        """Return new output, waiting for storage that is temporarily unavailable."""
         try:
             data = sent.read()
         except StoreUnreachableError:
@@ -332,7 +334,7 @@ class Logs:
         found = {key[len(prefix) :].partition("/")[0] for key in self._blobs.list(prefix)}
         return sorted(int(one) for one in found if one.isdecimal())
 
-    # -- where things are ----------------------------------------------------------------------
+    # -- folders ----------------------------------------------------------------------
     def _live_log(self, rank: int, number: int) -> Path | None:
         for root, first, count in self._roots(number):
             if first <= rank < first + count:

@@ -1,4 +1,4 @@
-"""Logs of jobs behind a server: whole, and followed over lost connections."""
+"""Logs of jobs behind a server: read as a whole, or followed across lost connections."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rayjobs.workspace.connection import AGAIN_S, AWAY_S, Connection
 
 ATTEMPT_HEADER = "X-Rayjobs-Attempt"
 CHUNK_BYTES = 1 << 20
-SILENT_S = 30.0  # the server says each second that it lives
+SILENT_S = 30.0  # the server sends a sign of life each second
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Output of an attempt as it comes; no data: there is no news."""
+    """Output of an attempt as it arrives; no data means no news."""
 
     attempt: int
     data: bytes
@@ -35,18 +35,18 @@ def names(server: Connection, job: str) -> list[str]:
 def chunks(server: Connection, job: str, name: str | None) -> Iterator[bytes]:
     """Yield a log in parts; without a name, the driver log of rank 0.
 
-    After a lost connection it continues from where it stood.
+    After a lost connection it continues from where it stopped.
 
     Raises:
         RayjobsError: the error that the server answered.
-        UnreachableError: the connection was lost, and nothing more came for two minutes.
+        UnreachableError: the connection was lost, and nothing more arrived for two minutes.
     """
     query = {} if name is None else {"name": name}
     offset, since_s = 0, time.monotonic()
     with closing(server.copy()) as own:  # other requests may come before the last part is read
         while True:
             answer = own.send("GET", f"/v1/jobs/{job}/log", query=query)
-            # Of another attempt, the rest would be that of another log.
+            # For another attempt, the rest would belong to another log.
             query["attempt"] = str(answer.headers.get(ATTEMPT_HEADER, ""))
             try:
                 while data := answer.read(CHUNK_BYTES):
@@ -64,7 +64,7 @@ def chunks(server: Connection, job: str, name: str | None) -> Iterator[bytes]:
 
 
 def times(server: Connection, job: str, rank: int, number: int | None) -> RankTimes:
-    """Return when a rank printed what is in its log."""
+    """Return the line times of a rank's log."""
     query = {"rank": str(rank)} | ({} if number is None else {"attempt": str(number)})
     found = server.json("GET", f"/v1/jobs/{job}/log-times", query=query)
     notes = [(float(at), int(size)) for at, size in found["notes"]]
@@ -77,8 +77,7 @@ def times(server: Connection, job: str, rank: int, number: int | None) -> RankTi
 def follow(server: Connection, job: str, rank: int, stop: Callable[[], bool]) -> Iterator[Piece]:
     """Yield a rank's output until the job has ended.
 
-    After a lost connection the stream continues from where it stood: nothing is missing, and
-    nothing comes twice.
+    After a lost connection the stream continues from where it stopped, without gaps or repetitions.
     """
     attempt, offset = 0, 0
 
@@ -87,7 +86,7 @@ def follow(server: Connection, job: str, rank: int, stop: Callable[[], bool]) ->
 
     if stop():
         return
-    with closing(server.copy(answer_s=SILENT_S)) as own:  # other requests go on meanwhile
+    with closing(server.copy(answer_s=SILENT_S)) as own:  # other requests continue meanwhile
         for record in own.stream(f"/v1/jobs/{job}/log-stream", begin):
             data = b""
             if record:

@@ -25,13 +25,14 @@ def become_own(workspace: OpenWorkspace) -> list[str]:
     continue here.
 
     Raises:
-        StoreError: it cannot be written, or the original cannot be read; it stays a copy.
+        StoreError: it cannot be written, or the original cannot be read; the workspace stays a
+            copy.
     """
     if workspace.original is None:
         return []
     original = folder.original_of(workspace.path)
     if original is None:
-        return []  # another process did it, or the original is gone, so this is a move, not a copy
+        return []  # another process did it, or the original is gone: this is a move
     store = workspace.store
     unfinished = [state for state in JobState if state not in FINAL]
     ended: list[str] = []
@@ -81,6 +82,6 @@ def _started_here(
 def sentence(original: Path) -> str:
     """Return a sentence about an unfinished job in a copied workspace."""
     return (
-        f"this workspace is a copy of {original}, where the job goes on; the next submit here "
-        f"makes it a workspace of its own, and ends the job's record here"
+        f"this workspace is a copy of {original}, where the job continues; the next submit here "
+        "makes it an independent workspace, and ends the job's record here"
     )

@@ -71,7 +71,7 @@ def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
 
 
 def own_needs(workspace: OpenWorkspace) -> set[str]:
-    """Return the variables by which the workspace itself is reached, where there are any."""
+    """Return the variables that access to the workspace itself needs, if any."""
     from rayjobs.workspace.folder import store_address
 
     address = workspace.blobs_address
@@ -80,7 +80,7 @@ def own_needs(workspace: OpenWorkspace) -> set[str]:
 
 
 def hand_on_own(workspace: OpenWorkspace, target: str, *, home: Path) -> None:
-    """Store what this process has to reach the workspace itself, for a target that it starts.
+    """Store this process's credentials for the workspace itself, for a target that it starts.
 
     Raises:
         UsageError: the target's secrets file cannot be used.

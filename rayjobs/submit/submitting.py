@@ -175,7 +175,7 @@ def submit(
             if starting and (older := _older_jobs(job)):
                 notes = (*notes, older)
         except ServedElsewhereError as error:
-            warnings.append(f"the job is queued, and waits: {error}")
+            warnings.append(f"the job is queued and waits: {error}")
         except (RayjobsError, OSError) as error:
             warnings.append(
                 f"the job is queued, but the target {job.spec.target!r} could not be started: "
@@ -193,7 +193,7 @@ def hand_on_credentials(workspace: OpenWorkspace, spec: JobSpec) -> list[str]:
         UsageError: the target's secrets file cannot be used.
     """
     if workspace.server is not None:
-        return []  # a submit does not make one user's secrets those of a team
+        return []  # a submit must not share one user's secrets with a team
     from rayjobs.submit import credentials
     from rayjobs.target import elsewhere
 
@@ -205,7 +205,7 @@ def hand_on_credentials(workspace: OpenWorkspace, spec: JobSpec) -> list[str]:
         return []
     names = ", ".join(sorted(needs.required))
     return [
-        f"the job reads {names}, which this shell does not hand on to {serving.claimant.host}: "
+        f"the job reads {names}, which this shell does not pass on to {serving.claimant.host}: "
         f"there, `rayjobs target secret set NAME --target {spec.target}` gives them to the target"
     ]
 
@@ -224,7 +224,7 @@ def resume(
     checkpoint with ``rayjobs.checkpoint.latest()``, or in ``RAYJOBS_RESUME_FROM``.
 
     Args:
-        job_id: Whatever names the job.
+        job_id: Any reference to the job.
         changes: Fields of the spec that differ, such as ``{"max_duration_s": 3600}``.
 
     Raises:
@@ -257,7 +257,7 @@ def resume(
         raise UsageError(resuming.no_checkpoint(workspace.store, job.id))
     values = {**job.spec.model_dump(mode="json"), "resume_from": job.id, "depends_on": []}
     if job.array_index is not None and job.spec.array is not None:
-        # Its script goes by index and count: they stay what they were in the array.
+        # Its script relies on index and count, so both stay as in the array.
         count = job.spec.array.count or len(job.spec.array.expand())
         values["array"] = {"indices": str(job.array_index), "limit": None, "count": count}
     spec = build_spec(merge(values, changes or {}))
@@ -342,7 +342,7 @@ def pack_source(
     on_stage: Callable[[str], None] = lambda _text: None,
     without: Collection[str] = (),
 ) -> Packed | None:
-    """Store the source directory's snapshot; None where there is no source directory.
+    """Store the source directory's snapshot; None without a source directory.
 
     Args:
         workspace: Where it is stored.
@@ -462,7 +462,7 @@ def check(
 
         spec, missing, unsure = pins.pin(workspace, spec, planned=planned)
         problems += missing
-        # A server checks itself what its target has of credentials.
+        # A server itself checks which credentials its target has.
         is_asked = serving is None and workspace.server is None
         if is_asked and not any(one.path == "target" for one in problems):
             needs = credentials.needs_of(workspace, spec)
@@ -488,7 +488,7 @@ def _named_but_not_packed(command: str) -> list[str]:
     if not named:
         return []
     return [
-        f"the command names {', '.join(named[:5])}, and no folder is packed with it, so the job "
+        f"the command names {', '.join(named[:5])}, but no folder is packed with it, so the job "
         f"will not find {'it' if len(named) == 1 else 'them'}; add `--source .` (in a job file: "
         f"`source_directory`) to pack this folder"
     ]
@@ -530,9 +530,9 @@ def facts_of(workspace: OpenWorkspace, target: str) -> TargetFacts:
     from rayjobs.target import elsewhere
     from rayjobs.target.targets import capacity_of
 
-    # What is here says nothing of a target on another machine.
+    # Local facts say nothing about a target on another machine.
     serving = None
-    if workspace.server is None:  # else the path is one of the server's machine
+    if workspace.server is None:  # otherwise the path belongs to the server's machine
         serving = elsewhere.find_quietly(workspace.path, target, home=default_home())
     if serving is not None:
         return TargetFacts(serving, None)
@@ -544,7 +544,7 @@ def facts_of(workspace: OpenWorkspace, target: str) -> TargetFacts:
 
 
 def refuse_without_ray(workspace: OpenWorkspace, target: str) -> None:
-    """Refuse to queue what this machine would have to start a target for, and cannot.
+    """Refuse to queue a job if this machine cannot start its target.
 
     Raises:
         MissingPackageError: the target does not run, and Ray is not installed here.
@@ -557,7 +557,7 @@ def refuse_without_ray(workspace: OpenWorkspace, target: str) -> None:
         if starting.wake(target, home=default_home(), workspace=workspace.path, registers=False):
             return
     except (RayjobsError, TimeoutError, OSError):
-        return  # the wake after the submit says what is wrong
+        return  # the wake after the submit reports the problem
     extras.require(f"target {target!r} does not run, and starting it", "ray")
 
 
@@ -574,7 +574,7 @@ def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
 
     at = default_home()
     try:
-        # Raises for one that belongs to another machine and does not run there.
+        # Raises if the target belongs to another machine and does not run there.
         if starting.wake(target, home=at, workspace=workspace.path):
             if starting.lost_its_keeper(TargetLocation(target, at)):
                 revive.in_background(target, home=at, workspace=workspace.path)

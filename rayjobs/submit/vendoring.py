@@ -70,7 +70,7 @@ def vendor(
         PrepareError: it cannot be resolved, fetched or built.
     """
     if folder.exists():
-        raise UsageError(f"{folder} is there already; name a new folder")
+        raise UsageError(f"{folder} already exists; name a new folder")
     spec = packages_of(asked)
     for one in spec.substitutes:
         tell(str(one))

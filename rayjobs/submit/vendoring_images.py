@@ -37,7 +37,7 @@ def vendor(
         PrepareError: the image cannot be fetched, is damaged, or there is no such file.
     """
     if folder.exists():
-        raise UsageError(f"{folder} is there already; name a new folder")
+        raise UsageError(f"{folder} already exists; name a new folder")
     source = reference.parse(anchored_container(image, Path.cwd()))
     above = folder.absolute().parent
     above.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ else:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    held, number = masterport.hold()
+    held, number = masterport.reserve()
     yield number
     os.close(held)
 

@@ -33,7 +33,7 @@ def attempt_at(folder: Path, port: int) -> Attempt:
 @pytest.mark.parametrize("is_warm", [True, False])
 def test_rank_zero_listens_on_the_held_port(short_path: Path, warm: str, is_warm: bool) -> None:
     """Off switch: bind without SO_REUSEADDR; or leave the descriptor open in the ranks."""
-    chosen, port = masterport.hold()
+    chosen, port = masterport.reserve()
     attempt = attempt_at(short_path, port)
     attempt.start(warm) if is_warm else attempt.start_cold()
     os.close(chosen)  # as the agent does, once the host has started
@@ -52,7 +52,7 @@ def test_rank_zero_listens_on_the_held_port(short_path: Path, warm: str, is_warm
 
 
 def test_a_taken_port_is_the_queues_fault_not_the_scripts(short_path: Path, warm: str) -> None:
-    """Off switch: ignore the error of `masterport.hold`."""
+    """Off switch: ignore the error of `masterport.reserve`."""
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -64,7 +64,7 @@ def test_a_taken_port_is_the_queues_fault_not_the_scripts(short_path: Path, warm
 
 
 def test_a_held_port_is_not_given_to_a_process_that_asks_for_any() -> None:
-    held = [masterport.hold() for _ in range(30)]
+    held = [masterport.reserve() for _ in range(30)]
     try:
         assert len({port for _, port in held}) == len(held)
     finally:

@@ -210,5 +210,5 @@ def test_what_cannot_be_fetched_leaves_no_folder(tmp_path: Path, index: list[str
     assert not (tmp_path / "offline").exists()
     assert not list(tmp_path.glob(".vendor-*"))
     (tmp_path / "offline").mkdir()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         vendor(Packages(pip=tuple(index)), tmp_path / "offline")

@@ -62,7 +62,7 @@ def of_machine(attempt: Attempt, bare: Path) -> Attempt:
 
 def test_two_gloo_ranks_of_one_node_reduce(short_path: Path, bare: Path) -> None:
     attempt = of_machine(Attempt.make(short_path, REDUCE, ranks=2, max_duration_s=120), bare)
-    descriptor, port = masterport.hold()
+    descriptor, port = masterport.reserve()
     os.close(descriptor)
     attempt.plan["master_port"] = port
     attempt.plan["env"] |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
@@ -75,7 +75,7 @@ def test_two_gloo_ranks_of_one_node_reduce(short_path: Path, bare: Path) -> None
 @needs_horovod
 def test_two_gloo_ranks_of_horovod_meet_in_the_image(short_path: Path, bare: Path) -> None:
     attempt = of_machine(Attempt.make(short_path, HOROVOD, ranks=2, max_duration_s=120), bare)
-    descriptor, port = masterport.hold()
+    descriptor, port = masterport.reserve()
     os.close(descriptor)
     attempt.plan["master_port"] = port
     attempt.plan["extras"] = {"kind": HOROVOD_GLOO, "port": port}
@@ -95,7 +95,7 @@ def test_the_meeting_point_of_horovods_ranks_runs_on_the_python_of_the_image(
     short_path: Path, image: Path
 ) -> None:
     """The node's own Python is not there."""
-    descriptor, port = masterport.hold()
+    descriptor, port = masterport.reserve()
     os.close(descriptor)
     script = f"""
         import urllib.request as web

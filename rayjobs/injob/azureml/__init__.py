@@ -1,1 +1,1 @@
-"""Answers ``import azureml`` in drivers and in jobs: the finder, its names, the exceptions."""
+"""Provides ``import azureml`` in drivers and in jobs: the finder, its names, the exceptions."""

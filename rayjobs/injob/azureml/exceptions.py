@@ -1,4 +1,4 @@
-"""The exceptions of Azure ML v1, from which ours inherit: ``except UserErrorException`` works.
+"""The exceptions of Azure ML v1, base classes of ours: ``except UserErrorException`` works.
 
 Source: ``azureml.exceptions`` of azureml-core 1.61 and ``azureml.train.hyperdrive.exceptions`` of
 azureml-train-core 1.62 (names, bases and constructor arguments).
@@ -14,7 +14,7 @@ class AzureMLException(Exception):
 
     Attributes:
         message: What is wrong.
-        inner_exception: The error that caused it, if known.
+        inner_exception: The error that caused it, if any.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class AzureMLException(Exception):
         details: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Keep the message; what else the original takes (codes, formats) is accepted."""
+        """Store the message; other arguments of the original (codes, formats) are accepted."""
         super().__init__(exception_message)
         self.message = exception_message
         self.inner_exception = inner_exception
@@ -61,7 +61,7 @@ class WorkspaceException(AzureMLException):
     def __init__(
         self, exception_message: str = "", found_multiple: bool = False, **kwargs: Any
     ) -> None:
-        """Keep the message, and whether several workspaces have the name."""
+        """Store the message, and whether several workspaces have the name."""
         super().__init__(exception_message, **kwargs)
         self.found_multiple = found_multiple
 
@@ -75,7 +75,7 @@ class ComputeTargetException(AzureMLException):
 
 
 class UserErrorException(AzureMLException):
-    """A call, a name or an argument is wrong."""
+    """A call, a name or an argument is invalid."""
 
 
 class AuthenticationException(UserErrorException):
@@ -96,7 +96,7 @@ class WebserviceException(AzureMLException):
         logger: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Keep the message and the status code."""
+        """Store the message and the status code."""
         super().__init__(exception_message, **kwargs)
         self.status_code = status_code
 
@@ -130,7 +130,7 @@ class ParallelRunException(AzureMLException):
 
 
 class ServiceException(Exception):
-    """Something outside this process does not answer."""
+    """A service outside this process does not answer."""
 
 
 class HyperDriveException(AzureMLException):
@@ -142,7 +142,7 @@ class HyperDriveConfigException(HyperDriveException):
 
 
 class HyperDriveScenarioNotSupportedException(HyperDriveConfigException):
-    """A sweep's definition asks for an unsupported feature."""
+    """A sweep's definition requires an unsupported feature."""
 
 
 class HyperDriveNotImplementedException(HyperDriveScenarioNotSupportedException):
@@ -169,7 +169,7 @@ class NotProvidedError(ImportError, UserErrorException):
     """A part of Azure ML that rayjobs does not have; the message names the closest alternative."""
 
     def __init__(self, message: str, **kwargs: Any) -> None:
-        """Name what is missing and what to use instead."""
+        """Store what is missing and what to use instead."""
         ImportError.__init__(self, message)
         self.message = message
         self.msg = message

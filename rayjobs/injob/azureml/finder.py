@@ -1,4 +1,4 @@
-"""Answers ``import azureml``: all of its modules, or none, so that the real one is never mixed in.
+"""Provides ``import azureml``: all of its modules or none, so that the real one never mixes in.
 
 A module is made from the table in `names`; a name's target is imported on first use. Standard
 library only: the same finder works in a job whose environment lacks rayjobs.
@@ -27,7 +27,7 @@ class AlreadyImportedError(ImportError):
 
 
 class AzureMLFinder:
-    """A finder for ``sys.meta_path`` that answers for ``azureml`` and everything below it."""
+    """A finder for ``sys.meta_path`` that provides ``azureml`` and everything below it."""
 
     @staticmethod
     def find_spec(
@@ -44,7 +44,7 @@ class AzureMLFinder:
         if names.is_module(fullname):
             return ModuleSpec(fullname, _Loader(), origin="rayjobs", is_package=True)
         parent, _, name = fullname.rpartition(".")
-        # `from azureml.core import X` looks for a module X before it says that there is none.
+        # `from azureml.core import X` looks for a module X before it reports that there is none.
         raise NotProvidedError(sentence_for(parent, name))
 
 
@@ -62,7 +62,7 @@ class _AzureMLModule(ModuleType):
     """A module whose names are looked up in the table."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, "rayjobs' answer to %s; see docs/guides/azure.md." % name)
+        super().__init__(name, "rayjobs' replacement of %s; see docs/guides/azure.md." % name)
         public = [one for one in names.MODULES.get(name, {}) if not one.startswith("_")]
         self.__all__ = sorted(public)
 
@@ -110,7 +110,7 @@ def refused(module: str, name: str, why: str) -> type:
 
 
 def load(target: str, wanted: str) -> Any:
-    """Return what ``module:attribute`` names.
+    """Return the object that ``module:attribute`` names.
 
     Raises:
         NotProvidedError: a package that it needs is not in this environment.
@@ -142,7 +142,7 @@ def sentence_for(module: str, name: str) -> str:
 
 
 def install() -> Optional[str]:
-    """Answer this process's ``import azureml`` with rayjobs; a second call does nothing.
+    """Provide this process's ``import azureml``; a second call does nothing.
 
     Returns:
         The folder of an installed real ``azureml``, which is not used; None: not installed.
@@ -165,7 +165,7 @@ def install() -> Optional[str]:
 
 
 def real_package(without: str = "") -> Optional[str]:
-    """Return the folder of an installed ``azureml`` that is not ours; None where there is none.
+    """Return the folder of an installed ``azureml`` that is not ours; None if there is none.
 
     Args:
         without: A folder on the module path that does not count.
@@ -184,7 +184,7 @@ def real_package(without: str = "") -> Optional[str]:
 
 
 def notice(folder: str) -> str:
-    """Return the sentence that says which ``azureml`` answers."""
+    """Return the sentence about which ``azureml`` is used."""
     return (
         "rayjobs: `import azureml` is answered by rayjobs; the installed package in %s is not used"
         % folder

@@ -171,7 +171,7 @@ def test_files_are_stored_and_fetched(run: InteractiveRun, here: Path) -> None:
     assert (here / "copy" / "deep" / "a.txt").read_text() == "a"
     with pytest.raises(UsageError, match="already has a file 'x'"):
         run.upload_file("x", "notes.py")
-    with pytest.raises(UsageError, match="leave datastore_name out"):
+    with pytest.raises(UsageError, match="leave out datastore_name"):
         run.upload_file("z", "notes.py", datastore_name="elsewhere")
     with pytest.raises(NotFoundError, match="no file"):
         run.upload_file("z", "nothing")

@@ -203,7 +203,7 @@ def test_tags_and_properties(in_job: InJob) -> None:
     run.tag("seen")
     run.add_properties({"author": "me"})
     run.add_properties({"author": "me"})
-    with pytest.raises(ValueError, match="only added"):
+    with pytest.raises(ValueError, match="only be added"):
         run.add_properties({"author": "you"})
     assert run.get_tags() == {"quality": "good", "epochs": "3", "seen": None}
     assert run.remove_tags(["seen"]) == {"quality": "good", "epochs": "3"}

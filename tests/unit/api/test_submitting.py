@@ -413,7 +413,7 @@ def test_tags_metrics_and_properties_from_outside(run: JobRun) -> None:
     assert run.display_name == "my best"
     assert run.parent is None
     assert list(run.get_children()) == []
-    with pytest.raises(UsageError, match="a model is made of a completed run"):
+    with pytest.raises(UsageError, match="only a completed run can become a model"):
         run.register_model("m")
 
 

@@ -116,7 +116,7 @@ def test_marker_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ValueError, match="NO_SUCH_VARIABLE_AT_START"):
         kernel.write_marker("x")
     monkeypatch.setattr(kernel, "MARKER_VARIABLE", "PATH")
-    with pytest.raises(ValueError, match="room"):
+    with pytest.raises(ValueError, match="space"):
         kernel.write_marker("x" * 100_000)
 
 

@@ -51,7 +51,7 @@ def test_a_file_that_is_not_there_is_no_other_error(tmp_path: Path) -> None:
     for name in ("a", "b/c"):
         with pytest.raises(FileNotFoundError):
             recordfiles.open_file(str(tmp_path), name)
-        assert recordfiles.problem_of(str(tmp_path), name) == f"{name} is not there"
+        assert recordfiles.problem_of(str(tmp_path), name) == f"{name} does not exist"
 
 
 def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
