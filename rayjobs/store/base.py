@@ -213,8 +213,7 @@ class ArrayStore(Protocol):
     def judged_trials(self, sweep_id: str) -> Mapping[str, tuple[JobState, str]]:
         """Return the verdict and reason of trials whose verdict differs from the job's state.
 
-        Such a trial's job has completed, but the trial failed: it never reported the sweep's
-        metric.
+        Such a trial failed because its completed job never reported the sweep's metric.
         """
 
 
