@@ -289,7 +289,7 @@ class Connection:
         data: bytes | None,
         headers: Mapping[str, str] | None,
     ) -> http.client.HTTPResponse:
-        where = urlsplit(self.address).path.rstrip("/") + quote(path)
+        where = urlsplit(self.address).path.rstrip("/") + quote(path, safe="/:@")
         if query:
             where += f"?{urlencode(query)}"
         sent = {"Authorization": f"Bearer {self._login.token}", **(headers or {})}
