@@ -11,9 +11,11 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,6 +94,13 @@ _CHECK = """
 import horovod.torch as hvd
 assert hvd.gloo_built(), "built without Gloo"
 """
+# Of make; of the compiler, and of the linker.
+_KILLED = re.compile(r"^.*\*\*\* \[.*\] Killed", re.MULTILINE)
+_WRONG = re.compile(
+    r"^.*(?:: (?:fatal )?error: |: undefined reference to|cannot find -l|CMake Error).*"
+    r"(?:\n  +\S.*)?",
+    re.MULTILINE,
+)
 _CHECK_MPI = 'assert hvd.mpi_built(), "built without MPI"\n'
 
 
@@ -259,18 +268,20 @@ class HorovodInImages:
             **settings.for_pip(work.env),
             **recipe.write(folder, gpu=seen.with_gpu, mpi=seen.with_mpi),
             "PYTHONPATH": ":".join(path),
-            "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
+            "MAKEFLAGS": f"-j{needs.compilers()}",
         }
         if not _has_cmake(seen):
             variables["HOROVOD_CMAKE"] = str(tools / "bin" / "cmake")
         if seen.with_gpu:
             variables |= {"HOROVOD_CUDA_HOME": str(seen.cuda), "HOROVOD_NCCL_HOME": str(seen.nccl)}
-        await step(
-            [asked.python, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-cache-dir",
-             "--no-deps", "--disable-pip-version-check", "-w", str(wheels),
-             f"horovod=={recipe.VERSION}"],
-            work, "the compiler fails", variables=variables,
-        )  # fmt: skip
+        begins = work.log().path.stat().st_size
+        with _in_compilers_words(work.log().path, begins):
+            await step(
+                [asked.python, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-cache-dir",
+                 "--no-deps", "--disable-pip-version-check", "-w", str(wheels),
+                 f"horovod=={recipe.VERSION}"],
+                work, "the compiler fails", variables=variables,
+            )  # fmt: skip
         (wheel,) = wheels.glob("horovod-*.whl")
         target = ["--compile-bytecode", "--target", str(packages)]
         await step(
@@ -287,6 +298,33 @@ class HorovodInImages:
             "it was built and does not work",
             variables=_of_job(asked, packages),
         )
+
+
+@contextmanager
+def _in_compilers_words(log: Path, begins: int) -> Iterator[None]:
+    """Let a failure say what the compiler said: what pip ends with is a trace of its own."""
+    try:
+        yield
+    except PrepareError as error:
+        if error.failure_class != "environment":
+            raise
+        with log.open("rb") as file:
+            file.seek(begins)
+            text = file.read().decode("utf-8", "replace")
+        if found := _KILLED.search(text):
+            raise PrepareError(
+                f"the compiler of Horovod was killed ({found[0].strip()[-200:]}): the node may "
+                f"have too little memory",
+                failure_class="system",
+                lines=error.lines,
+            ) from error
+        if found := _WRONG.search(text):
+            raise PrepareError(
+                f"the compiler fails: {found[0].strip()[-400:]}",
+                failure_class="environment",
+                lines=error.lines,
+            ) from error
+        raise
 
 
 def of_attempt(paths: AttemptPaths) -> Path | None:

@@ -153,7 +153,7 @@ def _build(
         )  # fmt: skip
         variables = recipe.write(work, gpu=gpu is not None) | {
             "PYTHONPATH": str(tools),
-            "MAKEFLAGS": f"-j{jobs or os.cpu_count() or 1}",
+            "MAKEFLAGS": f"-j{jobs or needs.compilers()}",
         }
         if gpu is not None:
             variables |= {"HOROVOD_CUDA_HOME": str(gpu.cuda), "HOROVOD_NCCL_HOME": str(gpu.nccl)}

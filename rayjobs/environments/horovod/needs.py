@@ -14,6 +14,7 @@ from rayjobs.core.errors import PrepareError
 
 OLDEST_CMAKE = (3, 21)  # the first that takes a toolchain file by a variable
 _ASK_S = 120.0
+_COMPILER_KIB = 2_200_000  # of torch's headers
 _FACTS = """
 import json, sys, sysconfig
 import torch
@@ -71,6 +72,16 @@ def environment_of(python: Path) -> Environment:
     facts = json.loads(done.stdout.strip().splitlines()[-1])
     tag = f"{facts['python']}-{facts['platform']}"
     return Environment(python, str(facts["torch"]), facts["cuda"], tag)
+
+
+def compilers() -> int:
+    """Return how many compilers may run at a time: one for each CPU that has the memory for it."""
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        return cpus
+    return cpus if found is None else max(1, min(cpus, int(found[1]) // _COMPILER_KIB))
 
 
 def mpi_version() -> str:

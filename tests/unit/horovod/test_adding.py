@@ -30,7 +30,9 @@ def build(environment, folder, gpu, jobs, say):
     with open({counts!r}, "a") as file:
         file.write(environment.torch + "\\n")
     say("compiling: 50 %")
-    time.sleep(0.3)
+    until_s = time.monotonic() + {meets_s}  # the other one is here, or waits for this one
+    while time.monotonic() < until_s and not other_is_here():
+        time.sleep(0.02)
     made = folder / "horovod-0.28.1-py3-none-any.whl"
     info = "horovod-0.28.1.dist-info/"
     with zipfile.ZipFile(made, "w") as wheel:
@@ -43,6 +45,16 @@ def build(environment, folder, gpu, jobs, say):
         wheel.writestr(info + "RECORD", "")
     return made
 
+def other_is_here():
+    waits = Path({counts!r} + ".waits").exists()
+    return waits or len(Path({counts!r}).read_text().splitlines()) > 1
+
+def say(text):
+    if "another process builds it" in text:
+        Path({counts!r} + ".waits").touch()
+    print(text, flush=True)
+
+install._say = say
 install._build = build
 install._HAS = ""
 install.needs.mpi_version = lambda: "4.1"
@@ -80,9 +92,15 @@ def _set_version(wheel: Path, version: str) -> None:
 def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the stand-in for the build has built, a line each."""
     program, said = tmp_path / "program.py", tmp_path / "counts"
-    program.write_text(STAND_IN.format(counts=str(said), cache=str(tmp_path / "kept")))
+    write_program(program, said)
     monkeypatch.setattr(adding, "PROGRAM", program)
     return said
+
+
+def write_program(program: Path, said: Path, *, meets_s: float = 0.0) -> None:
+    """Write the stand-in; with `meets_s`, a build waits so long for a second one."""
+    cache = str(program.parent / "kept")
+    program.write_text(STAND_IN.format(counts=str(said), cache=cache, meets_s=meets_s))
 
 
 def wish(builder: Builder) -> Wish:
@@ -137,6 +155,7 @@ def test_two_environments_at_once_build_horovod_once(
     builder: Builder, index: list[str], counts: Path, tmp_path: Path
 ) -> None:
     make_wheel(tmp_path / "wheels", "tiny-tool")
+    write_program(tmp_path / "program.py", counts, meets_s=60)
     wishes = [wish(builder) for _ in range(2)]
 
     async def both() -> list[Realised]:

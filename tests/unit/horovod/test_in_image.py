@@ -53,7 +53,11 @@ with open(os.path.join(os.path.dirname(os.environ["CMAKE_TOOLCHAIN_FILE"]), "hoo
 folder = sys.argv[sys.argv.index("-w") + 1]
 print("[ 50%] Building CXX object of torch", torch.__version__, flush=True)
 if torch.__version__ == "9.9":
-    sys.exit("error: this torch is too new")
+    print("  /x/torch.h:3:10: fatal error: this torch is too new\\n      3 | here")
+    sys.exit("error: subprocess-exited-with-error")
+if torch.__version__ == "9.8":
+    print("  gmake[2]: *** [horovod/x.make:485: x.cc.o] Killed")
+    sys.exit("error: subprocess-exited-with-error")
 os.makedirs(folder)
 with zipfile.ZipFile(folder + "/horovod-0.28.1-py3-none-any.whl", "w") as wheel:
     wheel.writestr("horovod/__init__.py", "")
@@ -296,10 +300,21 @@ def test_a_build_that_fails_is_never_used_and_says_what_the_compiler_said(
         with pytest.raises(PrepareError) as caught:
             bring(builder, place)
         assert "has torch 9.9 and no Horovod, and it cannot be built there" in str(caught.value)
-        assert "this torch is too new" in str(caught.value)
+        assert "the compiler fails: /x/torch.h:3:10: fatal error: this torch is too" in str(
+            caught.value
+        )
         assert caught.value.is_permanent
     assert list((builder.node.environments / "building").iterdir()) == []
     assert listing.built(builder.node.environments) == []
+
+
+def test_a_compiler_that_is_killed_is_no_fault_of_the_image(
+    builder: Builder, image: Path, index: None, tmp_path: Path
+) -> None:
+    with pytest.raises(PrepareError, match=r"killed .*x.cc.o. Killed.*too little memory") as caught:
+        bring(builder, image_of(root_of(image, tmp_path / "root", torch="9.8")))
+    assert caught.value.failure_class == "system"
+    assert not caught.value.is_permanent
 
 
 def test_a_full_disk_is_a_fault_of_storage(
