@@ -16,6 +16,7 @@ BUILD_LOG = "azureml-logs/20_image_build_log.txt"
 MPI_LOG = "azureml-logs/70_mpi_log.txt"
 EARLIER_LOGS = "azureml-logs/attempt-"  # before the number of an earlier attempt
 ENVIRONMENT_LOCK = "azureml-setup/environment.lock.txt"
+VENDORED = "rayjobs-vendored.json"  # in a folder of packages, or an image, that travels with jobs
 IMAGE_RECORD = "azureml-setup/image.json"
 LOG_TIMES = "azureml-setup/log_times.txt"
 

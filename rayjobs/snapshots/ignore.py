@@ -31,6 +31,7 @@ class Why(StrEnum):
     RECORDS = "rayjobs records"
     DOWNLOAD = "downloaded from a job"
     DESCRIPTION = "description of the run"
+    VENDORED = "travels with jobs by itself"
     LINK = "link"
     SPECIAL = "special file"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rayjobs.core.errors import SnapshotError
 from rayjobs.core.hiding import hiding
+from rayjobs.core.paths import VENDORED
 from rayjobs.core.text import MIB, counted, size_text
 from rayjobs.snapshots.ignore import (
     ENVIRONMENT_SIGNS,
@@ -93,6 +94,8 @@ def _ours(own: OwnRecords, folder: str, names: AbstractSet[str]) -> LeftOut | No
     """Return why a folder is left out as written by rayjobs, or None."""
     if folder and DOWNLOAD_MARK in names:
         return LeftOut(folder + "/", Why.DOWNLOAD, f"{folder}/{DOWNLOAD_MARK}")
+    if folder and VENDORED in names:
+        return LeftOut(folder + "/", Why.VENDORED, f"{folder}/{VENDORED}")
     what = own.folder(folder, names)
     return None if what is None else LeftOut(folder + "/", Why.RECORDS, what)
 
@@ -382,7 +385,10 @@ def warnings_of(found: Scan) -> list[str]:
             f"{_some([left.path for left in downloads])}. Remove {printable(downloads[0].detail)} "
             "to pack them"
         )
-    usual = (Why.VERSION_CONTROL, Why.VIRTUAL_ENVIRONMENT, Why.CACHE, Why.RECORDS)
+    usual = (
+        *(Why.VERSION_CONTROL, Why.VIRTUAL_ENVIRONMENT, Why.CACHE, Why.RECORDS),
+        Why.VENDORED,
+    )
     default = [
         left.path
         for why in usual

@@ -28,7 +28,6 @@ OPTIONS: Mapping[str, str] = {
     "--only-binary": "--only-binary",
     "--pre": "--pre",
 }
-VENDORED = "rayjobs-vendored.json"  # in a folder of wheels that travels with jobs
 PRE = "--pre"  # also releases before a final one; uv has it as an option of its command alone
 _IMPLIED = frozenset({"--require-hashes"})  # every lock has hashes
 _WITHOUT_VALUE = frozenset({"--no-index", "--require-hashes", PRE})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import Problem, SpecError
+from rayjobs.core.paths import VENDORED
 from rayjobs.spec import requirements
 from rayjobs.spec.model import JobSpec, Packages
 
@@ -87,7 +88,7 @@ def _pack(workspace: OpenWorkspace, path: Path, *, stores: bool) -> str:
 
 
 def _is_vendored(folder: Path) -> bool:
-    return (folder / requirements.VENDORED).exists()
+    return (folder / VENDORED).exists()
 
 
 def _folder_of(text: str) -> Path:

@@ -21,6 +21,7 @@ from typing import Any
 
 from rayjobs.core.errors import PrepareError, UsageError
 from rayjobs.core.files import write_atomic
+from rayjobs.core.paths import VENDORED
 from rayjobs.environments import condas, locks, settings
 from rayjobs.environments.building import MOST_LINES, hidden
 from rayjobs.spec import requirements
@@ -139,7 +140,7 @@ def _made(folder: Path) -> Iterator[Path]:
 
 def _mark(folder: Path, python: str) -> None:
     """Mark a folder as one that jobs take along."""
-    write_atomic(folder / requirements.VENDORED, json.dumps({"python": python}))
+    write_atomic(folder / VENDORED, json.dumps({"python": python}))
 
 
 def _wheels(pip: Sequence[str], lock: str, folder: Path, python: str, tmp: Path) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ from rayjobs.containers.layers import BadImageError
 from rayjobs.containers.reference import Kind, Reference
 from rayjobs.core.errors import PrepareError, UsageError
 from rayjobs.core.files import write_atomic
+from rayjobs.core.paths import VENDORED
 from rayjobs.environments.building import run
 from rayjobs.environments.work import Work
 from rayjobs.spec.container_files import anchored_container
-from rayjobs.spec.requirements import VENDORED
 from rayjobs.submit.environments import working
 
 

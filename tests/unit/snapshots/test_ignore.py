@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import SnapshotError
+from rayjobs.core.paths import VENDORED
 from rayjobs.snapshots.ignore import LeftOut, Why, ignore_line, read_rules
 from rayjobs.snapshots.limits import Limits
 from rayjobs.snapshots.scan import scan
@@ -137,6 +138,17 @@ def test_version_control_caches_and_environments_are_left_out_and_named(
         assert name in warning
     assert "pyc" not in warning
     assert {"__pycache__/", "b.pyc"} <= {one.path for one in snapshot.left_out}
+
+
+def test_what_travels_with_jobs_by_itself_is_not_packed_twice(packed: Packer, source: Path) -> None:
+    """As `rayjobs env vendor` makes them, in the folder of the script."""
+    write(source, "image/blobs/sha256/a", f"image/{VENDORED}", "offline/requirements.txt",
+          "offline/wheels/a.whl", f"offline/wheels/{VENDORED}")  # fmt: skip
+    snapshot = packed()
+    paths = {entry.path for entry in snapshot.manifest}
+    assert paths == {"train.py", "offline", "offline/requirements.txt"}
+    (warning,) = snapshot.warnings
+    assert "image/" in warning and "offline/wheels/" in warning
 
 
 @pytest.mark.parametrize(
