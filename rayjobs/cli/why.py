@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +36,8 @@ Examples:
 The estimate is the policy's current one; `rayjobs report queue` shows how good
 such estimates were.
 """
+HELD = "held"
+SETTLES_S = 2.0
 # Rules that more capacity would satisfy.
 ABOUT_CAPACITY = ("capacity", "line", "yielding", "never_fits")
 # The basis of an estimate, in words.
@@ -58,9 +61,9 @@ def why(settings: Settings, job: str) -> None:
         store = workspace.store
         asked = newest_named(settings, store, job)
         found = _next_member(store, asked)
+        decision = _decision(workspace.path, found)
         outlook = outlooks(workspace.path, [found], store=store)[found.id]
         earlier_s = earlier_runs(store, [found]).get(found.id)
-        decision = _decision(workspace.path, found)
         ahead = _named(store, workspace.path, decision)
         waits_for = _known_without_target(store, found) if decision is None else []
         outrun = _outrun(store, found)
@@ -110,12 +113,20 @@ def _decision(workspace: Path, job: Job) -> dict[str, Any] | None:
     if job.state is not JobState.QUEUED:
         return None
     request = TargetRequest("explain", key=key_of(workspace, job))
-    try:
-        answer = ask_target(job.target, home(), request, timeout_s=ANSWER_S)
-    except TimeoutError:
-        return None
-    decision = (answer or {}).get("decision")
-    return decision if isinstance(decision, dict) else None
+    deadline_s = time.monotonic() + SETTLES_S
+    while True:
+        try:
+            answer = ask_target(job.target, home(), request, timeout_s=ANSWER_S)
+        except TimeoutError:
+            return None
+        decision = (answer or {}).get("decision")
+        if not isinstance(decision, dict):
+            return None
+        # The target sees a hold or its release a moment after the store has it.
+        is_of_now = (decision.get("rule") == HELD) == (job.held is not None)
+        if is_of_now or time.monotonic() > deadline_s:
+            return decision
+        time.sleep(0.05)
 
 
 def _outrun(store: Store, job: Job) -> dict[str, Any] | None:

@@ -14,14 +14,13 @@ from rayjobs.target.wake_client import socket_of
 
 
 @contextmanager
-def target(
-    answer: dict[str, Any] | None, *, explain: dict[str, Any] | None = None
-) -> Iterator[None]:
+def target(answer: dict[str, Any] | None, *explains: dict[str, Any]) -> Iterator[None]:
     """Listen where the target `local` would, and give one answer to everything (None: none).
 
     Args:
-        explain: Given instead to those who ask about one job.
+        explains: Given instead to questions about one job, one after the other; the last one stays.
     """
+    left = list(explains)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         runtime_dir(home())
         place = socket_of("local", home())
@@ -39,7 +38,9 @@ def target(
                 held.append(connection)
                 if answer is not None:
                     asked = json.loads(connection.makefile("rb").readline())
-                    given = answer if explain is None or asked["op"] != "explain" else explain
+                    given = answer
+                    if left and asked["op"] == "explain":
+                        given = left.pop(0) if len(left) > 1 else left[0]
                     connection.sendall(json.dumps(given).encode() + b"\n")
 
         thread = threading.Thread(target=serve)

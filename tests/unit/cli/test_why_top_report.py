@@ -72,7 +72,7 @@ def status(queue: Queue, job: Job) -> dict[str, Any]:
 def test_why_tells_rule_room_those_ahead_and_the_start(queue: Queue, terminal: Terminal) -> None:
     first, job = queue.submit("first"), queue.submit("second")
     explained = decision(queue, job, key(queue, first), "/elsewhere::x_1_aa")
-    with target(status(queue, job), explain=explained):
+    with target(status(queue, job), explained):
         said = terminal.type("why", job.id).out
         data = json.loads(terminal.type("why", "--json", job.id).out)
     lines = said.splitlines()
@@ -91,15 +91,28 @@ def test_why_tells_rule_room_those_ahead_and_the_start(queue: Queue, terminal: T
     assert data["waits_for"] == []
 
 
+def test_why_waits_until_the_target_has_seen_a_hold_and_its_release(
+    queue: Queue, terminal: Terminal
+) -> None:
+    job = queue.submit()
+    in_line, held = decision(queue, job), decision(queue, job, rule="held", reason="is held")
+    queue.workspace.store.hold(job.id, reason="by ada")
+    with target(status(queue, job), in_line, in_line, held):
+        assert json.loads(terminal.type("why", "--json", job.id).out)["decision"]["rule"] == "held"
+    queue.workspace.store.release(job.id)
+    with target(status(queue, job), held, in_line):
+        assert json.loads(terminal.type("why", "--json", job.id).out)["decision"]["rule"] == "line"
+
+
 def test_why_says_by_when_at_the_latest_and_that_it_cannot_tell(
     queue: Queue, terminal: Terminal
 ) -> None:
     job = queue.submit()
     explained = decision(queue, job, estimate_s=None, basis="", latest_s=3600.0)
-    with target(status(queue, job), explain=explained):
+    with target(status(queue, job), explained):
         assert "within 1h at the latest" in terminal.type("why", job.id).out
     explained = decision(queue, job, estimate_s=None, basis="", latest_s=None)
-    with target(status(queue, job), explain=explained):
+    with target(status(queue, job), explained):
         assert "Starts" in terminal.type("why", job.id).out
         assert "unknown" in terminal.type("why", job.id).out
 
@@ -116,7 +129,7 @@ def test_why_names_the_runs_behind_an_estimate_and_the_command_for_its_advice(
         remedy="with --max-duration 1h28m or less it would pass those ahead and start now",
         change={"max_duration_s": 5280.0},
     )
-    with target(status(queue, job), explain=explained):
+    with target(status(queue, job), explained):
         said = terminal.type("why", job.id).out
     assert "in about 12m (from 12 runs of train.py in this workspace)" in said
     command = f"rayjobs update {tail(job)} --max-duration 1h28m"
@@ -132,7 +145,7 @@ def test_why_calls_it_a_guess_where_a_job_outran_all_earlier_runs(
     long, job = queue.start(queue.submit()), queue.submit()
     source = f"job {long.id} has already outrun all 12 earlier runs of train.py (longest 12m)"
     explained = decision(queue, job, basis="outrun", source=source)
-    with target(status(queue, job), explain=explained):
+    with target(status(queue, job), explained):
         assert f"in about 12m (a guess: {source})" in terminal.type("why", job.id).out
         known = queue.workspace.store.usual_durations("local")["mnist", "train.py"]
         assert long.started_at is not None
