@@ -104,7 +104,9 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
         for section in sections:
             if section:
                 click.echo("\n" + section)
-        if not settings.verbose:
+        if found.kind == "pipeline":
+            settings.note(f"\nits graph and steps: rayjobs pipeline show {short_id(found)}")
+        elif not settings.verbose:
             settings.note(f"\nsettings and attempts: rayjobs show -v {short_id(found)}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +35,9 @@ GAP_BAND = 0.9
 TOP, BOTTOM = 0.7, 0.4
 NAME_CHARACTERS = 26
 MOST_INCHES = 100.0
+
+
+Way = tuple[tuple[float, float], ...]  # the points of a line, in inches
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,56 @@ def layout_of(before: Mapping[str, Sequence[str]]) -> Layout:
     return Layout(centres, of_band, uppers, width, height)
 
 
+def ways_of(layout: Layout, before: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Way]:
+    """Return the points of each line within a row of columns; none passes through a box.
+
+    A line that would cross a box goes through the nearest gap of that column instead.
+
+    Args:
+        layout: Where the boxes are.
+        before: Step → the steps that it waits for.
+    """
+    columns: dict[tuple[int, float], list[float]] = {}
+    for name, (x, y) in layout.centres.items():
+        columns.setdefault((layout.bands[name], x), []).append(y)
+    taken: Counter[tuple[int, float, float]] = Counter()
+    found: dict[tuple[str, str], Way] = {}
+    for name, needed in before.items():
+        for one in needed:
+            band = layout.bands[one]
+            if band != layout.bands[name]:
+                continue
+            (from_x, from_y), (to_x, to_y) = layout.centres[one], layout.centres[name]
+            end = (to_x - WIDTH / 2, to_y)
+            way = [(from_x + WIDTH / 2, from_y)]
+            for x in sorted(x for at, x in columns if at == band and from_x < x < to_x):
+                left, right = x - WIDTH / 2 - LANE, x + WIDTH / 2 + LANE
+                heights = [_height_at(at, way[-1], end) for at in (left, right)]
+                boxes = columns[band, x]
+                reach = HEIGHT / 2 + LANE / 4
+                if all(max(heights) < y - reach or min(heights) > y + reach for y in boxes):
+                    way += [(left, heights[0]), (right, heights[1])]  # later turns are after it
+                    continue
+                gap = min(_gaps(boxes), key=lambda y: abs(y - sum(heights) / 2))
+                taken[band, x, gap] += 1
+                shift = (taken[band, x, gap] % 3 - 1) * GAP_Y / 5  # lines of one gap lie apart
+                way += [(left, gap + shift), (right, gap + shift)]
+            found[one, name] = (*way, end)
+    return found
+
+
+def _height_at(x: float, start: tuple[float, float], end: tuple[float, float]) -> float:
+    part = (x - start[0]) / (end[0] - start[0])
+    return start[1] + part * (end[1] - start[1])
+
+
+def _gaps(boxes: Sequence[float]) -> list[float]:
+    """Return the middles of the gaps of a column: above, between and below its boxes."""
+    ys = sorted(boxes)
+    beside = (HEIGHT + GAP_Y) / 2
+    return [ys[0] - beside, *((a + b) / 2 for a, b in pairwise(ys)), ys[-1] + beside]
+
+
 def write_plot(path: Path, views: Sequence[StepView], order: Sequence[str], *, title: str) -> Path:
     """Draw the graph of a run into a file and return its path.
 
@@ -160,11 +214,12 @@ def write_plot(path: Path, views: Sequence[StepView], order: Sequence[str], *, t
     centres = layout.centres
     critical = critical_path(list(views))
     along = set(pairwise(critical))
+    ways = ways_of(layout, before)
     for name, needed in before.items():
         for one in needed:
             is_critical = (one, name) in along
-            if layout.bands[one] == layout.bands[name]:
-                _arrow(axes, centres[one], centres[name], is_critical=is_critical)
+            if (one, name) in ways:
+                _arrow(axes, ways[one, name], is_critical=is_critical)
             else:
                 turn = layout.tops[layout.bands[name]] + GAP_BAND / 2
                 _arrow_down(axes, centres[one], centres[name], turn, is_critical=is_critical)
@@ -189,17 +244,20 @@ def write_plot(path: Path, views: Sequence[StepView], order: Sequence[str], *, t
     return path
 
 
-def _arrow(
-    axes: Any, start: tuple[float, float], end: tuple[float, float], *, is_critical: bool
-) -> None:
+def _arrow(axes: Any, way: Way, *, is_critical: bool) -> None:
+    colour = "#333333" if is_critical else "#999999"
+    width = 2.2 if is_critical else 1.0
+    if len(way) > 2:
+        xs, ys = zip(*way[:-1], strict=True)
+        axes.plot(xs, ys, color=colour, linewidth=width, zorder=0.5, solid_joinstyle="round")
     axes.annotate(
         "",
-        xy=(end[0] - WIDTH / 2, end[1]),
-        xytext=(start[0] + WIDTH / 2, start[1]),
+        xy=way[-1],
+        xytext=way[-2],
         arrowprops={
             "arrowstyle": "-|>",
-            "color": "#333333" if is_critical else "#999999",
-            "linewidth": 2.2 if is_critical else 1.0,
+            "color": colour,
+            "linewidth": width,
             "shrinkA": 0,
             "shrinkB": 1,
             "connectionstyle": "arc3",

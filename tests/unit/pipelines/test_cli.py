@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rayjobs.cli.following import OUTLOOK_EVERY_S, Stages
 from rayjobs.cli.main import run
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.pipelines.drawing import cells_of, draw
-from rayjobs.pipelines.plot import layout_of, levels_of, places_of
+from rayjobs.pipelines.plot import HEIGHT, WIDTH, layout_of, levels_of, places_of, ways_of
 from rayjobs.pipelines.views import critical_path, views_of
 from rayjobs.spec.text import write_yaml
 from rayjobs.target import timekeeper
@@ -129,6 +130,28 @@ def test_pictures_of_large_graphs_fit_a_screen() -> None:
                 assert is_lower or layout.centres[one][0] < layout.centres[name][0]
 
 
+def test_no_line_of_a_picture_passes_through_a_box() -> None:
+    names = [f"s{n:02d}" for n in range(14)]
+    before = {name: [*names[max(0, n - 5) : n : 2]] for n, name in enumerate(names)}
+    fan: dict[str, list[str]] = {"a": [], **{f"b{n}": ["a"] for n in range(4)}, "c": ["b0"]}
+    fan |= {"d": ["a", "b1", "c"], "e": ["a", "b3", "d"]}
+    for graph in (before, fan):
+        layout = layout_of(graph)
+        ways = ways_of(layout, graph)
+        assert ways
+        for (one, name), way in ways.items():
+            assert way[0][0] < way[-1][0]
+            for start, end in pairwise(way):
+                for step in range(101):
+                    x, y = (a + (b - a) * step / 100 for a, b in zip(start, end, strict=True))
+                    inside = [
+                        box
+                        for box, (at_x, at_y) in layout.centres.items()
+                        if abs(x - at_x) < WIDTH / 2 - 0.01 and abs(y - at_y) < HEIGHT / 2 - 0.01
+                    ]
+                    assert not inside, (one, name, inside)
+
+
 def test_a_wide_graph_is_a_list_in_the_terminal() -> None:
     middle = [f"m{n:02d}" for n in range(98)]
     wide = {"first": [], **{one: ["first"] for one in middle}, "last": middle}
@@ -161,6 +184,7 @@ def test_outputs_of_steps_are_shown_and_fetched(typed: Typed, tmp_path: Path) ->
     place = f"workspaceblobstore/azureml/{made_by['prep']}/clean"
     assert f"Output clean  {place}: 1 file, 15 B" in typed.rayjobs("show", prep)[0]
     assert "data.txt" in typed.rayjobs("data", "ls", f"output:{train}/model")[0]
+    assert "graph and steps: rayjobs pipeline show" in typed.rayjobs("show", first.id)[1]
     for index, name in enumerate((f"output:{prep}/clean", "output:digits/prep", f"output:{prep}")):
         target = tmp_path / str(index)
         typed.rayjobs("data", "get", name, str(target))
