@@ -383,8 +383,6 @@ class _Maker:
             return None
         if step.snapshot is not None:
             values = {key: one for key, one in values.items() if key != "source_directory"}
-        if step.snapshot is None:
-            self.problems += [below(name, one) for one in file_problems(values)]
         try:
             job = readable(values)
             if job.array is not None:
@@ -398,9 +396,9 @@ class _Maker:
             self._unplaced += [below(name, one) for one in error.values.get("problems", ())]
             return None
         except SpecError as error:
-            known = {str(one) for one in self.problems}
-            found = [below(name, one) for one in error.problems]
-            self.problems += [one for one in found if str(one) not in known]
+            files = file_problems(values) if step.snapshot is None else []
+            found = [below(name, one) for one in [*error.problems, *files]]
+            self.problems += {str(one): one for one in found}.values()
             return None
         self.warnings += [f"step {name}: {one}" for one in checked.warnings]
         self.notes += checked.notes
