@@ -35,9 +35,10 @@ environment without the packages of rayjobs, `azureml.core.Run`, `azureml.except
 ## Workspaces
 
 `Workspace.from_config()` reads Azure's `config.json` and opens the workspace of this folder
-(`RAYJOBS_WORKSPACE`, the nearest `.rayjobs/`, else the user's own). Name, subscription and
-resource group stay those of the file, also in the variables `AZUREML_ARM_…` of its jobs. Names of
-two Azure workspaces in one folder mean the same workspace here.
+(`RAYJOBS_WORKSPACE`, the nearest `.rayjobs/`, else the user's own), and in a job the job's own.
+Name, subscription and resource group stay those of the file, also in the variables
+`AZUREML_ARM_…` of its jobs. Names of two Azure workspaces in one folder mean the same workspace
+here.
 
 ## Compute
 
@@ -84,7 +85,7 @@ in.
 - `debug_flag` and `pipeline` of `HyperDriveConfig` are refused.
 - `TensorflowConfiguration` with several workers, and parameter servers, are refused.
 - `AZ_BATCHAI_PYTORCH_INIT_METHOD` is `tcp://`, not a file of a shared disk.
-- A run configuration refuses attributes that it does not have; Azure's ignores some.
+- Run configurations and environments refuse attributes that they do not have; Azure's ignore some.
 - Experiments are deleted when they have no runs; they cannot be renamed.
 """
 
