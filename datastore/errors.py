@@ -1,29 +1,29 @@
 """Every error the package raises.
 
     DatastoreError
-    ├── InvalidReference        what was written cannot name data (also a ValueError)
+    ├── InvalidReference        a text cannot name data (also a ValueError)
     ├── DatastoreNotFound       no datastore of that name is registered
-    ├── DatastoreExists         the name is taken and overwrite was not asked for
-    ├── DatastoreInUse          it cannot be forgotten: the workspace or a dataset needs it
+    ├── DatastoreExists         the name is taken, and overwrite was not requested
+    ├── DatastoreInUse          it cannot be removed: the workspace or a dataset needs it
     │   └── DatastoreUsedByJobs an unfinished job needs it
-    ├── DatasetNotFound         no dataset, or no such version of it
-    ├── DatasetExists           the name is taken and create_new_version was not asked for
-    ├── DatasetInUse            it cannot be forgotten: a job or a model needs it
-    ├── DataExists              other bytes are there already and overwrite was not asked for
-    ├── NotSupported            Azure ML has it, this package has not (also NotImplementedError)
+    ├── DatasetNotFound         no such dataset, or no such version of it
+    ├── DatasetExists           the name is taken, and create_new_version was not requested
+    ├── DatasetInUse            it cannot be removed: a job or a model needs it
+    ├── DataExists              different bytes are already there; overwrite was not requested
+    ├── NotSupported            only Azure ML has it (also NotImplementedError)
     ├── DataNotFound            the storage answered: no such path, bucket or folder
     ├── AccessDenied            the storage answered: not with these credentials
     │   └── CredentialNotSet    a variable with a credential is not set in this process
     ├── DatastoreUnavailable    the storage refused, hung, broke off or answered 5xx
-    ├── DataIntegrityError      bytes that are not the bytes of the version
+    ├── DataIntegrityError      the bytes are not those of the version
     │   └── DataChanged         the source is no longer what the version recorded
     ├── TransferFailed          a local file of a transfer could not be written
-    ├── CacheFull               the node cache cannot make room
+    ├── CacheFull               the node cache cannot free enough space
     └── MountError
-        ├── MountUnavailable    this machine cannot mount (no FUSE), or the mount did not come up
-        └── MountLost           a mount that was there is dead
+        ├── MountUnavailable    this machine cannot mount (no FUSE), or the mount did not start
+        └── MountLost           a mount has died
 
-All are picklable: a worker on another node raises them and Ray carries them home.
+All are picklable: a worker on another node raises them, and Ray sends them back.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from rayjobs.injob.azureml.exceptions import UserErrorException
 
 
 class DatastoreError(UserErrorException):
-    """Something about storage or data went wrong; the message says what to do next.
+    """A problem with storage or data; the message says what to do next.
 
     Attributes:
-        is_permanent: A repetition fails, too, until something is changed.
+        is_permanent: A retry fails too, until something is changed.
     """
 
     is_permanent = False
 
 
 class InvalidReference(DatastoreError, ValueError):
-    """What was written cannot name data: a bad name, path, mode or URL."""
+    """A text cannot name data: a bad name, path, mode or URL."""
 
     is_permanent = True
 
@@ -58,15 +58,15 @@ class DatastoreExists(DatastoreError):
 
 
 class DatastoreInUse(DatastoreError):
-    """A datastore cannot be forgotten: the workspace, a dataset or an unfinished job needs it."""
+    """A datastore cannot be removed: the workspace, a dataset or an unfinished job needs it."""
 
 
 class DatastoreUsedByJobs(DatastoreInUse):
-    """A datastore cannot be forgotten: an unfinished job reads from it or writes to it."""
+    """A datastore cannot be removed: an unfinished job reads from it or writes to it."""
 
 
 class DatasetNotFound(DatastoreError, LookupError):
-    """No dataset of that name, or not in that version."""
+    """There is no dataset of that name, or no such version of it."""
 
     is_permanent = True
 
@@ -76,38 +76,38 @@ class DatasetExists(DatastoreError):
 
 
 class DatasetInUse(DatastoreError):
-    """A dataset cannot be forgotten: an unfinished job reads it, or a model was made of it."""
+    """A dataset cannot be removed: an unfinished job reads it, or a model was made from it."""
 
 
 class DataExists(DatastoreError):
-    """Where files were to be stored are others, and overwriting them was not asked for."""
+    """Different files are at the destination, and overwriting them was not requested."""
 
     is_permanent = True
 
 
 class NotSupported(DatastoreError, NotImplementedError):
-    """Azure ML has this, and this package has not; the message says what to do instead."""
+    """Azure ML has this, but this package does not; the message says what to do instead."""
 
     is_permanent = True
 
 
 class DataNotFound(DatastoreError, LookupError):
-    """The storage answered, and there is nothing under that path."""
+    """The storage answered: there is nothing under that path."""
 
     is_permanent = True
 
 
 class AccessDenied(DatastoreError):
-    """The storage answered, and refuses these credentials."""
+    """The storage answered: it refuses these credentials."""
 
     is_permanent = True
 
 
 class CredentialNotSet(AccessDenied):
-    """A variable that holds a credential is not set in this process; nothing was contacted.
+    """A variable with a credential is not set in this process; the storage was not contacted.
 
     Attributes:
-        variable: Its name.
+        variable: The variable's name.
     """
 
     def __init__(self, message: str, variable: str = "") -> None:
@@ -116,11 +116,11 @@ class CredentialNotSet(AccessDenied):
 
 
 class DatastoreUnavailable(DatastoreError):
-    """The storage refused, hung, broke off or answered that it cannot; a retry may help."""
+    """The storage refused, hung, broke off or reported an error of its own; a retry may help."""
 
 
 class DataIntegrityError(DatastoreError):
-    """The bytes are not those of the version that was asked for; they were not used."""
+    """The bytes are not those of the requested version; they were not used."""
 
 
 class DataChanged(DataIntegrityError):
@@ -134,15 +134,15 @@ class TransferFailed(DatastoreError):
 
 
 class CacheFull(DatastoreError):
-    """The node cache cannot make room for what was asked."""
+    """The node cache cannot free enough space for the request."""
 
 
 class MountError(DatastoreError):
-    """Something about a mount went wrong."""
+    """A problem with a mount."""
 
 
 class MountUnavailable(MountError):
-    """This machine cannot mount, or the mount did not come up."""
+    """This machine cannot mount, or the mount did not start."""
 
 
 class MountLost(MountError):

@@ -4,9 +4,8 @@
     mounts/<key>/manifest          the files shown
     mounts/<key>/g<n>/mount.json   what is served, and who keeps and serves it
     mounts/<key>/g<n>/files        the mount point
-    mounts/<key>/g<n>/users/       one file per user, with the process that answers for it
-    mounts/<key>/g<n>/trouble      what went wrong, one JSON object a line
-    mounts/<key>/g<n>/log          what keeper and server printed
+    mounts/<key>/g<n>/users/ one file per user, with its process mounts/<key>/g<n>/trouble what went
+    wrong, one JSON object per line mounts/<key>/g<n>/log the output of keeper and server
 
 A dead mount keeps its number, so that its users still get an error and never an empty folder; the
 next user gets generation n+1.

@@ -235,8 +235,8 @@ class SweepState:
         old = self.trials[trial.number]
         if old.is_final and old != trial:
             raise SweepUsageError(
-                f"trial {trial.number} ended as {old.state} and never changes; "
-                f"{trial.state} was asked for. Read the table again."
+                f"trial {trial.number} ended as {old.state} and never changes; {trial.state} was "
+                "requested. Read the table again."
             )
         rows = list(self.trials)
         rows[trial.number] = trial

@@ -41,7 +41,7 @@ _ARGUMENT = click.argument("environment", metavar="ENVIRONMENT")
 def env() -> None:
     """List, show, build, lock, compare and remove environments.
 
-    An environment is built on a node by the first job that asks for it; `env build` does so on
+    The first job that requests an environment on a node builds it there; `env build` builds it on
     this machine beforehand.
     """
 
@@ -85,7 +85,7 @@ def list_(settings: Settings, /) -> None:
 @common_options
 @click.pass_obj
 def show(settings: Settings, /, environment: str) -> None:
-    """Show what an environment asks for, what is substituted, and the packages it has."""
+    """Show an environment's requested, substituted and installed packages."""
     from rayjobs.environments import locks
 
     found = _find_built(environment)
@@ -281,7 +281,7 @@ def prune(
 ) -> None:
     """Remove environments of this machine that are not in use.
 
-    A job that asks for a removed one later builds it again.
+    A job that requests a removed one later builds it again.
     """
     from rayjobs.core.units import parse_size
     from rayjobs.environments import listing
@@ -379,11 +379,11 @@ def _lock_of_job(settings: Settings, text: str) -> str | None:
 
 
 def _packages(settings: Settings, text: str) -> Packages:
-    """Return the packages that a file, a registered name or a curated name asks for.
+    """Return the packages that a file, a registered name or a curated name requests.
 
     Raises:
         NotFoundError: there is no such file or environment.
-        UsageError: it asks for no packages.
+        UsageError: it requests no packages.
     """
     from rayjobs.spec.environment import resolved
     from rayjobs.spec.model import Packages

@@ -17,7 +17,7 @@ class Exit(IntEnum):
     FAILED = 1  # the job, or the operation, failed (or the job was canceled)
     USAGE = 2  # wrong usage, or an invalid spec
     NOT_FOUND = 3
-    NEVER_FITS = 4  # asks for more than the target can ever have
+    NEVER_FITS = 4  # requests more than the target can ever have
     UNREACHABLE = 5  # the store or the cluster cannot be reached
     TIME_LIMIT = 124  # the job reached its --max-duration, or the command its --timeout
     INTERRUPTED = 130  # Ctrl-C; detaches, and affects no job
@@ -25,7 +25,7 @@ class Exit(IntEnum):
 
 
 def of_job(job: Job) -> Exit:
-    """Return the exit code that tells how a finished job ended."""
+    """Return the exit code for the end of a finished job."""
     if job.state is JobState.COMPLETED:
         return Exit.DONE
     if job.failure is not None and job.failure.failure_class is FailureClass.TIME_LIMIT:

@@ -193,7 +193,7 @@ class _Shown:
         return source
 
     def warn_of_times(self, source: Source) -> None:
-        """Note that the times of a job's lines are unknown, if times were asked for."""
+        """Print a note if the times of a job's lines are unknown but requested."""
         if (self.view.since is not None or self.view.timestamps) and has_unknown_times(source):
             what = "all of them are shown" if self.view.since is not None else "none are shown"
             self._settings.note(

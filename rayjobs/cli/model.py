@@ -232,7 +232,7 @@ def show(settings: Settings, model: str) -> None:
 @common_options
 @click.pass_obj
 def lineage(settings: Settings, model: str) -> None:
-    """Show where a version comes from: run, code, environment, data, settings, metrics."""
+    """Show the origin of a version: run, code, environment, data, settings, metrics."""
     found = _find(settings, model)
     if settings.as_json:
         print_json({"model": f"{found.name}:{found.version}", **found.lineage})

@@ -99,8 +99,8 @@ def run(
 
     if extra:
         raise click.UsageError(
-            f"{extra[0]!r} stands alone. A pipeline file is named by -f ({extra[0]}), a published "
-            f"pipeline by --published, a parameter by -p NAME=VALUE."
+            f"{extra[0]!r} needs an option. Name a pipeline file with -f ({extra[0]}), a published "
+            "pipeline with --published, a parameter with -p NAME=VALUE."
         )
     if attach and (detach or settings.quiet or settings.as_json):
         raise click.UsageError("--attach does not go together with -d, -q and --json.")
@@ -144,7 +144,7 @@ def run(
 
 @contextlib.contextmanager
 def _problems_of(file: str | None) -> Iterator[None]:
-    """Name the file in the error about what is wrong with it."""
+    """Add the file's name to an error about its contents."""
     from rayjobs.pipelines.spec import PipelineError
 
     try:

@@ -75,12 +75,12 @@ def port(settings: Settings, job: str, ports: str, rank: int) -> None:
 
 
 def _check_may_reach(server: Connection, job: Job) -> None:
-    """Refuse at once what the server would refuse of each connection."""
+    """Refuse immediately what the server would refuse for each connection."""
     me = server.json("GET", "/v1/user")
     if me["role"] == "viewer":
         raise UsageError(f"{me['user']} has the role viewer; this needs the role submitter")
     if me["role"] != "admin" and job.user != me["user"]:
-        raise UsageError(f"job {job.id} is {job.user}'s: only an admin reaches it for others")
+        raise UsageError(f"job {job.id} is {job.user}'s: only an admin may reach jobs of others")
 
 
 def _ports(text: str) -> tuple[int, int]:

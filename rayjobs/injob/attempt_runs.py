@@ -554,7 +554,7 @@ def children_tags(
     values: List[Any] = list(range(count) if count is not None else tag_values or ())
     if len(values) > MOST_CHILDREN:
         raise WrongValueError(
-            "create_children was asked for %d runs; %d are allowed per call"
+            "create_children got a request for %d runs; %d are allowed per call"
             % (len(values), MOST_CHILDREN)
         )
     key = "azureml.batch_child_number" if tag_key is None else str(tag_key)

@@ -288,7 +288,7 @@ class WarmRequest(Message):
 
     @classmethod
     def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` of version 0.1.0, which named a raylet in pings of users alone."""
+        """Return `values` of version 0.1.0, which named a raylet only in pings of users."""
         return {"is_user": "raylet" in values, **values}
 
     def to_json(self) -> Dict[str, Any]:

@@ -339,7 +339,7 @@ def _check(plan: LaunchPlan) -> None:
     if not set(plan.hold) <= {"cgroup", "namespace", "scan"}:
         raise PlanError(f"the plan's hold is {plan.hold!r}; its levels are cgroup, namespace, scan")
     if plan.container is not None and plan.hold != ("namespace",):
-        raise PlanError("the plan has a container, whose processes a namespace alone can hold")
+        raise PlanError("the plan has a container, whose processes only a namespace can contain")
     if not 0 <= plan.umask <= 0o777:
         raise PlanError(f"the plan's umask is {plan.umask}; it must be 0 to 511 (octal 777)")
     if not plan.ranks:

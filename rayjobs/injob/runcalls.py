@@ -47,7 +47,7 @@ class RunAnswer(Message):
 
 @dataclass(frozen=True)
 class Details(Message):
-    """Ask for all details of a run."""
+    """Request all details of a run."""
 
     NAME: ClassVar[str] = "details"
     run: str
@@ -55,7 +55,7 @@ class Details(Message):
 
 @dataclass(frozen=True)
 class Children(Message):
-    """Ask for the children of a run, newest first; filters as in `Run.get_children`."""
+    """Request the children of a run, newest first; filters as in `Run.get_children`."""
 
     NAME: ClassVar[str] = "children"
     run: str
@@ -123,7 +123,7 @@ class Change(Message):
 
 @dataclass(frozen=True)
 class Metrics(Message):
-    """Ask for a run's logged values: pairs of name and stored value."""
+    """Request a run's logged values: pairs of name and stored value."""
 
     NAME: ClassVar[str] = "metrics"
     run: str
@@ -132,7 +132,7 @@ class Metrics(Message):
 
 @dataclass(frozen=True)
 class Files(Message):
-    """Ask for the names of a run's files, logs included."""
+    """Request the names of a run's files, including logs."""
 
     NAME: ClassVar[str] = "files"
     run: str
@@ -140,7 +140,7 @@ class Files(Message):
 
 @dataclass(frozen=True)
 class Fetch(Message):
-    """Ask for a file of a run; the answer names a file in `exchange`, which the caller removes."""
+    """Request a file of a run; the answer names a file in `exchange`, which the caller removes."""
 
     NAME: ClassVar[str] = "fetch"
     run: str
@@ -159,7 +159,7 @@ class Keep(Message):
 
 @dataclass(frozen=True)
 class Snapshot(Message):
-    """Ask for the code of a run as a zip file in `exchange`."""
+    """Request the code of a run as a zip file in `exchange`."""
 
     NAME: ClassVar[str] = "snapshot"
     run: str
@@ -168,7 +168,7 @@ class Snapshot(Message):
 
 @dataclass(frozen=True)
 class Records(Message):
-    """Ask for the workspace's datastores, datasets, models or experiments."""
+    """Request the workspace's datastores, datasets, models or experiments."""
 
     NAME: ClassVar[str] = "records"
     of: str
@@ -176,7 +176,7 @@ class Records(Message):
 
 @dataclass(frozen=True)
 class FetchModel(Message):
-    """Ask for a model's files; the answer names a folder in `exchange`."""
+    """Request a model's files; the answer names a folder in `exchange`."""
 
     NAME: ClassVar[str] = "fetch_model"
     name: str
@@ -185,7 +185,7 @@ class FetchModel(Message):
 
 @dataclass(frozen=True)
 class FetchDataset(Message):
-    """Ask for a file dataset's files; the answer names a folder in `exchange`."""
+    """Request a file dataset's files; the answer names a folder in `exchange`."""
 
     NAME: ClassVar[str] = "fetch_dataset"
     name: str = ""
@@ -219,7 +219,7 @@ class KeepBlob(Message):
 
 @dataclass(frozen=True)
 class FetchBlob(Message):
-    """Ask for a blob as a file in `exchange`."""
+    """Request a blob as a file in `exchange`."""
 
     NAME: ClassVar[str] = "fetch_blob"
     key: str
@@ -228,7 +228,7 @@ class FetchBlob(Message):
 
 @dataclass(frozen=True)
 class HasBlob(Message):
-    """Ask for the size of a blob in bytes; None: there is none."""
+    """Request the size of a blob in bytes; None: there is none."""
 
     NAME: ClassVar[str] = "has_blob"
     key: str

@@ -34,7 +34,8 @@ def merged_lines(
     their times are equal or unknown, the order has no meaning.
     """
     waiting = {rank: _Lines(log) for rank, log in sorted(logs.items())}
-    # In how many ranks' next lines each line stands; a head is ready when all of these show it.
+    # How many ranks have each line among their next ones; a head is ready when all of these show
+    # it.
     windows: Counter[bytes] = Counter()
     heads: dict[bytes, _Head] = {}
     # By time, then by rank. A ready head may become unready, so it is checked when taken.

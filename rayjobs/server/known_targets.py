@@ -1,4 +1,4 @@
-"""What the server knows of targets, for a second: a burst of submits asks for the same one."""
+"""Caches facts of targets for a second: a burst of submits needs the same one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KnownTargets:
         self._known: dict[str, tuple[float, TargetFacts]] = {}
 
     def of(self, target: str) -> TargetFacts:
-        """Return the facts of a target; a problem is looked up each time, so that it can go."""
+        """Return the facts of a target; problems are not cached, so that they can disappear."""
         with self._lock:
             at_s, found = self._known.get(target, (float("-inf"), None))
         if found is not None and time.monotonic() - at_s < KNOWN_FOR_S:

@@ -1,4 +1,4 @@
-"""The server's own lines on stderr: a line for each request, and one for each change.
+"""The server's own log on stderr: a line for each request, and one for each change.
 
 uvicorn's access log takes a tenth of the time of a small request, and does not name the user.
 """
@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 
-USER = "rayjobs.user"  # of a request's scope, once it is known
+USER = "rayjobs.user"  # key in a request's scope, once the user is known
 
 
 class Lines:
@@ -28,7 +28,7 @@ class Lines:
         self._lock = threading.Lock()
 
     def add(self, text: str) -> None:
-        """Write `text` as one line; a log that cannot be written stops no request."""
+        """Write `text` as one line; a log that cannot be written does not stop requests."""
         if self._file is None:
             return
         with self._lock:
@@ -41,8 +41,8 @@ class Lines:
     def request(self, request: Request, status: int, seconds: float) -> None:
         """Write a request: client, user, verb, path, status, and the time to its first byte in ms.
 
-        The query is left out. The path is written as it was sent, in percent encoding, so that no
-        client writes lines of its own.
+        The query is left out. The path is written as sent, percent-encoded, so that clients cannot
+        forge lines.
         """
         if self._file is None:
             return

@@ -1,4 +1,4 @@
-"""Finds the route of a request: those without parameters by their path, the others in order."""
+"""Finds the route of a request: by path for routes without parameters, otherwise in order."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from starlette.types import Receive, Scope, Send
 
 
 class _Exact(BaseRoute):
-    """Routes whose paths have no parameters: one look-up instead of a hundred patterns."""
+    """Routes without path parameters: one look-up instead of a hundred patterns."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._routes = {(verb, one.path): one for one in routes for verb in one.methods or ()}
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Return a full match, or none; a wrong verb is left to the routes themselves."""
+        """Return a full match or none; the routes themselves handle a wrong verb."""
         if scope["type"] == "http" and not scope.get("root_path"):
             route = self._routes.get((scope["method"], scope["path"]))
             if route is not None:
@@ -24,7 +24,7 @@ class _Exact(BaseRoute):
         return Match.NONE, {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the request by the route that was found."""
+        """Serve the request with the matched route."""
         await cast(Route, scope[_ROUTE]).app(scope, receive, send)
 
 
@@ -32,9 +32,9 @@ _ROUTE = "rayjobs.route"
 
 
 def in_order(routes: Iterable[Route]) -> list[BaseRoute]:
-    """Return routes as Starlette tries them: exact paths, then patterns in their order.
+    """Return routes in Starlette's order: exact paths, then patterns in their order.
 
-    A path without parameters wins over a pattern that matches it too.
+    A path without parameters takes precedence over a pattern that also matches it.
     """
     every = list(routes)
     exact = [one for one in every if "{" not in one.path]

@@ -40,7 +40,7 @@ def revise(
         SpecError: a change is wrong, or the job could never be placed; all problems at once.
     """
     tags: Mapping[str, str | None] = {}
-    if job.kind != "array":  # tags belong to the array alone: members have their own
+    if job.kind != "array":  # the tags are only the array's: members have their own
         tags, changes = changes.tags or {}, replace(changes, tags=None)
     while True:
         spec = _changed(job, fields, tags)

@@ -205,7 +205,7 @@ def test_a_file_with_problems_is_refused_with_all_of_them(typed: Typed) -> None:
     _, err = typed("run", "-f", bad, "--dry-run", code=2)
     assert "pipeline.yaml has" in err and "no step produces it" in err
     _, err = typed("run", bad, code=2)
-    assert f"A pipeline file is named by -f ({bad})" in err
+    assert f"Name a pipeline file with -f ({bad})" in err
     assert "`rayjobs pipeline ls --all` lists the pipelines" in typed("show", "no", code=3)[1]
     Path(bad).write_text("")
     assert "lines, such as `steps:" in typed("run", "-f", bad, code=2)[1]
