@@ -51,7 +51,7 @@ class Steps:
         Args:
             reads: Paths of the node that it needs in the image.
             writes: Paths that it writes to.
-            quietly: Log nothing if it succeeds.
+            quietly: Log nothing if it succeeds, so that there is no log of a build.
             variables: Of the program, on top of the build's.
         """
         tmp = work.paths.tmp
@@ -70,11 +70,12 @@ class Steps:
                     work.image.command(words, env, tmp, read_only=reads, writable=writes)
                 )
                 shown = f"(in {work.image.name}) $ {' '.join(arguments)}"
+            said = stack.enter_context(work.quiet_log()) if quietly else work.log()
             await run(
                 words,
                 env=env,
                 cwd=tmp,
-                said=work.log(),
+                said=said,
                 control=work.control,
                 doing=doing,
                 shown="" if quietly else shown,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rayjobs.core.paths import AttemptPaths
@@ -64,9 +66,26 @@ class Work:
     def log(self) -> BuildLog:
         """Return the log, created on first use: an existing environment needs none."""
         if self.said is None:
-            names = [name for name in self.env if name.startswith(requirements.SECRET_PREFIX)]
-            self.said = BuildLog(self.paths.build_log, [self.env[name] for name in names])
+            self.said = self._log_at(self.paths.build_log)
         return self.said
+
+    @contextmanager
+    def quiet_log(self) -> Iterator[BuildLog]:
+        """Yield a log that becomes part of the build's if what it is of fails."""
+        path = self.paths.tmp / "quiet.log"
+        said = self._log_at(path)
+        try:
+            yield said
+        except BaseException:
+            self.log().write(path.read_text(errors="replace"))
+            raise
+        finally:
+            said.close()
+            path.unlink(missing_ok=True)
+
+    def _log_at(self, path: Path) -> BuildLog:
+        names = [name for name in self.env if name.startswith(requirements.SECRET_PREFIX)]
+        return BuildLog(path, [self.env[name] for name in names])
 
     def close(self) -> None:
         """Close the log; a later use continues it. Idempotent."""
