@@ -147,7 +147,7 @@ def test_a_training_is_a_run_configuration() -> None:
     assert "--image-size" in config.arguments
     with pytest.raises(SpecError):
         training_config("a", "b", parameters={"epochs": 0})
-    with pytest.raises(UsageError, match="epoch: not parameters"):
+    with pytest.raises(UsageError, match="'epoch' is not one of the parameters"):
         training_config("a", "b", parameters={"epoch": 1})
 
 
