@@ -111,7 +111,7 @@ def test_a_schema_of_something_else_is_refused(server: Postgres) -> None:
     schema = parsed(url)[1]
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {schema} CREATE TABLE books (id INT)".encode())
-    with pytest.raises(StoreError, match="not of rayjobs \\(books\\)"):
+    with pytest.raises(StoreError, match="of other programs \\(books\\)"):
         SqlStore(url)
 
 
