@@ -50,11 +50,11 @@ INTRODUCTION = """\
 
 This page is written by `make soak` (`python -m tests.soak`). All figures are from one run, except
 those of the last table. Jobs run on real Ray while a process is killed (SIGKILL) or stopped
-(SIGSTOP) every few seconds. Afterwards one checker (`tests/checker/`) compares the store, what
-the ranks themselves wrote, and what is left on the machine: invariants I1 to I11. A job whose
-script exits with 0 must not have failed on its own, nor have been given up with a retry left; a
-retried job must continue from its newest whole checkpoint, and its metrics must have neither gaps
-nor duplicates.\
+(SIGSTOP) every few seconds. Afterwards a checker (`tests/checker/`) compares the store, the
+files that the ranks themselves wrote, and everything that is left on the machine, against the
+invariants I1 to I11. A job whose script exits with 0 must not have failed on its own, and must
+not have ended while it had a retry left; a retried job must continue from its newest whole
+checkpoint, and its metrics must have neither gaps nor duplicates.\
 """
 DRAIN_S = 900.0
 
@@ -142,8 +142,8 @@ def report(soak: object, minutes: float, figures: list[str], violations: list[st
             "|---|---|---|---|---|",
             *rows,
             "",
-            "The seconds count from the kill (for a stop, from its end), and include the life of",
-            "the job that was submitted right after.",
+            "The seconds count from the kill (for a stop, from its end), and include the whole life",
+            "of the new job, which was submitted right afterwards.",
             "",
             f"States at the end: {soak.states}.",
             "",
@@ -174,11 +174,11 @@ def kills() -> list[str]:
     return [
         "## What is killed in which state of a job",
         "",
-        "The end that the job must have, and the number of attempts. The soak does not",
-        "measure this: it is the expectation in `tests/faults/kills.toml`, which",
-        "`tests/faults/test_kill_matrix.py` tests: it brings one job into each state, kills,",
-        "and compares. `-` means that there is no such process in that state. Failures before",
-        "the retry pause are not counted.",
+        "Each cell has the end that the job must have, and the number of attempts. The soak does",
+        "not measure this: the cells are the expectations in `tests/faults/kills.toml`. The test",
+        "`tests/faults/test_kill_matrix.py` brings one job into each state, kills the process, and",
+        "compares. `-` means that there is no such process in that state. Failures before the",
+        "retry pause are not counted.",
         "",
         f"| killed (kill -9) | {' | '.join(states)} |",
         f"|---|{'---|' * len(states)}",

@@ -42,15 +42,15 @@ class Harm:
 
 # Event → until when it is timed, as the user sees it.
 FELT = {
-    "target actor killed": "running jobs go on; a job submitted right after completes",
-    "target actor stopped for 4 s": "running jobs go on; a job submitted right after completes",
-    "node agent killed": "running jobs go on; a job submitted right after completes",
-    "node agent stopped for 4 s": "running jobs go on; a job submitted right after completes",
-    "warm interpreter killed": "running jobs go on; a job submitted right after completes",
-    "keeper killed": "nothing; a job submitted right after completes",
-    "attempt host killed": "the job says so and is tried again, or has ended",
-    "rank killed": "the job says so and is tried again, or has ended",
-    "whole Ray head killed": "jobs are tried again; one submitted right after completes",
+    "target actor killed": "running jobs continue; a new job completes",
+    "target actor stopped for 4 s": "running jobs continue; a new job completes",
+    "node agent killed": "running jobs continue; a new job completes",
+    "node agent stopped for 4 s": "running jobs continue; a new job completes",
+    "warm interpreter killed": "running jobs continue; a new job completes",
+    "keeper killed": "nothing; a new job completes",
+    "attempt host killed": "the job says so and is retried, or has ended",
+    "rank killed": "the job says so and is retried, or has ended",
+    "whole Ray head killed": "jobs are retried; a new job completes",
 }
 
 

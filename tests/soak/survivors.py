@@ -174,13 +174,13 @@ INTRODUCTION = f"""\
 # Which process survives which
 
 This page is written by `python -m tests.soak.survivors`, on a `local` target with real processes.
-A job's script has started a child, a process in a session of its own that ignores SIGTERM, and a
-daemon whose environment is wiped. Then one process is killed (SIGKILL), and all are watched for
-{WATCHED_S:g} seconds. A cell says after how many seconds the process was dead; the last column
-says how the job ended when its script was allowed to end. A process of the job that still lives
-after that time is dead when the job has ended. After the death of a raylet or a head, the keeper
-starts another head, whose agent ends the survivors. On a cluster the attempt hosts notice the
-death of their raylet and end by themselves.
+The script of a job has started a child, a process in its own session that ignores SIGTERM, and a
+daemon whose environment is wiped. Then one process is killed (SIGKILL), and all processes are
+watched for {WATCHED_S:g} seconds. A cell says after how many seconds the process was dead; the last
+column says how the job ended once its script was allowed to end. A process of the job that is
+still alive after that time is dead by the end of the job. After the death of a raylet or a head,
+the keeper starts another head, whose agent ends the surviving processes. On a cluster the attempt
+hosts notice the death of their raylet and end on their own.
 """
 
 
