@@ -17,20 +17,20 @@ from rayjobs.images.component.imagemodels.loading import cores
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
 INTRODUCTION = """# GPUs
 
-What was measured and shown on GPUs. `python -m benchmarks.gpu` runs all of it and writes this page;
-on a machine without a GPU it runs the same code on CPUs with small amounts, which shows that the
-scripts work and nothing more.
+This page lists what was measured and shown on GPUs. `python -m benchmarks.gpu` runs all of it and
+writes this page; on a machine without a GPU it runs the same code on CPUs with little data, which
+only shows that the scripts work.
 """
 NONE_AT_HAND = """
-**No GPU was at hand.** Unmeasured and unseen so far, all of it on CUDA:
+**No GPU was available.** The following, all of it on CUDA, has not been measured or tested yet:
 
-- images/s of ResNet-50 from JPEG files and from data on the GPU, on H100 and H200, and what
-  bounds them;
+- images/s of ResNet-50 from JPEG files and from data on the GPU, on H100 and H200, and the
+  bottleneck of each;
 - nccl, pinned memory, `channels_last`, bf16, `torch.compile`, crops on the GPU;
-- a CUDA context in ranks alone, device numbers, GPU memory after kill -9 and out of memory;
+- a CUDA context only in ranks, device numbers, GPU memory after kill -9 and out of memory;
 - `/dev/nvidia*` in a container, Horovod with GPU operations.
 
-What follows is the run on CPUs.
+The following figures are from the run on CPUs.
 """
 
 
