@@ -8,6 +8,7 @@ its work done. Standard library and py-rattler only.
 from __future__ import annotations
 
 import asyncio
+import compileall
 import hashlib
 import json
 import os
@@ -72,7 +73,18 @@ async def install(task: dict[str, Any]) -> dict[str, Any]:
         reporter=_reporter(len(records), seen),
     )
     await _within(installing, seen, float(task["stall_s"]), "a package")
+    _compile(Path(task["prefix"]))
     return {"packages": len(records)}
+
+
+def _compile(prefix: Path) -> None:
+    """Compile the modules of a prefix whose Python has this one's bytecode.
+
+    Those of another version are left to that Python, which takes a process of its own.
+    """
+    version = "{}.{}".format(*sys.version_info[:2])
+    for folder in prefix.glob(f"lib/python{version}/site-packages"):
+        compileall.compile_dir(folder, quiet=2)  # a file of another version is no error
 
 
 async def fetch(task: dict[str, Any]) -> dict[str, Any]:

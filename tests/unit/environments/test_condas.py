@@ -52,6 +52,9 @@ def test_packages_of_conda_and_of_pip_in_one_environment(
     assert wish.steps == ["resolve", "build", "resolve", "built"]
     prefix = builder.node.environments / found.key
     code = "import sys, tiny_tool, tiny_pip; print(sys.prefix, tiny_tool.VALUE, tiny_pip.VALUE)"
+    # No job can write bytecode there, and no process of its own was needed for it.
+    assert condas.to_compile(prefix) == []
+    assert "compileall" not in wish.log
     # What conda has installed is not installed again by pip.
     assert said(found.python, code) == f"{prefix} conda tiny"
     program = subprocess.run([prefix / "bin/tiny-tool-say"], capture_output=True, check=True)
