@@ -1,4 +1,4 @@
-"""Compares image classifiers with a loop by hand, torchvision's loader and a single process."""
+"""Compares image classifiers with a hand-written loop, torchvision's loader, a single process."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _loops(rounds: int, quick: bool, images: ImageDirectory) -> list[Figure]:
         figures.append(
             Figure(
                 f"training of resnet18 on the CPU, images of {size} × {size}",
-                "images/s", median(ours), median(theirs), "a loop by hand", share=0.97,
+                "images/s", median(ours), median(theirs), "a hand-written loop", share=0.97,
             )
         )  # fmt: skip
     return figures
