@@ -20,6 +20,7 @@ from rayjobs.core import ids
 from rayjobs.core.errors import RayjobsError, ServedElsewhereError, TargetError
 from rayjobs.core.version import __version__
 from rayjobs.jobs.serving import Claimant, Serving
+from rayjobs.workspace import connection
 from rayjobs.workspace.folder import store_address
 
 if TYPE_CHECKING:
@@ -51,10 +52,15 @@ def claimant(home: Path) -> Claimant:
 def find(workspace: Path | str, target: str, *, home: Path) -> Serving | None:
     """Return the claim of a target that belongs to another home; None: it may run here.
 
+    None also for a client of a server: the path is one of the server's machine, and the server
+    knows whose the target is.
+
     Raises:
         StoreError: the workspace's store cannot be reached.
         TargetError: the home cannot be written.
     """
+    if connection.active() is not None:
+        return None
     address = store_address(workspace)
     if address is None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rayjobs.core.errors import NotFoundError, ServedElsewhereError
+from rayjobs.core.paths import home
 from rayjobs.injob.sessionsteps import SessionStep
 from rayjobs.jobs.serving import Claimant, Serving
 from rayjobs.policy.capacity import Capacity
@@ -68,3 +69,19 @@ def test_only_a_server_there_reaches_its_jobs(served: Served, server: Connection
     asked = TargetRequest("session", job=job.id, step=step)
     with pytest.raises(ServedElsewhereError, match="runs on gpu1: only a server there"):
         wake_client.ask_target("cluster", None, asked, server=server)  # type: ignore[arg-type]
+
+
+def test_a_client_does_not_open_a_store_that_its_own_disk_names(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def address(workspace: object) -> str:
+        asked.append(workspace)
+        return "postgresql://nobody@127.0.0.1:1/none"
+
+    monkeypatch.setattr(elsewhere, "store_address", address)
+    monkeypatch.setattr(connection, "_is_allowed", True)
+    monkeypatch.setattr(connection, "_active", served.connection())
+    assert elsewhere.find(served.workspace.path, "local", home=home()) is None
+    assert not asked
