@@ -27,12 +27,20 @@ Handler = Callable[[Request, "Caller"], Awaitable[Response]]
 
 
 class Refusal(Exception):
-    """The refusal of a request, with its HTTP status."""
+    """The refusal of a request, with its HTTP status, and its sender where the token is known."""
 
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        headers: dict[str, str] | None = None,
+        *,
+        caller: Caller | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.headers = headers
+        self.caller = caller
 
 
 @dataclass(frozen=True)
@@ -90,12 +98,13 @@ class Guard:
     def check(self, header: str, role: Role) -> None:
         """Check a long-running request, without counting it; see `admit`."""
         text = _text_of(header)
-        _check(self._fresh(text) or self._found(text), role)
+        _check_role(_valid(self._fresh(text) or self._found(text)), role)
 
     def _counted(self, token: Token | None, role: Role) -> Caller:
-        known = _check(token, role)
+        known = _valid(token)
         if not self._bucket(self._buckets, known.id, PER_SECOND, BURST).take():
-            raise Refusal(429, "too many requests", {"Retry-After": "1"})
+            raise Refusal(429, "too many requests", {"Retry-After": "1"}, caller=Caller(known))
+        _check_role(known, role)  # counted first: the audit gets a row of each refused change
         return Caller(known)
 
     def _fresh(self, text: str) -> Token | None:
@@ -131,17 +140,23 @@ def _text_of(header: str) -> str:
     return text.strip()
 
 
-def _check(token: Token | None, role: Role) -> Token:
+def _valid(token: Token | None) -> Token:
     problem = "this token is unknown here" if token is None else token.problem(_now())
     if token is None or problem:
-        raise Refusal(401, f"{problem}: `rayjobs login`", {"WWW-Authenticate": "Bearer"})
+        caller = None if token is None else Caller(token)
+        headers = {"WWW-Authenticate": "Bearer"}
+        raise Refusal(401, f"{problem}: `rayjobs login`", headers, caller=caller)
+    return token
+
+
+def _check_role(token: Token, role: Role) -> None:
     if token.role < role:
         raise Refusal(
             403,
             f"{token.user} has the role {token.role.name.lower()}; this needs the role "
             f"{role.name.lower()}",
+            caller=Caller(token),
         )
-    return token
 
 
 async def while_admitted(request: Request, records: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

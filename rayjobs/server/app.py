@@ -203,6 +203,10 @@ def _route(
             request.scope[USER] = caller.user
             request.state.check = partial(with_token, guard.check, header, role)
         except Refusal as refusal:
+            if refusal.caller is not None:
+                request.scope[USER] = refusal.caller.user
+                if refusal.status == 403:  # 401: a token that has ended changes nothing
+                    note(request, refusal.caller, refusal.status)
             return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
         except RayjobsError as error:
             return _refused(error, may_repeat=may_repeat)

@@ -21,7 +21,6 @@ from rayjobs.server.workers import in_thread, with_target
 from rayjobs.submit import credentials
 from rayjobs.submit.submitting import wake_or_start
 from rayjobs.target import elsewhere, revive, starting, targets, wake_client
-from rayjobs.target.condition import Standing
 from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace.folder import OpenWorkspace
@@ -89,9 +88,11 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         request.state.is_change = True
         name = str(request.path_params["target"])
         found = await with_target(revive.look_after, name, home=home(), workspace=workspace.path)
-        # Every `ls` looks; only a look at a target that does not run may have started it.
-        request.state.is_change = found.standing in (Standing.STARTING, Standing.FAILING)
-        return JSONResponse({**asdict(found), "standing": str(found.standing)})
+        # Every `ls` looks, and `logs -f` every two seconds: only one of them starts the target.
+        request.state.is_change = found.has_begun
+        request.state.change = f"start of target {name}"
+        shown = {"reason": found.reason, "may_run_on": found.may_run_on}
+        return JSONResponse({"standing": str(found.standing), **shown})
 
     viewer, submitter = Role.VIEWER, Role.SUBMITTER
     return [

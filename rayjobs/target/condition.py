@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rayjobs.workspace.connection import Connection
@@ -22,11 +22,17 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True)
 class Condition:
-    """The condition of a target, with one sentence about it unless it runs."""
+    """The condition of a target, with one sentence about it unless it runs.
+
+    Attributes:
+        may_run_on: A user stopped it, and its cluster could not be reached.
+        has_begun: This look itself began to start it.
+    """
 
     standing: Standing
     reason: str = ""
-    may_run_on: bool = False  # a user stopped it, and its cluster could not be reached
+    may_run_on: bool = False
+    has_begun: bool = field(default=False, compare=False)
 
     @property
     def is_unknown(self) -> bool:

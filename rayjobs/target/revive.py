@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def look_after(
     is_registered = starting.is_registered(location.paths, workspace)
     if answers:
         if record.is_local and starting.lost_its_keeper(location):
-            _begin(location, workspace)
+            return Condition(Standing.RUNNING, has_begun=_begin(location, workspace))
         return Condition(Standing.RUNNING)
     stop = stop_record.last(location.paths)
     if stop.is_in_force:
@@ -88,8 +89,8 @@ def look_after(
                 return Condition(Standing.FAILING, error)
     elif failures and left_s > 0:
         return fails
-    _begin(location, workspace)
-    return starts if not failures else fails
+    begun = _begin(location, workspace)
+    return replace(starts if not failures else fails, has_begun=begun)
 
 
 def of_elsewhere(serving: Serving) -> Condition:
@@ -141,13 +142,15 @@ def failed(location: TargetLocation, error: str, *, before: int) -> None:
     _write(location, {**values, "boot_id": own_identity().boot_id})
 
 
-def _begin(location: TargetLocation, workspace: Path | str) -> None:
+def _begin(location: TargetLocation, workspace: Path | str) -> bool:
+    """Start a target in the background; False: that was not possible."""
     try:
         known = _read(location)
         _write(location, {**known, "spawned_at_s": _now_s(), "boot_id": own_identity().boot_id})
         in_background(location.name, home=location.home, workspace=workspace, revives=True)
     except OSError:
-        return  # a full disk, no process left: the next command tries again
+        return False  # a full disk, no process left: the next command tries again
+    return True
 
 
 def _is_at_work(values: dict[str, Any]) -> bool:

@@ -147,16 +147,26 @@ def test_old_changes_can_be_left_out(served: Served) -> None:
     assert [row["user"] for row in users.audit(store, since=since)] == ["new"]
 
 
-@pytest.mark.parametrize(("standing", "is_change"), [("absent", False), ("starting", True)])
-def test_a_look_at_a_target_is_a_change_only_if_it_may_have_started_it(
-    served: Served, monkeypatch: pytest.MonkeyPatch, standing: str, is_change: bool
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_look_at_a_target_is_a_change_only_if_it_began_to_start_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch, has_begun: bool
 ) -> None:
-    condition = Condition(Standing(standing), "text")
+    condition = Condition(Standing.STARTING, "text", has_begun=has_begun)
     monkeypatch.setattr(revive, "look_after", lambda *_names, **_more: condition)
     ada = served.connection("ada")
-    ada.json("POST", "/v1/targets/local/look")
+    found = ada.json("POST", "/v1/targets/local/look")
+    assert found == {"standing": "starting", "reason": "text", "may_run_on": False}
     served.client("eve").store.put_program_setting("k", "v")
-    rows = rows_of(served, 1 + is_change)
-    assert [row["change"] for row in rows if "look" in row["change"]] == is_change * [
-        "POST /v1/targets/local/look"
-    ]
+    rows = rows_of(served, 1 + has_begun)
+    changes = [row["change"] for row in rows if row["by"] == "ada"]
+    assert changes == has_begun * ["start of target local"]
+
+
+def test_what_a_role_may_not_change_is_recorded_with_its_user(served: Served) -> None:
+    eve = open_server(served.connection("eve", Role.VIEWER))
+    with pytest.raises(UsageError, match="has the role viewer"):
+        eve.store.put_program_setting("k", "v")
+    eve.store.jobs()
+    (row,) = rows_of(served, 1)
+    assert (row["by"], row["status"]) == ("eve", 403)
+    assert row["change"].startswith("PUT /v1/")

@@ -55,6 +55,7 @@ def test_each_request_has_a_line_with_its_user_and_without_its_query(tmp_path: P
     assert asked(app, "GET", "/v1/user") == 401
     assert asked(app, "GET", "/nothing") == 404
     assert asked(app, "DELETE", "/v1/user", token) == 405
+    assert asked(app, "GET", "/v1/audit", token) == 403
     workspace.close()
     time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z 10\.0\.0\.7"
     patterns = [
@@ -63,6 +64,7 @@ def test_each_request_has_a_line_with_its_user_and_without_its_query(tmp_path: P
         rf"{time} - GET /v1/user 401 \d+\.\dms",
         rf"{time} - GET /nothing 404 0\.0ms",
         rf"{time} - DELETE /v1/user 405 0\.0ms",
+        rf"{time} ada GET /v1/audit 403 \d+\.\dms",
     ]
     lines = log.getvalue().splitlines()
     assert len(lines) == len(patterns)

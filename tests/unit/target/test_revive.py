@@ -72,9 +72,11 @@ def _head(location: TargetLocation) -> None:
 def test_a_target_that_died_is_brought_back(
     location: TargetLocation, workspace: Path, begun: list[str]
 ) -> None:
-    assert _look(location, workspace).standing is Standing.STARTING
+    first = _look(location, workspace)
+    assert first.standing is Standing.STARTING and first.has_begun
     assert begun == ["local"]
-    assert _look(location, workspace).standing is Standing.STARTING
+    second = _look(location, workspace)
+    assert second.standing is Standing.STARTING and not second.has_begun
     assert begun == ["local"]  # that process is at work
 
 
@@ -82,7 +84,8 @@ def test_a_keeper_that_was_killed_is_replaced_though_the_target_answers(
     location: TargetLocation, workspace: Path, begun: list[str]
 ) -> None:
     _head(location)
-    assert _look(location, workspace, answers=True).standing is Standing.RUNNING
+    found = _look(location, workspace, answers=True)
+    assert found.standing is Standing.RUNNING and found.has_begun
     assert begun == ["local"]
 
 
