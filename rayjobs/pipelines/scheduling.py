@@ -33,9 +33,10 @@ from rayjobs.jobs.records import PublishedRecord, ScheduleRecord
 from rayjobs.pipelines.published import run_published
 from rayjobs.pipelines.recurrence import recurrence_of
 from rayjobs.submit import submitting
-from rayjobs.target import stop_record
+from rayjobs.target import elsewhere, stop_record
 
 if TYPE_CHECKING:
+    from rayjobs.jobs.serving import Serving
     from rayjobs.workspace.folder import OpenWorkspace
 
 LATE = timedelta(minutes=1)
@@ -151,12 +152,7 @@ def _run(
     assert record.next_at is not None
     due = record.next_at
     published = target_of(workspace, record)
-    stopped = stopped_targets(published)
-    if stopped:
-        note = (
-            f"waits: the target {stopped[0]!r} was stopped by its user; "
-            f"`rayjobs target start {stopped[0]}`"
-        )
+    if note := _why_it_waits(workspace, published):
         workspace.store.settle_schedule(record.id, due=due, next_at=due, note=note)
         return Done(record.id, note)
     parameters = dict(record.parameters)
@@ -225,13 +221,26 @@ def lateness(record: ScheduleRecord, now: datetime) -> str:
     return f"late: {why}{missed}"
 
 
-def stopped_targets(published: PublishedRecord) -> list[str]:
-    """Return the targets of a pipeline that their user has stopped."""
+def _why_it_waits(workspace: OpenWorkspace, published: PublishedRecord) -> str:
+    """Return why a pipeline is not run now: nothing serves one of its targets; empty: it can run.
+
+    Runs of each due time would pile up in the queue.
+    """
     steps = published.spec["steps"].values()
-    names = dict.fromkeys(str(one["job"].get("target", "local")) for one in steps)
-    return [
-        name for name in names if stop_record.last(TargetPaths.of(name, under=home())).is_in_force
-    ]
+    for name in dict.fromkeys(str(one["job"].get("target", "local")) for one in steps):
+        if stop_record.last(TargetPaths.of(name, under=home())).is_in_force:
+            return (
+                f"waits: the target {name!r} was stopped by its user; `rayjobs target start {name}`"
+            )
+        if (serving := _away(workspace, name)) is not None:
+            return f"waits: {serving.sentence}"
+    return ""
+
+
+def _away(workspace: OpenWorkspace, target: str) -> Serving | None:
+    """Return the claim of a target of another machine that does not run there."""
+    serving = elsewhere.find_quietly(workspace.path, target, home=home())
+    return None if serving is None or serving.is_live else serving
 
 
 def wake_targets(workspace: OpenWorkspace) -> None:
@@ -247,7 +256,8 @@ def wake_targets(workspace: OpenWorkspace) -> None:
             continue
         jobs = (workspace.store.job(one.job) for one in workspace.store.steps(record.last_run))
         for target in dict.fromkeys(one.spec.target for one in jobs if not one.state.is_final):
-            if not stop_record.last(TargetPaths.of(target, under=home())).is_in_force:
+            is_stopped = stop_record.last(TargetPaths.of(target, under=home())).is_in_force
+            if not is_stopped and _away(workspace, target) is None:
                 submitting.wake_or_start(workspace, target)
 
 

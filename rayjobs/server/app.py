@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -43,6 +44,7 @@ from rayjobs.server import (
     people,
     schedules,
     targets,
+    timekeeping,
     uploads,
 )
 from rayjobs.server.access import Caller, Guard, Handler, Refusal, error_answer
@@ -144,7 +146,9 @@ def make_app(
 
     @contextlib.asynccontextmanager
     async def life(_app: Starlette) -> AsyncIterator[None]:
+        keeping = asyncio.create_task(timekeeping.keep(workspace))
         yield
+        keeping.cancel()
         await in_thread(audit.close)
 
     async def no_route(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from rayjobs.core.paths import TargetPaths, home
 from rayjobs.datastore import DataPath
 from rayjobs.datastore.errors import DataNotFound, DatastoreUnavailable
 from rayjobs.jobs.records import ScheduleRecord
+from rayjobs.jobs.serving import Claimant, Serving
 from rayjobs.pipelines import (
     Pipeline,
     PipelineEndpoint,
@@ -29,7 +30,7 @@ from rayjobs.pipelines import (
 from rayjobs.pipelines.recurrence import recurrence_of
 from rayjobs.pipelines.spec import PipelineError
 from rayjobs.submit import submitting
-from rayjobs.target import stop_record, timekeeper
+from rayjobs.target import elsewhere, stop_record, timekeeper
 
 
 def utc(text: str) -> datetime:
@@ -268,6 +269,22 @@ def test_a_target_that_its_user_stopped_is_not_started(world: World) -> None:
     paths.stop.unlink()  # as a start does
     (done,) = world.later(hours=1)
     assert [done.run] == world.runs and "It fell due 2 times" in done.note
+
+
+def test_runs_do_not_pile_up_for_a_target_that_is_away_on_another_machine(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimant = Claimant(owner="other", host="gpu1", home="/h", version="0.1.0")
+    away = Serving(target="local", claimant=claimant, epoch="e", silent_s=3600.0)
+    found = [away, away, replace(away, silent_s=1.0)]
+    monkeypatch.setattr(elsewhere, "find_quietly", lambda *_names, **_more: found[0])
+    one = world.schedule()
+    for _ in range(2):
+        (done,) = world.later(hours=1)
+        found.pop(0)
+        assert done.run is None and "belongs to gpu1" in world.row(one).note
+    (done,) = world.later(hours=1)
+    assert [done.run] == world.runs and "It fell due 3 times" in done.note
 
 
 def test_off_means_off_and_on_counts_from_now(world: World) -> None:

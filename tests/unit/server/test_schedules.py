@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from rayjobs.api.workspace import Workspace
-from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.errors import NotFoundError, StoreUnreachableError, UsageError
 from rayjobs.core.paths import home
 from rayjobs.jobs.records import ScheduleRecord
 from rayjobs.pipelines import Pipeline, PythonScriptStep, ScheduleRecurrence, schedule, scheduling
+from rayjobs.server import timekeeping
 from rayjobs.target import timekeeper
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
+from tests.support.jobs import until
 from tests.unit.server.conftest import Served
 
 HOURLY = ScheduleRecurrence("Hour", 1)
@@ -122,3 +125,55 @@ def test_what_a_client_sends_is_checked(
         with pytest.raises((UsageError, NotFoundError), match=text):
             client.store.put_schedule(replace(made, **wrong))
     assert served.workspace.store.schedule(made.id) == kept
+
+
+def test_a_server_that_starts_again_keeps_the_time_again(
+    served: Served,
+    serve: Callable[[], Served],
+    create: Callable[[OpenWorkspace], ScheduleRecord],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create(served.client("ada"))
+    begun: list[Path] = []
+    monkeypatch.setattr(timekeeper, "ensure", lambda *, home: begun.append(home))
+    serve()
+    until(lambda: begun == [home()], "the server starts the timekeeper")
+
+
+def test_a_server_on_another_machine_takes_over_the_time(
+    served: Served,
+    create: Callable[[OpenWorkspace], ScheduleRecord],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = create(served.client("ada"))
+    monkeypatch.setenv("RAYJOBS_HOME", str(tmp_path / "other-home"))
+    timekeeping.look(served.workspace)
+    assert [*timekeeper.registered(home()).values()] == [served.workspace.path]
+
+    schedule.drop(served.client("ada"), made)
+    monkeypatch.setenv("RAYJOBS_HOME", str(tmp_path / "third-home"))
+    timekeeping.look(served.workspace)
+    assert timekeeper.registered(home()) == {}  # nothing to keep: no process
+
+
+def test_a_store_that_is_away_is_asked_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    def look(_workspace: OpenWorkspace) -> None:
+        looks.append(1)
+        raise StoreUnreachableError("away")
+
+    monkeypatch.setattr(timekeeping, "look", look)
+    monkeypatch.setattr(timekeeping, "EVERY_S", 0.0)
+
+    async def keep() -> None:
+        task = asyncio.create_task(timekeeping.keep(served.workspace))
+        while len(looks) < 2:
+            assert not task.done()
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(keep())
