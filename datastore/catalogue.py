@@ -293,7 +293,7 @@ def datastore_exists(name: str) -> DatastoreExists:
     """Return the error for a datastore name that is taken."""
     return DatastoreExists(
         f"datastore {name!r} is registered already with other settings. "
-        "Choose another name, or overwrite it."
+        "Choose another name, or replace it: `--overwrite`, in Python `overwrite=True`."
     )
 
 

@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from rayjobs.cli.output import talk
+from rayjobs.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
@@ -39,16 +41,23 @@ class Settings:
 
         Raises:
             NotFoundError: no workspace exists, and `create` is off.
+            UsageError: this is a process of a job, and what is found is not the job's workspace.
         """
         from rayjobs.workspace import connection
-        from rayjobs.workspace.folder import locate, open_workspace
+        from rayjobs.workspace.folder import WorkspaceFiles, locate, open_workspace
 
         connection.note = self.note
         if (server := connection.active()) is not None:
             from rayjobs.remote.workspace import open_server
 
             return open_server(server)
-        opened = open_workspace(locate(self.workspace), create=create)
+        path = locate(self.workspace)
+        if self.workspace is None:
+            _refuse_in_a_job(path)
+        is_new = create and not WorkspaceFiles(path).record.exists()
+        opened = open_workspace(path, create=create)
+        if is_new:  # a wrong name would split the records without a word
+            self.note(f"new workspace: {opened.path}")
         if create and opened.original is not None:
             from rayjobs.submit import copies
 
@@ -57,7 +66,7 @@ class Settings:
                     self.note(note)
             finally:
                 opened.close()
-            opened = open_workspace(locate(self.workspace))
+            opened = open_workspace(path)
         opened.map_addresses()
         return opened
 
@@ -74,6 +83,34 @@ class Settings:
     def style(self, text: str, colour: str, *, err: bool = False) -> str:
         """Return `text`, coloured where colours are wanted and visible."""
         return click.style(text, fg=colour) if self.colours(err=err) else text
+
+
+def _refuse_in_a_job(path: Path) -> None:
+    """Refuse the workspace that a job's process found by itself, unless it is the job's own.
+
+    A job has neither ``RAYJOBS_WORKSPACE`` nor ``RAYJOBS_HOME``, and its folder is not where it was
+    submitted: a command would use, or make, a workspace of the node's user, and start another
+    target there.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    from rayjobs.injob.channel import has_token
+    from rayjobs.workspace.folder import ENVIRONMENT, id_of
+
+    if not has_token() or os.environ.get(ENVIRONMENT):
+        return
+    found = id_of(path)
+    if found is not None and found == os.environ.get("AZUREML_WORKSPACE_ID"):
+        return
+    run = os.environ.get("RAYJOBS_RUN_ID", "")
+    name = os.environ.get("RAYJOBS_WORKSPACE_NAME", "")
+    raise UsageError(
+        f"this command runs in job {run} of the workspace {name!r}, which is not the one that it "
+        f"finds ({path}). Scripts reach their workspace by Python: Run.get_context() has "
+        "submit_child, get_children and experiment.workspace. For the command line, set "
+        "RAYJOBS_WORKSPACE to a folder, and RAYJOBS_HOME if the shell that submits has it"
+    )
 
 
 class CommandList(click.Group):

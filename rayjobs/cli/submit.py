@@ -12,6 +12,7 @@ import click
 
 from rayjobs.cli.exits import Exit, of_job
 from rayjobs.cli.jobviews import job_json, short_id
+from rayjobs.cli.late_notes import LateNotes
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
 from rayjobs.cli.spec_options import from_options, named_by_option, spec_options
@@ -292,13 +293,15 @@ def _submit(
 ) -> Submitted:
     from rayjobs.submit.submitting import submit as submit_job
 
-    return submit_job(
-        workspace,
-        spec,
-        experiment=experiment or spec.name,
-        idempotency_key=idempotency_key,
-        numbered=click.get_current_context().meta.get(_DEFAULT_NAME, False),
-    )
+    with LateNotes(settings.note) as late:
+        return submit_job(
+            workspace,
+            spec,
+            experiment=experiment or spec.name,
+            idempotency_key=idempotency_key,
+            on_stage=late.on_stage,
+            numbered=click.get_current_context().meta.get(_DEFAULT_NAME, False),
+        )
 
 
 def note_submitted(

@@ -129,6 +129,7 @@ def submit(
     if snapshot is None:
         checked = check(workspace, spec, source=source)
         packed = pack_source(workspace, checked, on_stage=on_stage)
+        on_stage("submitting the job")
         digest = None if packed is None else packed.digest
         properties = {} if packed is None else dict(packed.properties)
     else:

@@ -1,0 +1,108 @@
+"""Which workspace a command uses: a new one is named, one that is not the job's is refused."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from rayjobs.cli import late_notes
+from rayjobs.cli.late_notes import LateNotes
+from rayjobs.core.paths import home
+from rayjobs.workspace.folder import open_workspace
+from tests.unit.cli.conftest import Queue, Terminal
+
+
+@pytest.fixture
+def in_a_job(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has the variables of a job's script, and finds no workspace by a variable."""
+    monkeypatch.delenv("RAYJOBS_WORKSPACE")
+    monkeypatch.chdir(own_home)
+    for name, value in {
+        "RAYJOBS_RUN_TOKEN": "t",
+        "RAYJOBS_RUN_ID": "train_1_ab",
+        "RAYJOBS_WORKSPACE_NAME": "pets",
+        "AZUREML_WORKSPACE_ID": "0123",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    "command", [("ls",), ("submit", "-d", "--command", "true"), ("datastore", "add", "d", ".")]
+)
+@pytest.mark.parametrize("has_default", [True, False])
+@pytest.mark.usefixtures("in_a_job")
+def test_a_job_does_not_use_another_workspace_unasked(
+    terminal: Terminal, command: tuple[str, ...], has_default: bool
+) -> None:
+    """It started another target besides, in the default home."""
+    if has_default:
+        open_workspace(home() / "workspace").close()
+    done = terminal.type(*command)
+    assert done.code == 2
+    assert "runs in job train_1_ab of the workspace 'pets'" in done.err
+    assert "Run.get_context()" in done.err
+    assert (home() / "workspace").exists() == has_default
+    assert not (home() / "targets").exists()
+
+
+@pytest.mark.usefixtures("in_a_job")
+def test_a_job_may_use_its_own_workspace_or_one_that_it_names(
+    terminal: Terminal, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_workspace(own_home / "other").close()
+    assert terminal.type("ls", "--workspace", str(own_home / "other")).code == 0
+    with open_workspace(home() / "workspace") as own:
+        monkeypatch.setenv("AZUREML_WORKSPACE_ID", own.id)
+    assert terminal.type("ls").code == 0
+    monkeypatch.setenv("AZUREML_WORKSPACE_ID", "0123")
+    monkeypatch.setenv("RAYJOBS_WORKSPACE", str(own_home / "other"))
+    assert terminal.type("ls").code == 0
+
+
+def test_a_command_that_makes_a_workspace_says_so(terminal: Terminal, own_home: Path) -> None:
+    """A wrong RAYJOBS_WORKSPACE would split the records without a word."""
+    (own_home / "d").mkdir()
+    assert f"new workspace: {own_home / 'w'}" in terminal.type(
+        "datastore", "add", "a", str(own_home / "d")
+    ).err.replace("\n", " ")
+    assert "new workspace" not in terminal.type("datastore", "add", "b", str(own_home / "d")).err
+
+
+def test_a_name_that_is_taken_is_told_the_option(queue: Queue, terminal: Terminal) -> None:
+    root = queue.workspace.path
+    for name in ("one", "two"):
+        (root / name).mkdir()
+    assert terminal.type("datastore", "add", "d", str(root / "one")).code == 0
+    refused = terminal.type("datastore", "add", "d", str(root / "two"))
+    assert refused.code == 2
+    assert "--overwrite" in refused.err
+    assert terminal.type("datastore", "add", "d", str(root / "two"), "--overwrite").code == 0
+
+
+def test_a_stage_that_lasts_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    noted = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        noted.set()
+
+    monkeypatch.setattr(late_notes, "PATIENCE_S", 3600.0)
+    with LateNotes(say) as late:
+        late.on_stage("submitting the job")
+        monkeypatch.setattr(late_notes, "PATIENCE_S", 0.0)
+        late.on_stage("packing /")
+        assert noted.wait(60)
+    assert said == ["packing / …"]
+
+
+def test_a_stage_that_has_ended_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_notes, "PATIENCE_S", 3600.0)
+    with LateNotes(pytest.fail) as late:
+        late.on_stage("packing /")
+        timer = late._timer
+        assert timer is not None
+    timer.join(60)
+    assert not timer.is_alive()
