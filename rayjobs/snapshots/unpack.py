@@ -110,8 +110,9 @@ def _unpack(file: BinaryIO, digest: str, partial: Path, limits: Limits) -> None:
     free = shutil.disk_usage(partial.parent).free
     if size + RESERVE > free:
         raise PrepareError(
-            f"the snapshot {digest} needs {size_text(size)} in {partial.parent}, which has "
-            f"{size_text(free)} free",
+            f"the snapshot {digest} needs {size_text(size)} in {partial.parent} and has to leave "
+            f"{size_text(RESERVE)} of its disk free; {size_text(free)} are free. Free some space, "
+            "or set RAYJOBS_HOME (on a cluster RAYJOBS_SCRATCH) to a folder of a larger disk",
             failure_class="storage",
         )
     file.seek(0)

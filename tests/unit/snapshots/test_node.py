@@ -13,8 +13,9 @@ from typing import BinaryIO
 
 import pytest
 
-from rayjobs.core.errors import SnapshotError
-from rayjobs.snapshots import NodeSnapshots, Snapshot, blob_key
+from rayjobs.core.errors import PrepareError, SnapshotError
+from rayjobs.core.text import size_text
+from rayjobs.snapshots import NodeSnapshots, Snapshot, blob_key, unpack
 from rayjobs.workspace.blobs import FolderBlobs
 from tests.unit.snapshots.conftest import Packer
 
@@ -137,6 +138,19 @@ def test_a_copy_needs_the_snapshot_and_an_empty_folder(
     (tmp_path / "work" / "old").mkdir()
     with pytest.raises(SnapshotError, match="not empty"):
         node.copy_into(snapshot.digest, tmp_path / "work")
+
+
+def test_a_disk_that_is_nearly_full_is_told_what_has_to_stay_free(
+    snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said "needs 6.5 KiB …, which has 39.4 MiB free", and nothing of the reserve."""
+    node = NodeSnapshots(tmp_path / "node")
+    monkeypatch.setattr(unpack, "RESERVE", 1 << 60)
+    with pytest.raises(PrepareError) as refused:
+        node.ensure(snapshot.digest, lambda: blobs.open(blob_key(snapshot.digest)))
+    assert refused.value.failure_class == "storage"
+    assert f"has to leave {size_text(1 << 60)} of its disk free" in str(refused.value)
+    assert "set RAYJOBS_HOME" in str(refused.value)
 
 
 def test_what_a_crashed_machine_left_is_unpacked_again(
