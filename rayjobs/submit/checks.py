@@ -247,11 +247,13 @@ def _script_file(script: str, source: Path) -> Iterator[Problem]:
 def _near_script(path: Path) -> str:
     """Return a question that suggests the script with the most similar name, if there is one.
 
-    Compares the stems of files with the same suffix: `nix.py` does not resemble `ex.py`.
+    Compares the stems of files with the same suffix: `nix.py` does not resemble `ex.py`. A name
+    without one is compared with Python files.
     """
-    stems = [one.stem for one in sorted(path.parent.glob(f"*{path.suffix}")) if one.is_file()]
+    suffix = path.suffix or ".py"
+    stems = [one.stem for one in sorted(path.parent.glob(f"*{suffix}")) if one.is_file()]
     found = difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.6)
-    return f"Did you mean `{found[0]}{path.suffix}`?" if found else ""
+    return f"Did you mean `{found[0]}{suffix}`?" if found else ""
 
 
 def _scripts(root: Path) -> str:

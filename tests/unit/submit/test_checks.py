@@ -47,6 +47,7 @@ def test_a_script_that_is_there_is_accepted_even_with_a_syntax_error(
     [
         ("tarin.py", "Did you mean `train.py`?"),
         ("pkg/rum.py", "Did you mean `run.py`?"),
+        ("train", "Did you mean `train.py`?"),
         ("nix.py", "There are: link.py, train.py"),
         ("train.yaml", "There are: link.py, train.py"),
         ("other/x.py", "There are: link.py, train.py"),
