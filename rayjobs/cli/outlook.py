@@ -117,9 +117,8 @@ def waits_for_first(job: Job | JobLine) -> bool:
 
 
 def state_now(job: Job | JobLine) -> JobState:
-    """Return the state to show: a pipeline of which no step was placed is Queued."""
-    is_queued = job.kind == "pipeline" and waits_for_first(job)
-    return JobState.QUEUED if is_queued else job.state
+    """Return the state to show: an array or pipeline of which nothing was placed is Queued."""
+    return JobState.QUEUED if waits_for_first(job) else job.state
 
 
 def key_of(workspace: Path, job: Job | JobLine) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 
+from rayjobs.cli.following import Stages
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
@@ -84,6 +86,21 @@ def test_an_array_without_a_place_is_shown_as_queued(array: Job, terminal: Termi
     shown = terminal.type("show", array.id).out
     assert "Members     4 jobs: 4 Queued" in shown
     assert "0-3, 2 at a time" in shown
+
+
+def test_wait_says_queued_of_an_array_without_a_place(queue: Queue, array: Job) -> None:
+    said: list[str] = []
+    stages = Stages(queue.workspace, array.id, said.append)
+    for _ in range(2):
+        stages._looked_s = stages._outlook_s = -math.inf
+        stages.look()
+    assert said[0] == "Queued"
+    assert all(line.startswith("Queued: 4 jobs: 4 Queued") for line in said[1:])
+    assert len(said) > 1
+    queue.start(member(queue, array, 0))
+    later: list[str] = []
+    Stages(queue.workspace, array.id, later.append).look()
+    assert later == ["Running"]
 
 
 def test_a_member_is_shown_by_its_index(queue: Queue, array: Job, terminal: Terminal) -> None:
