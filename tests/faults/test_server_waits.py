@@ -69,7 +69,7 @@ def test_a_submit_is_repeated_until_the_store_is_back(
 ) -> None:
     tries: list[str] = []
 
-    def fails_twice(*_: object) -> None:
+    def fails_twice(*_: object, **_more: object) -> None:
         tries.append("once more")
         if len(tries) < 3:
             raise kind("the store is away")
