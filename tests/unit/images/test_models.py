@@ -47,6 +47,24 @@ def test_a_trained_model_has_classes_preprocessing_and_signature(folder: Path) -
     assert model.signature["outputs"][0]["shape"] == ["batch", 3]
 
 
+def test_weights_may_be_the_only_file_of_a_folder(folder: Path, tmp_path: Path) -> None:
+    given = tmp_path / "inputs" / "weights"
+    given.mkdir(parents=True)
+    with pytest.raises(InvalidModelDirectoryError, match="folder with 0 entries"):
+        networks.build("resnet18", 3, str(given))
+    (given / "own.pt").write_bytes((folder / networks.WEIGHTS).read_bytes())
+    (given / ".hidden").write_text("x")
+    kept = torch.load(given / "own.pt", weights_only=True)["conv1.weight"]
+    networks.save_untrained(str(tmp_path / "u"), "resnet18", str(given))
+    for weights in (str(given), networks.read_untrained(str(tmp_path / "u"))[1]):
+        assert torch.equal(
+            networks.build("resnet18", 3, weights).state_dict()["conv1.weight"], kept
+        )
+    (given / "other.pt").write_bytes(b"x")
+    with pytest.raises(InvalidModelDirectoryError, match="folder with 2 entries"):
+        networks.build("resnet18", 3, str(given))
+
+
 def test_an_untrained_model_names_network_and_weights(folder: Path, tmp_path: Path) -> None:
     networks.save_untrained(str(tmp_path / "a"), "densenet121")
     assert networks.read_untrained(str(tmp_path / "a")) == ("densenet121", None)

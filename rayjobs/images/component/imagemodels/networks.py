@@ -102,6 +102,7 @@ def _load_weights(module: nn.Module, path: str, network: str) -> None:
 
 
 def _read_weights(path: str) -> dict[str, Any]:
+    path = _only_file(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -114,6 +115,18 @@ def _read_weights(path: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise InvalidModelDirectoryError(f"{path} holds a {type(loaded).__name__}, not weights")
     return loaded
+
+
+def _only_file(path: str) -> str:
+    """Return the file in a folder: a job's input is one, also where a single file was given."""
+    if not os.path.isdir(path):
+        return path
+    names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+    if len(names) != 1:
+        raise InvalidModelDirectoryError(
+            f"{path} is a folder with {len(names)} entries; give the file of the weights"
+        )
+    return os.path.join(path, names[0])
 
 
 def save_untrained(folder: str, network: str, weights: str | None = None) -> None:
