@@ -58,7 +58,7 @@ class Backend(Protocol):
         """Write the bytes of `file` to the new local file `to`; return their digest.
 
         Raises:
-            DataChanged: the file is not, or is no longer, the one that `file` describes.
+            DataChanged: the file does not match `file`, or no longer does.
             DataIntegrityError: the bytes differ from what the storage recorded.
         """
 
@@ -68,7 +68,7 @@ class Backend(Protocol):
         The bytes are not compared with a digest: the caller that joins the pieces does that.
 
         Raises:
-            DataChanged: the file is not, or is no longer, the one that `file` describes. This is
+            DataChanged: the file does not match `file`, or no longer does. This is
                 not noticed if `file` has a digest and no etag.
         """
 

@@ -147,7 +147,7 @@ class PipelineData:
 
     def as_mount(self, input_name: str | None = None) -> InputPortBinding:
         """Return it as a mounted input, under another name where one is given."""
-        return InputPortBinding(input_name or self._name, self, bind_mode="mount")
+        return self.create_input_binding(input_name, "mount")
 
     def create_input_binding(
         self,
@@ -172,13 +172,7 @@ class PipelineData:
         overwrite: bool | None = None,
     ) -> InputPortBinding:
         """Return it as a downloaded input: a private copy."""
-        return InputPortBinding(
-            input_name or self._name,
-            self,
-            bind_mode="download",
-            path_on_compute=path_on_compute,
-            overwrite=overwrite,
-        )
+        return self.create_input_binding(input_name, "download", path_on_compute, overwrite)
 
     def as_dataset(self) -> PipelineDataset:
         """Return it as a dataset that exists once its step has completed."""

@@ -44,7 +44,7 @@ from rayjobs.submit import checks, submitting
 if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
-# Keys of a step beside the fields of its job.
+# Keys of a step in addition to the fields of its job.
 OWN_KEYS = frozenset({"after", "params", "reuse", "sweep", "title"})
 STEP_TAG = "step"
 PIPELINE_TAG = "pipeline"
@@ -122,7 +122,7 @@ class Packer:
         workspace: Where snapshots are stored.
         stores: Whether they are stored; else only their digests are found.
         on_stage: Called with what is going on.
-        file: The pipeline's own file, which is no part of the code of its steps.
+        file: The pipeline's own file, which is not part of the code of its steps.
     """
 
     workspace: OpenWorkspace
