@@ -10,6 +10,7 @@ import base64
 import contextlib
 import http.client
 import json
+import multiprocessing
 import os
 import socket
 import sqlite3
@@ -20,6 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,7 @@ from tests.unit.results.played import begin
 
 FOLLOWERS, CLIENTS, WAITING = 200, 100, 10
 SHARE_S = 120.0
+LAST = b"the last line\n"
 # Lists whose answers grow with the jobs of a workspace.
 LISTS: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/v1/jobs:list", {}),
@@ -136,6 +140,10 @@ def _measured(
     listed = [_ls(server, folder) for _ in range(rounds)]
     name, slowest = _lists(server, rounds)
     submits = [_submits(server) for _ in range(rounds)]
+    with _followed(server, folder / "one", 1):
+        with_one_log = [_submits(server) for _ in range(rounds)]
+    with _followed(server, folder / "many", FOLLOWERS):
+        with_many_logs = [_submits(server) for _ in range(rounds)]
     arrived, growth = _followers(server, folder), _memory(server, requests)
     where = f"{jobs} jobs, {kind}"
     return [
@@ -146,6 +154,17 @@ def _measured(
             "s",
             median(submits),
             most=0.5,
+        ),
+        Figure(
+            f"the same while {FOLLOWERS} clients follow one log, {where}",
+            "s",
+            median(with_one_log),
+            most=0.5,
+        ),
+        Figure(
+            f"the same while {FOLLOWERS} clients follow {FOLLOWERS} logs, {where}",
+            "s",
+            median(with_many_logs),
         ),
         Figure(f"a line to {FOLLOWERS} followers, 95th percentile, {where}", "s", arrived),
         Figure(f"the server's memory grows over {requests} requests, {where}", "MiB", growth),
@@ -241,6 +260,82 @@ def _submits(server: Server) -> float:
     assert len(ids) == CLIENTS
     assert sum(server.workspace.store.counts().values()) == before + CLIENTS
     return sorted(times)[int(0.95 * CLIENTS)]
+
+
+@contextmanager
+def _followed(server: Server, folder: Path, logs: int) -> Iterator[None]:
+    """Let a process follow logs that grow all the time; every follower gets every byte."""
+    folder.mkdir()
+    followed, files = [], []
+    for number in range(logs):
+        new = NewJob(
+            spec=JobSpec(name="followed", command="true"),
+            experiment="bench",
+            snapshot=None,
+            user="ada",
+        )
+        job, _ = server.workspace.store.submit(new)
+        files.append(begin(server.workspace, job, folder / f"a{number}").driver_log(0))
+        files[-1].write_bytes(b"first\n")
+        followed.append(job.id)
+    texts = [server.token(f"reader-{logs}-{number}") for number in range(10)]
+    pairs = [(followed[number % logs], texts[number % 10]) for number in range(FOLLOWERS)]
+    context = multiprocessing.get_context("spawn")
+    ready, found = context.Event(), context.Queue()
+    process = context.Process(target=_follow_all, args=(server.port, pairs, ready, found))
+    process.start()
+    assert ready.wait(SHARE_S)
+    stop = threading.Event()
+    writer = threading.Thread(target=_write, args=(files, stop))
+    writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        writer.join()
+    written = {job: file.read_bytes() for job, file in zip(followed, files, strict=True)}
+    assert found.get(timeout=SHARE_S) == [written[job] for job, _ in pairs]
+    process.join()
+
+
+def _write(files: list[Path], stop: threading.Event) -> None:
+    """Write lines to logs, each at 10 lines/s or at its share of 100 lines/s; then a last one."""
+    number = 0
+    while not stop.wait(max(0.1, len(files) / 100)):
+        number += 1
+        for file in files:
+            with file.open("ab") as log:
+                log.write(b"step %07d loss 0.1234\n" % number)
+    for file in files:
+        with file.open("ab") as log:
+            log.write(LAST)
+
+
+def _follow_all(
+    port: int, followed: list[tuple[str, str]], ready: Event, found: Queue[list[bytes]]
+) -> None:
+    """Follow jobs, each with a token; `found` gets what each follower was sent."""
+    seen, begun = [b""] * len(followed), threading.Barrier(len(followed) + 1)
+
+    def follow(number: int) -> None:
+        job, text = followed[number]
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SHARE_S)
+        headers = {"Authorization": f"Bearer {text}"}
+        connection.request("GET", f"/v1/jobs/{job}/log-stream", headers=headers)
+        answer = connection.getresponse()
+        while not seen[number]:
+            seen[number] += base64.b64decode(json.loads(answer.readline())["data"])
+        begun.wait()
+        while not seen[number].endswith(LAST):
+            seen[number] += base64.b64decode(json.loads(answer.readline())["data"])
+        connection.close()
+
+    def all_begun() -> None:
+        begun.wait()
+        ready.set()
+
+    _at_once([all_begun, *(partial(follow, number) for number in range(len(followed)))])
+    found.put(seen)
 
 
 def _followers(server: Server, folder: Path) -> float:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rayjobs.cli.exits import Exit
@@ -28,7 +29,7 @@ from rayjobs.results.log_lines import (
     has_unknown_times,
     read_lines,
 )
-from rayjobs.results.logs import Logs
+from rayjobs.results.logs import Logs, recent
 from rayjobs.store.requests import JobFilter
 
 if TYPE_CHECKING:
@@ -183,8 +184,11 @@ class _Shown:
     def _add(self, job_id: str, label: str, world_size: int) -> Source:
         wanted = range(world_size) if self.view.ranks is None else self.view.ranks
         ranks = [rank for rank in wanted if rank < world_size]
+        record = None
+        if self.view.follow:
+            record = recent(partial(self._workspace.store.job, job_id), FRESH_S)
         source = Source(
-            Logs(self._workspace, job_id, fresh_s=FRESH_S if self.view.follow else 0.0),
+            Logs(self._workspace, job_id, record=record),
             label,
             ranks,
             names_ranks=world_size > 1 and self.view.is_of_several,

@@ -121,12 +121,17 @@ def _next(file: BinaryIO, path: Path, position: int) -> tuple[bytes, int]:
     return data, position + len(data)
 
 
-def follow(path: Path, stop: Callable[[], bool], *, poll_s: float = POLL_S) -> Iterator[bytes]:
+def follow(
+    path: Path, stop: Callable[[], bool], *, poll_s: float = POLL_S
+) -> Iterator[tuple[bytes, int]]:
     """Yield a log's content and then its additions, until `stop` reports the end.
 
     Output written before `stop` first returned true is still yielded. Each poll without news yields
     an empty part, so that the caller keeps control of the loop. The file may not exist yet; once
     open, it may be removed.
+
+    Yields:
+        Bytes, and the position in the file after them.
     """
     file: BinaryIO | None = None
     position = 0
@@ -142,11 +147,11 @@ def follow(path: Path, stop: Callable[[], bool], *, poll_s: float = POLL_S) -> I
             if file is not None:
                 data, position = _next(file, path, position)
             if data:
-                yield data
+                yield data, position
             elif is_last:
                 return
             else:
-                yield b""
+                yield b"", position
                 time.sleep(poll_s)
     finally:
         if file is not None:

@@ -111,13 +111,14 @@ class Reader:
     """Reads the pieces of a rank's log.
 
     Attributes:
-        given: How many bytes of the log `read` has returned so far.
+        at: The position in the log up to which it was read.
+        given: How many bytes `read` has returned so far: fewer where a part was left out.
     """
 
     def __init__(self, blobs: BlobStore, prefix: str) -> None:
         self._blobs = blobs
         self._prefix = prefix
-        self._at = 0
+        self.at = 0
         self.given = 0
 
     def read(self) -> bytes:
@@ -129,7 +130,7 @@ class Reader:
         found = bytearray()
         pieces = _pieces(self._blobs, self._prefix)
         while True:
-            ahead = [one for one in pieces if one[0] <= self._at < one[1]]
+            ahead = [one for one in pieces if one[0] <= self.at < one[1]]
             start, end = max(ahead, key=lambda one: one[1], default=(0, 0))
             if not end:
                 break
@@ -139,8 +140,8 @@ class Reader:
             except NotFoundError:
                 break  # a longer piece has replaced it, or the whole log is stored
             # The placeholder of a part that was left out has another length, and is read once.
-            found += data[self._at - start :] if len(data) == end - start else data
-            self._at = end
+            found += data[self.at - start :] if len(data) == end - start else data
+            self.at = end
         self.given += len(found)
         return bytes(found)
 

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,22 +61,29 @@ class Part:
         name: The log.
         rank: The rank that prints to the log.
         attempt: Number of the attempt that printed it.
+        end: The position in the log after these bytes. Readers with the same attempt and position
+            get the same bytes from there on. None: no more of this attempt follows, or the
+            position is unknown.
     """
 
     name: str
     rank: int
     attempt: int
     data: bytes
+    end: int | None = None
 
 
 class Logs:
     """The logs of one job of an open workspace."""
 
-    def __init__(self, workspace: OpenWorkspace, job_id: str, *, fresh_s: float = 0.0) -> None:
+    def __init__(
+        self, workspace: OpenWorkspace, job_id: str, *, record: Callable[[], Job] | None = None
+    ) -> None:
         """Read the logs of `job_id`.
 
         Args:
-            fresh_s: Maximum age of the job's cached record while its logs are followed.
+            record: Returns the job's record while its logs are followed, for readers who share one;
+                by default the store is read each time.
         """
         self._store = workspace.store
         self._blobs = workspace.blobs
@@ -83,9 +91,7 @@ class Logs:
         self._away_since_s: float | None = None
         self._has_pieces = workspace.blobs_address is not None
         self.job_id = job_id
-        self._fresh_s = fresh_s
-        self._looked_s = float("-inf")
-        self._job: Job | None = None
+        self._now = record or partial(workspace.store.job, job_id)
 
     # -- names and whole logs ------------------------------------------------------------------
     def names(self) -> list[str]:
@@ -207,13 +213,6 @@ class Logs:
         return _ran(attempts[-1], rank)[1] if attempts else None
 
     # -- following -----------------------------------------------------------------------------
-    def _now(self) -> Job:
-        """Return the job's record, at most `fresh_s` old."""
-        now_s = time.monotonic()
-        if self._job is None or now_s - self._looked_s >= self._fresh_s:
-            self._looked_s, self._job = now_s, self._store.job(self.job_id)
-        return self._job
-
     def follow(
         self,
         rank: int = 0,
@@ -247,7 +246,8 @@ class Logs:
                 continue
             if stop() or job.state.is_final:
                 return
-            yield Part(self.driver_name(rank), rank, number, b"")
+            name = driver_log_name(rank, job.spec.distribution.world_size)
+            yield Part(name, rank, number, b"")
             time.sleep(poll_s)
 
     def _follow_attempt(
@@ -273,14 +273,14 @@ class Logs:
                         live_logs.POLL_S if data else min(1.5 * pause_s, live_logs.LONGEST_POLL_S)
                     )
                     next_s = time.monotonic() + pause_s
-                yield Part(name, rank, number, data)
+                yield Part(name, rank, number, data, sent.at if sent else 0)
                 time.sleep(poll_s)
         given = False
-        for data in driver_log.follow(
+        for data, end in driver_log.follow(
             path, lambda: self._has_ended(number) or stop(), poll_s=poll_s
         ):
             given = given or bool(data)
-            yield Part(name, rank, number, data)
+            yield Part(name, rank, number, data, end)
         if not given and not stop():
             # The folder may have been removed between the check and the opening.
             yield from self._stored_part(name, rank, number)
@@ -295,7 +295,8 @@ class Logs:
                 with self._blobs.open(one.blob) as file:
                     file.seek(start)
                     while data := file.read(driver_log.CHUNK_BYTES):
-                        yield Part(name, rank, number, data)
+                        start += len(data)
+                        yield Part(name, rank, number, data, start)
 
     def _is_stored(self, number: int) -> bool:
         """Whether the store has all of an attempt's output that it will ever get."""
@@ -401,6 +402,20 @@ class Logs:
                 f" ({job.reason})" if job.reason else ""
             )
         return f"job {job.id} ({job.state}) has no logs"
+
+
+def recent(read: Callable[[], Job], fresh_s: float) -> Callable[[], Job]:
+    """Return a function that calls `read` only if its last answer is older than `fresh_s`."""
+    known: tuple[float, Job] | None = None
+
+    def record() -> Job:
+        nonlocal known
+        now_s = time.monotonic()
+        if known is None or now_s - known[0] >= fresh_s:
+            known = now_s, read()
+        return known[1]
+
+    return record
 
 
 def prefixed(chunks: Iterator[bytes], prefix: bytes) -> Iterator[bytes]:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.errors import RayjobsError
+from rayjobs.server.workers import with_token
 from rayjobs.store.base import Store
 from rayjobs.workspace import users
 from rayjobs.workspace.users import Role, Token
@@ -95,10 +96,11 @@ class Guard:
                 failures.take()
         return self._counted(token, role)
 
-    def check(self, header: str, role: Role) -> None:
+    async def check(self, header: str, role: Role) -> None:
         """Check a long-running request, without counting it; see `admit`."""
         text = _text_of(header)
-        _check_role(_valid(self._fresh(text) or self._found(text)), role)
+        token = self._fresh(text) or await with_token(self._found, text)
+        _check_role(_valid(token), role)
 
     def _counted(self, token: Token | None, role: Role) -> Caller:
         known = _valid(token)

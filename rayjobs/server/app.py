@@ -205,7 +205,7 @@ def _route(
                 client = "" if request.client is None else request.client.host
                 caller = await with_token(guard.admit, header, role, client)
             request.scope[USER] = caller.user
-            request.state.check = partial(with_token, guard.check, header, role)
+            request.state.check = partial(guard.check, header, role)
         except Refusal as refusal:
             if refusal.caller is not None:
                 request.scope[USER] = refusal.caller.user

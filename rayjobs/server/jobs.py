@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
+from functools import lru_cache
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -15,18 +16,17 @@ from rayjobs.core.errors import NotFoundError
 from rayjobs.results import remote_logs
 from rayjobs.results.logs import Logs, Part
 from rayjobs.server.access import Caller, Handler, Refusal, while_admitted
+from rayjobs.server.followed_logs import BEAT_S, FollowedLogs
 from rayjobs.server.workers import in_thread, with_files
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
 MOST_RANGE = 8 << 20
-POLL_S = 0.1
-FRESH_S = 0.3
-BEAT_S = 1.0  # within this time, a client learns that the stream is alive
 
 
 def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     """Return the routes."""
+    followed = FollowedLogs(workspace)
 
     async def names(request: Request, _caller: Caller) -> Response:
         logs = Logs(workspace, request.path_params["job_id"])
@@ -67,11 +67,9 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         return JSONResponse({"notes": notes, "after": after, "is_live": is_live})
 
     async def stream(request: Request, _caller: Caller) -> Response:
-        job_id = request.path_params["job_id"]
-        await in_thread(workspace.store.job, job_id)
+        job = await in_thread(workspace.store.job, request.path_params["job_id"])
         begin, skip = _number(request, "attempt", 0), _number(request, "offset", 0)
-        logs = Logs(workspace, job_id, fresh_s=FRESH_S)
-        parts = logs.follow(_number(request, "rank", 0), poll_s=0.0, begin=begin)
+        parts = followed.follow(job, _number(request, "rank", 0), begin=begin)
         records = while_admitted(request, _records(parts, begin, skip))
         return StreamingResponse(records, media_type="application/x-ndjson")
 
@@ -123,30 +121,25 @@ def _from(parts: Iterator[bytes], offset: int) -> Iterator[bytes]:
         offset = max(0, offset - len(part))
 
 
-async def _records(parts: Iterator[Part], attempt: int, skip: int) -> AsyncIterator[bytes]:
-    """Yield a followed log as JSON lines; the first `skip` bytes of `attempt` were sent before.
-
-    No thread waits between two polls, so that hundreds of clients may follow.
-    """
-    silent_s = 0.0
-    while True:
-        part = await with_files(next, parts, None)
-        if part is None:
-            yield b'{"is_end": true}\n'
-            return
+async def _records(parts: AsyncIterator[Part], attempt: int, skip: int) -> AsyncIterator[bytes]:
+    """Yield a followed log as JSON lines; the first `skip` bytes of `attempt` were sent before."""
+    spoke_s = time.monotonic()
+    async for part in parts:
         data = part.data
         if part.attempt == attempt and skip:
             left = data[skip:]
             skip -= len(data) - len(left)
             data = left
-        if not data:
-            await asyncio.sleep(POLL_S)
-            silent_s += POLL_S
-            if silent_s < BEAT_S:
-                continue
-        silent_s = 0.0
-        record = {"attempt": part.attempt, "data": base64.b64encode(data).decode("ascii")}
-        yield json.dumps(record).encode() + b"\n"
+        if data or time.monotonic() - spoke_s >= BEAT_S:
+            spoke_s = time.monotonic()
+            yield _record(part.attempt, data)
+    yield b'{"is_end": true}\n'
+
+
+@lru_cache(maxsize=8)  # many clients get the same bytes at the same time
+def _record(attempt: int, data: bytes) -> bytes:
+    record = {"attempt": attempt, "data": base64.b64encode(data).decode("ascii")}
+    return json.dumps(record).encode() + b"\n"
 
 
 def _number(request: Request, name: str, default: int) -> int:

@@ -94,11 +94,12 @@ def test_following_yields_all_until_told_to_stop(tmp_path: Path) -> None:
 
     writer = threading.Thread(target=write)
     following = driver_log.follow(path, wrote.is_set, poll_s=0.01)
-    assert next(following) == b""  # there is no file yet
+    assert next(following) == (b"", 0)  # there is no file yet
     writer.start()
     seen = b""
-    for part in following:
+    for part, end in following:
         seen += part
+        assert end == len(seen)
         if seen == b"one\n":
             read_some.set()
     writer.join()
@@ -110,7 +111,7 @@ def test_following_survives_the_removal_of_the_file(tmp_path: Path) -> None:
     path.write_bytes(b"all")
     over = threading.Event()
     following = driver_log.follow(path, over.is_set, poll_s=0.01)
-    assert next(following) == b"all"
+    assert next(following) == (b"all", 3)
     path.unlink()
     over.set()
     assert list(following) == []
