@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.clock import to_text
+from rayjobs.remote import plain
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
 from rayjobs.server.workers import in_thread
@@ -31,9 +32,12 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     async def add(request: Request, caller: Caller) -> Response:
         body = await body_of(request)
         user, role, days = body.get("user"), body.get("role", "submitter"), body.get("days", 90)
-        is_number = isinstance(days, int | float) and not isinstance(days, bool)
-        if not isinstance(user, str) or not isinstance(role, str) or not is_number:
+        if not isinstance(user, str) or not isinstance(role, str):
             raise Refusal(400, "give `user` and `role`, texts, and `days`, a number")
+        try:
+            days = plain.decoder(float)(days)
+        except plain.PlainFormError as error:
+            raise Refusal(400, f"days: {error}") from None
 
         def call() -> tuple[Token, str]:
             return users.add(store, user, users.role_of(role), by=caller.user, days=days)

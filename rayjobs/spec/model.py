@@ -34,6 +34,10 @@ INPUT_NAME = r"^[A-Za-z0-9_]+$"
 UMASK = r"^[0-7]{3}$"
 DEFAULT_UMASK = "022"
 DEFAULT_SHM_MIB = 2048.0
+# Far above what anybody means, and far below what overflows a float, a time or the kernel.
+MOST_GIB = 1e9
+LONGEST_S = 1e9
+MOST = 10**9
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
 
@@ -76,7 +80,7 @@ class Resources(Model):
 
     cpus: Annotated[float, Field(ge=0, le=4096)] = 1.0
     gpus: Annotated[float, Field(ge=0, le=4096)] = 0.0
-    memory_gib: Annotated[float, Field(gt=0)] | None = None
+    memory_gib: Annotated[float, Field(gt=0, le=MOST_GIB)] | None = None
     node_types: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     spot: bool | None = None
 
@@ -198,8 +202,8 @@ class Array(Model):
     """
 
     indices: str
-    limit: Annotated[int, Field(ge=1)] | None = None
-    count: Annotated[int, Field(ge=1)] | None = None
+    limit: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    count: Annotated[int, Field(ge=1, le=MOST)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -336,7 +340,7 @@ class Container(Model):
 
     image: Annotated[str, Field(min_length=1)] | None = None
     dockerfile: Annotated[str, Field(min_length=1)] | None = None
-    shm_mib: Annotated[float, Field(gt=0)] | None = None
+    shm_mib: Annotated[float, Field(gt=0, le=1024 * MOST_GIB)] | None = None
     registry: Registry | None = None
     arguments: tuple[str, ...] = ()
     sources: Mapping[str, str] = Field(default_factory=dict)
@@ -407,13 +411,13 @@ class ParallelRun(Model):
 
     inputs: Annotated[tuple[str, ...], Field(min_length=1)]
     output: str | None = None
-    mini_batch_size: Annotated[int, Field(ge=1)] | str | None = None
-    error_threshold: Annotated[int, Field(ge=-1)] = -1
+    mini_batch_size: Annotated[int, Field(ge=1, le=MOST)] | str | None = None
+    error_threshold: Annotated[int, Field(ge=-1, le=MOST)] = -1
     output_action: Literal["append_row", "summary_only"] = "append_row"
     append_row_file_name: Annotated[str, Field(pattern=r"^[^/]+$")] = "parallel_run_step.txt"
-    run_invocation_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    run_max_try: Annotated[int, Field(ge=1)] = 3
-    allowed_failed_count: Annotated[int, Field(ge=0)] | None = None
+    run_invocation_timeout_s: Annotated[float, Field(gt=0, le=LONGEST_S)] = 60.0
+    run_max_try: Annotated[int, Field(ge=1, le=MOST)] = 3
+    allowed_failed_count: Annotated[int, Field(ge=0, le=MOST)] | None = None
     allowed_failed_percent: Annotated[float, Field(ge=0, le=100)] | None = None
     logging_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
 
@@ -530,9 +534,9 @@ class JobSpec(Model):
         default_factory=dict
     )
     resume_from: str | None = None
-    max_duration_s: Annotated[float, Field(gt=0)] | None = None
+    max_duration_s: Annotated[float, Field(gt=0, le=LONGEST_S)] | None = None
     grace_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
-    stall_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    stall_timeout_s: Annotated[float, Field(gt=0, le=LONGEST_S)] | None = None
     retries: Retries = Retries()
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     tags: Mapping[str, str] = Field(default_factory=dict)
@@ -543,7 +547,7 @@ class JobSpec(Model):
     preemptible: bool = False
     cold: bool = False
     umask: Annotated[str, Field(pattern=UMASK)] | None = None
-    log_cap_mib: Annotated[float, Field(gt=0)] | None = 1024.0
+    log_cap_mib: Annotated[float, Field(gt=0, le=1024 * MOST_GIB)] | None = 1024.0
     strict: bool = False
     substitutes: tuple[Substitute, ...] = ()
 
