@@ -25,6 +25,7 @@ from rayjobs.core.errors import (
     StoreUnreachableError,
     UsageError,
 )
+from rayjobs.core.store_address import without_address
 from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable
 from rayjobs.injob.uploads import clean_name
 from rayjobs.jobs.records import Job, ModelDraft
@@ -108,7 +109,15 @@ def make_app(
     ]
     routes = [
         _route(
-            guard, requests, audit, verb, path, role, handler, may_repeat=_may_repeat(verb, path)
+            guard,
+            requests,
+            audit,
+            lines,
+            verb,
+            path,
+            role,
+            handler,
+            may_repeat=_may_repeat(verb, path),
         )
         for verb, path, role, handler in extra
     ]
@@ -117,6 +126,7 @@ def make_app(
             guard,
             requests,
             audit,
+            lines,
             one.verb,
             one.path,
             one.role,
@@ -141,7 +151,7 @@ def make_app(
     if provider is not None:
         routes += [
             Route(path, requests.timed(verb, path, endpoint), methods=[verb])
-            for verb, path, endpoint in login.routes(workspace.store, provider, audit)
+            for verb, path, endpoint in login.routes(workspace.store, provider, audit, lines)
         ]
 
     @contextlib.asynccontextmanager
@@ -165,6 +175,7 @@ def _route(
     guard: Guard,
     requests: metrics.Requests,
     audit: Audit,
+    lines: Lines,
     verb: str,
     path: str,
     role: Role,
@@ -195,7 +206,7 @@ def _route(
         except plain.PlainFormError as error:
             return error_answer(400, "UsageError", f"the request cannot be read: {error}")
         except (RayjobsError, DatastoreError) as error:
-            return _refused(error, may_repeat=may_repeat)
+            return _refused(error, lines, may_repeat=may_repeat)
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -213,7 +224,7 @@ def _route(
                     note(request, refusal.caller, refusal.status)
             return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
         except RayjobsError as error:
-            return _refused(error, may_repeat=may_repeat)
+            return _refused(error, lines, may_repeat=True)  # nothing was done
         status = 500
         try:
             answer = await answered(request, caller)
@@ -239,10 +250,9 @@ def _http_error(error: Exception) -> Response:
     )
 
 
-def _status_of(error: Exception, *, may_repeat: bool) -> int:
-    # A request that may have had an effect, and would have it twice, must not be repeated.
+def _status_of(error: Exception) -> int:
     if isinstance(error, AWAY):
-        return 503 if may_repeat else 500
+        return 503
     if isinstance(error, StoreFullError):
         return 507
     if isinstance(error, RayjobsError):
@@ -250,15 +260,21 @@ def _status_of(error: Exception, *, may_repeat: bool) -> int:
     return 404 if isinstance(error, LookupError) else 409
 
 
-def _refused(error: Exception, *, may_repeat: bool) -> Response:
+def _refused(error: Exception, lines: Lines, *, may_repeat: bool) -> Response:
     more: dict[str, Any] = {}
     if isinstance(error, SpecError):
         more["problems"] = [vars(one) for one in error.problems]
     if isinstance(error, RayjobsError) and "matches" in error.values:
         more["matches"] = list(error.values["matches"])
-    status = _status_of(error, may_repeat=may_repeat)
-    headers = {"Retry-After": "1"} if status == 503 else None
-    message = str(error).split(":\n", 1)[0] if isinstance(error, SpecError) else str(error)
+    status = _status_of(error)
+    # A request that may have had an effect, and would have it twice, must not be repeated: clients
+    # repeat an answer with an error in it only if it has this header.
+    headers = {"Retry-After": "1"} if status == 503 and may_repeat else None
+    whole = str(error).split(":\n", 1)[0] if isinstance(error, SpecError) else str(error)
+    message = without_address(whole)
+    if message != whole and status >= 500:
+        lines.add(f"{status} {' '.join(whole.split())}")
+        message += "; the server's log says more"
     body = {"error": {"kind": type(error).__name__, "message": message, **more}}
     return JSONResponse(body, status_code=status, headers=headers)
 

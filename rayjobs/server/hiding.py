@@ -1,4 +1,4 @@
-"""Hides parts of a user's records from others: web addresses of notifications are secrets."""
+"""Hides what users must not see: web addresses of others' notifications, the store's address."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rayjobs.core.store_address import without_address
 from rayjobs.server.access import Caller
 from rayjobs.spec.notify import Receiver
 from rayjobs.workspace.users import Role
@@ -68,3 +69,14 @@ def _owner(record: Mapping[str, Any]) -> str | None:
 
 def _is_hidden(text: object) -> bool:
     return isinstance(text, str) and "://" in text
+
+
+def texts_without_store(value: Any) -> Any:
+    """Return a target's JSON data, in which sentences may name the database, without it."""
+    if isinstance(value, str):
+        return without_address(value)
+    if isinstance(value, list | tuple):
+        return [texts_without_store(one) for one in value]
+    if isinstance(value, Mapping):
+        return {name: texts_without_store(one) for name, one in value.items()}
+    return value

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rayjobs.core.errors import UnreachableError
+from rayjobs.core.errors import StoreError, UnreachableError
+from rayjobs.core.store_address import without_address
 from rayjobs.server.access import Bucket, Refusal, error_answer
 from rayjobs.server.audit import Audit
 from rayjobs.server.bodies import body_of
+from rayjobs.server.lines import Lines
 from rayjobs.server.workers import with_target
 from rayjobs.store.base import Store
 
@@ -23,7 +25,9 @@ PATH = "/v1/login"
 PER_SECOND, BURST = 5.0, 20.0  # of all clients: each request costs a signature check
 
 
-def routes(store: Store, provider: Provider, audit: Audit) -> list[tuple[str, str, Endpoint]]:
+def routes(
+    store: Store, provider: Provider, audit: Audit, lines: Lines
+) -> list[tuple[str, str, Endpoint]]:
     """Return the routes."""
     bucket = Bucket(PER_SECOND, BURST)
 
@@ -36,6 +40,10 @@ def routes(store: Store, provider: Provider, audit: Audit) -> list[tuple[str, st
             return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
         except ValueError:
             return error_answer(400, "UsageError", "the request cannot be read")
+        except StoreError as error:
+            lines.add(f"503 {error}")
+            message = without_address(str(error))
+            return error_answer(503, "StoreUnreachableError", message, {"Retry-After": "1"})
         except UnreachableError as error:
             return error_answer(500, "UnreachableError", str(error))
 

@@ -10,10 +10,12 @@ from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.errors import ServedElsewhereError
 from rayjobs.core.paths import home
+from rayjobs.core.store_address import without_address
 from rayjobs.injob import sessionsteps
 from rayjobs.injob.messages import MessageError
 from rayjobs.jobs.serving import Serving
 from rayjobs.policy.capacity import Capacity
+from rayjobs.server import hiding
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
 from rayjobs.server.own_view import own_view
@@ -37,7 +39,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
     async def listed(_request: Request, _caller: Caller) -> Response:
         found = await with_target(targets.list_targets)
-        return JSONResponse([asdict(one) for one in found])
+        return JSONResponse(hiding.texts_without_store([asdict(one) for one in found]))
 
     async def shown(request: Request, _caller: Caller) -> Response:
         asks = request.query_params.get("ask") == "1"
@@ -45,7 +47,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         found = asdict(view)
         if view.detail is not None:
             found["detail"] = own_view(view.detail, str(workspace.path))
-        return JSONResponse(found)
+        return JSONResponse(hiding.texts_without_store(found))
 
     def elsewhere_of(request: Request) -> Serving | None:
         name = str(request.path_params["target"])
@@ -68,7 +70,9 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             _name_of(request)
             if request.query_params.get("start") == "1":
                 credentials.hand_on_own(workspace, name, home=home())
-                return not wake_or_start(workspace, name)
+                is_starting = wake_or_start(workspace, name)
+                _note_start(request, name, has_begun=is_starting)
+                return not is_starting
             try:
                 return starting.wake(name, home=home(), workspace=workspace.path)
             except TimeoutError:
@@ -89,9 +93,9 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         name = str(request.path_params["target"])
         found = await with_target(revive.look_after, name, home=home(), workspace=workspace.path)
         # Every `ls` looks, and `logs -f` every two seconds: only one of them starts the target.
-        request.state.is_change = found.has_begun
-        request.state.change = f"start of target {name}"
-        shown = {"reason": found.reason, "may_run_on": found.may_run_on}
+        _note_start(request, name, has_begun=found.has_begun)
+        reason = without_address(found.reason)
+        shown = {"reason": reason, "may_run_on": found.may_run_on}
         return JSONResponse({"standing": str(found.standing), **shown})
 
     viewer, submitter = Role.VIEWER, Role.SUBMITTER
@@ -104,6 +108,12 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         ("POST", "/v1/targets/{target}/look", viewer, look),
         ("POST", "/v1/targets/{target}/ask", viewer, _asking(workspace)),
     ]
+
+
+def _note_start(request: Request, name: str, *, has_begun: bool) -> None:
+    """Have the audit say that this request began to start a target, if it did."""
+    request.state.is_change = has_begun
+    request.state.change = f"start of target {name}"
 
 
 def _name_of(request: Request) -> str:
@@ -156,6 +166,8 @@ def _asking(workspace: OpenWorkspace) -> Handler:
             return JSONResponse({"is_late": True, "answer": None})
         if isinstance(answer, Mapping):
             answer = own_view(answer, str(workspace.path))
+            if asked.op in READ:  # the others may have output of jobs
+                answer = hiding.texts_without_store(answer)
         return JSONResponse({"is_late": False, "answer": answer})
 
     return ask

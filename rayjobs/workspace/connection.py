@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import random
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from urllib.parse import SplitResult, quote, urlencode, urlsplit
 from rayjobs.core import errors, paths
 from rayjobs.core.errors import NotFoundError, RayjobsError, UnreachableError, UsageError
 from rayjobs.core.files import write_atomic
+from rayjobs.workspace import wrong_scheme
 
 ADDRESS = "RAYJOBS_ADDRESS"
 TOKEN = "RAYJOBS_TOKEN"
@@ -199,12 +201,15 @@ class Connection:
         pause_s, failure = FIRST_PAUSE_S, ""
         said: Exception | None = None
         number, began_s, is_noted = self._number, time.monotonic(), False
+        hopeless: set[int] = set()  # servers whose address is wrong
         for attempt in itertools.count():
             # A program that is at work waits for a server that restarts; a first command says soon
             # that there is none.
             limit_s = PATIENCE_S if self._has_answered else FIRST_PATIENCE_S
             is_over = attempt and time.monotonic() - began_s > limit_s
             if is_over and attempt >= len(self._servers):
+                break
+            if len(hopeless) == len(self._servers):
                 break
             if attempt and not is_noted and time.monotonic() - began_s > NOTED_S:
                 note(f"waiting for {self._servers[number]}: {failure}")
@@ -240,7 +245,10 @@ class Connection:
                 _drop(connection)
                 self._close_free()
                 failure, said = str(error) or type(error).__name__, None
-                if was_sent and not may_repeat:
+                if not self._has_answered and (why := self._why_wrong(number, error)):
+                    hopeless.add(number)
+                    failure = why
+                elif was_sent and not may_repeat:
                     raise UnreachableError(
                         f"{self.address} did not answer {verb} {path} ({failure}); it may have "
                         f"been done all the same: look before you repeat it"
@@ -260,6 +268,14 @@ class Connection:
             else (f"servers {' and '.join(self._servers)}")
         )
         raise UnreachableError(f"the {what} cannot be reached: {failure}")
+
+    def _why_wrong(self, number: int, error: Exception) -> str:
+        """Return why another try cannot help before the address is another one; else empty."""
+        parts = urlsplit(self._servers[number])
+        if isinstance(error, socket.gaierror):
+            # The resolver has had its own tries. A program that is at work waits for the network.
+            return f"the name {parts.hostname!r} cannot be resolved ({error.strerror})"
+        return wrong_scheme.sentence(parts, error)
 
     def _close_free(self) -> None:
         while self._free:
@@ -301,9 +317,11 @@ class Connection:
             return answer
         text = answer.read()
         if answer.status in _BUSY:
-            raise _BusyError(
-                f"it answered {answer.status} {answer.reason}", _error_sent(answer.status, text)
-            )
+            error = _error_sent(answer.status, text)
+            if error is not None and "Retry-After" not in answer.headers:
+                raise error  # the request may have had an effect, and must not have it twice
+            why = f": {error}" if error is not None else ""
+            raise _BusyError(f"it answered {answer.status} {answer.reason}{why}", error)
         if answer.status in _LOST:
             raise http.client.HTTPException(f"it answered {answer.status} {answer.reason}")
         if answer.status < 400:
@@ -312,7 +330,12 @@ class Connection:
                 f"{answer.headers.get('Location', 'no address')}: log in at the address of the "
                 f"server itself, with `rayjobs login URL`"
             )
-        raise error_of(answer.status, text, self.address)
+        found = error_of(answer.status, text, self.address)
+        if answer.status == 400 and type(found) is UnreachableError:  # a proxy's own answer
+            failed = http.client.HTTPException()
+            if why := wrong_scheme.sentence(urlsplit(self.address), failed):
+                raise UnreachableError(why)
+        raise found
 
     def lines(self, path: str, *, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the records of one stream of JSON lines; ends early when the server goes away.

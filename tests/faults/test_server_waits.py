@@ -23,6 +23,7 @@ from rayjobs.jobs.records import Event
 from rayjobs.remote.events import follow
 from rayjobs.results.logs import Logs
 from rayjobs.server import access, app, bodies
+from rayjobs.server.lines import Lines
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.submit import submitting
@@ -91,6 +92,72 @@ def test_a_store_that_stays_away_is_named(
         client.store.job_lines()
     store_away.clear()
     assert client.store.job_lines() == []
+
+
+AWAY = (
+    "the store postgresql://ada@db.internal:5432/jobs?schema=team cannot be reached: connection "
+    'failed: connection to server at "10.1.2.3", port 5432 failed: Connection refused Is the '
+    "server running on that host and accepting TCP/IP connections. Check that the server is "
+    "running, its address, and the user's password (PGPASSWORD or ~/.pgpass)"
+)
+
+
+def test_users_are_not_shown_where_a_store_is_that_is_away(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(Lines, "add", lambda _self, text: lines.append(text))
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.2)
+    client = served.connection()
+
+    def away(*_: Any, **_more: Any) -> Any:
+        raise StoreUnreachableError(AWAY, path="postgresql://ada@db.internal:5432/jobs")
+
+    client.json("GET", "/v1/tokens")
+    for name, known_for_s in (("find", 0.0), ("all_tokens", 60.0)):
+        with monkeypatch.context() as broken:
+            broken.setattr(access, "KNOWN_FOR_S", known_for_s)
+            broken.setattr(users, name, away)
+            with pytest.raises(StoreUnreachableError) as failed:
+                client.json("GET", "/v1/tokens")
+        said = str(failed.value)
+        assert "is away: its database cannot be reached; the server's log says more" in said
+        for part in ("db.internal", "10.1.2.3", "5432", "ada", "jobs?", "team"):
+            assert part not in said
+    assert any("503" in line and "10.1.2.3" in line for line in lines)
+
+
+def test_a_change_that_may_have_been_made_is_not_repeated_when_the_store_goes_away(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def fails(*_: Any, **_more: Any) -> Any:
+        tries.append(1)
+        raise StoreUnreachableError(AWAY)
+
+    root = served.connection("root", users.Role.ADMIN)
+    monkeypatch.setattr(users, "add", fails)
+    with pytest.raises(StoreUnreachableError, match="is away"):
+        root.json("POST", "/v1/tokens", body={"user": "eve"})
+    assert len(tries) == 1
+
+
+def test_a_person_is_told_which_storage_a_server_waits_for(
+    served: Served, store_away: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(connection, "note", notes.append)
+    monkeypatch.setattr(connection, "NOTED_S", 0.0)
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.5)
+    client = served.client()
+    store_away.set()
+    with pytest.raises(StoreUnreachableError):
+        client.store.job_lines()
+    (note,) = notes
+    assert note.endswith("it answered 503 Service Unavailable: the store cannot be reached")
 
 
 def test_followed_logs_and_events_outlast_a_store_that_is_away(

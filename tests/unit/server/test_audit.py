@@ -162,6 +162,20 @@ def test_a_look_at_a_target_is_a_change_only_if_it_began_to_start_it(
     assert changes == has_begun * ["start of target local"]
 
 
+@pytest.mark.parametrize("is_starting", [False, True])
+def test_a_wake_is_a_change_only_if_it_began_to_start_the_target(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_starting: bool
+) -> None:
+    monkeypatch.setattr("rayjobs.server.targets.wake_or_start", lambda *_: is_starting)
+    ada = served.connection("ada")
+    woken = ada.json("POST", "/v1/targets/local/wake", query={"start": "1"}, repeats=True)
+    assert woken is not is_starting
+    served.client("eve").store.put_program_setting("k", "v")
+    rows = rows_of(served, 1 + is_starting)
+    changes = [(row["change"], row["status"]) for row in rows if row["by"] == "ada"]
+    assert changes == is_starting * [("start of target local", 200)]
+
+
 def test_what_a_role_may_not_change_is_recorded_with_its_user(served: Served) -> None:
     eve = open_server(served.connection("eve", Role.VIEWER))
     with pytest.raises(UsageError, match="has the role viewer"):

@@ -56,6 +56,7 @@ def test_each_request_has_a_line_with_its_user_and_without_its_query(tmp_path: P
     assert asked(app, "GET", "/nothing") == 404
     assert asked(app, "DELETE", "/v1/user", token) == 405
     assert asked(app, "GET", "/v1/audit", token) == 403
+    assert asked(app, "GET", "/healthz") == asked(app, "GET", "/v1/health") == 200  # no line
     workspace.close()
     time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z 10\.0\.0\.7"
     patterns = [

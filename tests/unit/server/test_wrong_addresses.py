@@ -1,0 +1,155 @@
+"""Addresses with the wrong scheme, or a name that does not resolve: one sentence, at once."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from rayjobs.core.errors import UnreachableError
+from rayjobs.server.running import Listening, config_of
+from rayjobs.workspace import connection
+from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.folder import open_workspace
+from tests.unit.server.conftest import Served
+
+SOON_S = 10.0  # an address that may get better is tried for 20 s
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    """Return the files of a certificate for this machine, and of its key."""
+    names = str(tmp_path / "server.pem"), str(tmp_path / "server.key")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command += ["-out", names[0], "-keyout", names[1]]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    return names
+
+
+@pytest.fixture
+def tls_port(
+    tmp_path: Path, certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[int]:
+    """Return the port of a server with TLS."""
+    monkeypatch.setenv("RAYJOBS_HOME", str(tmp_path / "home"))
+    with open_workspace(tmp_path / "w", create=True) as workspace:
+        listening = Listening(port=0, certificate=certificate[0], key=certificate[1])
+        server = uvicorn.Server(
+            config_of(workspace, listening, is_silent=True, log_level="critical")
+        )
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield server.servers[0].sockets[0].getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+
+def problem(address: str) -> str:
+    """Return how a first request to an address fails."""
+    began_s = time.monotonic()
+    with (
+        closing(Connection(Login(address, "rj_x"))) as client,
+        pytest.raises(UnreachableError) as failed,
+    ):
+        client.json("GET", "/v1/user")
+    assert time.monotonic() - began_s < SOON_S
+    return str(failed.value)
+
+
+def test_http_at_a_port_with_tls_names_https(tls_port: int) -> None:
+    said = problem(f"http://127.0.0.1:{tls_port}")
+    assert f"127.0.0.1:{tls_port} speaks HTTPS: use https://127.0.0.1:{tls_port}" in said
+
+
+def test_https_at_a_plain_port_names_http(served: Served) -> None:
+    said = problem(f"https://127.0.0.1:{served.port}")
+    assert f"speaks plain HTTP, without TLS: use http://127.0.0.1:{served.port}" in said
+
+
+def test_a_proxy_that_refuses_plain_http_itself_is_known(certificate: tuple[str, str]) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+
+    def serve(plain: socket.socket) -> None:
+        if plain.recv(1, socket.MSG_PEEK) == b"\x16":  # a TLS handshake
+            with context.wrap_socket(plain, server_side=True) as secure:
+                secure.recv(1)
+            return
+        plain.recv(65_536)
+        plain.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\nno")
+
+    with listener(serve) as port:
+        said = problem(f"http://127.0.0.1:{port}")
+    assert f"use https://127.0.0.1:{port}" in said
+
+
+def test_what_speaks_neither_is_not_called_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.2)
+    with listener(lambda plain: plain.close()) as port:
+        for scheme in ("http", "https"):
+            said = problem(f"{scheme}://127.0.0.1:{port}")
+            assert "cannot be reached" in said and "use http" not in said
+
+
+@contextmanager
+def listener(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Give a port at which `serve` gets each connection."""
+
+    def accept() -> None:
+        while True:
+            try:
+                plain, _ = server.accept()
+            except OSError:
+                return
+            with plain:
+                try:
+                    serve(plain)
+                except OSError:
+                    pass  # the client has left
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_name_that_does_not_resolve_is_named_at_once() -> None:
+    said = problem("https://no-such-host.invalid:8400")
+    assert "the name 'no-such-host.invalid' cannot be resolved" in said
+
+
+def test_the_other_server_of_a_login_is_used(served: Served) -> None:
+    known = served.connection()._login
+    for wrong in ("http://no-such-host.invalid:1", f"https://127.0.0.1:{served.port}"):
+        login = Login(f"{wrong},{served.address}", known.token)
+        with closing(Connection(login)) as client:
+            assert client.json("GET", "/v1/user")["user"] == "ada"
+
+
+def test_a_program_at_work_outlasts_a_name_that_does_not_resolve(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = served.connection()
+    client.json("GET", "/v1/user")
+    client.close()
+    connected, tries = connection.connected, []
+
+    def fails_twice(*given: object, **more: object) -> object:
+        tries.append(1)
+        if len(tries) < 3:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return connected(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(connection, "connected", fails_twice)
+    assert client.json("GET", "/v1/user")["user"] == "ada" and len(tries) == 3
