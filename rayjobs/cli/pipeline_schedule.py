@@ -142,8 +142,11 @@ def ls(settings: Settings, show_all: bool) -> None:
             "No schedules. Make one: rayjobs pipeline schedule create PIPELINE --every day"
         )
         return
-    rows = [(one.id[:12], one.name, when_text(one), next_text(one), one.note) for one in found]
-    click.echo(table(rows, ("ID", "NAME", "WHEN", "NEXT (UTC)", "")))
+    rows = [
+        (one.id[:12], one.name, one.created_by or "-", when_text(one), next_text(one), one.note)
+        for one in found
+    ]
+    click.echo(table(rows, ("ID", "NAME", "USER", "WHEN", "NEXT (UTC)", "")))
 
 
 @schedule.command(epilog="\b\nExample:\n  rayjobs pipeline schedule show nightly\n")
@@ -164,6 +167,7 @@ def show(settings: Settings, schedule: str) -> None:
             [
                 ("Schedule", record.id),
                 ("Name", record.name),
+                ("User", record.created_by),
                 ("Pipeline", record.pipeline or f"endpoint {record.endpoint}"),
                 ("When", when_text(record)),
                 ("Next", next_text(record)),

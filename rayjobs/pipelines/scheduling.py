@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,13 @@ from rayjobs.core.errors import (
     NotFoundError,
     RayjobsError,
     StoreError,
+    StoreUnreachableError,
     UnreachableError,
     UnreadableSpecError,
     UsageError,
 )
 from rayjobs.core.paths import TargetPaths, home
+from rayjobs.core.store_address import without_address
 from rayjobs.core.text import counted
 from rayjobs.datastore.backends import open_backend
 from rayjobs.datastore.errors import DatastoreError
@@ -101,7 +103,11 @@ def marks_of(workspace: OpenWorkspace, watched: Mapping[str, Any]) -> dict[str, 
 
 
 def run_due(
-    workspace: OpenWorkspace, *, clock: Clock | None = None, wake: bool = True
+    workspace: OpenWorkspace,
+    *,
+    clock: Clock | None = None,
+    wake: bool = True,
+    away_since: datetime | None = None,
 ) -> list[Done]:
     """Run each due schedule once; return the results.
 
@@ -113,6 +119,7 @@ def run_due(
         workspace: Where the schedules are.
         clock: Tells the time.
         wake: Start the targets of the runs.
+        away_since: Since when the store could not be reached before this call; None: it could.
     """
     clock = clock or SystemClock()
     done = []
@@ -121,11 +128,12 @@ def run_due(
         if record.next_at is None or record.next_at > now:
             continue
         try:
-            one = _run(workspace, record, now, wake=wake)
+            one = _run(workspace, record, now, wake=wake, away_since=away_since)
         except (RayjobsError, DatastoreError, OSError) as error:
             passes = may_pass(error)
             what = f"{AGAIN}the start failed" if passes else "nothing was started"
-            one = Done(record.id, f"{what} at {now:%Y-%m-%d %H:%M} UTC: {error}")
+            why = without_address(str(error))
+            one = Done(record.id, f"{what} at {now:%Y-%m-%d %H:%M} UTC: {why}")
             next_at = record.next_at if passes else first_due(record, now)
             # A failing store cannot record it; the schedule stays due in any case.
             with contextlib.suppress(StoreError):
@@ -147,7 +155,12 @@ def may_pass(error: Exception) -> bool:
 
 
 def _run(
-    workspace: OpenWorkspace, record: ScheduleRecord, now: datetime, *, wake: bool
+    workspace: OpenWorkspace,
+    record: ScheduleRecord,
+    now: datetime,
+    *,
+    wake: bool,
+    away_since: datetime | None,
 ) -> Done | None:
     assert record.next_at is not None
     due = record.next_at
@@ -171,7 +184,7 @@ def _run(
         if name:
             path = changed[0] if len(changed) == 1 else record.watched.get("path") or ""
             parameters[str(name)] = f"{record.watched['datastore']}/{path}"
-    note = lateness(record, now) if record.recurrence is not None else ""
+    note = lateness(record, now, away_since) if record.recurrence is not None else ""
     properties = {SCHEDULE_PROPERTY: record.id}
     if seen is not None:
         properties[SEEN_PROPERTY] = _digest(seen)
@@ -205,8 +218,14 @@ def _digest(seen: Mapping[str, str]) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def lateness(record: ScheduleRecord, now: datetime) -> str:
-    """Return a sentence about times that were missed; empty: it is on time."""
+def lateness(record: ScheduleRecord, now: datetime, away_since: datetime | None = None) -> str:
+    """Return a sentence about times that were missed; empty: it is on time.
+
+    Args:
+        record: The schedule, which is due.
+        now: The time.
+        away_since: See `run_due`.
+    """
     assert record.next_at is not None and record.recurrence is not None
     if now - record.next_at < LATE:
         return ""
@@ -216,6 +235,8 @@ def lateness(record: ScheduleRecord, now: datetime) -> str:
         times += 1
     missed = f" It fell due {counted(times, 'time')} meanwhile, and runs once." if times > 1 else ""
     why = f"nothing ran schedules at {record.next_at:%Y-%m-%d %H:%M} UTC."
+    if away_since is not None and away_since < record.next_at + LATE:
+        why = f"the workspace's store could not be reached from {away_since:%Y-%m-%d %H:%M} UTC on."
     if record.note.startswith(AGAIN):
         why = record.note.removeprefix(AGAIN)
     return f"late: {why}{missed}"
@@ -274,16 +295,24 @@ def changed(
 
 
 def main(arguments: list[str]) -> int:
-    """Run due schedules of a workspace; print the next time and the number of schedules."""
+    """Run due schedules of a workspace; print the next time and the number of schedules.
+
+    The second argument says since when the store was away, in seconds since 1970.
+    """
     from rayjobs.workspace.folder import open_workspace
 
+    away_since = datetime.fromtimestamp(float(arguments[1]), UTC) if arguments[1:] else None
     try:
         workspace = open_workspace(Path(arguments[0]), create=False)
     except NotFoundError:
         sys.stdout.write(json.dumps({"count": 0, "next": None, "gone": True}))
         return 0
+    except StoreUnreachableError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.stdout.write(json.dumps({"away": True}))
+        return 0
     with workspace:
-        for one in run_due(workspace):
+        for one in run_due(workspace, away_since=away_since):
             sys.stderr.write(f"{one.schedule}: {one.run or 'no run'} {one.note}\n")
         wake_targets(workspace)
         found = workspace.store.schedules()

@@ -33,6 +33,7 @@ CHILD_LIMIT_S = 600.0
 LOCK_PATIENCE_S = 5.0
 # A workspace that is not where it was may be on a disk that is not mounted for the moment.
 GONE_S = 86400.0
+AWAY = "away_since"  # in a registration: since when the store cannot be reached
 _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -46,8 +47,11 @@ def register(workspace: Path, *, home: Path) -> None:
     place = folder(home)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:16]
+    file = place / f"{name}.json"
     with _registry(home):
-        local_head.write_private(place / f"{name}.json", json.dumps({"path": str(workspace)}))
+        known = local_head.read_json(file) or {}
+        away = {AWAY: known[AWAY]} if AWAY in known else {}
+        local_head.write_private(file, json.dumps({"path": str(workspace), **away}))
     ensure(home=home)
 
 
@@ -111,7 +115,7 @@ def look(home: Path) -> float | None:
     sleeps = []
     for file, path in registered(home).items():
         mark = _mark(file)
-        report = _ask(home, path)
+        report = _ask(home, file, path)
         if report is None:
             sleeps.append(AFTER_ERROR_S)
         elif not report["count"]:
@@ -152,11 +156,22 @@ def _unregister(home: Path, file: Path, mark: tuple[int, int] | None, *, is_gone
 
 
 def _note_found(home: Path, file: Path) -> None:
-    """Forget that a workspace was gone."""
+    """Forget that a workspace was gone, or its store away."""
     with _registry(home):
         values = local_head.read_json(file)
-        if values is not None and values.pop("gone_since", None) is not None:
-            local_head.write_private(file, json.dumps(values))
+        if values is None:
+            return
+        found = {name: one for name, one in values.items() if name not in ("gone_since", AWAY)}
+        if found != values:
+            local_head.write_private(file, json.dumps(found))
+
+
+def _note_away(home: Path, file: Path) -> None:
+    """Note since when the store of a workspace cannot be reached: late runs will say so."""
+    with _registry(home):
+        values = local_head.read_json(file)
+        if values is not None and AWAY not in values:
+            local_head.write_private(file, json.dumps({**values, AWAY: time.time()}))
 
 
 def _unblock() -> None:
@@ -164,15 +179,17 @@ def _unblock() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _ask(home: Path, path: Path) -> dict[str, Any] | None:
+def _ask(home: Path, file: Path, path: Path) -> dict[str, Any] | None:
     """Return the child's report on a workspace; None: it failed, and the log says why."""
     log = folder(home) / "log"
+    since = (local_head.read_json(file) or {}).get(AWAY)
+    away = () if since is None else (since,)
     with log.open("ab") as out:
         if out.tell() > 2**20:
             out.truncate(0)
         try:
             done = subprocess.run(
-                [sys.executable, "-P", "-m", DUE, str(path)],
+                [sys.executable, "-P", "-m", DUE, str(path), *map(str, away)],
                 check=False,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -182,6 +199,9 @@ def _ask(home: Path, path: Path) -> dict[str, Any] | None:
                 preexec_fn=_unblock,  # this process has one thread
             )
             report = json.loads(done.stdout.splitlines()[-1])
+            if report.get("away"):
+                _note_away(home, file)
+                return None
             return {"count": int(report["count"]), "next": report["next"], "gone": report["gone"]}
         except (OSError, ValueError, IndexError, KeyError, subprocess.TimeoutExpired) as error:
             out.write(f"{path}: {error}\n".encode())

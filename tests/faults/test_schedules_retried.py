@@ -128,8 +128,8 @@ def test_a_schedule_that_is_made_while_the_timekeeper_looks_is_not_forgotten(
     timekeeper.register(path, home=home)
     ask = timekeeper._ask
 
-    def slow(home: Path, path: Path) -> dict[str, Any] | None:
-        found = ask(home, path)  # there are no schedules yet
+    def slow(home: Path, file: Path, path: Path) -> dict[str, Any] | None:
+        found = ask(home, file, path)  # there are no schedules yet
         timekeeper.register(path, home=home)
         return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -11,7 +13,13 @@ from typing import Any
 import pytest
 
 from rayjobs.api.workspace import Workspace
-from rayjobs.core.errors import NotFoundError, StoreError, UnreadableSpecError, UsageError
+from rayjobs.core.errors import (
+    NotFoundError,
+    StoreError,
+    StoreUnreachableError,
+    UnreadableSpecError,
+    UsageError,
+)
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.datastore import DataPath
 from rayjobs.datastore.errors import DataNotFound, DatastoreUnavailable
@@ -236,6 +244,82 @@ def test_what_was_missed_runs_once_with_a_notice(world: World) -> None:
     assert world.due() == [] and len(world.runs) == 1
     events = world.ws.opened.store.events(world.runs[0])
     assert any("late: nothing ran schedules at" in event.message for event in events)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "said"),
+    [(0.5, "late: the workspace's store could not be reached from"), (5, "nothing ran schedules")],
+)
+def test_a_late_run_says_that_its_store_was_away_if_it_was(
+    world: World, minutes: float, said: str
+) -> None:
+    one = world.schedule()
+    due = world.row(one).next_at
+    assert due is not None
+    world.clock.at = due + timedelta(minutes=20)
+    (done,) = scheduling.run_due(
+        world.ws.opened,
+        clock=world.clock,
+        wake=False,
+        away_since=due + timedelta(minutes=minutes),
+    )
+    assert said in done.note
+
+
+def test_the_timekeeper_says_since_when_a_store_was_away(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked, away = tmp_path / "w", tmp_path / "asked", tmp_path / "away"
+    (tmp_path / "due_stub.py").write_text(
+        f"import json, os, sys\nopen({str(asked)!r}, 'w').write(json.dumps(sys.argv[1:]))\n"
+        f"away = os.path.exists({str(away)!r})\n"
+        "print(json.dumps({'away': True} if away else {'count': 1, 'next': None, 'gone': False}))"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(timekeeper, "DUE", "due_stub")
+    monkeypatch.setattr(timekeeper, "ensure", lambda *, home: None)
+    timekeeper.register(folder, home=own_home)
+
+    def arguments() -> list[str]:
+        timekeeper.look(own_home)
+        timekeeper.register(folder, home=own_home)  # a command that changes a schedule
+        return list(json.loads(asked.read_text()))
+
+    assert arguments() == [str(folder)]
+    away.touch()
+    began_s = time.time()
+    assert arguments() == [str(folder)]
+    again = arguments()
+    assert arguments() == again and began_s <= float(again[1]) <= time.time()
+    away.unlink()
+    assert arguments() == again, "the first look that succeeds says it"
+    assert arguments() == [str(folder)]
+
+
+def test_a_note_does_not_say_where_the_store_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world.schedule()
+    with monkeypatch.context() as broken:
+
+        def away(*_: Any, **_more: Any) -> Any:
+            raise StoreUnreachableError("the store postgresql://ada@db/jobs cannot be reached: no")
+
+        broken.setattr(scheduling, "run_published", away)
+        world.later(hours=1)
+    note = world.row(one).note
+    assert "the workspace's store is away" in note and "ada" not in note
+
+
+def test_a_store_that_is_away_is_reported_to_the_timekeeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away(*_: Any, **_more: Any) -> Any:
+        raise StoreUnreachableError("the store postgresql://ada@db/jobs cannot be reached: no")
+
+    monkeypatch.setattr("rayjobs.workspace.folder.open_workspace", away)
+    assert scheduling.main([str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"away": True}
 
 
 def test_one_that_dies_after_the_submit_finds_its_run_again(

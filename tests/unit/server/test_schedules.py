@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from rayjobs.api.workspace import Workspace
+from rayjobs.cli.main import main
 from rayjobs.core.errors import NotFoundError, StoreUnreachableError, UsageError
 from rayjobs.core.paths import home
 from rayjobs.jobs.records import ScheduleRecord
 from rayjobs.pipelines import Pipeline, PythonScriptStep, ScheduleRecurrence, schedule, scheduling
 from rayjobs.server import timekeeping
 from rayjobs.target import timekeeper
+from rayjobs.workspace import connection
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 from tests.support.jobs import until
@@ -80,6 +84,28 @@ def test_the_server_keeps_the_time_and_runs_are_the_users(
     schedule.drop(client, off)
     with pytest.raises(NotFoundError):
         served.workspace.store.schedule(made.id)
+
+
+def test_a_list_says_whose_each_schedule_is(
+    served: Served,
+    create: Callable[[OpenWorkspace], ScheduleRecord],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = [create(served.client(user)) for user in ("ada", "eve")]
+    monkeypatch.setenv(connection.ADDRESS, served.address)
+    monkeypatch.setenv(connection.TOKEN, served.connection("bob")._login.token)
+    for reaches in (["--workspace", str(served.workspace.path)], []):
+        connection.allow(not reaches)
+        command = ["pipeline", "schedule", "ls", *reaches]
+        head, *rows = CliRunner().invoke(main, command).stdout.splitlines()
+        assert "USER" in head
+        assert {row.split()[0]: row.split()[2] for row in rows} == {
+            one.id[:12]: one.created_by for one in made
+        }
+        found = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
+        assert {one["id"]: one["created_by"] for one in found} == {
+            one.id: one.created_by for one in made
+        }
 
 
 def test_only_its_maker_and_admins_change_a_schedule(
