@@ -15,7 +15,7 @@ from rayjobs.datastore.data_input import DataInput
 from rayjobs.datastore.dataset_factory import dataset_of, rebuild
 from rayjobs.datastore.errors import DataNotFound, InvalidReference
 from rayjobs.datastore.refs import DataPath, DataReference, check_mode, check_name, parse_reference
-from rayjobs.datastore.sources import Source, resolve
+from rayjobs.datastore.sources import Source, has_glob, resolve
 from rayjobs.datastore.stores import Datastore, HasCatalogue, catalogue_of
 
 MODES = ("mount", "download", "direct")
@@ -107,8 +107,8 @@ def _of_reference(
     source = Source(record.name, reference.path_on_datastore or "")
     backend = open_backend(record)
     local = backend.local_path(source.path)
-    if local is None:
-        manifest = resolve([source], lambda _: record)
+    if local is None or (has_glob(source.path) and not local.exists()):
+        manifest, local = resolve([source], lambda _: record), None
     elif not local.exists():
         raise DataNotFound(
             f"{source.path or '/'!r} does not exist in datastore {record.name!r} "

@@ -44,13 +44,16 @@ def look_at(path: str | Path) -> Look:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def look_below(folder: str | Path, links: set[str] | None = None) -> dict[str, Look]:
+def look_below(
+    folder: str | Path, links: set[str] | None = None, partial: set[str] | None = None
+) -> dict[str, Look]:
     """Return the stat of every file below `folder`, by relative path; links are followed.
 
-    Files whose stat fails, such as broken links, are left out.
+    Files whose stat fails, such as broken links, are left out, and files of unfinished uploads.
 
     Args:
         links: Collects the paths of the followed links.
+        partial: Collects the paths of files of unfinished uploads.
 
     Raises:
         OSError: `folder` itself cannot be listed.
@@ -75,7 +78,10 @@ def look_below(folder: str | Path, links: set[str] | None = None) -> dict[str, L
                         links.add(item.path)
                     if item.is_dir():
                         pending.append((item.path, f"{shown}{item.name}/", above | {real}))
-                    elif item.is_file() and PARTIAL_MARK not in item.name:
+                    elif PARTIAL_MARK in item.name:
+                        if partial is not None:
+                            partial.add(item.path)
+                    elif item.is_file():
                         status = item.stat()
                         look = (status.st_size, status.st_mtime_ns, status.st_ino)
                         found[shown + item.name] = look

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rayjobs.core.text import counted
 from rayjobs.datastore import mounts
 from rayjobs.datastore import protection as protections
 from rayjobs.datastore.backends import Backend, open_backend
@@ -235,17 +236,30 @@ class _Job:
             seen = Seen(str(target.parent), {target.name: look_at(target)}, {})
             return self._live(path, seen, read_only=(str(target),))
         links: set[str] = set()
+        partial: set[str] = set()
+        files = look_below(target, links, partial)
+        if partial:
+            return self._complete_files(len(partial))
         if _is_broad(str(target), self.place):
             # Making it read-only would affect the user's caches too: the job sees it read-only at
             # the input's path, and unchanged elsewhere.
             self.place.mkdir()
-            seen = Seen(str(target), look_below(target), {})
+            seen = Seen(str(target), files, {})
             shown = ((str(target), str(self.place)),)
             return self._live(self.place, seen, shown=shown, why_open=_why_broad(str(target)))
         self.place.symlink_to(target)
-        seen = Seen(str(target), look_below(target, links), {})
+        seen = Seen(str(target), files, {})
         ends, why_open = _ends_of(links, self.place)
         return self._live(self.place, seen, read_only=(str(target), *ends), why_open=why_open)
+
+    def _complete_files(self, partial: int) -> Materialised:
+        """Show the present files of a path, without those of unfinished uploads."""
+        assert self.source.live is not None
+        done = self.run(resolve([self.source.live], self.records.__getitem__), "mount")
+        note = (
+            f"input {self.source.name!r}: {counted(partial, 'file')} of unfinished uploads left out"
+        )
+        return replace(done, said=(*done.said, note))
 
     def _live(self, path: Path, seen: Seen, **facts: Any) -> Materialised:
         done = replace(self._done(path, "linked"), **facts)
@@ -342,8 +356,9 @@ class _Job:
         folder = backend.local_path(base)
         if folder is None or not folder.is_dir() or _is_broad(str(folder), self.place):
             return None
-        present = look_below(folder, looks.links)
-        if set(present) != {entry.path for entry in manifest}:
+        partial: set[str] = set()
+        present = look_below(folder, looks.links, partial)
+        if partial or set(present) != {entry.path for entry in manifest}:
             return None
         for entry in manifest:
             look = present[entry.path]

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from rayjobs.core.text import verb
 from rayjobs.datastore.backends import Backend, StoredFile
+from rayjobs.datastore.backends.base import Stopped
 from rayjobs.datastore.errors import AccessDenied, DatastoreError, InvalidReference, TransferFailed
 from rayjobs.datastore.kept import Tally, compare, tally
 from rayjobs.datastore.progress import Meter, ProgressCallback
@@ -20,10 +21,6 @@ from rayjobs.datastore.progress import Meter, ProgressCallback
 THREADS = 8
 LEFT_OUT_SHOWN = 3
 Item = TypeVar("Item")
-
-
-class Stopped(Exception):
-    """Inside a transfer: another file failed, so finishing this one is pointless."""
 
 
 def for_each(

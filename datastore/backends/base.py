@@ -11,6 +11,10 @@ CountBytes = Callable[[int], None]
 """Gets the size of each transferred piece; negative if a piece must be sent again."""
 
 
+class Stopped(Exception):
+    """Raised by a counter of bytes to end a transfer that another one or the user has ended."""
+
+
 def ignore_bytes(count: int) -> None:
     """Count nothing."""
 

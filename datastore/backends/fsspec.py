@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.datastore import credentials
-from rayjobs.datastore.backends.base import CountBytes, Folder, StoredFile, ignore_bytes
+from rayjobs.datastore.backends.base import (
+    CountBytes,
+    Folder,
+    Stopped,
+    StoredFile,
+    ignore_bytes,
+)
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.digests import CHUNK_BYTES, digest_of_text
 from rayjobs.datastore.errors import (
@@ -297,7 +303,9 @@ class _Explained:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, DatastoreError) or not isinstance(error, Exception):
+        if error is None or not isinstance(error, Exception):
+            return
+        if isinstance(error, DatastoreError | Stopped):
             return
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             raise DataNotFound(f"{self._where}: {error} does not exist.") from error

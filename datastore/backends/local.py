@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -138,8 +139,10 @@ class LocalBackend:
             in_file = next((one for one in target.parents if one.is_file()), None)
             if in_file is not None:
                 raise InvalidReference(f"{in_file} is a file; give a folder.") from error
-            partial.unlink(missing_ok=True)
             raise self._explain(error, path) from error
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink()
         return StoredFile(stored.path, stored.size, stored.etag, digest)
 
     def remove(self, path: str) -> None:

@@ -70,7 +70,7 @@ def map_(settings: Settings, /, mappings: tuple[str, ...], remove: tuple[str, ..
     """
     from rayjobs.azureml import mapping
 
-    with settings.open(create=True) as workspace:
+    with settings.open(create=bool(mappings or remove)) as workspace:
         kept = mapping.change(workspace, mappings, remove)
     if settings.as_json:
         print_json({"targets": kept.targets, "urls": kept.urls, "allow_cpu": kept.allow_cpu})

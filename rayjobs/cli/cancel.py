@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import shlex
 from typing import Any
 
 import click
@@ -13,11 +12,12 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.params import JobId
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.waking import wake_quietly
-from rayjobs.core.errors import RayjobsError, UsageError
+from rayjobs.core.errors import RayjobsError
 from rayjobs.core.paths import home
 from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter
+from rayjobs.submit import copies
 from rayjobs.target import abandoned
 from rayjobs.target.condition import Standing
 
@@ -80,12 +80,7 @@ def cancel(
                 require_experiment(store, experiment)
         results: list[dict[str, Any]] = []
         for job in {job.id: job for job in found}.values():
-            if workspace.original is not None and not job.state.is_final:
-                raise UsageError(
-                    f"{job.id} does not run here: this workspace is a copy of "
-                    f"{workspace.original}. Cancel it there: `rayjobs cancel {short_id(job)} "
-                    f"--workspace {shlex.quote(str(workspace.original))}`"
-                )
+            copies.require_own(workspace, job, "cancel")
             state = store.request_cancel(job.id, by=getpass.getuser())
             results.append({"id": job.id, "state": state, "was": job.state})
             if state.is_final:

@@ -153,7 +153,7 @@ def ls(settings: Settings, place: str) -> None:
     """List datasets; or files of a datastore, or of a job's output; or a dataset's versions."""
     from rayjobs.datastore.stores import Datastore
 
-    with settings.open(create=True) as workspace:
+    with settings.open() as workspace:
         catalogue = workspace.catalogue
         place = _reference(catalogue, place)
         if place.startswith(OUTPUT):

@@ -140,7 +140,7 @@ def ls(settings: Settings) -> None:
     """List the datastores of the workspace."""
     from rayjobs.datastore.stores import Datastore
 
-    with settings.open(create=True) as workspace:
+    with settings.open() as workspace:
         default = workspace.catalogue.default_datastore()
         stores = [Datastore.from_record(one) for one in workspace.catalogue.datastores()]
     if settings.as_json:
@@ -202,7 +202,7 @@ def check(settings: Settings, names: tuple[str, ...]) -> int:
     from rayjobs.datastore.errors import DatastoreError
     from rayjobs.datastore.stores import Datastore
 
-    with settings.open(create=True) as workspace:
+    with settings.open() as workspace:
         catalogue = workspace.catalogue
         records = [catalogue.datastore(name) for name in names] or catalogue.datastores()
     found = []

@@ -19,6 +19,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.driver_log import last_lines
 from rayjobs.results.logs import Logs, Part
+from rayjobs.submit import copies
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
 Result = TypeVar("Result")
@@ -61,6 +62,8 @@ class Stages:
         is_first = self._looked_s == float("-inf")
         self._looked_s = now_s
         self.job = job = self._workspace.store.job(self._job_id)
+        if is_first:
+            copies.require_own(self._workspace, job, "wait")
         if job.state.is_final:
             self._was_over = is_first
             return job

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import getpass
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from rayjobs.core.errors import UsageError
 from rayjobs.core.text import counted
 from rayjobs.injob.outcomes import Outcome
-from rayjobs.jobs.records import INTERACTIVE, JobLine
+from rayjobs.jobs.records import INTERACTIVE, Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter
 from rayjobs.target import abandoned
@@ -77,6 +79,23 @@ def _started_here(
         for line in lines
         if line.id not in known and line.submitted_at.timestamp() >= made_s
     )
+
+
+def require_own(workspace: OpenWorkspace, job: Job | JobLine, command: str) -> None:
+    """Refuse a command that depends on the job's target, if the job runs in another workspace.
+
+    Args:
+        command: The name of the command, which works in that workspace.
+
+    Raises:
+        UsageError: this workspace is a copy, and the job has not ended.
+    """
+    if workspace.original is not None and not job.state.is_final:
+        there = shlex.quote(str(workspace.original))
+        raise UsageError(
+            f"{job.id} does not run here: this workspace is a copy of {workspace.original}. Where "
+            f"it runs: `rayjobs {command} {job.id} --workspace {there}`"
+        )
 
 
 def sentence(original: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -106,3 +107,46 @@ def test_a_stage_that_has_ended_is_not_noted(monkeypatch: pytest.MonkeyPatch) ->
         assert timer is not None
     timer.join(60)
     assert not timer.is_alive()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("data", "ls"),
+        ("data", "ls", "x/y"),
+        ("datastore", "ls"),
+        ("datastore", "check"),
+        ("azureml", "map"),
+        ("data", "show", "x"),
+    ],
+)
+def test_a_command_that_reads_makes_no_workspace(
+    terminal: Terminal, own_home: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """A misspelt RAYJOBS_WORKSPACE would look like an empty one."""
+    monkeypatch.setenv("RAYJOBS_WORKSPACE", str(own_home / "misspelt"))
+    done = terminal.type(*command)
+    assert done.code == 3
+    assert "there is no workspace in" in done.err
+    assert not (own_home / "misspelt").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [("wait",), ("logs", "-f"), ("logs", "-f", "--timestamps"), ("cancel",)]
+)
+def test_a_job_of_the_original_is_not_waited_for_in_a_copy(
+    terminal: Terminal,
+    queue: Queue,
+    own_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+) -> None:
+    """Nothing in the copy would ever tell its end."""
+    job = queue.submit()
+    copy = own_home / "copy"
+    shutil.copytree(queue.workspace.path, copy)
+    monkeypatch.setenv("RAYJOBS_WORKSPACE", str(copy))
+    done = terminal.type(*command, job.id)
+    assert done.code == 2
+    assert f"{job.id} does not run here: this workspace is a copy of" in done.err
+    assert f"--workspace {queue.workspace.path}" in done.err

@@ -111,6 +111,44 @@ def test_a_glob_shows_the_matching_files_only(
 
 
 @pytest.mark.parametrize("mode", ["mount", "download"])
+def test_a_glob_as_a_path_shows_the_matching_files_only(
+    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, mode: str
+) -> None:
+    source = resolve_input(f"x=images/pets/**/1.jpg:{mode}", catalogue)
+    done = materialise(source, None, node, into=into, protection=JOB)
+    assert listing(done.path) == ["cats/1.jpg"]
+    with pytest.raises(DataNotFound, match=r"there is nothing at 'pets/\*\.png'"):
+        resolve_input(f"x=images/pets/*.png:{mode}", catalogue)
+
+
+def test_a_folder_whose_name_looks_like_a_glob_is_shown_in_place(
+    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
+) -> None:
+    folder = Path(images.container_name) / "run[1]"
+    folder.mkdir()
+    (folder / "a").write_text("a")
+    done = materialise(
+        resolve_input("x=images/run[1]", catalogue), None, node, into=into, protection=JOB
+    )
+    assert Path(done.path).resolve() == folder
+
+
+@pytest.mark.parametrize("mode", ["mount", "download"])
+@pytest.mark.parametrize("text", ["images/pets", "dataset:pets"])
+def test_files_of_an_unfinished_upload_are_not_in_an_input(
+    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, mode: str, text: str
+) -> None:
+    """A killed `data put` leaves them."""
+    Dataset.File.from_files((images, "pets")).register(catalogue, "pets")
+    (Path(images.container_name) / "pets" / "cats" / ".3.jpg.partial-0a1b").write_text("half")
+    source = resolve_input(text, catalogue, name="x", mode=mode)
+    done = materialise(source, None, node, into=into, protection=JOB)
+    assert listing(done.path) == ["cats/1.jpg", "dogs/2.jpg"]
+    if mode == "mount" and text == "images/pets":
+        assert done.said == ("input 'x': 1 file of unfinished uploads left out",)
+
+
+@pytest.mark.parametrize("mode", ["mount", "download"])
 def test_a_version_shows_its_files_and_no_others(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, mode: str
 ) -> None:

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.datastore.backends.base import CountBytes, StoredFile, ignore_bytes
+from rayjobs.datastore.backends import open_backend
+from rayjobs.datastore.backends.base import CountBytes, Stopped, StoredFile, ignore_bytes
 from rayjobs.datastore.backends.local import LocalBackend
+from rayjobs.datastore.digests import CHUNK_BYTES
 from rayjobs.datastore.errors import DatastoreUnavailable
+from rayjobs.datastore.fsspec_records import fsspec_record
 from rayjobs.datastore.progress import Progress, ProgressLine
 from rayjobs.datastore.transfer import Download, download, files_below, for_each
 
@@ -36,6 +39,26 @@ def test_a_half_file_is_never_left(tmp_path: Path) -> None:
     with pytest.raises(DatastoreUnavailable, match="of 3 files"):
         download(backend, wanted, overwrite=False, progress=None, threads=1)
     assert [path.name for path in target.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["local", "fsspec"])
+def test_an_interrupted_upload_leaves_no_partial_file(tmp_path: Path, kind: str) -> None:
+    """Ctrl-C raises `Stopped` in the middle of each file."""
+    root, source = tmp_path / "store", tmp_path / "big"
+    root.mkdir()
+    source.write_bytes(b"x" * (3 * CHUNK_BYTES))
+
+    def interrupted(_size: int) -> None:
+        raise Stopped
+
+    backend = (
+        LocalBackend(root)
+        if kind == "local"
+        else open_backend(fsspec_record("s", f"file://{root}", {}, {}))
+    )
+    with pytest.raises(Stopped):
+        backend.put(source, "a/big", interrupted)
+    assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
 def test_after_a_failure_nothing_new_begins() -> None:
