@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 # A collection that reads or stores the same file for longer is stuck, unless the file would take
-# this long at the slowest rate that counts as progress.
-STILL_S = 60.0
+# this long at the slowest rate that counts as progress. Users wait without a reason until then, and
+# a cancel has no effect.
+STILL_S = 10.0
 SLOWEST_BYTES_PER_S = 1_000_000.0
 # How long the result of a stuck collection is kept for its supervisor, which asks every 2 s.
 KEPT_S = 60.0
