@@ -8,7 +8,9 @@ describes the fields of an entry.
 from __future__ import annotations
 
 import ast
+import copy
 import functools
+import hashlib
 import re
 import textwrap
 import tomllib
@@ -19,6 +21,9 @@ from typing import Any
 
 FOLDER = Path("tests") / "faults" / "mutants"
 CHANGES = ("never", "always", "drop", "replace", "body")
+
+
+_Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
 
 class MutantError(ValueError):
@@ -139,6 +144,48 @@ def mutation(root: Path, mutant: Mutant) -> Mutation:
     except SyntaxError as error:
         raise MutantError(f"{mutant.place}: the changed code is not valid Python") from error
     return Mutation(file, module)
+
+
+def fingerprint(root: Path, mutant: Mutant) -> str:
+    """Return a digest of what a proof of a mutant depends on: it is stale once this changes.
+
+    That is the mutant, the function it changes and the functions of its tests, without docstrings
+    and comments. Fixtures and other functions are not part of it.
+
+    Raises:
+        MutantError: The mutant does not fit the code, or a test of it does not exist.
+    """
+    module = _tree(_text(_file(root, mutant.place)))
+    scope = _scope(module, mutant.place)
+    assert scope is not None  # `_file` has looked
+    parts = [repr(mutant), _plain(scope)]
+    for test in mutant.tests:
+        parts += _code_of_test(root, test)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _code_of_test(root: Path, test: str) -> list[str]:
+    name, *names = re.sub(r"\[.*", "", test, flags=re.DOTALL).split("::")
+    own = root / name
+    # A class may inherit its tests from one in another file of its folder.
+    files = [own] if len(names) == 1 else [own, *sorted(own.parent.glob("*.py"))]
+    for file in files:
+        tree = _tree(_text(file))
+        found = [node for node in ast.walk(tree) if getattr(node, "name", "") == names[-1]]
+        if found:
+            return [_plain(node) for node in found]
+    raise MutantError(f"there is no test {test}")
+
+
+def _plain(scope: ast.AST) -> str:
+    """Return code without docstrings."""
+    copied = copy.deepcopy(scope)
+    for node in ast.walk(copied):
+        if not isinstance(node, _Documented):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return ast.dump(copied)
 
 
 # --- names ---------------------------------------------------------------------------------------

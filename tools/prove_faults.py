@@ -2,13 +2,15 @@
 
 `tests/faults/mutants/*.toml` lists small changes of the code with the tests that must fail under
 each. They run in a private copy of the committed tree. A test that passes without its handler, or
-that could not begin, proves nothing: the exit status is 1 then.
+that could not begin, proves nothing: the exit status is 1 then. A proof is recorded with a digest
+of the code it depends on, and runs again once that code changes.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import re
 import shutil
@@ -20,9 +22,11 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from mutants import FOLDER, Mutant, MutantError, load, mutation
+from mutants import FOLDER, Mutant, MutantError, fingerprint, load, mutation
 
 ROOT = Path(__file__).resolve().parents[1]
+RECORD = FOLDER / "proven.json"
+PAGE = Path("docs") / "proven.md"
 TEST_TIMEOUT_S = 120
 RUN_TIMEOUT_S = 1800
 
@@ -157,29 +161,47 @@ def prove(copy: Copy, mutant: Mutant) -> str:
     return "; ".join(f"{test} {how}" for test, how in wrong.items() if how != "failed")
 
 
+class Record:
+    """The proofs so far: by the mutant's name, what each depended on when its tests turned red."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        text = file.read_text(encoding="utf-8") if file.exists() else "{}"
+        self._proofs: dict[str, str] = json.loads(text)
+
+    def has(self, root: Path, mutant: Mutant) -> bool:
+        """Whether a mutant is proven for the code below `root` as it is now."""
+        try:
+            return self._proofs.get(mutant.name) == fingerprint(root, mutant)
+        except MutantError:
+            return False
+
+    def put(self, root: Path, mutant: Mutant, *, is_red: bool) -> None:
+        """Note a result."""
+        self._proofs.pop(mutant.name, None)
+        if is_red:
+            self._proofs[mutant.name] = fingerprint(root, mutant)
+        text = json.dumps(dict(sorted(self._proofs.items())), indent=0, ensure_ascii=False)
+        self._file.write_text(text + "\n", encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prove all mutants, or those of the named faults; 1 when one survives."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("faults", nargs="*", type=int, help="numbers of faults; all by default")
     parser.add_argument("--list", action="store_true", help="list the mutants and run nothing")
+    parser.add_argument("--page", action="store_true", help="write the page and run nothing")
+    parser.add_argument(
+        "--again", action="store_true", help="also run mutants whose proof is still valid"
+    )
     parser.add_argument(
         "--only", metavar="FOLDER", help="only mutants all of whose tests are in this folder"
     )
-    parser.add_argument(
-        "--log",
-        type=Path,
-        metavar="FILE",
-        help="append each result to this file, and skip the mutants that it lists as red",
-    )
-    parser.add_argument(
-        "--table", type=Path, metavar="FILE", help="with --log: write it as a page and run nothing"
-    )
     options = parser.parse_args(arguments)
-    if options.table and not options.log:
-        parser.error("--table needs --log")
+    every = load(ROOT / FOLDER)
     mutants = [
         mutant
-        for mutant in load(ROOT / FOLDER)
+        for mutant in every
         if not options.faults or mutant.fault in options.faults
         if not options.only or all(test.startswith(options.only) for test in mutant.tests)
     ]
@@ -187,31 +209,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mutant in mutants:
             print(mutant.name, *mutant.tests, sep="\n       ")
         return 0
-    proven = _red(options.log) if options.log else set()
-    if options.table:
-        options.table.write_text(table(mutants, proven), encoding="utf-8")
-        return 0
-    left = [mutant for mutant in mutants if mutant.name not in proven]
+    record = Record(ROOT / RECORD)
+    survived = 0
+    if not options.page:
+        left = [one for one in mutants if options.again or not record.has(ROOT, one)]
+        print(f"prove: {len(mutants) - len(left)} of {len(mutants)} proofs are still valid")
+        survived = _run(left, record)
+        print(f"prove: {len(mutants) - survived} of {len(mutants)} handlers are proven")
+    (ROOT / PAGE).write_text(page(every, record), encoding="utf-8")
+    return 1 if survived else 0
+
+
+def _run(mutants: Sequence[Mutant], record: Record) -> int:
+    """Run mutants in a copy of the committed tree; return how many survived."""
     folder = Path(tempfile.mkdtemp(prefix="prove-", dir="/tmp"))
     folder.chmod(0o755)  # some tests run what is in it as another user
     survived = 0
     try:
         copy = Copy(folder)
-        for _, group in itertools.groupby(left, key=lambda mutant: mutant.fault):
-            for line, is_red in _results(copy, list(group)):
+        for _, group in itertools.groupby(mutants, key=lambda mutant: mutant.fault):
+            for mutant, line, is_red in _results(copy, list(group)):
                 survived += not is_red
                 print(line, flush=True)
-                if options.log:
-                    with options.log.open("a", encoding="utf-8") as log:
-                        log.write(f"{line}\n")
+                record.put(copy.root, mutant, is_red=is_red)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"prove: {len(mutants) - survived} of {len(mutants)} handlers are proven")
-    return 1 if survived else 0
+    return survived
 
 
-def _results(copy: Copy, mutants: Sequence[Mutant]) -> Iterator[tuple[str, bool]]:
-    """Yield a line for each mutant, and whether all of its tests turned red."""
+def _results(copy: Copy, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str, bool]]:
+    """Yield each mutant, a line about it, and whether all of its tests turned red."""
     tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     before = copy.outcomes(tests)
     sound = {test: of(before, test) for test in tests}
@@ -221,26 +248,27 @@ def _results(copy: Copy, mutants: Sequence[Mutant]) -> Iterator[tuple[str, bool]
         problem = f"without the change: {'; '.join(odd)}" if odd else prove(copy, mutant)
         took = f"{time.monotonic() - started_s:6.1f} s"
         line = f"{'SURVIVED' if problem else 'red':<8} {took}  {mutant.name}"
-        yield f"{line}\n                    {problem}" if problem else line, not problem
+        yield mutant, f"{line}\n                    {problem}" if problem else line, not problem
 
 
-def table(mutants: Sequence[Mutant], proven: set[str]) -> str:
-    """Return a page: for each fault its handlers, and how many of them were proven."""
+def page(mutants: Sequence[Mutant], record: Record) -> str:
+    """Return a page: for each fault its handlers, and how many of them are proven."""
     text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
     titles = {
         int(number): title for number, title in re.findall(r"(?m)^### Fault (\d+): (.+)$", text)
     }
-    red = sum(mutant.name in proven for mutant in mutants)
+    proven = {mutant.name for mutant in mutants if record.has(ROOT, mutant)}
     lines = [
         "# Proven handlers",
         "",
-        "This page is written by `tools/prove_faults.py --log FILE --table docs/proven.md`. Each",
-        "handler was switched off once, in a copy of the tree, and its tests had to fail.",
+        "`make prove` writes this page. It switches each handler off, in a copy of the tree, and",
+        "its tests must fail. A proof counts until the handler's function, the change that",
+        "switches it off, or one of the tests changes; `make prove` then runs it again.",
         "",
-        f"**{red} of {len(mutants)} handlers are proven.** Why the others are not:",
+        f"**{len(proven)} of {len(mutants)} handlers are proven.** Why some cannot be:",
         "[what is not proven](faults.md#what-is-not-proven).",
         "",
-        "| fault | handlers | proven | not proven |",
+        "| fault | handlers | proven | not proven for the code as it is |",
         "|---|---|---|---|",
     ]
     for fault, group in itertools.groupby(
@@ -253,12 +281,6 @@ def table(mutants: Sequence[Mutant], proven: set[str]) -> str:
             f"| {named} | {len(all_)} | {sum(one.name in proven for one in all_)} | {left} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _red(log: Path) -> set[str]:
-    """Return the names of the mutants that a log lists as red."""
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return {line.split(" s  ", 1)[1] for line in lines if line.startswith("red ")}
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tools.mutants import FOLDER, Mutant, MutantError, load, mutation
+from tools.mutants import FOLDER, Mutant, MutantError, fingerprint, load, mutation
 
 pytestmark = pytest.mark.long
 
@@ -106,6 +107,53 @@ def test_code_is_found_whatever_its_format(
     tmp_path: Path, change: str, code: str, by: str, result: str
 ) -> None:
     assert changed(tmp_path, change, code, by=by) == result
+
+
+READER = """
+class Reader:
+    def read(self):
+        return 1
+
+    def write(self):
+        return 2
+"""
+TESTS = """
+def test_it():
+    assert Reader().read() == 1
+
+def test_other():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "is_valid"),
+    [
+        ("part/reader.py", "return 1", "return 3", False),
+        ("part/reader.py", "return 2", "return 3", True),
+        ("part/reader.py", "    def read(self):", '    def read(self):\n        """Doc."""', True),
+        ("part/reader.py", "return 1", "return 1  # why", True),
+        ("tests/test_a.py", "== 1", "== 3", False),
+        ("tests/test_a.py", "pass", "assert True", True),
+    ],
+)
+def test_a_proof_is_valid_until_the_code_it_depends_on_changes(
+    tmp_path: Path, file: str, old: str, new: str, *, is_valid: bool
+) -> None:
+    for name, text in (("part/reader.py", READER), ("tests/test_a.py", TESTS)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    test = "tests/test_a.py::test_it[1]"
+    mutant = Mutant(7, "h", "part.reader:Reader.read", "", "body", "return 0", "", (test,))
+    before = fingerprint(tmp_path, mutant)
+    path = tmp_path / file
+    path.write_text(path.read_text().replace(old, new))
+    assert (fingerprint(tmp_path, mutant) == before) == is_valid
+
+
+def test_each_proof_on_record_is_of_a_mutant() -> None:
+    record = json.loads((ROOT / FOLDER / "proven.json").read_text(encoding="utf-8"))
+    assert set(record) <= {mutant.name for mutant in MUTANTS}
 
 
 def test_a_marked_statement_is_changed_as_a_whole(tmp_path: Path) -> None:
