@@ -102,12 +102,18 @@ class Patience:
             self.retries(attempts + 1, reason)
 
     def _why(self, error: Exception) -> str:
-        from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
+        from botocore.exceptions import (
+            ConnectTimeoutError,
+            EndpointConnectionError,
+            ReadTimeoutError,
+        )
 
         if isinstance(error, ReadTimeoutError):
             return f"no answer within {duration_text(self._read_s)}"
         if isinstance(error, ConnectTimeoutError):
             return f"no connection within {duration_text(self._connect_s)}"
+        if isinstance(error, EndpointConnectionError):  # whose text is the URL of the object
+            return "no connection is possible"
         return str(error).rstrip(".") or type(error).__name__
 
     def _begin(self, size: int) -> None:

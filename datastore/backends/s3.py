@@ -133,9 +133,13 @@ class S3Backend:
     def __reduce__(self) -> tuple[type[S3Backend], tuple[S3Settings]]:
         return (S3Backend, (self.settings,))
 
-    def client(self) -> Any:
-        """Return this process's botocore client, which several threads may use."""
-        return self._open()
+    def client(self, *, quick: bool = False) -> Any:
+        """Return this process's botocore client, which several threads may use.
+
+        Args:
+            quick: The one for requests that a person waits for, see `S3Settings.quick`.
+        """
+        return self._open(quick=quick)
 
     def _open(self, *, quick: bool = False) -> Any:
         return self._opened(quick)[0]

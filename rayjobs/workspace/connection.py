@@ -13,6 +13,7 @@ import os
 import random
 import socket
 import ssl
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ CONNECT_S = 5.0
 PATIENCE_S = 120.0  # for a server that has answered this process
 FIRST_PATIENCE_S = 20.0
 NOTED_S = 1.0
+MOST_SAID = 120  # characters of a server's sentence in a note
 AGAIN_S = 0.5
 AWAY_S = 120.0  # a followed stream waits this long for the server's storage
 FIRST_PAUSE_S = 0.1
@@ -320,8 +322,10 @@ class Connection:
             error = _error_sent(answer.status, text)
             if error is not None and "Retry-After" not in answer.headers:
                 raise error  # the request may have had an effect, and must not have it twice
-            why = f": {error}" if error is not None else ""
-            raise _BusyError(f"it answered {answer.status} {answer.reason}{why}", error)
+            failure = f"it answered {answer.status} {answer.reason}"
+            if error is not None:
+                failure += f": {textwrap.shorten(str(error), MOST_SAID, placeholder=' …')}"
+            raise _BusyError(failure, error)
         if answer.status in _LOST:
             raise http.client.HTTPException(f"it answered {answer.status} {answer.reason}")
         if answer.status < 400:

@@ -293,7 +293,8 @@ class S3Blobs:
         """See `BlobStore.exists`."""
         self._check(key)
         with self.errors(key):
-            return self._relied_on(key, self._head(key))
+            # The first request of a submit: a person waits, and nothing was written yet.
+            return self._relied_on(key, self._head(key, quick=True))
 
     def size(self, key: str) -> int:
         """See `BlobStore.size`."""
@@ -525,15 +526,16 @@ class S3Blobs:
             key=key,
         )
 
-    def _head(self, key: str) -> Any:
+    def _head(self, key: str, *, quick: bool = False) -> Any:
         try:
-            return self._head_of(self._at(BLOBS, key))
+            return self._head_of(self._at(BLOBS, key), quick=quick)
         except NotFoundError:
             return None
 
-    def _head_of(self, full: str) -> Any:
+    def _head_of(self, full: str, *, quick: bool = False) -> Any:
         with self._absence(full):
-            return self.client().head_object(Bucket=self.address.bucket, Key=full)
+            client = self._backend().client(quick=quick)
+            return client.head_object(Bucket=self.address.bucket, Key=full)
 
     def _get(self, full: str) -> bytes:
         with self._absence(full):

@@ -168,6 +168,27 @@ def test_a_server_that_does_not_answer_is_named(
     assert not behind.exists(blob_key(digest_of(b"new")))
 
 
+def test_a_submit_learns_soon_that_its_files_have_no_server(
+    s3_server: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blobs = S3Blobs(S3Address("bucket", "w", "http://127.0.0.1:9"), tmp_path)
+    with pytest.raises(StoreUnreachableError, match="not available"):
+        blobs.exists("a")
+    assert [text.partition(": ")[2] for text in caplog.messages] == [
+        "no connection is possible; trying again, attempt 2 of 2"
+    ]
+
+
+def test_a_connection_that_breaks_once_does_not_refuse_a_submit(
+    s3_server: S3Server, proxy: Proxy, tmp_path: Path
+) -> None:
+    blobs = S3Blobs(address_in(s3_server, endpoint=proxy.endpoint), tmp_path)
+    blobs.put_bytes(b"kept", "a")
+    proxy.lose()
+    proxy.mode, proxy.cut_after, proxy.cuts_left = "cut", 0, 1
+    assert blobs.exists("a")
+
+
 def test_a_server_that_refuses_connections_is_named(
     s3_server: S3Server, tmp_path: Path, quick: None
 ) -> None:
