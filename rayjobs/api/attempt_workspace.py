@@ -1,7 +1,7 @@
-"""A job's own workspace from within the job: records and bytes come through its node's agent.
+"""The workspace of a running job, as its script sees it: all calls go through the node agent.
 
-The agent checks the attempt's token with each call: a script can read its workspace, report its
-own run and register, until its attempt ends.
+The agent checks the attempt's token on each call. Until its attempt ends, a script can read its
+workspace, report its own run, and register models, datasets and environments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-# All that a workspace needs later is imported now: without it the caller uses a smaller one.
+# Imported here so that a missing package fails now; the caller then falls back to a smaller class.
 from rayjobs.api.experiment import Experiment as Experiment
 from rayjobs.api.run import JobRun as JobRun
 from rayjobs.api.workspace import Workspace
@@ -50,13 +50,13 @@ def workspace_of(channel: Channel) -> Workspace:
             blobs=ChannelBlobs(channel, ask),
         )
     )
-    made.wakes_targets = False  # the target that runs this job looks by itself
+    made.wakes_targets = False  # the target that runs this job polls the store
     return made
 
 
 Ask = Callable[..., Any]
 
-# Each of these calls makes a new version or record: a repeated one would make two.
+# Each of these calls makes a new version or record, so a repeated call would make two.
 ONCE = frozenset(("put_model", "put_environment", "add_dataset"))
 
 
@@ -71,7 +71,7 @@ def _asking(channel: Channel) -> Ask:
 
 
 def _error_of(error: ChannelError) -> Exception:
-    """Return the error that was raised on the other side, as one of its class."""
+    """Return the error that the agent raised, with its original class."""
     for module in (errors, data_errors):
         kind = getattr(module, error.kind, None)
         if isinstance(kind, type) and issubclass(kind, Exception):
@@ -80,10 +80,10 @@ def _error_of(error: ChannelError) -> Exception:
 
 
 class ChannelPart:
-    """Passes the calls of a part of the workspace on to the agent."""
+    """Forwards the calls of one part of the workspace to the agent."""
 
     def __init__(self, ask: Ask, part: str, kind: type) -> None:
-        """Stand for the `part` of the workspace, whose protocol is `kind`."""
+        """Represent the `part` of the workspace whose protocol is `kind`."""
         self._ask = ask
         self._part = part
         self._kind = kind
@@ -103,18 +103,18 @@ class ChannelStore(ChannelPart):
     """A `Store` through the agent."""
 
     def __init__(self, ask: Ask) -> None:
-        """Stand for the store of the job's workspace."""
+        """Represent the store of the job's workspace."""
         super().__init__(ask, "store", Store)
         self.catalogue = ChannelPart(ask, "catalogue", Catalogue)
 
     def submit(self, new: NewJob) -> tuple[Job, bool]:
-        """See `Store.submit`; a call that is repeated returns the job of the first."""
+        """See `Store.submit`; a repeated call returns the job of the first one."""
         if new.idempotency_key is None:
             new = replace(new, idempotency_key=f"{new.parent}-{uuid.uuid4().hex}")
         return cast(tuple[Job, bool], self._passed("submit", new))
 
     def start_run(self, new: NewRun) -> tuple[Job, bool]:
-        """See `Store.start_run`; a call that is repeated returns the run of the first."""
+        """See `Store.start_run`; a repeated call returns the run of the first one."""
         if new.id is None:
             new = replace(new, id=ids.job_id(new.experiment))
         return cast(tuple[Job, bool], self._passed("start_run", new))
@@ -124,7 +124,7 @@ class ChannelStore(ChannelPart):
         return values.decode(self._ask(asked))
 
     def run_writers(self) -> list[tuple[str, Any]]:
-        """Return none: whose process is gone is not for a job to say."""
+        """Return an empty list: a job cannot tell which processes are gone."""
         return []
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class ChannelBlobs:
     """A `BlobStore` through the agent: bytes travel as files of the attempt's folder."""
 
     def __init__(self, channel: Channel, ask: Ask) -> None:
-        """Stand for the blobs of the job's workspace."""
+        """Represent the blobs of the job's workspace."""
         self._channel = channel
         self._ask = ask
 
@@ -178,7 +178,7 @@ class ChannelBlobs:
         return target
 
     def open(self, key: str) -> BinaryIO:
-        """See `BlobStore.open`: a copy that goes when it is closed."""
+        """See `BlobStore.open`; returns a copy that is deleted when it is closed."""
         with tempfile.TemporaryDirectory(prefix="rayjobs-") as folder:
             path = Path(folder, "blob")
             self.get_to(key, path)
@@ -211,7 +211,7 @@ class ChannelBlobs:
         return int(size)
 
     def delete(self, key: str) -> bool:
-        """Refuse: a script removes nothing of its workspace. Raises UsageError."""
+        """Refuse: a script may not remove anything from its workspace. Raises UsageError."""
         raise UsageError(f"a script may not remove the blob {key!r}")
 
     def list(self, prefix: str = "") -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Compute targets in Azure ML v1's terms, bound to the targets that run their jobs.
 
-A compute is a record of the workspace: a name, a machine size, node counts. Which target runs its
-jobs is looked up at each submit: a target of that name, else the workspace's mapping (`rayjobs
-azureml map cpu-cluster=TARGET`), else ``local``.
+A compute is a record in the workspace: a name, a machine size, node counts. Each submit looks up
+which target runs its jobs: a target of that name, else the workspace's mapping (`rayjobs azureml
+map cpu-cluster=TARGET`), else ``local``.
 
 Source: ``azureml.core.compute`` of azureml-core 1.61.
 """
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from rayjobs.api.workspace import Workspace
 
 PRIORITIES = ("dedicated", "lowpriority")
-DEFAULT_SIZE = "STANDARD_NC6"  # of AmlCompute, where the program names none
+DEFAULT_SIZE = "STANDARD_NC6"  # of an AmlCompute whose program names no size
 DEFAULT_MAX_NODES = 4
 _KIND = re.compile(r"cpu|gpu|[-_]?\d+")
-MISSPELT = 0.8  # how alike two names are, at least, so that one is taken for the other
+MISSPELT = 0.8  # names at least this similar are taken for a typing mistake
 
 
 class ComputeNotFoundError(NotFoundError, ComputeTargetException):
@@ -44,7 +44,7 @@ class ComputeNotFoundError(NotFoundError, ComputeTargetException):
 
 
 class ComputeUsageError(UsageError, ComputeTargetException):
-    """A compute target cannot be made or changed so."""
+    """A compute target cannot be created or changed in this way."""
 
 
 class ComputeTarget:
@@ -53,14 +53,14 @@ class ComputeTarget:
     type = "AmlCompute"
 
     def __new__(cls, workspace: Any = None, name: str = "") -> ComputeTarget:
-        """Make an `AmlCompute`, the one kind that there is."""
+        """Make an `AmlCompute`, the only kind of compute target."""
         return object.__new__(AmlCompute if cls is ComputeTarget else cls)
 
     def __init__(self, workspace: Workspace, name: str) -> None:
         """Find a compute target.
 
         Raises:
-            ComputeNotFoundError: the workspace has none of that name.
+            ComputeNotFoundError: the workspace has no compute target of that name.
         """
         settings = AzureSettings(workspace.store)
         record = settings.compute(name)
@@ -76,7 +76,7 @@ class ComputeTarget:
 
     @staticmethod
     def create(workspace: Workspace, name: str, provisioning_configuration: Any) -> AmlCompute:
-        """Make a compute target, and say which target runs its jobs.
+        """Create a compute target, and print which target runs its jobs.
 
         Raises:
             ComputeUsageError: the name or the configuration is wrong.
@@ -116,14 +116,14 @@ class ComputeTarget:
 
     @staticmethod
     def attach(workspace: Workspace, name: str, attach_configuration: Any) -> ComputeTarget:
-        """Refuse: clusters are attached by the command line.
+        """Refuse: use the command line to attach a cluster.
 
         Raises:
             ComputeUsageError: always.
         """
         raise ComputeUsageError(
-            f"the compute target {name!r} cannot be attached by a program; attach its Ray cluster "
-            f"with `rayjobs target create {name} --address HOST:PORT --token-file FILE`"
+            f"a program cannot attach the compute target {name!r}; attach its Ray cluster with "
+            f"`rayjobs target create {name} --address HOST:PORT --token-file FILE`"
         )
 
     def __repr__(self) -> str:
@@ -138,12 +138,12 @@ class ComputeTarget:
 
     @property
     def target(self) -> str:
-        """Name of the target that runs its jobs now."""
+        """Name of the target that currently runs its jobs."""
         return bound_target(AzureSettings(self.workspace.store), self.name) or LOCAL
 
     @property
     def provisioning_state(self) -> str:
-        """``Succeeded``: a compute exists as soon as it is made."""
+        """``Succeeded``: a compute exists as soon as it is created."""
         return "Succeeded"
 
     @property
@@ -153,12 +153,12 @@ class ComputeTarget:
 
     @property
     def location(self) -> str:
-        """That of the workspace."""
+        """The workspace's location."""
         return self.workspace.location
 
     @property
     def vm_size(self) -> str:
-        """Size of its machines; empty if no program set it."""
+        """Size of its machines; empty if no program has set it."""
         return self._record.vm_size
 
     @property
@@ -178,16 +178,16 @@ class ComputeTarget:
 
     @property
     def scale_settings(self) -> ScaleSettings:
-        """How many nodes it may have."""
+        """The minimum and maximum number of its nodes."""
         record = self._record
         return ScaleSettings(record.min_nodes, record.max_nodes, record.idle_seconds)
 
     def describe(self) -> str:
-        """Return one sentence with the request and the target that runs its jobs."""
+        """Return one sentence on the requested machines and the target that runs its jobs."""
         record = self._record
-        asked = f"{record.vm_size}, {record.min_nodes} to {record.max_nodes} nodes"
+        requested = f"{record.vm_size}, {record.min_nodes} to {record.max_nodes} nodes"
         target = self.target
-        text = f"compute target {self.name!r} ({asked}) runs its jobs on target {target!r}"
+        text = f"compute target {self.name!r} ({requested}) runs its jobs on target {target!r}"
         if target == LOCAL:
             return f"{text}, this machine; `rayjobs azureml map {self.name}=TARGET` changes that"
         return f"{text}, which has its own limits on nodes"
@@ -204,7 +204,7 @@ class ComputeTarget:
         return self.serialize()
 
     def get_status(self) -> AmlComputeStatus:
-        """Return the number of nodes of its target, and the requested numbers."""
+        """Return the number of nodes that its target has, and the requested numbers."""
         self.refresh_state()
         return AmlComputeStatus(self._record, nodes=_nodes_of(self.target))
 
@@ -229,11 +229,11 @@ class ComputeTarget:
         timeout_in_minutes: float = 25,
         is_delete_operation: bool = False,
     ) -> None:
-        """Return at once: a compute is ready when it is made; its target starts with its first job.
+        """Return at once: a compute is ready when created; its target starts with the first job.
 
         Args:
             show_output: Print the state.
-            min_node_count: Nodes to wait for; a target starts nodes for jobs, so none are awaited.
+            min_node_count: Accepted but unused: a target starts nodes when jobs need them.
         """
         if show_output:
             state = "Deleted" if is_delete_operation else self.provisioning_state
@@ -246,10 +246,10 @@ class ComputeTarget:
         max_nodes: int | None = None,
         idle_seconds_before_scaledown: int | None = None,
     ) -> None:
-        """Change how many nodes it may have, and for how long a node may be idle.
+        """Change the limits on its nodes, and how long a node may be idle.
 
         Raises:
-            ComputeUsageError: a count is wrong, or the compute is a target of its own.
+            ComputeUsageError: a count is wrong, or no program made the compute: it is a target.
         """
         self._check_made("updated")
         changes = {
@@ -274,7 +274,7 @@ class ComputeTarget:
         AzureSettings(self.workspace.store).put_compute(self._record)
 
     def delete(self) -> None:
-        """Forget the compute; the target that ran its jobs does not change."""
+        """Delete the record of the compute; the target that ran its jobs does not change."""
         self._check_made("deleted")
         AzureSettings(self.workspace.store).remove_compute(self.name)
 
@@ -285,14 +285,14 @@ class ComputeTarget:
             ComputeUsageError: always.
         """
         raise ComputeUsageError(
-            f"{self.name!r} is not detached by a program; use `rayjobs target remove {self.name}`"
+            f"a program cannot detach {self.name!r}; use `rayjobs target remove {self.name}`"
         )
 
     def _check_made(self, what: str) -> None:
         if not self._is_made:
             raise ComputeUsageError(
-                f"{self.name!r} is not {what}: no program made it, it is target {self.target!r}; "
-                f"see `rayjobs target -h`"
+                f"{self.name!r} cannot be {what}: no program made it, it is target "
+                f"{self.target!r}; see `rayjobs target -h`"
             )
 
 
@@ -323,8 +323,8 @@ class AmlCompute(ComputeTarget):
     ) -> AmlComputeProvisioningConfiguration:
         """Return the configuration of a new compute.
 
-        Network, identity, administrator and location are Azure's affair: they are accepted, and a
-        notice says that they have no effect.
+        The settings for network, identity, administrator and location only matter in Azure: they
+        are accepted, and a notice says that they have no effect.
 
         Raises:
             ComputeUsageError: a count or the priority is wrong.
@@ -360,7 +360,7 @@ class AmlCompute(ComputeTarget):
     def supported_vmsizes(
         workspace: Workspace, location: str | None = None
     ) -> list[dict[str, Any]]:
-        """Return the machine sizes of the targets' node types, and of computes in the workspace."""
+        """Return the machine sizes of all targets' node types and of the workspace's computes."""
         named = [record.vm_size for record in AzureSettings(workspace.store).computes().values()]
         for target in all_targets(home=default_home()):
             if target.node_types is not None:
@@ -373,7 +373,7 @@ class AmlCompute(ComputeTarget):
         ]
 
     def list_nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes that its target has now."""
+        """Return the nodes that its target currently has."""
         from rayjobs.target.targets import capacity_of
 
         if not _nodes_of(self.target):
@@ -384,7 +384,7 @@ class AmlCompute(ComputeTarget):
         ]
 
     def get_active_runs(self, **filters: Any) -> Iterator[Any]:
-        """Yield the workspace's runs on its target that have not ended, newest first."""
+        """Yield the workspace's unfinished runs on its target, newest first."""
         from rayjobs.api.experiment import Experiment
         from rayjobs.api.kinds import run_of
 
@@ -422,7 +422,7 @@ class AmlComputeProvisioningConfiguration:
 
 
 class ScaleSettings:
-    """How many nodes a compute may have."""
+    """The limits on a compute's nodes."""
 
     def __init__(
         self,
@@ -444,7 +444,7 @@ class ScaleSettings:
 
 
 class AmlComputeStatus:
-    """How a compute is now."""
+    """The current status of a compute."""
 
     def __init__(self, record: ComputeRecord, *, nodes: int) -> None:
         self.vm_size = record.vm_size
@@ -481,7 +481,7 @@ class AmlComputeStatus:
 
 
 class ComputeTargets(dict[str, ComputeTarget]):
-    """The compute targets of a workspace by name; in an Azure ML program, any name."""
+    """The compute targets of a workspace by name; an Azure ML program may use any name."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -491,10 +491,10 @@ class ComputeTargets(dict[str, ComputeTarget]):
         super().__init__({name: AmlCompute(workspace, name) for name in sorted(names)})
 
     def __missing__(self, name: str) -> ComputeTarget:
-        """Return a compute that runs on ``local``, and say so.
+        """Return a compute that runs on ``local``, and print a notice.
 
         Raises:
-            KeyError: this process does not run an Azure ML program.
+            KeyError: the name is unknown, and this process does not run an Azure ML program.
             ComputeUsageError: the name is close to a known one.
         """
         if not program_rules.rules.unknown_is_local:
@@ -508,26 +508,26 @@ class ComputeTargets(dict[str, ComputeTarget]):
 
 
 def compute_targets(workspace: Workspace) -> ComputeTargets:
-    """Return the workspace's compute targets: those that programs made, and the real targets."""
+    """Return the workspace's compute targets: those that programs made, and all targets."""
     return ComputeTargets(workspace)
 
 
 def bound_target(settings: AzureSettings, name: str) -> str | None:
-    """Return the target that runs a compute's jobs; None: not configured."""
+    """Return the target that runs a compute's jobs; None if it is not configured."""
     if _is_target(name):
         return name
     return settings.targets().get(name)
 
 
 def refuse_misspelt(settings: AzureSettings, name: str) -> None:
-    """Refuse an unknown compute name that is close to one that something answers for.
+    """Refuse an unknown compute name that is close to a known one.
 
-    Such a name is a typing mistake more often than another cluster, and a job that runs silently on
-    another machine costs more than a refusal. Names that differ in ``cpu`` and ``gpu``, or in a
-    number, are those of different clusters.
+    It is more likely a typing mistake than another cluster, and a job that silently runs on the
+    wrong machine costs more than a refusal. Names that differ in ``cpu`` and ``gpu``, or in a
+    number, belong to different clusters.
 
     Raises:
-        ComputeUsageError: there is such a name.
+        ComputeUsageError: the name is close to a known one.
     """
     known = {*known_names()}
     known |= {*settings.computes(), *settings.targets()}
@@ -549,9 +549,9 @@ def unknown_sentence(name: str) -> str:
 
 
 def size_of(record: ComputeRecord) -> VmSize | None:
-    """Return the machine of a compute; None: it has no size, or one that is not known.
+    """Return the machine of a compute; None if it has no size or an unknown one.
 
-    An unknown size is reported, once.
+    An unknown size is reported once.
     """
     if not record.vm_size:
         return None

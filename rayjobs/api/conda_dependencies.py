@@ -1,4 +1,4 @@
-"""CondaDependencies of Azure ML v1: Python, packages of pip and conda, options and channels.
+"""CondaDependencies of Azure ML v1: Python, pip and conda packages, options and channels.
 
 Signatures: ``azureml.core.conda_dependencies`` 1.61.
 """
@@ -17,13 +17,13 @@ _FILE = "conda_dependencies.yml"
 
 
 class CondaDependencies:
-    """Python and packages, as a conda specification file has them."""
+    """A version of Python and packages, as in a conda specification file."""
 
     def __init__(self, conda_dependencies_file_path: str | Path | None = None) -> None:
         """Start empty, or with the content of a conda specification file.
 
         Raises:
-            NotFoundError: no such file.
+            NotFoundError: there is no such file.
             SpecError: it is not a specification.
         """
         self._python: str | None = None
@@ -36,13 +36,13 @@ class CondaDependencies:
             self._conda, self._channels = list(found.conda), list(found.channels)
 
     def __repr__(self) -> str:
-        """Return Python's version and the packages, without the options of pip."""
+        """Return Python's version and the packages, without pip's options."""
         packages = [line for line in self._pip if not line.startswith("-")]
         conda = f", conda={self._conda!r}" if self._conda else ""
         return f"CondaDependencies(python={self._python!r}, pip={packages!r:.200}{conda})"
 
     def __eq__(self, other: object) -> bool:
-        """Whether both ask for the same, in the same order."""
+        """Whether both request the same, in the same order."""
         return isinstance(other, CondaDependencies) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]
@@ -58,8 +58,8 @@ class CondaDependencies:
         """Return dependencies with these packages.
 
         Args:
-            pip_indexurl: Index to take packages from.
-            pin_sdk_version: Accepted; packages of the SDK are answered by rayjobs.
+            pip_indexurl: Package index to install from.
+            pin_sdk_version: Accepted but unused; rayjobs stands in for the SDK's packages.
         """
         made = CondaDependencies()
         if pip_indexurl:
@@ -74,10 +74,10 @@ class CondaDependencies:
 
     @staticmethod
     def merge_requirements(requirements: Iterable[str]) -> list[str]:
-        """Return requirements with those of one package joined: ``a>=1`` and ``a<2``: ``a>=1,<2``.
+        """Join the requirements of each package: ``a>=1`` and ``a<2`` become ``a>=1,<2``.
 
         Raises:
-            UsageError: one is not a requirement.
+            UsageError: a line is not a requirement.
         """
         from rayjobs.spec.requirements import name_of
 
@@ -95,38 +95,38 @@ class CondaDependencies:
                 versions.append(version)
         return [f"{shown}{','.join(versions)}" for shown, versions in merged.values()]
 
-    # -- packages of pip ---------------------------------------------------------------------------
+    # -- pip packages ------------------------------------------------------------------------------
 
     def add_pip_package(self, pip_package: str) -> None:
-        """Add a line of a requirements file; one of the same package is replaced."""
+        """Add a line of a requirements file; it replaces the line of the same package."""
         self.remove_pip_package(pip_package)
         self._pip.append(str(pip_package))
 
     def remove_pip_package(self, pip_package: str) -> None:
-        """Take a package away, whatever its version."""
+        """Remove a package, whatever its version."""
         name = requirements.name_of(pip_package)
         self._pip = [
             line for line in self._pip if line.startswith("-") or requirements.name_of(line) != name
         ]
 
     def set_pip_option(self, pip_option: str) -> None:
-        """Add an option of requirements files, such as ``--index-url URL``; once only."""
+        """Add an option of requirements files, such as ``--index-url URL``, unless it is there."""
         if str(pip_option) not in self._pip:
             self._pip.insert(0, str(pip_option))
 
     def remove_pip_option(self, pip_option: str) -> None:
-        """Take an option away, whatever its value."""
+        """Remove an option, whatever its value."""
         wanted, _ = requirements.option_of(str(pip_option))
         self._pip = [line for line in self._pip if requirements.option_of(line)[0] != wanted]
 
     def set_pip_index_url(self, index_url: str) -> None:
-        """Take packages from this index."""
+        """Install packages from this index."""
         self.remove_pip_option("--index-url")
         url = str(index_url).removeprefix("--index-url").strip(" =")
         self.set_pip_option(f"--index-url {url}")
 
     def set_pip_requirements(self, pip_requirements: Sequence[str]) -> None:
-        """Replace all packages of pip."""
+        """Replace all pip packages."""
         self._pip = [str(line) for line in pip_requirements]
 
     def add_tensorflow_pip_package(
@@ -137,53 +137,53 @@ class CondaDependencies:
         self.add_pip_package(f"tensorflow=={version}" if version else "tensorflow")
 
     def add_cntk_package(self, core_type: str = "cpu") -> None:
-        """Refused: CNTK has had no release since 2019.
+        """Refuse: CNTK has had no release since 2019.
 
         Raises:
             UsageError: always.
         """
         raise UsageError("CNTK has had no release since 2019; use PyTorch or TensorFlow")
 
-    # -- packages of conda -------------------------------------------------------------------------
+    # -- conda packages ----------------------------------------------------------------------------
 
     def add_conda_package(self, conda_package: str) -> None:
-        """Add a package of conda, replacing it; ``python=3.11`` sets the version of Python."""
+        """Add or replace a conda package; ``python=3.11`` sets the version of Python."""
         try:
             found = conda.parse({"dependencies": [conda_package]}, name="", folder=Path("/"))
         except SpecError as error:
-            raise UsageError(f"{conda_package!r} is not a package of conda") from error
+            raise UsageError(f"{conda_package!r} is not a conda package") from error
         if found.conda:
             self.remove_conda_package(conda_package)
         self._conda.extend(found.conda)
         self._python = found.python or self._python
 
     def remove_conda_package(self, conda_package: str) -> None:
-        """Take a package of conda away, whatever its version."""
+        """Remove a conda package, whatever its version."""
         name = conda.name_of(conda_package)
         self._conda = [one for one in self._conda if conda.name_of(one) != name]
 
     def add_tensorflow_conda_package(
         self, core_type: str = "cpu", version: str | None = None
     ) -> None:
-        """Add TensorFlow as a package of conda."""
+        """Add TensorFlow as a conda package."""
         self._check_core(core_type)
         self.add_conda_package(f"tensorflow={version}" if version else "tensorflow")
 
     def add_channel(self, channel: str) -> None:
-        """Take packages of conda from this channel, after those that were named before."""
+        """Add a conda channel, which is searched after those added before it."""
         if str(channel) not in self._channels:
             self._channels.append(str(channel))
 
     def remove_channel(self, channel: str) -> None:
-        """Take a channel away."""
+        """Remove a channel."""
         self._channels = [one for one in self._channels if one != str(channel)]
 
     def set_python_version(self, version: str) -> None:
-        """Ask for a version of Python."""
+        """Request a version of Python."""
         self._python = str(version)
 
     def get_python_version(self) -> str | None:
-        """Return the version of Python that is asked for."""
+        """Return the requested version of Python."""
         return self._python
 
     @staticmethod
@@ -195,37 +195,37 @@ class CondaDependencies:
 
     @property
     def python_version(self) -> str | None:
-        """The version of Python that is asked for."""
+        """The requested version of Python."""
         return self._python
 
     @property
     def pip_packages(self) -> list[str]:
-        """The packages of pip."""
+        """The pip packages."""
         return [line for line in self._pip if not line.startswith("-")]
 
     @property
     def pip_options(self) -> list[str]:
-        """The options of pip."""
+        """The pip options."""
         return [line for line in self._pip if line.startswith("-")]
 
     @property
     def pip_lines(self) -> list[str]:
-        """Options and packages of pip, in their order."""
+        """The pip options and packages, in their order."""
         return list(self._pip)
 
     @property
     def conda_packages(self) -> list[str]:
-        """The packages of conda, Python itself left out."""
+        """The conda packages, without Python itself."""
         return list(self._conda)
 
     @property
     def conda_channels(self) -> list[str]:
-        """The channels of conda."""
+        """The conda channels."""
         return list(self._channels)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is asked for."""
+        """Whether nothing is requested."""
         return not (self._python or self._pip or self._conda)
 
     def as_dict(self) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class CondaDependencies:
         """Return the dependencies of a conda specification's content.
 
         Raises:
-            SpecError: it is not one.
+            SpecError: it is not a specification.
         """
         found = conda.parse(data, name="the specification", folder=Path.cwd())
         made = CondaDependencies()

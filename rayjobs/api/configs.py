@@ -1,4 +1,4 @@
-"""How a job is described in Azure ML v1's terms: ScriptRunConfig and its parts, and their spec.
+"""Descriptions of jobs in Azure ML v1's terms: ScriptRunConfig and its parts, and their spec.
 
 Signatures: ``azureml.core`` 1.61 (ScriptRunConfig, RunConfiguration, …Configuration).
 """
@@ -35,7 +35,7 @@ class RunConfigurationError(UsageError, RunConfigurationException):
 
 
 class MpiConfiguration:
-    """A job whose processes talk by MPI."""
+    """A job whose processes communicate over MPI."""
 
     def __init__(self, process_count_per_node: int = 1, node_count: int = 1) -> None:
         self.process_count_per_node = _count("process_count_per_node", process_count_per_node)
@@ -49,7 +49,7 @@ class MpiConfiguration:
 
 
 class PyTorchConfiguration:
-    """A job of torch.distributed; `process_count` is the total of all nodes."""
+    """A torch.distributed job; `process_count` is the total of all nodes."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class PyTorchConfiguration:
         self.process_count = _count("process_count", total)
         if self.process_count % self.node_count:
             raise UsageError(
-                f"process_count is {self.process_count}, the total over {self.node_count} nodes: "
-                f"it must be a multiple of them"
+                f"process_count is {self.process_count} in total and node_count is "
+                f"{self.node_count}: process_count must be a multiple of node_count"
             )
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ class PyTorchConfiguration:
 
 
 class DockerConfiguration:
-    """How a job's image runs; without an image, a notice names settings without effect."""
+    """How a job's image runs; for a job without an image, a notice names the unused settings."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class DockerConfiguration:
 
 
 class TensorflowConfiguration:
-    """A job of TensorFlow's own strategies. A single worker runs like any script."""
+    """A job that uses TensorFlow's own strategies. A single worker runs like any script."""
 
     def __init__(self, worker_count: int = 1, parameter_server_count: int = 1) -> None:
         self.worker_count = _count("worker_count", worker_count)
@@ -119,10 +119,10 @@ class TensorflowConfiguration:
 
 
 class AmlComputeConfiguration:
-    """``run_config.amlcompute``: the machine of a job that names no compute target.
+    """``run_config.amlcompute``: the machine for a job that names no compute target.
 
     Attributes:
-        vm_size: Machine size, from which each process has its CPUs and GPUs.
+        vm_size: Machine size; it determines the CPUs and GPUs of each process.
         vm_priority: ``dedicated`` or ``lowpriority``.
     """
 
@@ -142,8 +142,8 @@ class HistoryConfiguration:
     """``run_config.history``: accepted but unused, since every run's outputs and logs are stored.
 
     Attributes:
-        output_collection, snapshot_project: Always done.
-        directories_to_watch: ``logs`` and ``outputs`` are watched in any case.
+        output_collection, snapshot_project: Always on.
+        directories_to_watch: ``logs`` and ``outputs`` are always watched.
     """
 
     def __init__(self) -> None:
@@ -166,24 +166,24 @@ class HistoryConfiguration:
     ),
 )
 @refuses(
-    "the source directory is packed into the workspace's own storage",
+    "rayjobs packs the source directory into the workspace's own storage",
     properties=("source_directory_data_store",),
 )
 class RunConfiguration:
-    """The settings that a script runs with.
+    """The settings of a script's run.
 
     Attributes:
         target: Name of the compute target, or an object with a ``name``.
-        environment: An Environment; a new one stands for the target's own Python. None does too,
-            and the path of an interpreter or virtual environment there may be set instead.
+        environment: An Environment, or the path of an interpreter or virtual environment on the
+            target. None, like a new Environment, means the target's own Python.
         cpus_per_process, gpus_per_process, memory_gib_per_process: What each process needs;
-            not part of Azure ML, where the machine's size decides. None: what a process gets of
-            the compute target's machine; where there is no such, 1 CPU and no GPU.
-        use_gpu: True: the job needs its node's GPUs; False: none; None: those of its machine size.
-        node_types: Node types of the target, by name or machine size, that it may run on.
-        spot: True: only on nodes that may be taken away; False: only on others; None: either.
-        priority: Higher runs earlier.
-        data_references, data, output_data: Data by name that no argument mentions.
+            not part of Azure ML, where the machine's size decides. None: a process's share of
+            the compute target's machine or, if the machine is unknown, 1 CPU and no GPU.
+        use_gpu: True: the job needs its node's GPUs; False: no GPUs; None: the machine decides.
+        node_types: Node types of the target that it may run on, by name or machine size.
+        spot: True: only on spot nodes; False: only on other nodes; None: on either.
+        priority: A higher value runs earlier.
+        data_references, data, output_data: Named data that no argument mentions.
     """
 
     def __init__(
@@ -234,10 +234,10 @@ class RunConfiguration:
         self._is_complete = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute that a run configuration has.
+        """Set an existing attribute.
 
         Raises:
-            AttributeError: it has none of that name, or it is refused.
+            AttributeError: there is no such attribute, or rayjobs does not support it.
         """
         if getattr(self, "_is_complete", False) and name not in self.__dict__:
             found = getattr(type(self), name, None)
@@ -268,7 +268,7 @@ class RunConfiguration:
 
     @staticmethod
     def load(path: str | Path, name: str | None = None) -> RunConfiguration:
-        """Read a configuration that `save` wrote, or that Azure ML did.
+        """Read a configuration that `save` or Azure ML wrote.
 
         Raises:
             NotFoundError: there is no such file.
@@ -288,7 +288,7 @@ class RunConfiguration:
     def distribute(
         self, config: MpiConfiguration | PyTorchConfiguration | TensorflowConfiguration
     ) -> None:
-        """Take nodes, processes and their way to talk from a configuration."""
+        """Take the nodes, processes and backend from a configuration."""
         if isinstance(config, MpiConfiguration):
             self.communicator = "OpenMpi"
             self.mpi.process_count_per_node = config.process_count_per_node
@@ -308,7 +308,7 @@ class RunConfiguration:
         self.node_count = config.node_count
 
     def _distribute_tensorflow(self, config: TensorflowConfiguration) -> None:
-        """Take one worker as a plain script.
+        """Treat a single worker as a plain script.
 
         Raises:
             RunConfigurationError: workers that find each other by TF_CONFIG, or parameter servers.
@@ -326,10 +326,10 @@ class RunConfiguration:
 
 
 def _check_framework(name: str) -> None:
-    """Refuse frameworks whose jobs start otherwise than a script.
+    """Refuse frameworks whose jobs do not start like a script.
 
     Raises:
-        RunConfigurationError: Spark's, or one that Azure ML does not know either.
+        RunConfigurationError: the framework is Spark, or unknown to Azure ML too.
     """
     if str(name).casefold() == "pyspark":
         raise RunConfigurationError(
@@ -338,7 +338,7 @@ def _check_framework(name: str) -> None:
         )
     if str(name).casefold() not in _FRAMEWORKS:
         raise RunConfigurationError(
-            f"framework is {name!r}; known are Python, PyTorch, TensorFlow and CNTK"
+            f"framework is {name!r}; give Python, PyTorch, TensorFlow or CNTK"
         )
 
 
@@ -401,7 +401,7 @@ class ScriptRunConfig:
             raise UsageError("give a script (or a command) to run")
 
     def __repr__(self) -> str:
-        """Return script, target and requirements; no variables, since one may be secret."""
+        """Return script, target and requirements, but no variables: one may be secret."""
         entry = {"script": self.script} if self.command is None else {"command": self.command}
         arguments = {"arguments": self.arguments} if self.arguments else {}
         return shown(self, self.source_directory, **entry, **arguments, **needs_of(self.run_config))
@@ -425,14 +425,14 @@ class ScriptRunConfig:
         """Return the job's spec.
 
         Args:
-            keep: Keeps a dataset that is not registered (``workspace.catalogue.put_manifest``).
-            workspace: Whose compute targets are meant; without one, the target's name is taken as
-                it is.
+            keep: Stores a dataset that is not registered (``workspace.catalogue.put_manifest``).
+            workspace: Resolves the name of the compute target; without one, the name is used
+                unchanged.
 
         Raises:
             CannotBePlacedError: it needs GPUs, and its target has none.
-            SpecError: a value that a spec cannot hold; all problems at once.
-            UsageError: something that this version does not know.
+            SpecError: a value is not valid in a spec; lists all problems.
+            UsageError: this version does not support something.
         """
         from rayjobs.spec.file import build_spec
 
@@ -483,7 +483,7 @@ class ScriptRunConfig:
             data.add(item, name=name)
         if self.command is not None:
             words = [self.command] if isinstance(self.command, str) else self.command
-            # A shell reads it, which would part a path with a blank.
+            # The shell would split a path that contains a space.
             values["command"] = " ".join(
                 f'"{data.text(word)}"' if is_data(word) else argument_text(word) for word in words
             )
@@ -503,14 +503,14 @@ class ScriptRunConfig:
         return build_spec(values)
 
     def _data_items(self) -> list[tuple[str | None, Any]]:
-        """Return the data that no argument names, with its name where it has none itself."""
+        """Return the data that no argument names; data without a name of its own gets one."""
         settings = self.run_config
         named = {**settings.data_references, **settings.data, **settings.output_data}
         return [*((None, item) for item in self.inputs), *named.items()]
 
 
 def shown(of: object, *first: Any, **named: Any) -> str:
-    """Return an object as its call, with these arguments; each is cut to 200 characters."""
+    """Return an object as a constructor call; each argument is cut to 200 characters."""
     arguments = [f"{value!r:.200}" for value in first]
     arguments += [f"{name}={value!r:.200}" for name, value in named.items()]
     return f"{type(of).__name__}({', '.join(arguments)})"
@@ -532,7 +532,7 @@ def needs_of(settings: RunConfiguration) -> dict[str, Any]:
     asked = settings.environment
     if asked is not None and not getattr(asked, "is_default", False):
         given["environment"], usual["environment"] = asked, None
-    given["use_gpu"] = settings.use_gpu or None  # False, an estimator's default, is usual as well
+    given["use_gpu"] = settings.use_gpu or None  # False is not shown: it is an estimator's default
     processes = settings.mpi.process_count_per_node
     return {
         "target": getattr(settings.target, "name", settings.target),
@@ -545,7 +545,7 @@ def argument_text(item: Any) -> str:
     """Return an argument as the script gets it.
 
     Raises:
-        UsageError: it is not text, number or bool.
+        UsageError: it is not a text, a number or a bool.
     """
     if isinstance(item, (str, bool, int, float, Path)):
         return str(item)
@@ -558,12 +558,12 @@ def argument_text(item: Any) -> str:
     )
 
 
-# How programs of Azure ML v1 say how long a process may take to end.
+# The variable in which Azure ML v1 programs set the grace period of a process.
 KILL_TIMEOUT = "AZUREML_RUN_KILL_SIGNAL_TIMEOUT_SEC"
 
 
 def _grace_of(variables: Mapping[str, Any]) -> dict[str, float]:
-    """Return the grace period that a job's variables ask for, as a field of its spec."""
+    """Return the grace period that a job's variables set, as a field of its spec."""
     text = variables.get(KILL_TIMEOUT)
     if text is None:
         return {}
@@ -579,7 +579,7 @@ def _grace_of(variables: Mapping[str, Any]) -> dict[str, float]:
 
 
 def resume_text(value: Any) -> str | None:
-    """Return `resume_from` as a spec has it.
+    """Return `resume_from` in the form of a spec.
 
     Takes a run (or its id), a path, and a DataPath or DataReference of a datastore.
 
@@ -655,8 +655,8 @@ def _container_of(settings: RunConfiguration) -> dict[str, Any] | None:
     ]
     if unused:
         notice(
-            f"{', '.join(unused)}: no effect, since the job runs without a container, with the "
-            f"machine's own /dev/shm; name an image for one"
+            f"{', '.join(unused)}: no effect: the job runs without a container and uses the "
+            f"machine's own /dev/shm; name an image to use a container"
         )
     return None
 
@@ -683,6 +683,6 @@ def _warn_of_ignored(**given: Any) -> None:
     ignored = [name for name, value in given.items() if value is not None]
     if ignored:
         warnings.warn(
-            f"{', '.join(ignored)}: ignored, since a run_config was given; set them there",
+            f"{', '.join(ignored)}: ignored because a run_config was given; set them there",
             stacklevel=3,
         )

@@ -42,22 +42,22 @@ _CONDA_FILE = "conda_dependencies.yml"
 
 
 class Environment(FixedAttributes):
-    """Where a script runs: an interpreter of the target, packages that are installed, an image.
+    """Where a script runs: an interpreter on the target, packages to install, or an image.
 
     Attributes:
-        version: The version that the workspace gave it; None: it is not registered.
-        environment_variables: Set in the script, those of the run configuration on top.
-        inferencing_stack_version: Kept; models are not served.
+        version: The version in the workspace; None if it is not registered.
+        environment_variables: Set for the script; the run configuration's variables override them.
+        inferencing_stack_version: Stored but unused: rayjobs does not serve models.
     """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
         """Start with nothing to install: the target's own Python.
 
         Raises:
-            UsageError: the name is not one, or something unknown is given.
+            UsageError: the name is not a text, or an argument is unknown.
         """
         if not isinstance(name, str) or not name.strip():
-            raise UsageError(f"an environment's name is {name!r}; give a text")
+            raise UsageError(f"the environment's name is {name!r}; give a text")
         self.name = name
         self.version: str | None = None
         self.asset_id: str | None = None
@@ -75,12 +75,12 @@ class Environment(FixedAttributes):
             setattr(self, key, value)
 
     def __repr__(self) -> str:
-        """Return its name and content; no variables, since one may be secret."""
+        """Return its name and content, but no variables: one may be secret."""
         wanted = self.python.conda_dependencies
         of = self.python.interpreter_path if wanted is None or wanted.is_empty else wanted
         return f"Environment({self.name!r}, {of!r})"
 
-    # -- made from something -----------------------------------------------------------------------
+    # -- constructors ------------------------------------------------------------------------------
 
     @staticmethod
     def from_pip_requirements(
@@ -89,7 +89,7 @@ class Environment(FixedAttributes):
         """Return an environment with the packages of a requirements file.
 
         Args:
-            pip_version: Accepted; packages are installed by uv.
+            pip_version: Accepted but unused: uv installs the packages.
 
         Raises:
             NotFoundError: no such file.
@@ -117,10 +117,10 @@ class Environment(FixedAttributes):
     ) -> Environment | None:
         """Return an environment that uses an existing conda environment of this machine.
 
-        The target must have it at the same path.
+        The target must have the conda environment at the same path.
 
         Returns:
-            None where there is no conda environment of that name.
+            None if there is no conda environment of that name.
         """
         folder = _conda_environment(conda_environment_name)
         if folder is None:
@@ -138,7 +138,7 @@ class Environment(FixedAttributes):
         conda_specification: str | Path | None = None,
         pip_requirements: str | Path | None = None,
     ) -> Environment:
-        """Return an environment of an image, with packages added where a file names them.
+        """Return an environment that uses an image, with the packages that a file lists added.
 
         Raises:
             UsageError: two files are given.
@@ -157,7 +157,7 @@ class Environment(FixedAttributes):
         conda_specification: str | Path | None = None,
         pip_requirements: str | Path | None = None,
     ) -> Environment:
-        """Return an environment of an image that a Dockerfile describes: its text, or its path.
+        """Return an environment whose image a Dockerfile describes; give its text or its path.
 
         Raises:
             UsageError: two files are given.
@@ -172,7 +172,7 @@ class Environment(FixedAttributes):
     def from_docker_build_context(
         name: str, docker_build_context: DockerBuildContext
     ) -> Environment:
-        """Return an environment of an image that is built from a folder with a Dockerfile."""
+        """Return an environment whose image is built from a folder with a Dockerfile."""
         made = Environment(name)
         made.docker.base_image = None
         made.docker.build_context = docker_build_context
@@ -192,7 +192,7 @@ class Environment(FixedAttributes):
 
     @staticmethod
     def of_spec(spec: JobSpec) -> Environment:
-        """Return the environment that a job's spec asks for, the target's own Python included."""
+        """Return the environment that a job's spec requests, or the target's own Python."""
         asked = spec.environment
         made = Environment(getattr(asked, "name", None) or "job")
         if spec.container is not None:
@@ -211,13 +211,13 @@ class Environment(FixedAttributes):
         return made
 
     def clone(self, new_name: str) -> Environment:
-        """Return a copy under another name, which is not registered.
+        """Return an unregistered copy with another name.
 
         Raises:
             UsageError: the name is one of Azure ML's own.
         """
         if not isinstance(new_name, str) or not new_name.strip():
-            raise UsageError(f"an environment's name is {new_name!r}; give a text")
+            raise UsageError(f"the environment's name is {new_name!r}; give a text")
         _refuse_reserved(new_name)
         made = copy.deepcopy(self)
         made.name, made.version, made.asset_id = new_name, None, None
@@ -231,12 +231,12 @@ class Environment(FixedAttributes):
     ) -> Environment:
         """Return a registered environment, the newest version by default.
 
-        A curated name of Azure ML gives what that environment asked for; what cannot be had is
-        substituted when a job is submitted.
+        For a curated environment of Azure ML, this is what that environment requested; a submit
+        substitutes what is not available.
 
         Raises:
             NotFoundError: there is no such environment or version.
-            UsageError: a version and a label are given.
+            UsageError: both a version and a label are given.
         """
         if version is not None and label is not None:
             raise UsageError("give a version or a label, not both")
@@ -250,7 +250,7 @@ class Environment(FixedAttributes):
 
     @staticmethod
     def list(workspace: Workspace) -> dict[str, Environment]:
-        """Return the newest version of every registered environment, and the curated ones."""
+        """Return the newest version of each registered environment, and the curated ones."""
         from rayjobs.api import environment_registry as registry
 
         found = {name: Environment.get(workspace, name) for name in curated_names()}
@@ -270,7 +270,7 @@ class Environment(FixedAttributes):
     def register(self, workspace: Workspace) -> Environment:
         """Store the environment under its name; return it with its version.
 
-        The same definition keeps its version; another one gets the next.
+        An unchanged definition keeps its version; a changed one gets the next.
 
         Raises:
             UsageError: the name is one of Azure ML's own.
@@ -284,10 +284,10 @@ class Environment(FixedAttributes):
         """Build the environment on this machine's node; return the finished build.
 
         Args:
-            image_build_compute: Accepted; it is built where jobs of the local target run.
+            image_build_compute: Accepted but unused: the build is for jobs of the local target.
 
         Raises:
-            PrepareError: it cannot be built, in the resolver's words.
+            PrepareError: the build failed; the message is the resolver's.
         """
         from rayjobs.api import environment_registry as registry
 
@@ -298,7 +298,7 @@ class Environment(FixedAttributes):
         return self.build(workspace)
 
     def get_image_details(self, workspace: Workspace) -> dict[str, Any]:
-        """Return the environment's content, and whether it is built on this machine."""
+        """Return the environment's content, and whether this machine has built it."""
         from rayjobs.api import environment_registry as registry
 
         return registry.details(workspace, self)
@@ -307,11 +307,11 @@ class Environment(FixedAttributes):
     def add_private_pip_wheel(
         workspace: Workspace, file_path: str | Path, exist_ok: bool = False
     ) -> str:
-        """Store a wheel in the workspace; return the name for `CondaDependencies.add_pip_package`.
+        """Store a wheel in the workspace; return its name for `CondaDependencies.add_pip_package`.
 
         Raises:
             NotFoundError: no such file.
-            UsageError: it is there already, and `exist_ok` is not set.
+            UsageError: it already exists, and `exist_ok` is not set.
         """
         from rayjobs.api import environment_registry as registry
 
@@ -323,7 +323,7 @@ class Environment(FixedAttributes):
         """Write the definition into a folder: ``azureml_environment.json`` and its conda file.
 
         Raises:
-            UsageError: the folder is there, and `overwrite` is not set.
+            UsageError: the folder exists, and `overwrite` is not set.
         """
         folder = Path(path)
         if folder.exists() and not overwrite:
@@ -337,10 +337,10 @@ class Environment(FixedAttributes):
 
     @staticmethod
     def load_from_directory(path: str | Path) -> Environment:
-        """Return the environment that `save_to_directory` wrote; its conda file counts.
+        """Return the environment that `save_to_directory` wrote; its conda file takes precedence.
 
         Raises:
-            UsageError: the folder has no definition that can be read.
+            UsageError: the folder has no readable definition.
         """
         folder = Path(path)
         try:
@@ -348,8 +348,8 @@ class Environment(FixedAttributes):
             made = Environment.from_dict(values)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"{folder} has no environment that can be read: {error}; "
-                f"Environment.save_to_directory writes one"
+                f"{folder} has no readable environment: {error}; write one with "
+                f"Environment.save_to_directory"
             ) from error
         file = folder / _CONDA_FILE
         if file.is_file():
@@ -368,10 +368,10 @@ class Environment(FixedAttributes):
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Environment:
-        """Return the environment for a result of `to_dict`.
+        """Return the environment of a definition from `to_dict`.
 
         Raises:
-            KeyError, TypeError, SpecError: it is not such a definition.
+            KeyError, TypeError, SpecError: it is not a definition.
         """
         made = Environment(values["name"])
         made.version = values.get("version")
@@ -385,21 +385,22 @@ class Environment(FixedAttributes):
 
     @property
     def image(self) -> str | None:
-        """The image that a script runs in; None: none, or a base of Azure ML's without packages."""
+        """The script's image; None if it has none or an Azure ML base image without packages."""
         image = self.docker.base_image
         return None if image is None or is_base_image(image) else image
 
     def container(self) -> dict[str, Any] | None:
-        """Return the `container` part of a job's spec; None: it runs without one.
+        """Return the `container` part of a job's spec; None if it runs without a container.
 
         Raises:
-            UsageError: an image is built from a folder, or a password is given in the open.
+            UsageError: the image is built from a folder, or the password is in plain text.
         """
         docker = self.docker
         if docker.build_context is not None:
             raise UsageError(
-                f"the environment {self.name!r} builds its image from a folder; give the text of "
-                f"its Dockerfile (Environment.from_dockerfile): its context is the source directory"
+                f"the environment {self.name!r} builds its image from a folder, which is not "
+                f"supported; pass its Dockerfile to Environment.from_dockerfile and put the files "
+                f"into the source directory, which is the build context"
             )
         if docker.base_dockerfile is None and docker.base_image in (None, DEFAULT_CPU_IMAGE):
             return None
@@ -422,7 +423,7 @@ class Environment(FixedAttributes):
 
     @property
     def is_default(self) -> bool:
-        """Whether it is that of a new configuration, and unchanged."""
+        """Whether it is the unchanged environment of a new configuration."""
         return self.name == DEFAULT_NAME and self.is_own
 
     @property
@@ -455,7 +456,7 @@ class Environment(FixedAttributes):
 
 
 def curated_environment(name: str) -> Environment | None:
-    """Return the packages of an Azure ML curated environment; None: not the name of one."""
+    """Return the packages of an Azure ML curated environment; None if the name is not curated."""
     found = curated(name)
     if found is None:
         return None
@@ -471,7 +472,7 @@ class FrameworkEnvironment(Environment):
     """The environment of an estimator: the target's own Python, with additions.
 
     Attributes:
-        framework: Requirements of the framework, which the target has.
+        framework: Requirements of the framework, which the target provides.
         if_used: Requirements that only some scripts use.
     """
 
@@ -494,7 +495,7 @@ class FrameworkEnvironment(Environment):
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing is added to the framework, and no version of it is asked for."""
+        """Whether nothing is added to the framework, and no version of it is requested."""
         return self.framework_python is None and self.is_own
 
     def to_spec(self) -> str | dict[str, Any] | None:
@@ -521,7 +522,7 @@ def _secret(password: str | None) -> str:
     name = str(password or "").removeprefix("${").removesuffix("}")
     if not name.startswith(requirements.SECRET_PREFIX):
         raise UsageError(
-            f"a registry's password would be stored with the job: keep it on the target "
+            f"the registry's password would be stored with the job: store it on the target "
             f"(`rayjobs target secret set {requirements.SECRET_PREFIX}REGISTRY`), and write "
             f"base_image_registry.password = '${{{requirements.SECRET_PREFIX}REGISTRY}}'"
         )
@@ -531,8 +532,8 @@ def _secret(password: str | None) -> str:
 def _refuse_reserved(name: str) -> None:
     if name.lower().startswith(CURATED_PREFIX.lower()):
         raise UsageError(
-            f"the environment {name!r} cannot have this name: those that begin with "
-            f"{CURATED_PREFIX} are Azure ML's own; clone it under another one"
+            f"an environment cannot be called {name!r}: names that begin with "
+            f"{CURATED_PREFIX} are reserved for Azure ML; clone it under another name"
         )
 
 

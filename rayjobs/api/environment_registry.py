@@ -68,11 +68,11 @@ def _number(name: str, version: str) -> int:
 
 
 def add_wheel(workspace: Workspace, file: Path, *, exist_ok: bool) -> str:
-    """Keep a wheel in the workspace; return its path there, which a job packs when it is submitted.
+    """Store a wheel in the workspace; return its path there. The submit of a job packs it.
 
     Raises:
         NotFoundError: no such file.
-        UsageError: it is not a wheel, or is there already.
+        UsageError: it is not a wheel, or it already exists.
     """
     if not file.is_file():
         raise NotFoundError(f"there is no file {file}. Check its name")
@@ -80,7 +80,7 @@ def add_wheel(workspace: Workspace, file: Path, *, exist_ok: bool) -> str:
         raise UsageError(f"{file} is not a wheel; build one with `uv build --wheel`")
     place = workspace.opened.path / WHEELS / file.name
     if place.exists() and not exist_ok:
-        raise UsageError(f"{file.name} is kept in the workspace already; set exist_ok=True")
+        raise UsageError(f"the workspace already has {file.name}; set exist_ok=True to replace it")
     place.parent.mkdir(exist_ok=True)
     fresh = place.with_suffix(".new")
     shutil.copyfile(file, fresh)
@@ -90,7 +90,7 @@ def add_wheel(workspace: Workspace, file: Path, *, exist_ok: bool) -> str:
 
 @dataclass(frozen=True)
 class ImageBuild:
-    """A build that has ended well. Source: ``azureml.core.environment.ImageBuildDetails``.
+    """A successful build. Source: ``azureml.core.environment.ImageBuildDetails``.
 
     Attributes:
         key: The environment's name on this machine's node.
@@ -105,7 +105,7 @@ class ImageBuild:
     status: str = "Succeeded"
 
     def wait_for_completion(self, show_output: bool = False) -> str:
-        """Return how it ended; it has ended already."""
+        """Return the status at once: the build has ended."""
         if show_output:
             import sys
 
@@ -114,11 +114,11 @@ class ImageBuild:
 
 
 def build(workspace: Workspace, environment: Environment) -> ImageBuild:
-    """Build an environment on this machine's node, or find it built.
+    """Build an environment on this machine's node, or use the existing build.
 
     Raises:
         UsageError: it names an interpreter or the target's own Python, so nothing is built.
-        PrepareError: it cannot be built.
+        PrepareError: the build failed.
     """
     from rayjobs.submit import environments
 
@@ -127,7 +127,7 @@ def build(workspace: Workspace, environment: Environment) -> ImageBuild:
 
 
 def details(workspace: Workspace, environment: Environment) -> dict[str, Any]:
-    """Return an environment's content, and whether it is built on this machine."""
+    """Return an environment's content, and whether this machine has built it."""
     from rayjobs.submit import environments
 
     asked = environment.to_spec()
@@ -146,7 +146,7 @@ def _asked(environment: Environment) -> dict[str, Any]:
     asked = environment.to_spec()
     if not isinstance(asked, dict):
         raise UsageError(
-            f"the environment {environment.name!r} uses "
-            f"{asked or 'the Python of the target'} is used unchanged: there is nothing to build"
+            f"the environment {environment.name!r} uses {asked or 'the Python of the target'} "
+            f"unchanged: there is nothing to build"
         )
     return asked

@@ -1,4 +1,4 @@
-"""The sections of an Azure ML v1 environment: Python, Docker, and those only stored.
+"""The sections of an Azure ML v1 environment: Python, Docker, and those that are only stored.
 
 Signatures: ``azureml.core.environment`` and ``azureml.core.container_registry`` 1.61.
 """
@@ -18,10 +18,10 @@ DEFAULT_SHM_SIZE = "2g"
 
 
 class FixedAttributes:
-    """Has the attributes that its constructor sets: others are refused, as typing mistakes."""
+    """Accepts only the attributes that its constructor sets, to catch typing mistakes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let a constructor set attributes of any name."""
+        """Let the constructor set attributes of any name."""
         super().__init_subclass__(**kwargs)
         if "__init__" not in vars(cls):
             return
@@ -40,10 +40,10 @@ class FixedAttributes:
         cls.__init__ = construct  # type: ignore[method-assign]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute that there is.
+        """Set an existing attribute.
 
         Raises:
-            AttributeError: there is none of that name.
+            AttributeError: there is no such attribute.
         """
         if name not in vars(self) and _OPEN not in vars(self):
             known = ", ".join(sorted(vars(self)))
@@ -57,7 +57,7 @@ _OPEN = "_is_open"  # among the attributes, while the constructor runs
 
 
 class Section(FixedAttributes):
-    """A part of an environment: equal to another one with the same values."""
+    """A part of an environment; sections with the same values are equal."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -65,7 +65,7 @@ class Section(FixedAttributes):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Return the differences from a new one, without a registry's address or user name."""
+        """Return the differences from a new section, without a registry's address or user name."""
         usual = vars(type(self)())
         given = {key: value for key, value in vars(self).items() if value != usual.get(key)}
         shown = ", ".join(f"{key}={value!r:.80}" for key, value in given.items())
@@ -76,10 +76,10 @@ class PythonSection(Section):
     """``environment.python``: an existing interpreter, or the packages to install.
 
     Attributes:
-        user_managed_dependencies: Nothing is installed: the interpreter has the script's packages.
+        user_managed_dependencies: Install nothing: the interpreter has the script's packages.
         interpreter_path: That interpreter, or its virtual environment, on the target.
         conda_dependencies: The packages to install.
-        conda_dependencies_file: Or a file that lists them.
+        conda_dependencies_file: A file that lists them instead.
         base_conda_environment: Accepted but unused; the environment is self-contained.
     """
 
@@ -91,7 +91,7 @@ class PythonSection(Section):
         self.base_conda_environment: str | None = None
 
     def wanted(self) -> CondaDependencies:
-        """Return the packages to install, from the file if one is named.
+        """Return the packages to install, from the file if there is one.
 
         Raises:
             NotFoundError, SpecError: see `CondaDependencies`.
@@ -102,7 +102,7 @@ class PythonSection(Section):
 
 
 class RegistryIdentity(Section):
-    """A managed identity for a registry; accepted, nothing here has one."""
+    """A managed identity for a registry; accepted but unused."""
 
     def __init__(self, resource_id: str | None = None, client_id: str | None = None) -> None:
         self.resource_id = resource_id
@@ -110,11 +110,11 @@ class RegistryIdentity(Section):
 
 
 class ContainerRegistry(Section):
-    """Where an image comes from, and who may have it.
+    """The registry of an image, and the user who may pull from it.
 
     Attributes:
-        username, password: Give a password by reference, as ``${RAYJOBS_SECRET_REGISTRY}``: a
-            definition is stored.
+        username, password: Give the password by reference, as ``${RAYJOBS_SECRET_REGISTRY}``,
+            because the definition is stored.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class ContainerRegistry(Section):
 
 
 class DockerImagePlatform(Section):
-    """Which machines an image is for."""
+    """The platform of an image."""
 
     def __init__(self, os: str = "Linux", architecture: str = "amd64") -> None:
         self.os = os
@@ -149,7 +149,7 @@ class DockerBuildContext(Section):
     def from_local_directory(
         workspace: Any = None, path: str = ".", dockerfile_path: str = "Dockerfile"
     ) -> DockerBuildContext:
-        """Return the context of a folder on this machine."""
+        """Return the build context of a folder on this machine."""
         return DockerBuildContext("localfile", str(Path(path).absolute()), dockerfile_path)
 
 
@@ -157,9 +157,9 @@ class DockerSection(Section):
     """``environment.docker``: the image that a script runs in.
 
     Attributes:
-        enabled: Accepted; an image that is named is used.
-        base_image: The image; the default one of Azure ML has no packages of its own, and stands
-            for the target's own environment.
+        enabled: Accepted but unused: a job runs in an image if one is named.
+        base_image: The image; Azure ML's default image has no packages of its own and stands for
+            the target's own environment.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class DockerSection(Section):
 
 
 class SparkSection(Section):
-    """``environment.spark``: kept; jobs of Spark are not run."""
+    """``environment.spark``: stored but unused: rayjobs does not run Spark."""
 
     def __init__(self) -> None:
         self.repositories: list[str] = []
@@ -185,7 +185,7 @@ class SparkSection(Section):
 
 
 class RSection(Section):
-    """``environment.r``: kept; jobs of R run through ``command``."""
+    """``environment.r``: stored but unused; run R with ``command``."""
 
     def __init__(self) -> None:
         self.r_version: str | None = None
@@ -199,7 +199,7 @@ class RSection(Section):
 
 
 class DatabricksSection(Section):
-    """``environment.databricks``: kept; jobs of Databricks are not run."""
+    """``environment.databricks``: stored but unused: rayjobs does not run Databricks jobs."""
 
     def __init__(self) -> None:
         self.maven_libraries: list[Any] = []
@@ -224,7 +224,7 @@ def _camel(name: str) -> str:
 
 
 def plain(section: Section) -> dict[str, Any]:
-    """Return a section as plain data; of a registry, no password that is not a reference."""
+    """Return a section as plain data, without a registry's password unless it is a reference."""
     values: dict[str, Any] = {}
     for name, value in vars(section).items():
         if isinstance(value, CondaDependencies):

@@ -22,28 +22,28 @@ PRIORITIES = {"lowpriority": True, "dedicated": False}
 
 
 def in_source(source: Path, file: str) -> Path:
-    """Return a file of the source directory; one that is only where the program runs counts too."""
+    """Return a file of the source directory, or else of the program's working directory."""
     path = Path(file).expanduser()
     inside = source.expanduser() / path
     return inside if inside.exists() or not path.exists() else path
 
 
 def agreed(name: str, given: int, named: int) -> int:
-    """Return a count that may stand in two places, each of which is 1 by default.
+    """Return a count that can be given in two places, each with the default 1.
 
     Raises:
         UsageError: they contradict each other.
     """
     if 1 not in (given, named) and given != named:
         raise UsageError(
-            f"says {name}={named}, and the estimator itself {name}={given}; give one of them, or "
-            f"both the same"
+            f"says {name}={named}, and the estimator itself says {name}={given}; give only one of "
+            f"them, or the same value twice"
         )
     return max(given, named)
 
 
 def counts(nodes: Any, processes: Any) -> list[Problem]:
-    """Nodes and processes are whole numbers from 1 on."""
+    """Nodes and processes must be whole numbers, 1 or more."""
     return [
         Problem(name, f"{value!r} is not a whole number, 1 or more.")
         for name, value in (("node_count", nodes), ("process_count_per_node", processes))
@@ -59,7 +59,7 @@ def targets(compute_target: Any, vm_size: str | None) -> list[Problem]:
 
 
 def spot(vm_priority: str | None) -> tuple[bool | None, list[Problem]]:
-    """Return whether spot nodes are wanted, and the problems of a machine priority."""
+    """Return whether spot nodes are requested, and the problems of the machine priority."""
     if vm_priority is None:
         return None, []
     if str(vm_priority).casefold() not in PRIORITIES:
@@ -71,7 +71,7 @@ def spot(vm_priority: str | None) -> tuple[bool | None, list[Problem]]:
 
 
 def either(*pairs: tuple[str, Any, str, Any]) -> list[Problem]:
-    """A parameter and its older name are one: both may be given with one value alone."""
+    """A parameter and its older name must have the same value if both are given."""
     return [
         Problem(name, f"is {value!r}, and {older}, its older name, is {before!r}.", "Give one.")
         for name, value, older, before in pairs
@@ -89,7 +89,7 @@ def exclusions(
     image: Image,
     environment_variables: Mapping[str, str] | None,
 ) -> list[Problem]:
-    """Mutually exclusive arguments. Source: the checks of MMLBaseEstimator."""
+    """Refuse mutually exclusive arguments. Source: the checks of MMLBaseEstimator."""
     problems = []
     given = [name for name, value in packages.items() if value]
     if environment_definition is not None:
@@ -113,22 +113,22 @@ def exclusions(
 
 
 def unsupported(**given: Any) -> list[Problem]:
-    """Refuse arguments without meaning here."""
+    """Refuse arguments that rayjobs does not support."""
     why = {
         "source_directory_data_store": (
-            "the source directory is packed into the workspace's own storage.",
+            "rayjobs packs the source directory into the workspace's own storage.",
             "Leave it out; give data as inputs.",
         ),
         "_show_package_warnings": (
-            "packages are not compared with the script's imports.",
-            "Leave it out; a package that is missing is named by the job's first error.",
+            "rayjobs does not compare packages with the script's imports.",
+            "Leave it out; the job's first error names a missing package.",
         ),
     }
     return [Problem(name, *why[name]) for name, value in given.items() if value is not None]
 
 
 def inputs(given: Sequence[Any] | None) -> list[Problem]:
-    """Inputs are data."""
+    """Each input must be data."""
     return [
         Problem("inputs", f"{item!r:.80} is not data.", "Give references and named datasets.")
         for item in given or ()
@@ -139,10 +139,10 @@ def inputs(given: Sequence[Any] | None) -> list[Problem]:
 def entry_script(
     source: Path, script: str | None, *, validate: bool, show_warnings: bool
 ) -> list[Problem]:
-    """There must be a script; with `validate`, it must be Python.
+    """There must be a script; with `validate`, it must be valid Python.
 
     Args:
-        show_warnings: Also print what Python warns of when it compiles the script.
+        show_warnings: Also print Python's warnings from compiling the script.
     """
     if script is None:
         return [Problem("entry_script", "is missing.", "Name the script to run.")]
@@ -166,7 +166,7 @@ def entry_script(
 
 
 def duration(seconds: Any) -> list[Problem]:
-    """Return the problem of a time limit, or None."""
+    """Check a time limit."""
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if seconds is None or (is_number and seconds > 0):
         return []
@@ -185,9 +185,9 @@ class Image:
     """The image of an estimator, and how it is run.
 
     Attributes:
-        name: None: the target's own files.
-        registry: A ContainerRegistry that asks for the image.
-        shm_size: Of /dev/shm, as Docker writes it.
+        name: The image; None means no image.
+        registry: A ContainerRegistry to pull the image from.
+        shm_size: Size of /dev/shm, in Docker's notation.
     """
 
     name: str | None
@@ -197,7 +197,7 @@ class Image:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the user's, not one of Azure ML's bases, which have no framework."""
+        """Whether it is the user's image, not an Azure ML base image without a framework."""
         return self.name is not None and not is_base_image(self.name)
 
     def problems(self) -> list[Problem]:
@@ -218,7 +218,7 @@ class Image:
         return found if wrong is None else [*found, wrong]
 
     def put_into(self, environment: Environment) -> None:
-        """Let an environment have this image; its jobs say what becomes of it."""
+        """Set this image in an environment; jobs report how they use it."""
         section = environment.docker
         section.enabled = self.use_docker
         if self.name is not None:
@@ -232,9 +232,9 @@ class Image:
 def arguments(script_params: Mapping[Any, Any], problems: list[Problem]) -> list[Any]:
     """Return the arguments for script parameters.
 
-    An empty text is a bare flag; a parameter that is None is left out; a list gives one argument
-    for each item. Data objects stay what they are: what they become is known when the job's spec
-    is made. Source: ``_estimator_helper`` of azureml-train-core.
+    An empty text makes a flag without a value; a parameter that is None is left out; a list gives
+    one argument per item. Data objects stay unchanged: their text is only known when the job's
+    spec is made. Source: ``_estimator_helper`` of azureml-train-core.
     """
     found = []
     for key, value in script_params.items():

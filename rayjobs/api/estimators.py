@@ -1,4 +1,4 @@
-"""Estimators of Azure ML v1, and how their processes talk.
+"""Estimators of Azure ML v1, and how their processes communicate.
 
 Signatures: ``azureml-train-core`` 1.0.85 to 1.62.
 """
@@ -33,7 +33,7 @@ class EstimatorError(SpecError, TrainingException):
 
 
 class EstimatorUsageError(UsageError, TrainingException):
-    """An estimator cannot be made so."""
+    """An estimator cannot be created in this way."""
 
 
 class Mpi:
@@ -55,7 +55,7 @@ class Gloo:
     backend = "gloo"
 
     def __repr__(self) -> str:
-        """Return the call that makes one."""
+        """Return the constructor call."""
         return shown(self)
 
 
@@ -65,12 +65,12 @@ class Nccl:
     backend = "nccl"
 
     def __repr__(self) -> str:
-        """Return the call that makes one."""
+        """Return the constructor call."""
         return shown(self)
 
 
 class ParameterServer:
-    """Known, and refused: parameter servers are TensorFlow's."""
+    """Recognised but refused: rayjobs does not start parameter servers."""
 
     backend = "ps"
 
@@ -123,7 +123,7 @@ class Estimator:
         """Check the arguments.
 
         Raises:
-            EstimatorError: something is wrong, or not supported; all problems at once.
+            EstimatorError: something is wrong or not supported; lists all problems.
         """
         conda_file = conda_dependencies_file or conda_dependencies_file_path
         packages = {
@@ -214,7 +214,7 @@ class Estimator:
             settings.environment = environment
         if max_run_duration_seconds is not None:
             settings.max_run_duration_seconds = max_run_duration_seconds
-        # With an explicit environment, the machine decides about CUDA.
+        # With an explicit environment, the machine's size decides about GPUs.
         settings.use_gpu = None if environment_definition is not None else bool(use_gpu)
         settings.amlcompute.vm_size = vm_size
         settings.amlcompute.vm_priority = vm_priority
@@ -229,7 +229,7 @@ class Estimator:
         self._resume_from = resume_from
 
     def __repr__(self) -> str:
-        """Return script, target and requirements; no variables, since one may be secret."""
+        """Return script, target and requirements, but no variables: one may be secret."""
         arguments = {"arguments": self._arguments} if self._arguments else {}
         given = {"entry_script": self._script, **arguments, **needs_of(self.run_config)}
         return shown(self, self.source_directory, **given)
@@ -244,7 +244,7 @@ class Estimator:
         script_params: Mapping[Any, Any] | None = None,
         inputs: Sequence[Any] | None = None,
     ) -> ScriptRunConfig:
-        """Return the same job as a ScriptRunConfig; given arguments replace the estimator's."""
+        """Return the same job as a ScriptRunConfig; the arguments here replace the estimator's."""
         arguments = self._arguments
         if script_params is not None:
             problems: list[Problem] = []
@@ -262,7 +262,7 @@ class Estimator:
         return config
 
     def _framework(self) -> FrameworkEnvironment:
-        """Return the environment that packages are added to."""
+        """Return the environment to which packages are added."""
         return FrameworkEnvironment("estimator")
 
     def _environment(
@@ -273,10 +273,10 @@ class Estimator:
         *,
         user_managed: bool,
     ) -> Environment | None:
-        """Return the framework with an estimator's packages; unavailable ones are problems.
+        """Return the framework's environment with the estimator's packages; append problems.
 
-        Files are relative to the source directory. Source: `_estimator_helper` of
-        azureml-train-core. One that is not there is looked for where the program runs.
+        Files are relative to the source directory or, if they are not there, to the program's
+        working directory. Source: `_estimator_helper` of azureml-train-core.
         """
         if user_managed:
             made = Environment("estimator")
@@ -287,7 +287,7 @@ class Estimator:
             if packages["conda_dependencies_file"] is not None:
                 name = "conda_dependencies_file"
                 file = checks.in_source(source, packages[name])
-                # It replaces the framework's packages.
+                # The file replaces the framework's packages.
                 return Environment.from_conda_specification("estimator", file)
             framework = self._framework()
             wanted = CondaDependencies.create(
@@ -351,7 +351,7 @@ class Estimator:
 
 
 class _FrameworkEstimator(Estimator):
-    """An estimator whose framework has versions; curated images list its packages."""
+    """An estimator of a framework with versions; curated images list its packages."""
 
     FRAMEWORK_NAME = ""
     DEFAULT_VERSION = ""
@@ -359,21 +359,21 @@ class _FrameworkEstimator(Estimator):
     _PACKAGES: tuple[str, ...] = ()
 
     def _take_version(self, framework_version: str | None, optimized_mode: bool) -> None:
-        """Check the version, before the rest is checked.
+        """Check the framework's version, before everything else.
 
         Raises:
-            EstimatorUsageError: Azure ML never had it.
+            EstimatorUsageError: Azure ML never had this version.
         """
         version = framework_version or self.DEFAULT_VERSION
         if version not in self._VERSIONS:
             known = ", ".join(self._VERSIONS)
             raise EstimatorUsageError(
-                f"framework_version is {framework_version!r}; known are {known}"
+                f"framework_version is {framework_version!r}; give one of: {known}"
             )
         if optimized_mode:
             notice(
                 "_enable_optimized_mode has no effect: each environment is built once per node "
-                "and used again"
+                "and reused"
             )
         self._asked_version = framework_version
         self.framework_version = version
@@ -441,11 +441,11 @@ class PyTorch(_FrameworkEstimator):
     ) -> None:
         """Take the options of `Estimator`, and a version.
 
-        A version asks for the packages of its image. What the target cannot have is substituted
-        when the job is submitted, and listed then.
+        A version requests the packages of its curated image. The submit substitutes and lists what
+        the target cannot have.
 
         Raises:
-            EstimatorError: something is wrong, or not supported; all problems at once.
+            EstimatorError: something is wrong or not supported; lists all problems.
         """
         self._take_version(framework_version, _enable_optimized_mode)
         super().__init__(**_given(locals(), *_OF_VERSION))
@@ -510,11 +510,11 @@ class TensorFlow(_FrameworkEstimator):
     ) -> None:
         """Take the options of `Estimator`, and a version.
 
-        A version asks for the packages of its image. What the target cannot have is substituted
-        when the job is submitted, and listed then.
+        A version requests the packages of its curated image. The submit substitutes and lists what
+        the target cannot have.
 
         Raises:
-            EstimatorError: something is wrong, or not supported; all problems at once.
+            EstimatorError: something is wrong or not supported; lists all problems.
         """
         self._take_version(framework_version, _enable_optimized_mode)
         if worker_count != 1 or parameter_server_count != 1:
@@ -579,11 +579,11 @@ class Chainer(_FrameworkEstimator):
     ) -> None:
         """Take the options of `Estimator`, and a version.
 
-        A version asks for the packages of its image. What the target cannot have is substituted
-        when the job is submitted, and listed then.
+        A version requests the packages of its curated image. The submit substitutes and lists what
+        the target cannot have.
 
         Raises:
-            EstimatorError: something is wrong, or not supported; all problems at once.
+            EstimatorError: something is wrong or not supported; lists all problems.
         """
         self._take_version(framework_version, _enable_optimized_mode)
         super().__init__(**_given(locals(), *_OF_VERSION))
@@ -631,11 +631,11 @@ class SKLearn(_FrameworkEstimator):
     ) -> None:
         """Take the options of `Estimator`, and a version.
 
-        A version asks for the packages of its image. What the target cannot have is substituted
-        when the job is submitted, and listed then.
+        A version requests the packages of its curated image. The submit substitutes and lists what
+        the target cannot have.
 
         Raises:
-            EstimatorError: something is wrong, or not supported; all problems at once.
+            EstimatorError: something is wrong or not supported; lists all problems.
         """
         self._take_version(framework_version, _enable_optimized_mode)
         super().__init__(**_given(locals(), *_OF_VERSION))
@@ -646,6 +646,6 @@ _OF_SERVERS = ("worker_count", "parameter_server_count")
 
 
 def _given(names: Mapping[str, Any], *own: str) -> dict[str, Any]:
-    """Return a constructor's parameters without `self`, the class, and those of its own."""
+    """Return a constructor's parameters, without `self`, the class and the names in `own`."""
     left_out = {"self", "__class__", *own}
     return {name: value for name, value in names.items() if name not in left_out}

@@ -1,4 +1,4 @@
-"""An experiment: a name under which runs are submitted and found."""
+"""Experiments: names under which runs are submitted and found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONGEST_NAME = 255
 
 
 @refuses(
-    "the folder of code is named at each submit: ScriptRunConfig(source_directory)",
+    "each submit names the folder of code: ScriptRunConfig(source_directory)",
     "from_directory",
 )
 class Experiment:
@@ -40,16 +40,17 @@ class Experiment:
     """
 
     def __init__(self, workspace: Workspace, name: str) -> None:
-        """Get the experiment, or begin one: it exists with its first run.
+        """Get the experiment, or begin one; it exists from its first run on.
 
         Raises:
-            UsageError: no name that an experiment can have.
+            UsageError: the name is not valid for an experiment.
         """
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise UsageError(f"an experiment cannot be called {name!r}; give a short text")
         if len(name) > LONGEST_NAME:
             raise UsageError(
-                f"an experiment's name has {len(name)} characters; {LONGEST_NAME} are allowed"
+                f"the experiment's name has {len(name)} characters; at most {LONGEST_NAME} are "
+                f"allowed"
             )
         self.workspace = workspace
         self.name = name
@@ -74,7 +75,7 @@ class Experiment:
 
     @property
     def archived_time(self) -> str | None:
-        """When it was archived (ISO 8601, UTC); None: it is active."""
+        """When it was archived (ISO 8601, UTC); None if it is active."""
         return self._kept().get("archived_time")
 
     def tag(self, key: str, value: Any = None) -> None:
@@ -94,34 +95,34 @@ class Experiment:
         return left
 
     def archive(self) -> None:
-        """Leave it out of listings of active experiments; its runs stay."""
+        """Hide it from listings of active experiments; its runs stay."""
         from rayjobs.core.clock import SystemClock, to_text
 
         self._keep({**self._kept(), "archived_time": to_text(SystemClock().now())})
 
     def reactivate(self, new_name: str | None = None) -> None:
-        """Take `archive` back.
+        """Undo `archive`.
 
         Raises:
-            UsageError: `new_name` is given: runs are found by the name that they have.
+            UsageError: `new_name` is given: an experiment that has runs cannot be renamed.
         """
         if new_name not in (None, self.name):
             raise UsageError(
-                f"experiment {self.name!r} cannot be renamed to {new_name!r}: its runs have its "
-                f"name; reactivate it without new_name"
+                f"experiment {self.name!r} cannot be renamed to {new_name!r}, because its runs are "
+                f"stored under its name; reactivate it without new_name"
             )
         self._keep({**self._kept(), "archived_time": None})
 
     def refresh(self) -> None:
-        """Do nothing: everything is read when it is asked for."""
+        """Do nothing: each access reads the current values."""
 
     def get_portal_url(self) -> str:
-        """Return its address in messages; there is no web page."""
+        """Return an address for messages; there is no web page."""
         return f"rayjobs://{self.workspace.opened.name}/{self.name}"
 
     @staticmethod
     def delete(workspace: Workspace, experiment_id: str) -> None:
-        """Forget an experiment that has no runs.
+        """Delete an experiment that has no runs.
 
         Args:
             experiment_id: Its id, or its name.
@@ -132,8 +133,8 @@ class Experiment:
         name = experiment_id.removeprefix(f"{workspace.id}/")
         if workspace.store.jobs(JobFilter(experiment=name)):
             raise UsageError(
-                f"experiment {name!r} has runs and is not deleted; remove old runs with `rayjobs "
-                f"prune`, or archive it"
+                f"experiment {name!r} has runs, so it cannot be deleted; remove old runs with "
+                f"`rayjobs prune`, or archive it"
             )
         AzureSettings(workspace.store).put_experiment(name, {})
 
@@ -147,12 +148,12 @@ class Experiment:
     def submit(self, config: Any, tags: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
         """Submit a configuration and return the handle of its run at once.
 
-        Takes a ScriptRunConfig, an estimator, a JobSpec, and types that other packages registered.
+        Takes a ScriptRunConfig, an estimator, a JobSpec, or a type that another package registered.
 
         Raises:
-            SpecError: something is wrong with it; all problems at once.
-            CannotBePlacedError: the target can never hold it.
-            UsageError: nothing can submit such an object.
+            SpecError: something is wrong with it; lists all problems.
+            CannotBePlacedError: the target can never run it.
+            UsageError: objects of this class cannot be submitted.
         """
         submitter = submitter_of(config)
         return submitter(self, config, tags=dict(tags) if tags else None, **kwargs)
@@ -165,19 +166,19 @@ class Experiment:
         snapshot_directory: str | Path | None = ".",
         display_name: str | None = None,
     ) -> InteractiveRun:
-        """Start an interactive run, which this process logs into; no target is needed.
+        """Start an interactive run, to which this process logs; it needs no target.
 
-        It is stored from now on. End it with ``run.complete()`` or ``run.fail()``, or use it as a
+        The run is stored at once. End it with ``run.complete()`` or ``run.fail()``, or use it as a
         context manager. If the process ends before that, the run is Failed.
 
         Args:
             name: Name of the run; None makes one.
             run_id: Id of the run; None makes one.
             outputs: Folder whose new and changed files ``run.complete()`` stores below
-                ``outputs/``; False takes none. None and True take ``./outputs``, which is made if
-                it is not there, and removed at the end if it is empty.
-            snapshot_directory: Folder whose code is stored with the run; None: none.
-            display_name: As `name`.
+                ``outputs/``; False means none. None and True mean ``./outputs``, which is
+                created if it does not exist, and removed at the end if it is empty.
+            snapshot_directory: Folder whose code is stored with the run, or None.
+            display_name: The same as `name`.
 
         Raises:
             SnapshotError: the folder cannot be packed, for example because it is too large.
@@ -203,9 +204,9 @@ class Experiment:
     ) -> Iterator[JobRun]:
         """Yield the experiment's runs, newest first.
 
-        `type` is ``job``, ``sweep`` or ``interactive``, or Azure ML's name of it
+        `type` is ``job``, ``sweep`` or ``interactive``, or Azure ML's name for it
         (``azureml.scriptrun``, ``hyperdrive``). `tags` and `properties` are a key, or a mapping of
-        keys to values that a run must have.
+        keys to values, that a run must have.
         """
         from rayjobs.api.kinds import run_of
         from rayjobs.jobs.run_filter import RunFilter
@@ -227,10 +228,10 @@ class Experiment:
 
         Args:
             view_type: ``ActiveOnly``, ``ArchivedOnly`` or ``All``.
-            tags: A key, or a mapping of keys to values (None: any) that it must have.
+            tags: A key, or a mapping of keys to values (None: any), that it must have.
 
         Raises:
-            UsageError: there is no such view.
+            UsageError: the view is unknown.
         """
         views = {"ActiveOnly": (False,), "ArchivedOnly": (True,), "All": (False, True)}
         if view_type not in views:
@@ -294,7 +295,7 @@ def _submit_job(
     run.warnings = done.warnings
     run.notes = done.notes
     for sentence in substitutes.sentences(done.job.spec.substitutes):
-        notice(sentence)  # a driver's results depend on it, and nothing else tells its user
+        notice(sentence)  # results depend on it, and nothing else reports it to a driver's user
     return run
 
 
@@ -309,7 +310,7 @@ def _submit_script(
     workspace = experiment.workspace
     spec = config.to_spec(
         tags=tags, keep=keep, workspace=workspace
-    )  # its name is the script's: a default
+    )  # the script's name is its default name
     return _submit_job(experiment, spec, numbered=True, **kwargs)
 
 
@@ -324,8 +325,8 @@ def _submit_estimator(
     inputs = kwargs.pop("inputs", None)
     if kwargs.pop("source_directory_data_store", None) is not None:
         raise UsageError(
-            "source_directory_data_store was given, and the source directory is packed into the "
-            "workspace's own storage; leave it out"
+            "source_directory_data_store is not supported: rayjobs packs the source directory into "
+            "the workspace's own storage; leave it out"
         )
     script = config.to_script_run_config(params, inputs)
     return _submit_script(experiment, script, tags=tags, **kwargs)
@@ -335,19 +336,19 @@ def refuse_as_child(config: Any) -> None:
     """Refuse types that cannot be submitted as a child run.
 
     Raises:
-        UsageError: it is a sweep, or nothing that can be submitted.
+        UsageError: it is a sweep, or it cannot be submitted at all.
     """
     if not isinstance(config, JobSpec | ScriptRunConfig | Estimator):
         raise UsageError(
-            f"a {type(config).__name__} cannot be submitted below a run; give a ScriptRunConfig, "
-            f"an estimator or a JobSpec, or use experiment.submit()"
+            f"a {type(config).__name__} cannot be submitted as a child run; give a "
+            f"ScriptRunConfig, an estimator or a JobSpec, or use experiment.submit()"
         )
 
 
 def _refuse_options(config: Any, options: Mapping[str, Any]) -> None:
     if options:
         raise UsageError(
-            f"submit takes no {', '.join(sorted(options))} for a {type(config).__name__}"
+            f"submit does not accept {', '.join(sorted(options))} for a {type(config).__name__}"
         )
 
 

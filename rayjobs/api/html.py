@@ -19,7 +19,7 @@ MOST_TRIALS = 20
 MOST_POINTS = 400
 MOST_ROWS = 25
 
-# A state's color, for its mark alone; the state is written next to it.
+# The color of a state's mark; the state's name stands next to the mark.
 _MARKS = {
     "Completed": "#2e8b57",
     "Finished": "#2e8b57",
@@ -35,7 +35,7 @@ _CELL = "padding:2px 12px 2px 0;text-align:left;vertical-align:top"
 
 
 class Shown(Protocol):
-    """A run, as far as a notebook shows one."""
+    """The parts of a run that a notebook shows."""
 
     id: str
     experiment: Any
@@ -46,7 +46,7 @@ class Shown(Protocol):
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table; a cell that is `Raw` is HTML already."""
+    """Return a table; a cell of type `Raw` is already HTML."""
     head = "".join(f'<th style="{_CELL}">{_cell(one)}</th>' for one in header)
     body = "".join(
         "<tr>" + "".join(f'<td style="{_CELL}">{_cell(one)}</td>' for one in row) + "</tr>"
@@ -72,7 +72,7 @@ def state(name: str) -> Raw:
 
 
 def run_html(run: Shown) -> str:
-    """Return a run as one row, and of a sweep its best trials below it."""
+    """Return a run as one row, followed by its best trials if it is a sweep."""
     kind = str(getattr(run, "type", "run"))
     row = [run.experiment.name, run.id, kind, state(run.get_status())]
     shown = table(("Experiment", "Id", "Type", "Status"), [row])
@@ -142,7 +142,7 @@ def workspace_html(workspace: Any) -> str:
 
 
 def model_html(model: Any) -> str:
-    """Return a model with where it comes from and its files."""
+    """Return a model with its origin and files."""
     facts = [
         ("Id", model.id),
         ("From", model.lineage_text),
@@ -178,7 +178,7 @@ def _numbers(value: Any) -> list[float]:
 
 
 def curves_html(series: Mapping[str, Sequence[float]]) -> str:
-    """Return a small curve for each metric of several values, else its one value."""
+    """Return a small curve for each metric with several values; else its only value."""
     shown = list(series.items())[:MOST_METRICS]
     parts = [_curve(name, values) for name, values in shown]
     hidden = len(series) - len(shown)

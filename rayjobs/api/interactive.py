@@ -1,4 +1,4 @@
-"""Interactive runs, as ``Experiment.start_logging`` and ``Run.child_run`` return them.
+"""Interactive runs, which ``Experiment.start_logging`` and ``Run.child_run`` return.
 
 Source: ``azureml.core.Experiment.start_logging`` and ``azureml.core.Run.child_run``.
 """
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 OUTPUTS = "outputs"
 UNFINISHED = "its process ended without run.complete() or run.fail()"
 
-# The runs that this process writes and has not ended: run → (process, its workspace's folder).
+# Unfinished runs that this process writes: run → (process, folder of its workspace).
 _written: dict[str, tuple[int, Path]] = {}
 _lock = threading.Lock()
 
 
 class InteractiveRun(JobRun):
-    """A run that this process, or another one outside of the queue, logs into.
+    """A run to which this or another process logs, outside the queue.
 
-    It is stored from its start: ``rayjobs ls``, ``show``, ``metrics`` and ``download`` know it. It
-    ends with `complete`, `fail` or `cancel`, or by leaving its ``with`` block. A run whose process
-    ends before that is Failed: its work may be incomplete.
+    It is stored when it starts, so ``rayjobs ls``, ``show``, ``metrics`` and ``download`` know it.
+    It ends with `complete`, `fail` or `cancel`, or at the end of its ``with`` block. A run whose
+    process ends before that is Failed: its work may be incomplete.
     """
 
     type = "azureml.interactive"
-    _folder: Path | None = None  # whose files are stored when the run is completed
+    _folder: Path | None = None  # `complete` stores its files
     _before: Mapping[str, tuple[int, int]] = {}
-    _is_folder_ours = False  # made at the start
+    _is_folder_ours = False  # whether the run created it at its start
 
     @property
     def name(self) -> str:
@@ -59,9 +59,9 @@ class InteractiveRun(JobRun):
 
     # -- life ----------------------------------------------------------------------------------
     def complete(self, **kwargs: Any) -> None:
-        """End the run as Completed; files of its outputs folder are stored first.
+        """Store the files of its outputs folder, then end the run as Completed.
 
-        A run that has ended does not change. If it ended differently, this warns.
+        If the run has already ended, nothing changes; a different end gives a warning.
         """
         if not self._is_final():
             self._store_outputs()
@@ -77,7 +77,7 @@ class InteractiveRun(JobRun):
         self._end(Outcome.FAILED, failure=failure_of(error_details, error_code))
 
     def cancel(self) -> None:
-        """End the run as Canceled. Its process is not stopped."""
+        """End the run as Canceled. Its process goes on."""
         self._store.request_cancel(self.id, by=user_name())
         _forget(self.id)
 
@@ -87,7 +87,7 @@ class InteractiveRun(JobRun):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Complete the run, or fail it after an error; ``SystemExit(0)`` is not an error."""
+        """Complete the run, or fail it after an exception other than ``SystemExit(0)``."""
         is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
         if error is None or is_exit:
             self.complete()
@@ -104,18 +104,18 @@ class InteractiveRun(JobRun):
         state = self._job().state
         if not is_new and str(state).lower() != outcome:
             warnings.warn(
-                f"run {self.id} has already ended as {state}, and stays so",
+                f"run {self.id} has already ended as {state}, which does not change",
                 UserWarning,
                 stacklevel=3,
             )
 
     # -- outputs -------------------------------------------------------------------------------
     def _watch(self, outputs: Any) -> None:
-        """Store new and changed files of a folder when the run is completed."""
+        """Let `complete` store the new and changed files of a folder."""
         if outputs is None or outputs is False:
             return
         self._folder = Path(OUTPUTS if outputs is True else outputs).absolute()
-        if outputs is True:  # programs of Azure ML write into it without making it
+        if outputs is True:  # Azure ML programs write into it without creating it
             with contextlib.suppress(OSError):
                 self._folder.mkdir()
                 self._is_folder_ours = True
@@ -157,7 +157,7 @@ def start_logging(
         snapshot=None if packed is None else packed.digest,
         properties={} if packed is None else packed.properties,
     )
-    # None means the usual folder, as in Azure ML; False means none.
+    # None means the default folder, as in Azure ML; False means no folder.
     run._watch(True if outputs is None else outputs)
     if packed is not None:
         run.warnings = packed.warnings
@@ -174,7 +174,7 @@ def start_run(
     tags: Mapping[str, str] | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> InteractiveRun:
-    """Write an interactive run that this process logs into; return its handle.
+    """Create an interactive run to which this process logs; return its handle.
 
     Raises:
         UsageError: the id is taken.
@@ -201,7 +201,7 @@ def start_run(
 
 
 def pack_snapshot(opened: OpenWorkspace, folder: Path) -> Packed:
-    """Store the snapshot of a folder, or of the folder of one file.
+    """Store a snapshot of a folder, or of the folder that contains a file.
 
     Raises:
         SnapshotError: it cannot be packed.
@@ -211,7 +211,7 @@ def pack_snapshot(opened: OpenWorkspace, folder: Path) -> Packed:
 
     source = folder.expanduser().absolute()
     if not source.is_dir():
-        raise UsageError(f"there is no folder {source} to take a snapshot of")
+        raise UsageError(f"the folder {source} for the snapshot does not exist")
     packed = pack_source(opened, Checked(JobSpec(command=""), source, (), ()))
     assert packed is not None  # it has a source
     return packed
@@ -227,7 +227,7 @@ def _pack(opened: OpenWorkspace, folder: Path) -> Packed:
 
 
 def failure_of(details: Any, code: Any) -> Failure:
-    """Return the failure that a user states: a text or an exception, and a code."""
+    """Return the failure for a user's details (a text or an exception) and error code."""
     if isinstance(details, BaseException):
         text = f"{type(details).__name__}: {details}".rstrip(": ")
     else:
@@ -245,7 +245,7 @@ def _forget(run_id: str) -> None:
 
 
 def _end_written() -> None:
-    """At the end of this process: end its runs that are still open."""
+    """End the open runs of this process when it exits."""
     with _lock:
         left = {run: path for run, (pid, path) in _written.items() if pid == os.getpid()}
         _written.clear()
@@ -260,7 +260,7 @@ def _end_written() -> None:
 
 
 def _opened(folder: Path) -> OpenWorkspace:
-    """Open the workspace of a run again: the server's, if this program uses one."""
+    """Reopen the workspace of a run: the server's, if this program uses one."""
     server = connection.active()
     if server is None:
         return open_workspace(folder, create=False)
@@ -270,7 +270,7 @@ def _opened(folder: Path) -> OpenWorkspace:
 
 
 def _signatures(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of change of each file below a folder, by relative name."""
+    """Return the size and change time of each file below a folder, by relative name."""
     found = {}
     for parent, folders, files in os.walk(folder):
         folders.sort()

@@ -1,4 +1,4 @@
-"""Which class is the handle on a run, by its job's kind."""
+"""The class of a run's handle for each kind of job."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from rayjobs.api.run import JobRun
     from rayjobs.jobs.records import Job
 
-# ``module:class``, imported when first needed: this package is below those that define the other
-# kinds, and a workspace is asked for its sweeps before anybody has imported them.
+# ``module:class``, imported on first use: higher packages define the other kinds, and a program
+# may ask a workspace for its sweeps before it has imported those packages.
 _CLASSES: dict[str, str] = {
     "sweep": "rayjobs.tuning.runs:HyperDriveRun",
     "interactive": "rayjobs.api.interactive:InteractiveRun",
     "pipeline": "rayjobs.pipelines.runs:PipelineRun",
 }
 STEP = "rayjobs.pipelines.runs:StepRun"
-# A property of the jobs that are steps of a pipeline run.
+# The property that marks a job as a step of a pipeline run.
 STEP_OF = "azureml.pipelinerunid"
 
 
 @dataclass(frozen=True)
 class RunDto:
-    """The argument of a run factory: the record of a run. Source: azureml-core 1.61, ``RunDto``."""
+    """The record of a run, as a run factory gets it. Source: azureml-core 1.61, ``RunDto``."""
 
     run_id: str
     run_type: str
@@ -44,15 +44,15 @@ def add_factory(run_type: str, factory: RunFactory) -> None:
     """Register a factory for the handles of all runs of a type.
 
     Raises:
-        ValueError: the type has one already.
+        ValueError: the type already has one.
     """
     if run_type in _factories:
-        raise ValueError(f"the type {run_type!r} has a run factory already")
+        raise ValueError(f"the type {run_type!r} already has a run factory")
     _factories[run_type] = factory
 
 
 def class_of(kind: str) -> type[JobRun]:
-    """Return the class of a kind's handles."""
+    """Return the class of handles for a kind."""
     from rayjobs.api.run import JobRun
 
     where = _CLASSES.get(kind)

@@ -1,6 +1,6 @@
-"""MLflow in a driver: an endpoint of this process whose runs are interactive runs of a workspace.
+"""MLflow in a driver: an endpoint in this process that stores interactive runs in a workspace.
 
-Runs that were submitted can be read by it too.
+MLflow can also read submitted runs.
 
 Source: ``azureml.core.Workspace.get_mlflow_tracking_uri``.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rayjobs.api.workspace import Workspace
     from rayjobs.jobs.records import Job
 
-DEFAULT_EXPERIMENT = "Default"  # Source: MLflow's name for the experiment with the id 0
+DEFAULT_EXPERIMENT = "Default"  # Source: MLflow's name of the experiment with id 0
 _STATUS = {
     JobState.COMPLETED: "FINISHED",
     JobState.FAILED: "FAILED",
@@ -40,16 +40,16 @@ _lock = threading.Lock()
 
 
 def tracking_uri(workspace: Workspace) -> str:
-    """Return the address of this process's endpoint for a workspace, which is started if needed.
+    """Return the address of this process's endpoint for a workspace; start it if needed.
 
-    Clients in this process, and in those that it starts, get its token by the variable
+    Clients in this process and its child processes get the token from the variable
     ``MLFLOW_TRACKING_TOKEN``.
     """
     key = (os.getpid(), workspace.opened.path)
     with _lock:
         server = _servers.get(key)
         if server is None:
-            # One token for all: clients have one variable.
+            # One token for all endpoints, because clients have only one variable.
             token = os.environ.setdefault(TOKEN, secrets.token_urlsafe(18))
             server = TrackingServer(Tracking(WorkspaceSink(workspace)), token)
             server.start()
@@ -65,17 +65,17 @@ def served_workspaces() -> list[Workspace]:
 
 
 class WorkspaceSink(Sink):
-    """Stores clients' logs as interactive runs of a workspace."""
+    """Stores what clients log in interactive runs of a workspace."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._store = workspace.opened.store
         self._runs: dict[str, JobRun] = {}
-        self._names: dict[str, str] = {}  # experiments that exist with their first run
+        self._names: dict[str, str] = {}  # created experiments, which may not have a run yet
 
     # -- experiments ---------------------------------------------------------------------------
     def experiment_id(self, name: str, *, create: bool) -> str | None:
-        """See `Sink`: an experiment exists once a client has created it, or with its first run."""
+        """See `Sink`; an experiment exists once a client has created it or it has a run."""
         known = self._known()
         if create:
             self._names[_id_of(name)] = name
@@ -101,7 +101,7 @@ class WorkspaceSink(Sink):
     def create_run(
         self, experiment_id: str, name: str, tags: Mapping[str, str]
     ) -> tuple[str, str, str]:
-        """See `Sink`: the run is an interactive one, a child of the run that its tag names."""
+        """See `Sink`; creates an interactive run, as a child of the run that its tag names."""
         from rayjobs.api.experiment import Experiment
 
         parent = self._runs.get(tags.get("mlflow.parentRunId", ""))
@@ -223,7 +223,7 @@ def _artifacts(run_id: str) -> str:
 
 
 def _number(value: float) -> float | str:
-    """Return a number as MLflow's JSON has it."""
+    """Return a number in the form of MLflow's JSON."""
     if value != value:
         return "NaN"
     return value if abs(value) != float("inf") else ("Infinity" if value > 0 else "-Infinity")

@@ -1,4 +1,4 @@
-"""The model registry: versions of files with a lineage that may not be empty.
+"""The model registry: versions of files, each with a lineage.
 
 Source: ``azureml.core.Model``.
 """
@@ -29,7 +29,7 @@ MODELS_FOLDER = "azureml-models"  # Source: where Azure ML v1 looks for download
 
 
 class Framework:
-    """Azure ML's names of frameworks, for `model_framework`."""
+    """Azure ML's framework names, for `model_framework`."""
 
     CUSTOM = "Custom"
     TENSORFLOW = "TensorFlow"
@@ -43,12 +43,12 @@ class Framework:
 def _refused(name: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise UsageError(
-            f"Model.{name} is not supported: rayjobs trains and registers models, and serves none. "
-            f"Serve the files that Model.download gives"
+            f"Model.{name} is not supported: rayjobs trains and registers models but does not "
+            f"serve them. Serve the files that Model.download writes"
         )
 
     refuse.__name__ = name
-    refuse.__doc__ = "Not supported: rayjobs serves no models."
+    refuse.__doc__ = "Not supported: rayjobs does not serve models."
     return staticmethod(refuse)
 
 
@@ -74,13 +74,13 @@ class Model:
         model_framework: str | None = None,
         expand: bool = True,
     ) -> None:
-        """Find a version: the newest that has all that is given.
+        """Find the newest version that matches all arguments.
 
         Args:
-            expand: Accepted; a model always has all its facts.
+            expand: Accepted but unused: a model always has all its details.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: no version matches.
             UsageError: neither `name` nor `id` was given.
         """
         if id is not None:
@@ -100,14 +100,17 @@ class Model:
                     and model_framework in (None, one.framework)
                 ]
                 if not matching:
-                    raise NotFoundError(f"no version of model {name!r} has all that was asked for")
+                    raise NotFoundError(
+                        f"no version of model {name!r} has all the requested tags and properties, "
+                        f"run and framework"
+                    )
                 found = matching[0]
         self.workspace: Workspace | OpenWorkspace = workspace
         self._kept = found
 
     @classmethod
     def of(cls, workspace: Workspace | OpenWorkspace, kept: ModelVersion) -> Model:
-        """Return the model of a version that was found."""
+        """Return the model for the record of a version."""
         model = cls.__new__(cls)
         model.workspace = workspace
         model._kept = kept
@@ -125,7 +128,7 @@ class Model:
 
     @property
     def version(self) -> int:
-        """Its version, from 1."""
+        """Its version number, 1 or more."""
         return self._kept.version
 
     @property
@@ -145,7 +148,7 @@ class Model:
 
     @property
     def properties(self) -> dict[str, str]:
-        """Its properties, which are written once."""
+        """Its properties, which never change once set."""
         return dict(self._kept.properties)
 
     @property
@@ -155,12 +158,12 @@ class Model:
 
     @property
     def model_framework(self) -> str:
-        """The framework that was named."""
+        """The name of its framework."""
         return self._kept.framework
 
     @property
     def model_framework_version(self) -> str:
-        """Its version."""
+        """The version of its framework."""
         return self._kept.framework_version
 
     @property
@@ -208,17 +211,17 @@ class Model:
 
     @property
     def unpack(self) -> bool:
-        """False: a download gives the files themselves, never an archive of them."""
+        """False: a download writes the files themselves, never an archive."""
         return False
 
     @property
     def sample_input_dataset(self) -> FileDataset | TabularDataset | None:
-        """The registered dataset that was given as a sample of its inputs; None: none was."""
+        """The registered dataset with sample inputs, or None."""
         return self._sample("sample_input")
 
     @property
     def sample_output_dataset(self) -> FileDataset | TabularDataset | None:
-        """The registered dataset that was given as a sample of its outputs; None: none was."""
+        """The registered dataset with sample outputs, or None."""
         return self._sample("sample_output")
 
     def _sample(self, purpose: str) -> FileDataset | TabularDataset | None:
@@ -231,12 +234,12 @@ class Model:
 
     @property
     def aliases(self) -> list[str]:
-        """Names that point to this version now."""
+        """Names that currently point to this version."""
         return [*self._kept.aliases]
 
     @property
     def lineage(self) -> dict[str, Any]:
-        """Where it comes from, see docs/guides/models.md."""
+        """Its origin, see docs/guides/models.md."""
         return dict(self._kept.lineage)
 
     @property
@@ -246,7 +249,7 @@ class Model:
 
     @property
     def lineage_text(self) -> str:
-        """Where it comes from, in a few words."""
+        """Its origin, in a few words."""
         if uploaded.UPLOADED in self._kept.lineage:
             return uploaded.sentence(self._kept.lineage)
         return f"run {self._kept.run}"
@@ -258,10 +261,10 @@ class Model:
 
     @property
     def record(self) -> ModelVersion:
-        """All that is kept."""
+        """The full record of the version."""
         return self._kept
 
-    # -- registered and found ------------------------------------------------------------------
+    # -- registration and lookup ---------------------------------------------------------------
     @staticmethod
     def register(
         workspace: Workspace,
@@ -280,21 +283,21 @@ class Model:
         *,
         run: JobRun | str | None = None,
     ) -> Model:
-        """Register a file or folder: of this machine, or of a run.
+        """Register a file or folder of this machine or of a run.
 
-        A path of this machine is copied into the workspace, and the lineage says who uploaded it
-        from where. A run is given as `run` (ours), or in the path as ``runs:/RUN/path``; then
-        nothing is copied.
+        A path of this machine is copied into the workspace; the lineage records who uploaded it
+        and from where. To register files of a run without copying them, pass `run` (an addition
+        to Azure ML) or the path ``runs:/RUN/path``.
 
         Args:
-            datasets: Pairs of purpose and dataset, kept in the lineage.
-            child_paths: Of a folder of this machine, the files that belong to the model.
-            sample_input_dataset: Kept in the lineage, as `sample_output_dataset`.
+            datasets: Pairs of purpose and dataset, stored in the lineage.
+            child_paths: The files that belong to the model, if the path is a local folder.
+            sample_input_dataset: Stored in the lineage, as is `sample_output_dataset`.
             resource_configuration: Resources for a deployment; stored in the lineage as text.
 
         Raises:
             NotFoundError: there is no such file or folder.
-            UsageError: the name is not valid, or see `rayjobs.models.registry.register`.
+            UsageError: the name is not valid; also see `rayjobs.models.registry.register`.
         """
         path = str(model_path)
         run_id = getattr(run, "id", run)
@@ -320,8 +323,8 @@ class Model:
             return Model.of(workspace, uploaded_one)
         if child_paths:
             raise UsageError(
-                "child_paths choose files of a folder of this machine; name the run's folder that "
-                "holds just the model"
+                "child_paths selects files from a folder of this machine; for a run, name a folder "
+                "that contains only the model"
             )
         registered = registry.register(
             opened_of(workspace),
@@ -352,13 +355,13 @@ class Model:
         page_count: int = 255,
         model_framework: str | None = None,
     ) -> builtins.list[Model]:
-        """Return versions that have all that is given, by name, newest first.
+        """Return the versions that match all arguments, by name, newest first.
 
         Args:
-            tags: Keys, or ``[key, value]`` pairs, in a list; so are `properties`.
-            dataset_id: Of a dataset version that the lineage names.
-            model_framework: As it was registered with.
-            expand: Accepted, as is `page_count`: all facts of all models are returned.
+            tags: A list of keys or ``[key, value]`` pairs; the same for `properties`.
+            dataset_id: Id of a dataset version in the lineage.
+            model_framework: The framework of the registration.
+            expand: Accepted but unused, as is `page_count`: all models come with all details.
         """
         kept = opened_of(workspace).store.models(name=name, run=run_id, latest=latest)
         return [
@@ -373,10 +376,10 @@ class Model:
     def get_model_path(
         model_name: str, version: int | None = None, _workspace: Workspace | None = None
     ) -> str:
-        """Return where a model's files are here: below ``azureml-models/``, else fetched there.
+        """Return the path of a model's files below ``azureml-models/``; download them if needed.
 
         Raises:
-            NotFoundError: they are not here, and no workspace was given.
+            NotFoundError: they are not there, and no workspace was given.
         """
         name, colon, numbered = model_name.partition(":")
         if colon:
@@ -388,7 +391,7 @@ class Model:
             if chosen not in known:
                 raise NotFoundError(
                     f"there is no {folder / str(chosen) if chosen else folder} here; download the "
-                    f"model, or give the workspace"
+                    f"model, or pass the workspace"
                 )
             inside = folder / str(chosen)
             main = companions.main_of(one.name for one in inside.iterdir())
@@ -396,7 +399,7 @@ class Model:
         model = Model(_workspace, name, version=version)
         return model.download(str(folder / str(model.version)), exist_ok=True)
 
-    # -- changed ---------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------
     def add_tags(self, tags: Mapping[str, Any]) -> None:
         """Set tags."""
         self._change(tags=texts(tags))
@@ -406,7 +409,7 @@ class Model:
         self._change(tags=dict.fromkeys([tags] if isinstance(tags, str) else tags))
 
     def add_properties(self, properties: Mapping[str, Any]) -> None:
-        """Add properties. Raises UsageError when one has another value already."""
+        """Add properties. Raises UsageError if one already has another value."""
         self._change(properties=texts(properties))
 
     def update(
@@ -420,12 +423,12 @@ class Model:
         """Replace the tags, or the description; add sample datasets to the lineage.
 
         Raises:
-            UsageError: a `resource_configuration` was given: it is written at the registration.
+            UsageError: a `resource_configuration` was given, which only the registration can set.
         """
         if resource_configuration is not None:
             raise UsageError(
-                "resource_configuration is written once, by Model.register; register the model "
-                "again to have another"
+                "only Model.register can set resource_configuration; to change it, register the "
+                "model again"
             )
         samples = (("sample_input", sample_input_dataset), ("sample_output", sample_output_dataset))
         data = dataset_rows([pair for pair in samples if pair[1] is not None])
@@ -443,7 +446,7 @@ class Model:
         """Add and remove tags, and add properties, in one step.
 
         Raises:
-            UsageError: a property has another value already.
+            UsageError: a property already has another value.
         """
         tags = {**dict.fromkeys(remove_tags or ()), **texts(add_tags)}
         self._change(tags=tags, properties=texts(add_properties))
@@ -462,31 +465,31 @@ class Model:
         self._change()
 
     def delete(self) -> None:
-        """Take the version out of the registry; its number is not given again."""
+        """Remove the version from the registry; its number is never reused."""
         opened_of(self.workspace).store.delete_model(self.name, self.version, force=True)
 
     def _change(self, **changes: Any) -> None:
         store = opened_of(self.workspace).store
         self._kept = store.update_model(self.name, self.version, **changes)
 
-    # -- fetched ---------------------------------------------------------------------------------
+    # -- download --------------------------------------------------------------------------------
     def download(
         self, target_dir: str | Path = ".", exist_ok: bool = False, exists_ok: bool | None = None
     ) -> str:
-        """Write its file, or its folder, below `target_dir`; return the path.
+        """Write its file or folder below `target_dir`; return the path.
 
-        Each is checked against its digest before any of them appears. With `exist_ok` the model's
-        own files replace those of the same name; other files in the folder stay.
-        `exists_ok` is its older name.
+        All files are checked against their digests before any of them appears. With `exist_ok`,
+        the model's files replace files of the same name; other files in the folder stay.
+        `exists_ok` is the older name of `exist_ok`.
 
         Raises:
-            UsageError: it is there already, and `exist_ok` is off.
+            UsageError: it already exists, and `exist_ok` is off.
             StoreError: a stored file is damaged; nothing was written.
         """
         blobs, replaces = opened_of(self.workspace).blobs, bool(exists_ok or exist_ok)
         return str(registry.download(blobs, self._kept, target_dir, exist_ok=replaces))
 
-    # -- shown and written -------------------------------------------------------------------------
+    # -- plain data and display --------------------------------------------------------------------
     def serialize(self) -> dict[str, Any]:
         """Return the version as plain data; `deserialize` restores it."""
         kept = self._kept
@@ -519,10 +522,10 @@ def _names_dataset(one: ModelVersion, dataset_id: str) -> bool:
 
 
 def dataset_rows(datasets: Any) -> list[dict[str, Any]]:
-    """Return rows of a lineage's ``data`` for pairs of purpose and registered dataset.
+    """Return rows for a lineage's ``data`` from pairs of purpose and registered dataset.
 
     Raises:
-        UsageError: a dataset is not registered, or a pair is not one.
+        UsageError: a dataset is not registered, or an item is not a pair.
     """
     rows = []
     for pair in datasets or ():
@@ -535,8 +538,8 @@ def dataset_rows(datasets: Any) -> list[dict[str, Any]]:
             ) from error
         if not name:
             raise UsageError(
-                f"the dataset for {purpose!r} is not registered, so a lineage cannot name it; "
-                f"register it first"
+                f"the dataset for {purpose!r} is not registered, so the lineage cannot refer to "
+                f"it; register it first"
             )
         title = f"{name}:{version}"
         rows.append(
@@ -552,5 +555,5 @@ def dataset_rows(datasets: Any) -> list[dict[str, Any]]:
 
 
 def opened_of(workspace: Workspace | OpenWorkspace) -> OpenWorkspace:
-    """Return the open files of a workspace, given as either."""
+    """Return the open workspace behind either kind of object."""
     return workspace if isinstance(workspace, OpenWorkspace) else workspace.opened

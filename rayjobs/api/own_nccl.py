@@ -1,4 +1,4 @@
-"""Finds scripts that ask for nccl themselves, before such a job runs on CPUs and fails there."""
+"""Finds scripts that request nccl themselves, which would fail when they run on CPUs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def sentence(script: Path | None, arguments: Sequence[str]) -> str | None:
     if where is None:
         return None
     return (
-        f"the script itself asks for nccl ({where}), which needs GPUs: it fails on CPUs, unless it "
-        f"asks for gloo there"
+        f"the script itself requests nccl ({where}), which needs GPUs: it will fail on CPUs unless "
+        f"it requests gloo there"
     )
 
 
 def _where(script: Path | None, arguments: Sequence[str]) -> str | None:
     words = [word for one in arguments for word in one.replace("=", " ").split()]
     if any(word.strip("'\"").casefold() == NCCL for word in words):
-        return "its arguments name it"
+        return "in its arguments"
     line = None if script is None else _line_of(script)
     return None if line is None or script is None else f"{script.name}:{line}"
 
 
 def _line_of(script: Path) -> int | None:
-    """Return the line of a call `init_process_group` that names nccl."""
+    """Return the line of a call to `init_process_group` that names nccl."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""Chooses a job's target and the resources of each process, once its workspace is known."""
+"""Chooses a job's target and the resources of each process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Placement:
         node_types: Node types of the target that it may run on.
         spot: See `RunConfiguration.spot`.
         backend: The backend, if it differs from the requested one.
-        on_cpus: It asks for GPUs, and runs on CPUs since that is allowed.
+        on_cpus: It requests GPUs but runs on CPUs, because that is allowed.
     """
 
     target: str
@@ -42,9 +42,9 @@ class Placement:
 def place(
     settings: RunConfiguration, *, workspace: Workspace | None, processes: int, backend: str
 ) -> Placement:
-    """Return where the job of a run configuration runs.
+    """Return the placement of a run configuration's job.
 
-    Without a workspace (``config.to_spec()``), the target's name is taken as it is.
+    Without a workspace (``config.to_spec()``), the target's name is used unchanged.
 
     Args:
         processes: Per node.
@@ -108,7 +108,7 @@ def _on_node(
     backend: str,
     allow_cpu: bool,
 ) -> Placement:
-    """Share a whole node's CPUs and GPUs among its processes, as Azure gives a job whole nodes."""
+    """Divide a node's CPUs and GPUs among its processes: in Azure, a job gets whole nodes."""
     from rayjobs.target.targets import capacity_of
 
     capacity = capacity_of(target)
@@ -122,7 +122,7 @@ def _on_node(
             cpus = largest.cpus / processes
     if gpus is None:
         of_node = _gpus_of_node(settings, size, largest)
-        # A process has whole GPUs, or shares one.
+        # A process gets whole GPUs, or shares one GPU.
         gpus = float(of_node // processes) if of_node >= processes else of_node / processes
     wants_gpus = gpus > 0 or backend == "nccl"
     on_cpus = bool(wants_gpus and capacity.nodes and not largest.gpus)
@@ -133,8 +133,8 @@ def _on_node(
         who = f"compute target {record.name!r} asks" if gpus else "the backend nccl asks"
         gpus = 0.0
         notice(
-            f"{who} for GPUs and target {target!r} has none: the job runs on CPUs{talk}, since "
-            f"that is allowed"
+            f"{who} for GPUs and target {target!r} has none: the job runs on CPUs{talk}, which "
+            f"is allowed"
         )
         if backend == "nccl":
             backend = "gloo"
@@ -153,14 +153,14 @@ def _on_node(
     if capacity.types is None and record.vm_priority == "lowpriority" and settings.spot is None:
         notice(
             f"compute target {record.name!r} asks for low-priority machines, and target {target!r} "
-            f"has none of its own: the job runs as any other"
+            f"has none: the job runs on ordinary nodes"
         )
     return Placement(target, cpus, gpus, types, spot, backend, on_cpus)
 
 
 @dataclass(frozen=True)
 class _Largest:
-    """The most that one node of a target has; 0 where nothing is known."""
+    """The resources of the largest node of a target; 0 if unknown."""
 
     cpus: float
     gpus: float
@@ -174,7 +174,7 @@ def _largest(capacity: Capacity) -> _Largest:
 
 
 def _gpus_of_node(settings: RunConfiguration, size: Any, largest: _Largest) -> float:
-    """Return how many GPUs of its node a job is to have."""
+    """Return how many GPUs of its node a job gets."""
     if settings.use_gpu is False:
         return 0.0
     if size is None:

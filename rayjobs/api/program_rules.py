@@ -1,6 +1,6 @@
-"""How this process treats compute targets; `rayjobs.azureml` changes it for Azure ML programs.
+"""Rules for compute targets in this process; `rayjobs.azureml` changes them for Azure ML programs.
 
-It imports nothing: a driver begins with it.
+Imports nothing else of rayjobs: a driver loads it first.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rules:
-    """The meaning of a compute target's name here.
+    """The meaning of a compute target's name in this process.
 
     Attributes:
-        unknown_is_local: A name that nothing answers for means ``local``; else it is an error.
-        whole_node: A job gets all CPUs and GPUs of its node, even if no compute names their number.
-        allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.
+        unknown_is_local: An unknown name means ``local`` instead of an error.
+        whole_node: A job gets all CPUs and GPUs of its node, even if no compute says how many.
+        allow_cpu: Jobs that request GPUs run on CPUs if their target has no GPU.
     """
 
     unknown_is_local: bool = False

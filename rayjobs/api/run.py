@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from rayjobs.api.model import Model
     from rayjobs.api.workspace import Workspace
 
-# Values logged from outside are stored after all ranks' points.
+# The rank of values logged from outside the job, so that they sort after those of all ranks.
 OUTSIDE_RANK = 1_000_000
-MOST_CHILDREN = 100  # of one call. Source: azureml-core 1.61, `Run.create_children`
+MOST_CHILDREN = 100  # per call. Source: azureml-core 1.61, `Run.create_children`
 
 
 class JobRun(RunFiles, LoggingRun):
-    """A job as its submitter sees it, while it runs and for ever after."""
+    """A job as its submitter sees it, while it runs and after its end."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class JobRun(RunFiles, LoggingRun):
         outputs: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Take hold of the job `run_id` of an experiment.
+        """Get the handle of the job `run_id` in an experiment.
 
         Raises:
             NotFoundError: there is no such job.
@@ -61,7 +61,7 @@ class JobRun(RunFiles, LoggingRun):
         self.id = run_id
         self.warnings: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
-        self._job()  # so that a wrong id is reported now
+        self._job()  # reports a wrong id now
 
     def _job(self) -> Job:
         job = self._store.job(self.id)
@@ -80,7 +80,7 @@ class JobRun(RunFiles, LoggingRun):
     def _repr_html_(self) -> str:
         return html.run_html(self)
 
-    # -- found ---------------------------------------------------------------------------------
+    # -- lookup --------------------------------------------------------------------------------
     @staticmethod
     def get(workspace: Workspace, run_id: str) -> JobRun:
         """Return a run by its id."""
@@ -105,12 +105,12 @@ class JobRun(RunFiles, LoggingRun):
         """Yield the unfinished runs of a compute target, newest first.
 
         Args:
-            compute: A target with a ``workspace`` and a ``name``.
+            compute: A compute target with a ``workspace`` and a ``name``.
             type: See `Experiment.get_runs`, also for `tags` and `properties`.
-            status: ``Running`` or ``Queued``; None takes both.
+            status: ``Running`` or ``Queued``; None means both.
 
         Raises:
-            UsageError: `compute` has no workspace, or `status` is another one.
+            UsageError: `compute` has no workspace, or `status` is not one of these.
         """
         from rayjobs.api.experiment import Experiment
         from rayjobs.jobs.run_filter import RunFilter
@@ -180,7 +180,7 @@ class JobRun(RunFiles, LoggingRun):
 
     @property
     def parent(self) -> JobRun | None:
-        """The run that this one belongs to."""
+        """The parent run, or None."""
         parent = self._job().parent
         return None if parent is None else run_of(self.experiment, self._store.job(parent))
 
@@ -192,10 +192,10 @@ class JobRun(RunFiles, LoggingRun):
         type: str | None = None,
         status: str | None = None,
     ) -> Iterator[JobRun]:
-        """Yield the runs that belong to this one, newest first.
+        """Yield the child runs, newest first.
 
         Args:
-            recursive: Their children too.
+            recursive: Also yield the children's children.
             tags: A tag that they have, or a mapping of tags to values.
             properties: The same of properties.
             type: See `Experiment.get_runs`.
@@ -217,13 +217,13 @@ class JobRun(RunFiles, LoggingRun):
     def child_run(
         self, name: str | None = None, run_id: str | None = None, outputs: Any = None
     ) -> InteractiveRun:
-        """Start an interactive run below this one, which this process logs into.
+        """Start an interactive child run, to which this process logs.
 
         Args:
             name: Its name; None makes one.
             run_id: Its id; None makes one.
-            outputs: Folder whose new and changed files are stored when it is completed; None
-                takes none.
+            outputs: Folder whose new and changed files are stored when it completes; None stores
+                no files.
 
         Raises:
             UsageError: the id is taken.
@@ -238,11 +238,11 @@ class JobRun(RunFiles, LoggingRun):
         tag_key: str | None = None,
         tag_values: Iterable[Any] | None = None,
     ) -> builtins.list[InteractiveRun]:
-        """Start several runs below this one: `count`, or one for each of `tag_values`.
+        """Start several child runs: `count`, or one for each of `tag_values`.
 
         Args:
             count: How many, at most 100. Each gets the tag ``azureml.batch_child_number``.
-            tag_key: A tag that each of them gets, with one of `tag_values`.
+            tag_key: A tag that each of them gets, with one of the `tag_values`.
             tag_values: The values, at most 100.
 
         Raises:
@@ -274,17 +274,17 @@ class JobRun(RunFiles, LoggingRun):
     def submit_child(
         self, config: Any, tags: Mapping[str, str] | None = None, **kwargs: Any
     ) -> JobRun:
-        """Submit a job below this run, in the same experiment; return its handle.
+        """Submit a job as a child of this run, in the same experiment; return its handle.
 
-        It is queued like any other job, and continues when this run ends.
+        It is queued like any other job, and does not end with this run.
 
         Args:
             config: A ScriptRunConfig, an estimator or a JobSpec.
             tags: Tags of the job.
 
         Raises:
-            UsageError: it is something else, such as a sweep.
-            SpecError: something is wrong with it; all problems at once.
+            UsageError: the configuration is something else, such as a sweep.
+            SpecError: something is wrong with it; lists all problems.
         """
         from rayjobs.api.experiment import refuse_as_child
 
@@ -305,12 +305,12 @@ class JobRun(RunFiles, LoggingRun):
     ) -> dict[str, Any]:
         """Wait for the end and return `get_details`.
 
-        With `show_output`, stages and the output of rank 0 are printed as they come. Ctrl-C
-        ends the waiting and leaves the job.
+        With `show_output`, stages and the output of rank 0 are printed as they arrive. Ctrl-C
+        stops waiting; the job keeps running.
 
         Args:
             show_output: Print its stages and output.
-            wait_post_processing: Both values wait for it: a run ends once its files are stored.
+            wait_post_processing: Accepted but unused: a run ends only once its files are stored.
             raise_on_error: Raise if it Failed.
 
         Raises:
@@ -364,7 +364,7 @@ class JobRun(RunFiles, LoggingRun):
         _write(text + "\n")
 
     def cancel(self) -> None:
-        """Ask for the job's end; of one that has ended nothing changes."""
+        """Request the end of the job; a job that has ended does not change."""
         from rayjobs.core.users import user_name
         from rayjobs.submit.submitting import wake_or_start
 
@@ -395,20 +395,20 @@ class JobRun(RunFiles, LoggingRun):
         return f"rayjobs://{self._opened.name}/{self.id}"
 
     def get_environment(self) -> Environment:
-        """Return the environment that the run's spec asks for.
+        """Return the environment in the run's spec.
 
         Raises:
-            UsageError: an interactive run has none: its process had one already.
+            UsageError: the run is interactive: its process brought its own environment.
         """
         from rayjobs.api.environment import Environment
 
         job = self._job()
         if job.kind == INTERACTIVE:
-            raise UsageError(f"run {self.id} is interactive, and has no environment of its own")
+            raise UsageError(f"run {self.id} is interactive, so it has no environment of its own")
         return Environment.of_spec(job.spec)
 
     def get_secret(self, name: str) -> str:
-        """Return a secret by its name: the variable that this process has.
+        """Return a secret: the variable of this name in this process.
 
         Raises:
             NotFoundError: there is no such variable.
@@ -423,7 +423,7 @@ class JobRun(RunFiles, LoggingRun):
         return {name: self.get_secret(name) for name in secrets}
 
     def clean(self) -> builtins.list[str]:
-        """Return the files of the run that were left on its target: none.
+        """Return the run's files that are left on its target: always none.
 
         A target removes an attempt's folder once its files are stored.
 
@@ -447,15 +447,15 @@ class JobRun(RunFiles, LoggingRun):
         run_type: str | None = None,
         populate: bool = False,
     ) -> dict[str, Any]:
-        """Return what was logged: a scalar if once, else a list; columns for rows and tables.
+        """Return the metrics: a scalar if logged once, else a list; columns for rows and tables.
 
-        With `recursive`, by run id, for this run and those that belong to it.
+        With `recursive`, return them by run id, for this run and its children.
 
         Args:
-            name: Only this metric.
-            recursive: Of the children too.
-            run_type: With `recursive`, only of runs of this type (see `Experiment.get_runs`).
-            populate: Give images as bytes; otherwise they are names of files.
+            name: Return only this metric.
+            recursive: Include the children.
+            run_type: With `recursive`, only runs of this type (see `Experiment.get_runs`).
+            populate: Return images as bytes instead of file names.
         """
         from rayjobs.jobs.run_filter import RunFilter
 
@@ -488,7 +488,7 @@ class JobRun(RunFiles, LoggingRun):
             sequence = max(sequence + 1, time.time_ns())
             point = MetricPoint(
                 attempt=max(1, self._job().attempt),
-                # All that is logged into an interactive run comes from outside: one curve.
+                # Everything in an interactive run is logged from outside and forms one curve.
                 rank=0 if self._is_interactive else OUTSIDE_RANK,
                 sequence=sequence,
                 name=name,
@@ -498,10 +498,10 @@ class JobRun(RunFiles, LoggingRun):
             )
             if self._store.add_metrics(self.id, [point]):
                 return
-            # Another thread or process has logged something in the same nanosecond.
+            # Another thread or process logged a value in the same nanosecond.
 
     # -- models --------------------------------------------------------------------------------
-    def register_model(  # type: ignore[override]  # inside a job the model is still to be
+    def register_model(  # type: ignore[override]  # inside a job, the model does not exist yet
         self,
         model_name: str,
         model_path: str | None = None,
@@ -519,11 +519,11 @@ class JobRun(RunFiles, LoggingRun):
         """Register one of this run's files or folders as the next version of a model.
 
         Args:
-            model_path: As in `get_file_names`; None takes the model's name.
+            model_path: A name as in `get_file_names`; None means the model's name.
 
         Raises:
             NotFoundError: the run has no such file.
-            UsageError: the run has not completed, or the file is not whole.
+            UsageError: the run has not completed, or the file is incomplete.
         """
         from rayjobs.api.model import Model
         from rayjobs.models import registry
@@ -544,7 +544,7 @@ class JobRun(RunFiles, LoggingRun):
 
     # -- tags and properties -------------------------------------------------------------------
     def get_tags(self) -> dict[str, str | None]:
-        """Return the run's tags; one without a value is None."""
+        """Return the run's tags; a tag without a value is None."""
         return {key: value or None for key, value in self._job().tags.items()}
 
     def get_properties(self) -> dict[str, str]:
@@ -573,7 +573,7 @@ class JobRun(RunFiles, LoggingRun):
         return self.get_tags()
 
     def add_properties(self, properties: Mapping[str, Any]) -> None:
-        """Add properties. Raises UsageError when one has another value already."""
+        """Add properties. Raises UsageError if one already has another value."""
         self._store.update(
             self.id,
             JobChanges(properties={str(key): str(value) for key, value in properties.items()}),
@@ -583,14 +583,14 @@ class JobRun(RunFiles, LoggingRun):
         """Do nothing: a submitted run ends with its script."""
 
     def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
-        """End the job like `cancel`, but as Failed; a job that has ended does not change.
+        """End the job as `cancel` does, but as Failed; a job that has ended does not change.
 
         Args:
             error_details: What went wrong: a text or an exception.
             error_code: A short name of the error.
 
         Raises:
-            UsageError: it is a sweep or an array, which ends as its jobs do.
+            UsageError: it is a sweep or an array, whose end depends on its jobs.
         """
         from rayjobs.api.interactive import failure_of
         from rayjobs.core.users import user_name
@@ -620,8 +620,8 @@ def children_tags(
     values = builtins.list(range(count) if count is not None else tag_values or ())
     if len(values) > MOST_CHILDREN:
         raise UsageError(
-            f"create_children was asked for {len(values)} runs; {MOST_CHILDREN} are allowed per "
-            f"call"
+            f"create_children was asked for {len(values)} runs; at most {MOST_CHILDREN} are "
+            f"allowed per call"
         )
     key = "azureml.batch_child_number" if tag_key is None else str(tag_key)
     return ((key, str(value)) for value in values)

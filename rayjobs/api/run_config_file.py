@@ -1,4 +1,4 @@
-"""Files of run configurations: ``.azureml/NAME.runconfig``, as Azure ML's own tools write them."""
+"""Run configuration files (``.azureml/NAME.runconfig``), in the format of Azure ML's tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def save(
     name: str | None,
     separate_environment: bool,
 ) -> Path:
-    """Write a configuration; return its file. Variables are written, as Azure ML does."""
+    """Write a configuration, including its variables, as Azure ML does; return the file."""
     file = _new_file(Path.cwd() if path is None else Path(path), name)
     file.parent.mkdir(parents=True, exist_ok=True)
     values = to_dict(settings)
@@ -52,7 +52,7 @@ def load(path: str | Path, name: str | None) -> RunConfiguration:
             beside = file.with_name(values["environment"])
             values["environment"] = parse_yaml(beside.read_text(encoding="utf-8"), str(beside))
         if not isinstance(values, dict):
-            raise RunConfigurationError(f"{file} holds no `key: value` lines")
+            raise RunConfigurationError(f"{file} contains no `key: value` lines")
         return from_dict(values)
     except (OSError, SpecError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise RunConfigurationError(f"{file} is not a run configuration: {error}") from error
@@ -64,7 +64,7 @@ def delete(path: str | Path, name: str) -> None:
 
 
 def to_dict(settings: RunConfiguration) -> dict[str, Any]:
-    """Return a configuration as its file has it."""
+    """Return the content of a configuration's file."""
     environment = settings.environment
     return {
         "script": settings.script,
@@ -93,7 +93,7 @@ def to_dict(settings: RunConfiguration) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> RunConfiguration:
-    """Return the configuration of a file's values; keys that mean nothing here are left out."""
+    """Return the configuration for a file's values; keys without meaning here are ignored."""
     made = RunConfiguration(
         script=values.get("script"),
         arguments=values.get("arguments") or (),

@@ -1,6 +1,6 @@
-"""``Run`` as users import it: the run of this job inside one, else a handle on a job.
+"""``Run`` as users import it: inside a job the job's own run, elsewhere the handle of any job.
 
-Inside a job nothing but the standard library is imported; the handle's modules come on use.
+Inside a job, only the standard library is imported; the handle's modules are imported on use.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ def _handle(experiment: Any = None, run_id: str = "", *args: Any, **kwargs: Any)
     return class_of(experiment.workspace.store.job(run_id).kind)
 
 
-Run._handle = staticmethod(_handle)  # injob itself knows nothing of the rest
+Run._handle = staticmethod(_handle)  # injob may not import rayjobs, so the handle is set here
 
 __all__ = ["Run"]

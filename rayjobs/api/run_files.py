@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 
-# Azure ML's name of the place where runs keep their files.
+# Azure ML's name for the storage of run files.
 ARTIFACT_STORE = "workspaceartifactstore"
 
 
@@ -53,10 +53,10 @@ class RunFiles:
         return sorted(names | set(self._logs().names()))
 
     def download_file(self, name: str, output_file_path: str | Path | None = None) -> None:
-        """Write one of the run's files to `output_file_path` (its base name, here).
+        """Write one of the run's files to `output_file_path` (default: its base name).
 
         Raises:
-            NotFoundError: the run has no such file; lists those it has.
+            NotFoundError: the run has no such file; lists the existing ones.
         """
         target = Path(output_file_path) if output_file_path else Path(PurePosixPath(name).name)
         if target.is_dir() or str(output_file_path or "").endswith("/"):
@@ -76,19 +76,19 @@ class RunFiles:
 
         Args:
             output_paths: One path for each file, in the order of `get_file_names`.
-            batch_size: Accepted; files are fetched one by one.
+            batch_size: Accepted but unused: files are fetched one by one.
             append_prefix: Keep the prefix in the paths.
             timeout_seconds: Start no further file after this time; None sets no limit.
 
         Raises:
-            TimeoutError: the time has passed; the files fetched so far are whole.
-            NotFoundError: no file begins so.
-            UsageError: `output_paths` are not as many as the files.
+            TimeoutError: the time is up; the files fetched so far are complete.
+            NotFoundError: no file name begins with the prefix.
+            UsageError: the number of `output_paths` differs from the number of files.
         """
         wanted = prefix or ""
         names = [name for name in self.get_file_names() if name.startswith(wanted)]
         if not names:
-            raise NotFoundError(f"run {self.id} has no file that begins with {wanted!r}")
+            raise NotFoundError(f"run {self.id} has no file whose name begins with {wanted!r}")
         folder = Path(output_directory) if output_directory else Path.cwd()
         if output_paths is not None:
             if len(output_paths) != len(names):
@@ -114,7 +114,7 @@ class RunFiles:
         """Store a file (path or binary stream) with the run under `name`.
 
         Raises:
-            UsageError: the run has a file of this name, or has ended; or the name leads out of it.
+            UsageError: the run has such a file or has ended, or the name leads out of its folder.
             NotFoundError: there is no such file.
         """
         if not hasattr(path_or_stream, "read"):
@@ -136,15 +136,15 @@ class RunFiles:
         """Store several files with the run: all of them, or none.
 
         Args:
-            return_artifacts: Accepted; the stored files are returned in both cases.
-            timeout_seconds: Store none unless all bytes are kept after this time; None sets no
-                limit.
-            datastore_name: Refused, except for Azure ML's name of the place where runs keep files.
+            return_artifacts: Accepted but unused: the stored files are always returned.
+            timeout_seconds: Store no file if not all bytes are stored within this time; None sets
+                no limit.
+            datastore_name: Refused, except for Azure ML's name for the storage of run files.
 
         Raises:
-            UsageError: see `upload_file`; not as many names as paths.
+            UsageError: see `upload_file`; also if the numbers of names and paths differ.
             NotFoundError: there is no such file.
-            TimeoutError: the time has passed.
+            TimeoutError: the time is up.
         """
         if datastore_name not in (None, ARTIFACT_STORE):
             raise UsageError(
@@ -188,7 +188,7 @@ class RunFiles:
             )
         if not store.publish_files(self.id, attempt=job.attempt, files=files):
             state = store.job(self.id).state
-            raise UsageError(f"run {self.id} is {state}: files are added until a run ends")
+            raise UsageError(f"run {self.id} is {state}: files can only be added until a run ends")
         return files
 
     def upload_folder(
@@ -239,7 +239,7 @@ class RunFiles:
         """Store a file or folder as the code of an interactive run; return the snapshot's id.
 
         Raises:
-            UsageError: the run has a snapshot already, or is a job; there is no such path.
+            UsageError: the run already has a snapshot or is a job, or there is no such path.
             SnapshotError: it cannot be packed.
         """
         from rayjobs.api.interactive import pack_snapshot
@@ -252,8 +252,8 @@ class RunFiles:
             digest = pack_snapshot(self._opened, path).digest
         if not self._opened.store.set_run_snapshot(self.id, digest):
             raise UsageError(
-                f"run {self.id} has a snapshot, or takes it from its job; a snapshot is never "
-                f"replaced. Start another run, or a child run"
+                f"run {self.id} already has a snapshot, or is a job; a snapshot is never replaced. "
+                f"Start another run, or a child run"
             )
         return digest
 
@@ -263,8 +263,8 @@ class RunFiles:
         """Write the run's snapshot as a zip file; return its path.
 
         Args:
-            snapshot_id: Another snapshot; None: the run's own.
-            path: The zip file, or an existing folder for it; None: the working directory.
+            snapshot_id: Another snapshot; None means the run's own.
+            path: The zip file, or an existing folder for it; None means the working directory.
 
         Raises:
             NotFoundError: the run has no snapshot, or it was pruned.

@@ -35,10 +35,10 @@ def register(config_class: type, submitter: Submitter) -> None:
 
 
 def submitter_of(config: object) -> Submitter:
-    """Return the submitter of an object, by the nearest of its classes.
+    """Return the submitter for the nearest class of an object.
 
     Raises:
-        UsageError: nothing was registered for it.
+        UsageError: no submitter is registered for it.
     """
     for kind in type(config).__mro__:
         if kind in _submitters:

@@ -1,4 +1,4 @@
-"""TensorBoard for runs: over their event files, or their metrics converted to event files.
+"""TensorBoard for runs: on their event files, or on metrics converted to event files.
 
 Source: ``azureml.tensorboard.Tensorboard`` and ``azureml.tensorboard.export``.
 """
@@ -27,7 +27,7 @@ _URL = re.compile(r"http://\S+")
 
 
 def runs_below(workspace: OpenWorkspace, run: str) -> list[str]:
-    """Return the ids of a run and of those that belong to it, such as a sweep's trials."""
+    """Return the ids of a run and of all its descendants, such as a sweep's trials."""
     found, pending = [], [run]
     while pending:
         one = pending.pop(0)
@@ -37,7 +37,7 @@ def runs_below(workspace: OpenWorkspace, run: str) -> list[str]:
 
 
 class EventFiles:
-    """A folder with the event files of runs, one folder for each run."""
+    """A folder with the event files of runs, in one subfolder per run."""
 
     def __init__(self, workspace: OpenWorkspace, runs: Iterable[str], folder: Path) -> None:
         self._workspace = workspace
@@ -46,7 +46,7 @@ class EventFiles:
         self._known: dict[Path, str] = {}
 
     def refresh(self) -> int:
-        """Bring new and changed files; return how many there are.
+        """Fetch new and changed files; return the number of all files.
 
         Raises:
             StoreError: a file cannot be read.
@@ -64,7 +64,7 @@ class EventFiles:
 
 
 class Server:
-    """TensorBoard on this machine, over a folder.
+    """TensorBoard on this machine for a folder.
 
     Attributes:
         url: Its address.
@@ -74,15 +74,15 @@ class Server:
         """Start it, and wait until it prints its address.
 
         Args:
-            port: 0 takes a free one.
+            port: 0 means any free port.
 
         Raises:
             UsageError: TensorBoard is not installed, or does not start.
         """
         if importlib.util.find_spec("tensorboard") is None:
             raise UsageError(
-                "TensorBoard is not installed here; install rayjobs[tensorboard]. The files are "
-                "fetched by `rayjobs tensorboard JOB --fetch FOLDER`"
+                "TensorBoard is not installed here; install rayjobs[tensorboard], or fetch only "
+                "the files with `rayjobs tensorboard JOB --fetch FOLDER`"
             )
         options = ["--logdir", str(folder), "--port", str(port), "--host", "127.0.0.1"]
         self._process = subprocess.Popen(
@@ -101,7 +101,7 @@ class Server:
                 break
         else:
             raise UsageError(f"TensorBoard did not start: {''.join(said[-3:]).strip()}")
-        # Its later output must not fill the pipe.
+        # Read its later output, so that the pipe does not fill up.
         threading.Thread(target=self._drain, daemon=True).start()
 
     def _drain(self) -> None:
@@ -111,11 +111,11 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """Whether it still serves."""
+        """Whether it is still running."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End it."""
+        """Stop it."""
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -125,12 +125,12 @@ class Server:
 
 
 class Tensorboard:
-    """TensorBoard over the event files of runs, updated while they run.
+    """TensorBoard on the event files of runs, updated while they run.
 
     Args:
-        runs: Runs; of a sweep its trials are shown.
+        runs: Runs; for a sweep, its trials are shown.
         local_root: Folder for the files; None makes one.
-        port: 0 takes a free one, as in `rayjobs tensorboard`.
+        port: 0 means any free port, as in `rayjobs tensorboard`.
     """
 
     def __init__(self, runs: Any, local_root: str | None = None, port: int = 6006) -> None:
@@ -173,7 +173,7 @@ class Tensorboard:
                 refresh()
 
     def stop(self) -> None:
-        """End the server and the updates; the files stay."""
+        """Stop the server and the updates; the files stay."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -185,12 +185,12 @@ def export_to_tensorboard(run_data: Any, logdir: str | Path) -> None:
     """Write the metrics of a run, or of several, as event files below `logdir`.
 
     Raises:
-        UsageError: tensorboardX, which comes with Ray Tune, is not installed.
+        UsageError: tensorboardX, a dependency of Ray Tune, is not installed.
     """
     try:
         from tensorboardX import SummaryWriter
     except ImportError as error:
-        raise UsageError("writing event files needs tensorboardX; install ray[tune]") from error
+        raise UsageError("event files need the package tensorboardX; install ray[tune]") from error
     from rayjobs.results import metrics
 
     runs = list(run_data) if isinstance(run_data, Sequence) else [run_data]

@@ -1,4 +1,4 @@
-"""How many CPUs and GPUs a machine size of Azure has: a table, and the rules of the size's name.
+"""The number of CPUs and GPUs of an Azure machine size: a table, and the naming rules.
 
 Source: the size tables of Azure's virtual machines (families A, B, D, E, F, H, L, M, NC, ND, NV).
 """
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VmSize:
-    """A machine of one size."""
+    """The resources of a machine size."""
 
     name: str
     cpus: int
     gpus: int = 0
 
 
-# Families whose number is not the count of CPUs.
+# Families whose number is not the number of CPUs.
 _D = {1: 1, 2: 2, 3: 4, 4: 8, 5: 16, 11: 2, 12: 4, 13: 8, 14: 16, 15: 20}
 _A = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 8: 8, 9: 16, 10: 8, 11: 16}
 _OLD_G = {1: 2, 2: 4, 3: 8, 4: 16, 5: 32}
-# CPUs per GPU, by family and the suffix after the number; the first match counts.
+# CPUs per GPU, by family and the suffix after the number; the first match applies.
 _CPUS_PER_GPU = (
     ("NC", "as_T4_v3", {4: 1, 8: 1, 16: 1, 64: 4}),
     ("NC", "ads_A100_v4", {24: 1, 48: 2, 96: 4}),
@@ -42,10 +42,10 @@ _NAME = re.compile(r"(?:Standard|Basic)_([A-Z]+?)(\d+)(?:-(\d+))?(.*)", re.IGNOR
 
 
 def vm_size(name: str) -> VmSize | None:
-    """Return the resources of a machine size; None: unknown size.
+    """Return the resources of a machine size; None if the size is unknown.
 
     Args:
-        name: Such as ``STANDARD_NC6s_v3``, in any case.
+        name: A size such as ``STANDARD_NC6s_v3``; case does not matter.
     """
     found = _NAME.fullmatch(name.strip())
     if found is None:
@@ -55,7 +55,7 @@ def vm_size(name: str) -> VmSize | None:
         gpus = _gpus(family, number, rest)
         return None if gpus is None else VmSize(name, number, gpus)
     cpus = _cpus(family, number, rest)
-    # The number after the dash is how many of its CPUs such a size may use.
+    # The number after a dash limits the CPUs of such a size.
     return None if cpus is None else VmSize(name, int(limited) if limited else cpus)
 
 

@@ -1,4 +1,4 @@
-"""`RunDetails`: a run as a notebook follows it.
+"""`RunDetails`: a live view of a run for notebooks.
 
 Source: ``azureml.widgets.RunDetails``.
 """
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 
 class RunDetails:
-    """State, metrics, output and trials of a run, brought up to date until it ends.
+    """State, metrics, output and trials of a run, updated until it ends.
 
-    In a notebook it is an ipywidgets widget where that package is installed, else an output cell
-    that is replaced as the run goes on; elsewhere it is text, printed once.
+    In a notebook, it is an ipywidgets widget if that package is installed, else an output cell
+    that is replaced as the run proceeds. Elsewhere it is text, printed once.
 
     Args:
-        run_instance: A run: of a script, a sweep or a pipeline, or an interactive one.
+        run_instance: The run of a script, sweep or pipeline, or an interactive run.
     """
 
     def __init__(self, run_instance: Any) -> None:
@@ -43,11 +43,11 @@ class RunDetails:
         self._thread: threading.Thread | None = None
 
     def show(self, render_lib: Any = None, widget_settings: Any = None) -> None:
-        """Show the run, and return at once; a notebook's view follows it until its end.
+        """Show the run, and return at once; in a notebook, the view is updated until the run ends.
 
         Args:
-            render_lib: Accepted, as in Azure ML; the notebook decides.
-            widget_settings: As `render_lib`.
+            render_lib: Accepted but unused: the notebook decides.
+            widget_settings: Accepted but unused.
         """
         show = _shower()
         if show is None:
@@ -62,7 +62,7 @@ class RunDetails:
             self._thread.start()
 
     def close(self) -> None:
-        """End the updates; the display stays."""
+        """Stop the updates; the display stays."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -77,12 +77,12 @@ class RunDetails:
         is_over = False
         while not is_over and not self._stop.wait(POLL_S):
             try:
-                # Checked first: data that is read after the end is complete.
+                # The status is read first: data that is read after the end is complete.
                 is_over = self.run.get_status() in ENDS
                 fresh = self.html()
             except RayjobsError as error:
-                # A store that is busy for a moment; a view does not give up for that.
-                log.info("the view of %s is late: %s", self.run.id, error)
+                # The store may be busy for a moment; that is no reason to end the view.
+                log.info("the view of %s could not be updated: %s", self.run.id, error)
                 continue
             if fresh != shown:
                 show(fresh)
@@ -146,7 +146,7 @@ class RunDetails:
                 f"  {child['run_id']}: {child['status']}, {best} {child['hyperparameters']}"
             )
         if data["status"] not in ENDS:
-            lines.append("run.wait_for_completion(show_output=True) follows it.")
+            lines.append("To follow it, call run.wait_for_completion(show_output=True).")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -159,7 +159,7 @@ def _reason(run: Any) -> str:
 
 
 def _end_of_log(run: Any) -> tuple[str, str]:
-    """Return the name of the log of rank 0 and its last lines; ("", "") while there is none."""
+    """Return the name and last lines of rank 0's log; ("", "") while there is none."""
     logs = getattr(run, "_logs", None)
     if logs is None:
         return "", ""
@@ -168,7 +168,7 @@ def _end_of_log(run: Any) -> tuple[str, str]:
     name = next((one for one in names if "driver_log" in one), names[0] if names else "")
     if not name:
         return "", ""
-    with contextlib.suppress(RayjobsError):  # it was listed, and is moved to the store just now
+    with contextlib.suppress(RayjobsError):  # the listed log may be moving to the store just now
         return name, plain_text(found.tail(name, lines=LOG_LINES).decode("utf-8", "replace"))
     return "", ""
 

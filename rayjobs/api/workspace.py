@@ -1,4 +1,4 @@
-"""A workspace as the Python API shows it: found, created, and asked for its runs.
+"""Workspaces in the Python API: find, create and query them.
 
 Source: ``azureml.core.Workspace``; subscription and resource group are accepted and mean nothing.
 """
@@ -58,7 +58,7 @@ _PATH_KEY = "rayjobs_workspace"
     "update_dependencies",
     properties=("DEFAULT_CPU_CLUSTER_CONFIGURATION", "DEFAULT_GPU_CLUSTER_CONFIGURATION"),
 )
-@refuses("a workspace is a folder; remove it when no job of it runs", "delete")
+@refuses("a workspace is a folder; remove the folder when none of its jobs runs", "delete")
 @refuses(
     "azure",
     properties=("discovery_url", "linked_services", "private_endpoints", "service_context"),
@@ -66,9 +66,9 @@ _PATH_KEY = "rayjobs_workspace"
 @refuses("serving", properties=("images", "webservices"))
 @refuses("secrets", "get_default_keyvault")
 class Workspace:
-    """One queue with its records."""
+    """A folder with the records and stored files of jobs, datasets and models."""
 
-    wakes_targets = True  # whether a submit tells the target, and starts it
+    wakes_targets = True  # whether a submit wakes or starts the target
     sku = "Basic"
     DEFAULT_CPU_CLUSTER_NAME = "cpucluster"
     DEFAULT_GPU_CLUSTER_NAME = "gpucluster"
@@ -83,10 +83,10 @@ class Workspace:
         path: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        """Open a workspace that exists: by its folder, by its name, else the one found from here.
+        """Open an existing workspace by its folder, its name, or from the working directory.
 
-        After ``rayjobs login``, or with ``RAYJOBS_ADDRESS``, it is the one that the server serves,
-        unless `path` is given. In a job it is the job's own, see `from_config`.
+        After ``rayjobs login``, or with ``RAYJOBS_ADDRESS``, this is the server's workspace unless
+        `path` is given. In a job, it is the job's own, see `from_config`.
 
         Raises:
             NotFoundError: there is none.
@@ -123,7 +123,7 @@ class Workspace:
     def _identify(
         self, subscription_id: str | None, resource_group: str | None, name: str | None
     ) -> None:
-        """Store a program's name for this workspace; the name then leads here."""
+        """Store a program's name for this workspace, so that the name refers to it."""
         identity = Identity(
             name or self.opened.name, subscription_id or "local", resource_group or "local"
         )
@@ -133,13 +133,13 @@ class Workspace:
 
     @property
     def identity(self) -> Identity:
-        """How programs name the workspace: as the last Azure config, else its own name."""
+        """The workspace's name for programs: from the last Azure config, else its own name."""
         if self._identity is None:
             kept = AzureSettings(self.store).identity
             self._identity = kept or Identity(self.opened.name)
         return self._identity
 
-    # -- found and made ------------------------------------------------------------------------
+    # -- lookup and creation -------------------------------------------------------------------
     @classmethod
     def from_config(
         cls,
@@ -148,15 +148,15 @@ class Workspace:
         _logger: Any = None,
         _file_name: str | None = None,
     ) -> Workspace:
-        """Open the workspace that a ``config.json`` (here or further up) names.
+        """Open the workspace that a ``config.json`` in this or a parent folder names.
 
-        A file that names none of ours (or, without `path`, no file at all) leads to the
-        workspace that the command line would use here; it is made where it is missing. In a job
-        it leads to the job's own workspace, unless ``RAYJOBS_WORKSPACE`` or ``RAYJOBS_ADDRESS``
+        If the file does not name a rayjobs workspace (or, without `path`, if there is no file),
+        this is the workspace that the command line would use here; it is created if missing. In a
+        job, it is the job's own workspace, unless ``RAYJOBS_WORKSPACE`` or ``RAYJOBS_ADDRESS``
         names another one, or the folder that is found is the job's workspace itself.
 
         Raises:
-            NotFoundError: `path` was given and holds no config.
+            NotFoundError: `path` was given and has no config.
         """
         start = Path.cwd() if path is None else Path(path).expanduser().absolute()
         found = [start] if start.is_file() else _configs_above(start, _file_name)
@@ -167,7 +167,7 @@ class Workspace:
             except UsageError:
                 if path is not None:
                     raise
-                continue  # many projects have their own config.json
+                continue  # many projects have a config.json of another kind
             if values.get(_PATH_KEY):
                 named, config = file.parent / str(values[_PATH_KEY]), values
                 break
@@ -175,8 +175,8 @@ class Workspace:
                 config = values
         if path is not None and not found:
             raise NotFoundError(
-                f"there is no config.json in {start}, nor above; write one by "
-                f"workspace.write_config(), or leave the path out"
+                f"there is no config.json in {start} or its parent folders; write one with "
+                f"workspace.write_config(), or leave out the path"
             )
         if (own := _of_this_job(None, named)) is not None:
             if config is not None and config.get("workspace_name"):
@@ -206,14 +206,14 @@ class Workspace:
         path: str | Path | None = None,
         **kwargs: Any,
     ) -> Workspace:
-        """Make a workspace, in `path` or in the user's data folder.
+        """Create a workspace in `path` or in the user's data folder.
 
         Args:
-            kwargs: What Azure ML makes a workspace with (tags, a key vault …); a notice says that
-                it has no effect.
+            kwargs: Azure ML's other settings (tags, a key vault …); a notice says that they have no
+                effect.
 
         Raises:
-            UsageError: it exists and `exist_ok` is off, or the name is none.
+            UsageError: it exists and `exist_ok` is off, or the name is not valid.
         """
         if given := sorted(key for key, value in kwargs.items() if value is not None):
             notice(f"Workspace.create: {', '.join(given)}: no effect, a workspace is a folder here")
@@ -222,7 +222,7 @@ class Workspace:
         folder = Path(path) if path is not None else _named_folder(name)
         if (folder / "workspace.json").exists() and not exist_ok:
             raise UsageError(
-                f"there is a workspace in {folder} already; use Workspace.get({name!r}), or "
+                f"there is already a workspace in {folder}; use Workspace.get({name!r}), or "
                 f"exist_ok=True"
             )
         return cls._of(open_workspace(folder, create=True))
@@ -254,12 +254,12 @@ class Workspace:
         target.write_text(json.dumps(values, indent=4) + "\n", encoding="utf-8")
 
     def close(self) -> None:
-        """Release the store; the workspace may not be used afterwards."""
+        """Release the store; do not use the workspace afterwards."""
         self.opened.close()
 
     # -- content ---------------------------------------------------------------------------------
     def urls(self) -> dict[str, str]:
-        """Return which local path answers for an address of the web, by the address."""
+        """Return the local path that replaces each web address, by address."""
         return self.opened.urls()
 
     @property
@@ -269,17 +269,17 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """Its name: that of the Azure config it was opened by, else of its folder."""
+        """Its name: from the Azure config that opened it, else from its folder."""
         return self.identity.name
 
     @property
     def subscription_id(self) -> str:
-        """As the Azure config says, else ``local``."""
+        """The subscription of the Azure config, else ``local``."""
         return self.identity.subscription_id
 
     @property
     def resource_group(self) -> str:
-        """As the Azure config says, else ``local``."""
+        """The resource group of the Azure config, else ``local``."""
         return self.identity.resource_group
 
     @property
@@ -289,12 +289,12 @@ class Workspace:
 
     @property
     def id(self) -> str:
-        """Its id, given once."""
+        """Its id, which never changes."""
         return self.opened.id
 
     @property
     def tags(self) -> dict[str, str]:
-        """Workspaces have no tags here."""
+        """Always empty: rayjobs workspaces have no tags."""
         return {}
 
     @property
@@ -306,19 +306,19 @@ class Workspace:
 
     @property
     def environments(self) -> dict[str, Environment]:
-        """The environments that are registered here, and the curated ones, by name."""
+        """The registered environments and the curated ones, by name."""
         from rayjobs.api.environment import Environment
 
         return Environment.list(self)
 
     def get_default_compute_target(self, type: str = "CPU") -> ComputeTarget | None:
-        """Return the compute target that a program made as the default of a type; None: none is.
+        """Return the compute target that a program made the default of a type, or None.
 
         Args:
             type: ``CPU`` or ``GPU``.
 
         Raises:
-            UsageError: another type.
+            UsageError: the type is another one.
         """
         named = {"CPU": self.DEFAULT_CPU_CLUSTER_NAME, "GPU": self.DEFAULT_GPU_CLUSTER_NAME}
         if type.upper() not in named:
@@ -329,7 +329,7 @@ class Workspace:
     def list(
         subscription_id: str | None = None, auth: Any = None, resource_group: str | None = None
     ) -> dict[str, list[Workspace]]:
-        """Return the workspaces that this user made by name, and the one found from here."""
+        """Return this user's named workspaces, and the one found from the working directory."""
         folders = [locate(), *sorted((default_home() / "workspaces").glob("*"))]
         found: dict[str, list[Workspace]] = {}
         for folder in dict.fromkeys(one.resolve() for one in folders):
@@ -341,7 +341,7 @@ class Workspace:
 
     @property
     def compute_targets(self) -> ComputeTargets:
-        """The compute targets that programs made here, and the targets of this user, by name."""
+        """The compute targets that programs made in it, and this user's targets, by name."""
         from rayjobs.api.compute import compute_targets
 
         return compute_targets(self)
@@ -349,7 +349,7 @@ class Workspace:
     # -- data ------------------------------------------------------------------------------------
     @property
     def catalogue(self) -> Catalogue:
-        """The records of its datastores and datasets; makes it a workspace for `datastore`."""
+        """The records of its datastores and datasets."""
         return self.opened.catalogue
 
     @property
@@ -378,32 +378,32 @@ class Workspace:
         return {one.name: one for one in Model.list(self, latest=True)}
 
     def get_default_datastore(self) -> Datastore:
-        """Return the default datastore (`workspaceblobstore` unless another was set)."""
+        """Return the default datastore (`workspaceblobstore` unless another one was set)."""
         from rayjobs.datastore import Datastore
 
         return Datastore.get_default(self)
 
     def set_default_datastore(self, name: str) -> None:
-        """Make a datastore the default one. Raises DatastoreNotFound."""
+        """Make a datastore the default. Raises DatastoreNotFound."""
         self.catalogue.set_default_datastore(getattr(name, "name", name))
 
     def get_mlflow_tracking_uri(self) -> str:
-        """Return the address for ``mlflow.set_tracking_uri``: an endpoint of this process.
+        """Return the address for ``mlflow.set_tracking_uri``: an endpoint in this process.
 
-        Runs that MLflow starts there are interactive runs of this workspace; other runs can be
-        read. It serves this process and those that it starts, which get its token by the variable
-        ``MLFLOW_TRACKING_TOKEN``; the process ends it.
+        Runs that MLflow starts there are interactive runs of this workspace; MLflow can also read
+        other runs. The endpoint serves this process and its child processes, which get the token
+        from the variable ``MLFLOW_TRACKING_TOKEN``; it ends with this process.
         """
         from rayjobs.api.mlflow_runs import tracking_uri
 
         return tracking_uri(self)
 
     def get_run(self, run_id: str) -> JobRun:
-        """Return a run by its id (or a beginning of it that only one has); a sweep's is its own.
+        """Return a run by its id or a unique prefix of it.
 
         Raises:
-            NotFoundError: no run is called so.
-            UsageError: several are.
+            NotFoundError: no run has this id.
+            UsageError: several ids begin with it.
         """
         from rayjobs.api.experiment import Experiment
         from rayjobs.api.kinds import run_of
@@ -442,7 +442,7 @@ def _read_config(file: Path) -> dict[str, Any]:
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{file} cannot be read as a workspace's config: {error}") from error
+        raise UsageError(f"{file} is not a valid workspace config: {error}") from error
     return values
 
 
@@ -453,7 +453,7 @@ def _named_folder(name: str) -> Path:
 
 
 def _served(name: str | None) -> OpenWorkspace | None:
-    """Return the workspace of the server that this program uses; None: it uses a folder.
+    """Return the workspace of this program's server; None if it uses a folder.
 
     Raises:
         WorkspaceNotFoundError: the server's workspace has another name.
@@ -467,19 +467,19 @@ def _served(name: str | None) -> OpenWorkspace | None:
     if name in (None, opened.name) or program_rules.rules.unknown_is_local:
         return opened
     raise WorkspaceNotFoundError(
-        f"{server.address} serves the workspace {opened.name!r}, not {name!r}; leave the name out, "
-        f"or use a folder of this machine with path=, after `rayjobs logout`"
+        f"{server.address} serves the workspace {opened.name!r}, not {name!r}; leave out the name, "
+        f"or use a folder of this machine with path= after `rayjobs logout`"
     )
 
 
 def _of_this_job(name: str | None, named: Path | None = None) -> Workspace | None:
-    """Return the workspace of the job that this process belongs to; None: another one is meant.
+    """Return the workspace of this process's job; None if another workspace is meant.
 
-    A job's folder is not where the job was submitted, so what lies around it says nothing about
-    its workspace: a new, empty one would be made in the data folder of the node's user.
+    A job does not run in the folder of its submit, so its folder does not lead to its workspace: a
+    new, empty one would be created in the data folder of the node's user.
 
     Args:
-        name: The workspace that a program asks for; None: any.
+        name: The workspace that the program asks for; None means any.
         named: The folder that a ``config.json`` names.
     """
     if not has_token() or os.environ.get(ENVIRONMENT) or os.environ.get(connection.ADDRESS):
@@ -491,14 +491,14 @@ def _of_this_job(name: str | None, named: Path | None = None) -> Workspace | Non
         return None
     found = id_of(named or locate())
     if found is not None and (named is not None or found == os.environ.get("AZUREML_WORKSPACE_ID")):
-        return None  # it is here: opened as any program does, with all rights
+        return None  # the folder is on this machine: open it directly, with all rights
     from rayjobs.api.attempt_workspace import workspace_of
 
     return workspace_of(own_channel())
 
 
 def _folder_of(name: str | None) -> Path:
-    """The folder of a named workspace: the one found from here if it is called so."""
+    """Return the folder of a named workspace, or of the one found from the working directory."""
     here = locate()
     if name is None:
         return here
@@ -514,7 +514,7 @@ def _folder_of(name: str | None) -> Path:
             return folder
     raise WorkspaceNotFoundError(
         f"there is no workspace called {name!r} here or in {default_home() / 'workspaces'}; "
-        f"make it by Workspace.create({name!r})"
+        f"create it with Workspace.create({name!r})"
     )
 
 

@@ -125,14 +125,14 @@ def test_gpus_are_needed_unless_cpus_are_allowed(
 def test_what_a_target_has_not_is_said_at_the_submit(
     workspace: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "_said", set())  # each is printed once per process
+    monkeypatch.setattr(notices, "_printed", set())  # each is printed once per process
     cluster(workspace, "cheap", "STANDARD_D2_V2", vm_priority="lowpriority")
     ScriptRunConfig("src", "a.py", compute_target="cheap").to_spec(workspace=workspace)
-    assert "'local' has none of its own: the job runs as any other" in capsys.readouterr().err
+    assert "'local' has none: the job runs on ordinary nodes" in capsys.readouterr().err
     estimator = PyTorch("src", compute_target="local", entry_script="a.py", shm_size="3g")
     estimator.to_script_run_config().to_spec(workspace=workspace)
     said = capsys.readouterr().err
-    assert "shm_size='3g': no effect, since the job runs without a container" in said
+    assert "shm_size='3g': no effect: the job runs without a container" in said
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_what_a_target_has_not_is_said_at_the_submit(
             [],
             "a.py:3",
         ),
-        ("", ["--dist-backend", "nccl"], "its arguments name it"),
-        ("", ["--dist-backend=nccl"], "its arguments name it"),
+        ("", ["--dist-backend", "nccl"], "in its arguments"),
+        ("", ["--dist-backend=nccl"], "in its arguments"),
         ("print('nccl')\ndef f(d): d.init_process_group('gloo')", ["--name", "nccl-2"], None),
         ("not python", [], None),
     ],
@@ -159,7 +159,7 @@ def test_a_script_that_asks_for_nccl_itself_is_named_before_it_runs(
     where: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(notices, "_said", set())  # each is printed once per process
+    monkeypatch.setattr(notices, "_printed", set())  # each is printed once per process
     cluster(workspace, "gpu", "STANDARD_NC6")
     AzureSettings(workspace.store).set_allow_cpu(True)
     (tmp_path / "src").mkdir()
@@ -172,7 +172,7 @@ def test_a_script_that_asks_for_nccl_itself_is_named_before_it_runs(
     if where is None:
         assert "nccl" not in said
     else:
-        assert f"the script itself asks for nccl ({where}), which needs GPUs" in said
+        assert f"the script itself requests nccl ({where}), which needs GPUs" in said
     # Where there are GPUs, or none is asked for, nothing is said.
     ScriptRunConfig(tmp_path / "src", "a.py", arguments, compute_target="local").to_spec(
         workspace=workspace

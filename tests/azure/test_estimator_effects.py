@@ -139,7 +139,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], Seen, Any]] = {
 # Parameter: what is given with it, and the words of a sentence that is printed.
 NOTICES: dict[str, tuple[dict[str, Any], str]] = {
     "vm_priority": ({"vm_priority": "lowpriority"}, "ignores the job's machine size and priority"),
-    "shm_size": ({"shm_size": "1g"}, "shm_size='1g': no effect, since the job runs without"),
+    "shm_size": ({"shm_size": "1g"}, "shm_size='1g': no effect: the job runs without"),
     "framework_version": ({"framework_version": "1.6"}, "instead of torch==1.6.0"),
     "_enable_optimized_mode": ({"_enable_optimized_mode": True}, "has no effect"),
     "_show_lint_warnings": (
@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "use_gpu": ({"use_gpu": True}, "it needs GPUs, and target 'local' has none"),
     "source_directory_data_store": (
         {"source_directory_data_store": "blob"},
-        "packed into the workspace's own storage",
+        "into the workspace's own storage",
     ),
     "_disable_validation": (
         {"entry_script": "bad.py", "_disable_validation": False},
@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "_show_package_warnings": (
         {"_show_package_warnings": True},
-        "packages are not compared with the script's imports",
+        "rayjobs does not compare packages with the script's imports",
     ),
 }
 
@@ -187,7 +187,7 @@ def experiment(
     monkeypatch.setattr(revive, "in_background", lambda _target, **_more: None)
     monkeypatch.setattr(program_rules, "rules", program_rules.Rules())
     become_azure_program()
-    monkeypatch.setattr(notices, "_said", set())  # each is printed once per process
+    monkeypatch.setattr(notices, "_printed", set())  # each is printed once per process
     workspace = Workspace.create("team", path=tmp_path / "team")
     yield Experiment(workspace, "effects")
     workspace.close()

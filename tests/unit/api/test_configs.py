@@ -168,11 +168,11 @@ def test_three_generations_of_distribution(
     [
         (
             {"process_count_per_node": 4, "distributed_training": Mpi(2)},
-            "says process_count_per_node=2, and the estimator itself process_count_per_node=4",
+            "says process_count_per_node=2, and the estimator itself says process_count_per_node=4",
         ),
         (
             {"node_count": 3, "distributed_training": MpiConfiguration(node_count=2)},
-            "says node_count=2, and the estimator itself node_count=3",
+            "says node_count=2, and the estimator itself says node_count=3",
         ),
     ],
 )

@@ -178,7 +178,7 @@ def test_files_are_stored_and_fetched(run: InteractiveRun, here: Path) -> None:
     with pytest.raises(UsageError, match="relative"):
         run.upload_file("../z", "notes.py")
     run.complete()
-    with pytest.raises(UsageError, match="is Completed: files are added until a run ends"):
+    with pytest.raises(UsageError, match="is Completed: files can only be added until a run ends"):
         run.upload_file("z", "notes.py")
 
 
@@ -222,7 +222,7 @@ def test_the_code_is_stored_with_it(experiment: Experiment, here: Path, tmp_path
     with pytest.raises(NotFoundError, match="has no snapshot"):
         bare.restore_snapshot()
     assert bare.take_snapshot("notes.py") == run.get_snapshot_id()
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="for the snapshot does not exist"):
         experiment.start_logging(snapshot_directory="nothing")
     run.cancel()
     bare.cancel()
@@ -273,7 +273,7 @@ def test_a_job_is_submitted_below_a_run(
     assert child.get_details()["error"]["error"]["message"] == "not wanted"
     assert child.clean() == []
     run.complete()
-    with pytest.raises(UsageError, match="cannot be submitted below a run"):
+    with pytest.raises(UsageError, match="cannot be submitted as a child run"):
         run.submit_child(object())
     assert [job.id for job in workspace.store.jobs(JobFilter(states=[JobState.QUEUED]))] == []
 
@@ -291,7 +291,7 @@ def test_text_that_people_change(run: InteractiveRun) -> None:
 def test_what_a_handle_refuses_or_answers(
     run: InteractiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="is interactive, and has no environment"):
+    with pytest.raises(UsageError, match="is interactive, so it has no environment"):
         run.get_environment()
     with pytest.raises(UsageError, match="is Running; its files are removed"):
         run.clean()
@@ -327,7 +327,7 @@ def test_a_factory_makes_the_handles_of_its_type(
     monkeypatch.setattr("rayjobs.api.kinds._factories", dict[str, Any](_factories))
     Run.add_type_provider("azureml.interactive", make)
     assert isinstance(Run.get(run.experiment.workspace, run.id), Mine)
-    with pytest.raises(ValueError, match="a run factory already"):
+    with pytest.raises(ValueError, match="already has a run factory"):
         Run.add_type_provider("azureml.interactive", make)
 
 

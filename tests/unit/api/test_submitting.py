@@ -186,7 +186,7 @@ def test_a_spec_and_an_estimator_can_be_submitted(experiment: Experiment, source
     estimator = PyTorch(str(source), compute_target="local", entry_script="train.py")
     second = experiment.submit(estimator, script_params={"--n": 1})
     assert second.get_details()["runDefinition"]["arguments"] == ["--n", "1"]
-    with pytest.raises(UsageError, match="takes no pipeline_parameters"):
+    with pytest.raises(UsageError, match="does not accept pipeline_parameters"):
         experiment.submit(spec, pipeline_parameters={})
 
 
@@ -223,7 +223,7 @@ def test_workspaces_are_found_again(
     monkeypatch.chdir(project)
     (project / "config.json").write_text('["a config of something else"]')
     assert Workspace.from_config().id == workspace.id
-    with pytest.raises(UsageError, match="cannot be read as a workspace's config"):
+    with pytest.raises(UsageError, match="is not a valid workspace config"):
         Workspace.from_config(project / "config.json")
     (project / "config.json").unlink()
     with pytest.raises(NotFoundError, match=r"no config\.json"):

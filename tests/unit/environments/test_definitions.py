@@ -83,7 +83,7 @@ def test_packages_of_conda_and_their_channels() -> None:
 def test_a_name_is_needed() -> None:
     with pytest.raises(UsageError, match="name"):
         Environment("")
-    with pytest.raises(UsageError, match="AzureML are Azure ML's own"):
+    with pytest.raises(UsageError, match="AzureML are reserved for Azure ML"):
         Environment("mine").clone("AzureML-mine")
     with pytest.raises(UsageError, match="has no dokcer"):
         Environment("mine", dokcer=None)
@@ -184,7 +184,7 @@ def test_definitions_go_to_a_folder_and_back(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="overwrite=True"):
         made.save_to_directory(tmp_path / "kept")
     made.save_to_directory(tmp_path / "kept", overwrite=True)
-    with pytest.raises(UsageError, match="no environment that can be read"):
+    with pytest.raises(UsageError, match="no readable environment"):
         Environment.load_from_directory(tmp_path)
 
 

@@ -52,7 +52,7 @@ def test_what_is_not_registered_is_said(workspace: Workspace) -> None:
         Environment.get(workspace, "vision", label="gone")
     with pytest.raises(UsageError, match="not both"):
         Environment.get(workspace, "vision", "1", "stable")
-    with pytest.raises(UsageError, match="Azure ML's own"):
+    with pytest.raises(UsageError, match="reserved for Azure ML"):
         Environment("AzureML-mine").register(workspace)
 
 

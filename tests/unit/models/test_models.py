@@ -163,7 +163,7 @@ def test_versions_are_listed_by_what_they_have(runs: Runs) -> None:
     assert ids(tags=["a"]) == ["m:2", "m:1"]
     assert ids(run_id=two.id) == ["m:2", "n:1"]
     assert Model(runs.workspace, "m", tags=[["a", "1"]]).version == 1
-    with pytest.raises(NotFoundError, match="all that was asked for"):
+    with pytest.raises(NotFoundError, match="all the requested tags"):
         Model(runs.workspace, "m", tags=["x"])
     Model(runs.workspace, "m").delete()
     assert ids() == ["m:1", "n:1"]

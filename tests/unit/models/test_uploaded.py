@@ -129,5 +129,5 @@ def test_what_serves_models_is_refused_in_one_sentence(runs: Runs, folder: Path)
     for name in ("deploy", "package", "profile", "print_configuration", "get_sas_urls"):
         with pytest.raises(UsageError, match=f"Model.{name} is not supported"):
             getattr(model, name)(runs.workspace)
-    with pytest.raises(UsageError, match="written once"):
+    with pytest.raises(UsageError, match=r"only Model\.register can set"):
         model.update(resource_configuration=object())
