@@ -1,4 +1,4 @@
-"""Image classifiers: convert, train and score as commands, jobs and steps of pipelines.
+"""Image classifiers: convert, train and score with commands, jobs and pipeline steps.
 
 Names are imported on first use.
 """

@@ -1,4 +1,4 @@
-"""A training of images as a run configuration: for an experiment, or for the trials of a sweep."""
+"""An image training as a run configuration, for an experiment or for the trials of a sweep."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def training_config(
     settings: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> ScriptRunConfig:
-    """Return what `rayjobs images train` runs, to be submitted by `Experiment.submit`.
+    """Return the job of `rayjobs images train` as a configuration for `Experiment.submit`.
 
-    As the `run_config` of a HyperDriveConfig it is the trial of a sweep, whose parameters are
-    options such as ``--learning-rate``; the metrics are top1, top5, val_loss and train_loss.
+    As the `run_config` of a HyperDriveConfig, it is the trial of a sweep. The sweep's parameters
+    are options such as ``--learning-rate``; the metrics are top1, top5, val_loss and train_loss.
 
     Args:
-        train: Labeled images to train on: data of a datastore, or a dataset.
-        validation: Images of the same classes, to judge each epoch.
-        model: Name of a network, or data: an untrained model.
+        train: Labeled images for the training: data in a datastore, or a dataset.
+        validation: Images of the same classes, to evaluate each epoch.
+        model: Name of a network, or data with an untrained model.
         parameters: epochs, batch_size, warmup_epochs, learning_rate, random_seed, patience,
             print_frequency.
         settings: Further options of the script: image_size, augmentation, cache, threads,
@@ -34,7 +34,7 @@ def training_config(
         more: Further arguments of ScriptRunConfig: compute_target, distributed_job_config, …
 
     Raises:
-        SpecError: a parameter is outside of its range.
+        SpecError: a parameter is out of range.
         UsageError: a parameter does not exist.
     """
     given = dict(parameters or {})

@@ -1,4 +1,4 @@
-"""What the jobs of image models run: their code, arguments and checked parameters."""
+"""The code, arguments and parameters of jobs for image models."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rayjobs.images.component.imagemodels.errors import ParameterOutOfRangeError
 from rayjobs.images.component.imagemodels.names import NETWORKS as NETWORKS
 
 COMPONENT = Path(__file__).parent / "component"
-"""The folder that such jobs pack: a run keeps the code that it ran."""
+"""The folder that such jobs pack, so that each run keeps the code that it ran."""
 
 
 def checked_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that are given, with their types.
+    """Return the given parameters, converted to their types.
 
     Raises:
-        SpecError: some are outside of their range; all at once.
+        SpecError: parameters are out of range; lists all of them.
     """
     values, problems = {}, []
     for name, value in given.items():
@@ -34,7 +34,7 @@ def checked_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-# Options of the script `train.py` that are no parameters of Azure ML's component.
+# Options of the script `train.py` that are not parameters of Azure ML's component.
 SETTINGS = (
     "image_size", "augmentation", "cache", "threads", "checkpoint_every", "precision", "compile",
     "register", "onnx",
@@ -45,7 +45,7 @@ def check_names(given: Iterable[str], settings: Iterable[str]) -> None:
     """Check the names of a training's parameters and settings.
 
     Raises:
-        UsageError: one does not exist; the message says which there are.
+        UsageError: a name does not exist; lists the existing ones.
     """
     for kind, names, known, other, others in (
         ("parameters", given, tuple(parameters.BY_NAME), "settings", SETTINGS),
@@ -53,7 +53,7 @@ def check_names(given: Iterable[str], settings: Iterable[str]) -> None:
     ):
         for name in names:
             if name in others:
-                raise UsageError(f"{name} is given in `{kind}`; it belongs into `{other}`")
+                raise UsageError(f"{name} is given in `{kind}`; it belongs in `{other}`")
             if name not in known:
                 raise UsageError(f"{name!r} is not one of the {kind}: {', '.join(known)}")
 

@@ -1,4 +1,4 @@
-"""What a user gives as images or as a model, as the source of an input of a job."""
+"""Turns the images or model that a user names into the source of a job's input."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ KINDS = ("dataset:", "output:", "saved:")
 
 
 def source_of(workspace: OpenWorkspace, text: str, say: Callable[[str], None]) -> str:
-    """Return the source that a text names; a local folder or file is stored first.
+    """Return the source that a text names, after storing a local folder or file.
 
-    It is stored once: under the digest of its files' names, sizes and times.
+    It is stored only once, under the digest of its files' names, sizes and times.
 
     Raises:
         NotFoundError: it is neither a local path nor data of the workspace.
@@ -46,10 +46,10 @@ def source_of(workspace: OpenWorkspace, text: str, say: Callable[[str], None]) -
 
 
 def registered_model(workspace: OpenWorkspace, text: str) -> ModelVersion | None:
-    """Return the registered model that a text names, NAME[:VERSION]; None: it is a place of files.
+    """Return the registered model that a text (NAME[:VERSION]) names; None if it is a path.
 
-    A folder without a model does not hide the registered model of its name: the images of a
-    model are often in such a folder.
+    A folder without a model does not hide a registered model of the same name: the folder often
+    contains the model's images.
 
     Raises:
         NotFoundError: there is no such model.
@@ -70,7 +70,7 @@ def registered_model(workspace: OpenWorkspace, text: str) -> ModelVersion | None
 def source_of_model(
     workspace: OpenWorkspace, model: ModelVersion, say: Callable[[str], None]
 ) -> str:
-    """Return the source of a registered model, whose files are stored once for jobs to read."""
+    """Return the source of a registered model, after storing its files once for jobs to read."""
     from rayjobs.models import registry
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Steps of pipelines for image models, named as Azure ML's designer names them."""
+"""Pipeline steps for image models, with the names of Azure ML's designer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ImageStep(PythonScriptStep):
         script: The script in the component's folder.
         name: The step's name.
         arguments: The script's arguments.
-        inputs: Data that it reads; texts and None are left out.
-        outputs: Data that it writes; None is left out.
+        inputs: Data that it reads; texts and None are ignored.
+        outputs: Data that it writes; None is ignored.
         more: Further arguments of `PythonScriptStep`: compute_target, runconfig,
             runconfig_pipeline_params, allow_reuse, version.
     """
@@ -48,13 +48,13 @@ class ImageStep(PythonScriptStep):
 
 
 class ConvertToImageDirectory(ImageStep):
-    """A step that makes an image directory of a folder, zip or tar archive.
+    """A step that makes an image directory from a folder, zip or tar archive.
 
     Args:
-        data: The images: data of a datastore, a dataset, or an output of another step.
-        output: Where the images go; with `validation_output` those to train on.
-        validation_output: Where a part of them goes, to validate.
-        validation_share: That part, between 0 and 1.
+        data: The images: data in a datastore, a dataset, or an output of another step.
+        output: Destination of the images; with `validation_output`, of the training images.
+        validation_output: Destination of the validation images.
+        validation_share: The share of validation images, between 0 and 1.
         name: The step's name.
         more: See `ImageStep`.
     """
@@ -85,8 +85,8 @@ class PyTorchModel(ImageStep):
 
     Args:
         model: Name of the network, such as resnet18 or densenet121.
-        output: Where the untrained model goes.
-        weights: Data: a file with weights to start from.
+        output: Destination of the untrained model.
+        weights: Data with a file of initial weights.
         name: The step's name.
         more: See `ImageStep`.
 
@@ -105,22 +105,22 @@ class PyTorchModel(ImageStep):
 
 
 class TrainPytorchModel(ImageStep):
-    """A step that trains an image classifier; it becomes a ModelDirectory.
+    """A step that trains an image classifier and writes it as a ModelDirectory.
 
     Args:
         model: Untrained model: an output of `PyTorchModel`, or the name of a network.
-        train: Labeled images to train on.
-        validation: Images of the same classes, to judge each epoch.
-        output: Where the trained model goes.
+        train: Labeled images for the training.
+        validation: Images of the same classes, to evaluate each epoch.
+        output: Destination of the trained model.
         name: The step's name.
-        parameters: Of the training: epochs, batch_size, warmup_epochs, learning_rate, random_seed,
-            patience, print_frequency; values or a PipelineParameter.
+        parameters: The training's epochs, batch_size, warmup_epochs, learning_rate, random_seed,
+            patience, print_frequency; each a value or a PipelineParameter.
         settings: Further options of the script: image_size, augmentation, cache, threads,
             checkpoint_every, precision, compile, register, onnx.
-        more: See `ImageStep`. `runconfig` has nodes and processes.
+        more: See `ImageStep`. `runconfig` sets nodes and processes.
 
     Raises:
-        SpecError: a parameter is outside of its range.
+        SpecError: a parameter is out of range.
         UsageError: a parameter or setting does not exist.
     """
 
@@ -156,12 +156,12 @@ class TrainPytorchModel(ImageStep):
 
 
 class ScoreImageModel(ImageStep):
-    """A step that scores images by a trained model, as a table of a row per image.
+    """A step that scores images with a trained model and writes a table with a row per image.
 
     Args:
         model: A trained model: an output of `TrainPytorchModel`, or other data.
         data: The images, with or without labels.
-        output: Where the table goes: `scores.parquet` or `scores.csv`.
+        output: Destination of the table, `scores.parquet` or `scores.csv`.
         table_format: parquet or csv.
         name: The step's name.
         more: See `ImageStep`.

@@ -1,1 +1,1 @@
-"""A workspace: its folder, and the bytes it stores."""
+"""A workspace: its folder and the files it stores."""

@@ -1,4 +1,4 @@
-"""The record of changes: in pages, the newest first, and what of it is too old to keep."""
+"""The audit record: pages of changes, newest first, and which changes are too old to keep."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rayjobs.workspace.users import (
 
 DAYS = 400.0
 PREFIXES = (AUDIT, HTTP_AUDIT)
-END = "~"  # after every time
+END = "~"  # sorts after every time
 
 
 @dataclass(frozen=True)
 class Old:
-    """What a prune forgets of the record.
+    """The entries that a prune removes from the record.
 
     Attributes:
-        end: Changes of lists that begin before this time go.
-        changes: How many they are.
+        end: Changes in lists that begin before this time are removed.
+        changes: The number of these changes.
         tokens: Tokens that ended weeks ago, by their keys in the store.
     """
 
@@ -40,12 +40,12 @@ class Old:
     tokens: Mapping[str, Token]
 
     def __bool__(self) -> bool:
-        """Whether there is anything."""
+        """Whether there is anything to remove."""
         return bool(self.changes or self.tokens)
 
 
 def old(store: Store, *, before: datetime, now: datetime) -> Old:
-    """Return which changes before a time, and which tokens, a prune forgets."""
+    """Return the changes before a time and the tokens that a prune removes."""
     end = to_text(before)
     lists = [
         json.loads(text)
@@ -57,7 +57,7 @@ def old(store: Store, *, before: datetime, now: datetime) -> Old:
 
 
 def forget(store: Store, found: Old) -> None:
-    """Remove what `old` found."""
+    """Remove the entries that `old` found."""
     for prefix in PREFIXES:
         store.drop_meta(prefix, prefix + found.end)
     for key, token in found.tokens.items():
@@ -65,13 +65,13 @@ def forget(store: Store, found: Old) -> None:
 
 
 def page(store: Store, size: int, cursor: str) -> tuple[Sequence[Mapping[str, Any]], str | None]:
-    """Return changes, the newest first, and the cursor of those after them; None: there are none.
+    """Return changes, newest first, and the cursor of the next page; None if this is the last.
 
     Raises:
-        UsageError: the cursor is none that this returned.
+        UsageError: the cursor is not one that this returned.
     """
     last, skipped = _position(cursor)
-    # "!" is just after the list itself, whose changes may not all have been returned.
+    # "!" sorts just after the list itself; some of the list's changes may still be missing.
     lists: list[tuple[str, str]] = []
     for prefix in PREFIXES:
         found = store.meta_between(prefix, f"{prefix}{last}!", limit=size + 1, newest_first=True)

@@ -38,7 +38,7 @@ class ComputeRecord:
     Attributes:
         vm_size: Size of its machines in Azure.
         vm_priority: ``dedicated`` or ``lowpriority``.
-        min_nodes, max_nodes: How many nodes it may have.
+        min_nodes, max_nodes: The limits on its nodes.
         idle_seconds: Idle seconds after which a node is released.
         created_at, modified_at: ISO 8601, UTC.
     """
@@ -67,12 +67,12 @@ class AzureSettings:
 
     @property
     def identity(self) -> Identity | None:
-        """The stored identity; None: only its own."""
+        """The stored identity; None if the workspace only has its own."""
         values = self._read(_IDENTITY)
         return None if values is None else Identity(**values)
 
     def keep_identity(self, identity: Identity) -> None:
-        """Store the workspace's identity for programs; replaces an earlier one."""
+        """Store the workspace's identity for programs, replacing an earlier one."""
         if self.identity != identity:
             self._write(_IDENTITY, asdict(identity))
 
@@ -82,7 +82,7 @@ class AzureSettings:
         return self._read(_ALLOW_CPU) is True
 
     def set_allow_cpu(self, allowed: bool) -> None:
-        """Allow or forbid that."""
+        """Allow or forbid GPU jobs on CPUs."""
         self._write(_ALLOW_CPU, True if allowed else None)
 
     # -- computes ------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class AzureSettings:
         return None if values is None else ComputeRecord(**values)
 
     def put_compute(self, record: ComputeRecord) -> None:
-        """Store a compute; replaces one of the same name."""
+        """Store a compute, replacing one of the same name."""
         self._write(_COMPUTE + record.name, asdict(record))
 
     def remove_compute(self, name: str) -> None:
@@ -107,7 +107,7 @@ class AzureSettings:
 
     # -- mappings ------------------------------------------------------------------------------
     def targets(self) -> dict[str, str]:
-        """Return which target runs the jobs of a compute, by the compute's name."""
+        """Return the target of each compute, by the compute's name."""
         return self._read_under(_TARGET)
 
     def map_target(self, compute: str, target: str | None) -> None:
@@ -115,7 +115,7 @@ class AzureSettings:
         self._write(_TARGET + compute, target)
 
     def urls(self) -> dict[str, str]:
-        """Return which local path answers for a URL, by the URL (or its beginning)."""
+        """Return the local path that replaces each URL prefix, by prefix."""
         return self._read_under(_URL)
 
     def map_url(self, url: str, path: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Blobs: bytes by key, written once and whole; in a folder here, in object storage elsewhere."""
+"""Blobs: bytes by key, written atomically. This module stores them in a folder."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from rayjobs.core.safe_delete import OwnFolder, Removed
 
 CHUNK_BYTES = 1 << 20
 TEMPORARY = ".tmp"
-UPLOADS = "uploads/"  # keys of the pieces that a server receives; pruned when they are abandoned
-HASHED_AT_MOST = 16 * 1024**2  # bytes: what is kept and not larger is read before it is trusted
-ABANDONED_S = 86_400.0  # a temporary file untouched for so long is of a process that died
+UPLOADS = "uploads/"  # keys of pieces that a server receives; pruned when they are abandoned
+HASHED_AT_MOST = 16 * 1024**2  # bytes: stored files up to this size are hashed before reuse
+ABANDONED_S = 86_400.0  # a temporary file untouched for this long belongs to a dead process
 
 
 @dataclass(frozen=True)
 class Blob:
-    """What was stored: its key, size in bytes, and ``sha256:…`` of the bytes."""
+    """The key of stored bytes, their size, and their ``sha256:…`` digest."""
 
     key: str
     size: int
@@ -47,7 +47,7 @@ class Stored:
     """A blob as a prune sees it.
 
     Attributes:
-        unused_s: How long ago it was stored, or somebody relied on it (`BlobStore.exists`).
+        unused_s: The time since it was stored or last relied on (`BlobStore.exists`).
     """
 
     key: str
@@ -58,36 +58,36 @@ class Stored:
 class BlobStore(Protocol):
     """Bytes by key.
 
-    A key is a relative path with ``/`` between its parts. What a key holds is there as a whole
-    or not at all, durably once `put_…` returns. Safe from threads and processes.
+    A key is a relative path with ``/`` between its parts. A write is atomic, and durable once
+    `put_…` returns. Threads and processes may use a store concurrently.
 
     Raises (all methods):
-        UsageError: the key is not one.
-        StorageFullError: no space is left; what was there before is unchanged.
+        UsageError: the key is not valid.
+        StorageFullError: no space is left; the existing content is unchanged.
         StoreError: the storage cannot be read or written.
     """
 
     def put_file(self, path: str | Path, key: str, *, digest: str | None = None) -> Blob:
-        """Store a file's bytes under `key`, replacing what was there.
+        """Store a file's bytes under `key`, replacing existing content.
 
         Args:
-            digest: ``sha256:…`` that the bytes must have; others raise StoreError and change
-                nothing.
+            digest: ``sha256:…`` that the bytes must have; a difference raises StoreError and
+                changes nothing.
         """
         ...
 
     def put_bytes(self, data: bytes, key: str) -> Blob:
-        """Store bytes under `key`, replacing what was there."""
+        """Store bytes under `key`, replacing existing content."""
         ...
 
     def add_file(self, path: str | Path, *, digest: str | None = None) -> Blob:
-        """Store a file's bytes under `blob_key` of their digest; bytes that are there stay."""
+        """Store a file's bytes under the `blob_key` of their digest, unless they are there."""
         ...
 
     def add_files(self, paths: Sequence[Path]) -> list[Blob | RayjobsError]:
-        """Store many small files as `add_file` does, faster than one by one.
+        """Store many small files as `add_file` does, but faster than one by one.
 
-        Returns what became of each: its blob, or why that one is not stored.
+        Returns for each file its blob, or the error if it was not stored.
         """
         ...
 
@@ -96,18 +96,18 @@ class BlobStore(Protocol):
         ...
 
     def read(self, key: str, start: int, length: int) -> bytes:
-        """Return up to `length` bytes from `start`; none behind the end. Raises NotFoundError."""
+        """Return up to `length` bytes from `start`; none past the end. Raises NotFoundError."""
         ...
 
     def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
-        """Write a blob to `path`, which gets it as a whole or not at all. Raises NotFoundError."""
+        """Write a blob to `path`, atomically. Raises NotFoundError."""
         ...
 
     def exists(self, key: str) -> bool:
-        """Return whether the key holds something.
+        """Return whether there is a blob under the key.
 
-        What does is then kept for an hour at least, also if nothing refers to it: a caller that
-        stores nothing since it is there already goes on to refer to it.
+        If so, it is then kept for at least an hour even if nothing refers to it. A caller that
+        finds the blob does not store it, but still needs time to refer to it.
         """
         ...
 
@@ -116,7 +116,7 @@ class BlobStore(Protocol):
         ...
 
     def delete(self, key: str) -> bool:
-        """Remove a blob; False when there was none."""
+        """Remove a blob; return False if there was none."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -126,26 +126,26 @@ class BlobStore(Protocol):
 
 @runtime_checkable
 class PrunableBlobs(BlobStore, Protocol):
-    """A `BlobStore` whose unused blobs can be removed from here."""
+    """A `BlobStore` whose unused blobs this process can remove."""
 
     def stored(self) -> Iterator[Stored]:
-        """Return all blobs with their sizes and ages, in no order, for a prune."""
+        """Return all blobs with their sizes and ages for a prune, in any order."""
         ...
 
     def discard(self, keys: Iterable[str], *, unused_s: float) -> Removed:
-        """Remove those of these blobs that were neither stored nor relied on for `unused_s`.
+        """Remove the given blobs that were neither stored nor relied on for `unused_s`.
 
-        Nobody loses a blob who stores it, or relies on it, at the same time.
+        A process that stores or relies on a blob at the same time does not lose it.
         """
         ...
 
     def put_back(self, key: str) -> None:
-        """Give a blob its key back that a prune has set aside, and then died."""
+        """Restore the key of a blob that a prune set aside before it died."""
         ...
 
 
 def blob_key(digest: str) -> str:
-    """Return the key of bytes that are kept by their digest, e.g. ``files/sha256/ab/ab…``.
+    """Return the key for bytes with a digest, e.g. ``files/sha256/ab/ab…``.
 
     Raises:
         UsageError: it is not a digest.
@@ -157,7 +157,7 @@ def blob_key(digest: str) -> str:
 
 
 class FolderBlobs:
-    """A `BlobStore` in a folder: a file for each blob, first under another name, then renamed."""
+    """A `BlobStore` in a folder: one file per blob, written under a temporary name and renamed."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
@@ -204,7 +204,7 @@ class FolderBlobs:
                 except RayjobsError as error:
                     found.append(error)
             with _storage_errors(self.root):
-                # Bytes first, names after: what has a name is whole even after a power cut.
+                # Bytes first, then names: a named file is complete even after a power cut.
                 sync_files([draft for draft, _ in drafts])
                 folders = {target.parent for _, target in drafts}
                 for folder in folders:
@@ -218,7 +218,7 @@ class FolderBlobs:
         return found
 
     def _draft(self, path: Path, drafts: list[tuple[Path, Path]]) -> Blob:
-        """Copy a file below a temporary name, and note where it goes unless it is there."""
+        """Copy a file to a temporary name; add its destination to `drafts` unless it is there."""
         draft = self._temporary / f"{os.getpid()}-{token(8)}"
         with open_source(path) as source, _storage_errors(self.root):
             most = os.fstat(source.fileno()).st_size
@@ -260,9 +260,9 @@ class FolderBlobs:
         """See `BlobStore.exists`."""
         path = self._path(key)
         try:
-            os.utime(path)  # `rayjobs prune` leaves what was touched lately
+            os.utime(path)  # `rayjobs prune` spares recently touched files
         except PermissionError:
-            pass  # another user's workspace, or a read-only one: nothing is pruned from here
+            pass  # another user's or a read-only workspace: this user cannot prune it
         except OSError as error:
             if error.errno != errno.EROFS:
                 return False
@@ -286,7 +286,7 @@ class FolderBlobs:
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `BlobStore.list`."""
-        # Only the folder that the prefix leads to is walked.
+        # Walk only the folder that contains the prefix.
         start = self.root / prefix.rpartition("/")[0]
         found = []
         for folder, folders, files in os.walk(start):
@@ -298,14 +298,14 @@ class FolderBlobs:
                     found.append(key)
         return iter(sorted(found))
 
-    # -- what may go -------------------------------------------------------------------------
+    # -- pruning --------------------------------------------------------------------------------
 
     def stored(self) -> Iterator[Stored]:
         """See `BlobStore.stored`."""
-        now = time.time()  # compared with file times, which are wall time
+        now = time.time()  # wall time, like file times
         with OwnFolder(self.root) as folder:
             for key, info in folder.walk():
-                if not key.startswith(f"{TEMPORARY}/"):  # of those `drop_abandoned` removes some
+                if not key.startswith(f"{TEMPORARY}/"):  # `drop_abandoned` takes care of these
                     yield Stored(key, info.st_size, now - info.st_mtime)
 
     def discard(self, keys: Iterable[str], *, unused_s: float) -> Removed:
@@ -333,7 +333,7 @@ class FolderBlobs:
         keep: bool = False,
         most_bytes: int | None = None,
     ) -> Blob:
-        """Copy, check, fsync, rename; with `keep`, bytes that are there already stay."""
+        """Copy, check, fsync, rename; with `keep`, existing complete bytes stay."""
         temporary = self._temporary / f"{os.getpid()}-{token(8)}"
         with _storage_errors(self.root):
             try:
@@ -354,9 +354,9 @@ class FolderBlobs:
         return Blob(key, size, found)
 
     def _is_whole(self, key: str, size: int, digest: str) -> bool:
-        """Return whether kept bytes are what their key says; damaged ones are written again.
+        """Return whether stored bytes match their key; if not, the caller stores them again.
 
-        Large ones are only measured: to read them costs as much as to write them.
+        For large files, only the size is compared: reading them costs as much as writing them.
         """
         try:
             path = self._path(key)
@@ -388,23 +388,23 @@ def check_key(key: str) -> list[str]:
     )
     if bad:
         raise UsageError(
-            f"{key!r} is not a key of a blob: give a relative path without empty parts, "
-            f"'.' and '..', at most 255 bytes each"
+            f"{key!r} is not a blob key: give a relative path without empty parts, '.' and '..', "
+            f"each part at most 255 bytes long"
         )
     return parts
 
 
 def drop_abandoned(folder: Path) -> None:
-    """Remove the temporary files of processes that died a day ago."""
-    oldest = time.time() - ABANDONED_S  # compared with file times, which are wall time
+    """Remove the temporary files of processes that died more than a day ago."""
+    oldest = time.time() - ABANDONED_S  # wall time, like file times
     for entry in os.scandir(folder):
-        with suppress(FileNotFoundError):  # another process is as tidy
+        with suppress(FileNotFoundError):  # another process may remove it first
             if entry.stat(follow_symlinks=False).st_mtime < oldest:
                 Path(entry).unlink()
 
 
 class _Place(Protocol):
-    """Says where bytes with a digest go."""
+    """Returns the key and path for bytes with a digest."""
 
     def __call__(self, digest: str, /) -> tuple[str, Path]: ...
 
@@ -412,7 +412,7 @@ class _Place(Protocol):
 def _copy(source: BinaryIO, sink: BinaryIO, most: int | None = None) -> tuple[int, str]:
     """Copy all bytes, or the first `most`; return their number and digest.
 
-    A file that somebody appends to all the time has no end: its size at the start is one.
+    With `most`, a file to which another process keeps appending ends at its initial size.
     """
     digest, size = hashlib.sha256(), 0
     while chunk := source.read(CHUNK_BYTES if most is None else min(CHUNK_BYTES, most - size)):
@@ -423,25 +423,25 @@ def _copy(source: BinaryIO, sink: BinaryIO, most: int | None = None) -> tuple[in
 
 
 def check_digest(wanted: str | None, found: str, what: str) -> None:
-    """Refuse bytes that have another digest than announced. Raises StoreError."""
+    """Refuse bytes whose digest differs from the announced one. Raises StoreError."""
     if wanted is not None and wanted != found:
         raise StoreError(
             f"{what} has the digest {found} instead of {wanted}: it changed while it was read, "
-            f"or it is damaged; nothing was stored. Repeat once no program writes to it",
+            f"or it is damaged; nothing was stored. Try again when no program writes to it",
             wanted=wanted,
             found=found,
         )
 
 
 def open_source(path: str | Path) -> BinaryIO:
-    """Open a regular file that is to be stored.
+    """Open a regular file in order to store it.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no such file.
         StoreError: it cannot be read, or is a FIFO, socket, device or folder.
     """
     try:
-        # Without waiting: a FIFO may have taken the file's place since somebody looked at it.
+        # Without blocking: a FIFO may have replaced the file since the last check.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no file {path} to store") from error
@@ -455,7 +455,7 @@ def open_source(path: str | Path) -> BinaryIO:
 
 @contextmanager
 def _storage_errors(where: Path, *, key: str | None = None) -> Iterator[None]:
-    """Say the operating system's errors in our words; with `key`, its absence too."""
+    """Convert OSErrors to rayjobs errors; with `key`, a missing file too."""
     try:
         yield
     except FileNotFoundError as error:
@@ -467,12 +467,12 @@ def _storage_errors(where: Path, *, key: str | None = None) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFullError(
-                f"no space is left for files in {where} ({error.strerror}); what was there is "
+                f"no space is left for files in {where} ({error.strerror}); the existing files are "
                 f"unchanged. Free space there (try `df -h {where}`).",
                 path=str(where),
             ) from error
         raise StoreError(
             f"files in {where} cannot be read or written: {error.strerror or error}; check the "
-            f"folder's owner and rights",
+            f"folder's owner and permissions",
             path=str(where),
         ) from error

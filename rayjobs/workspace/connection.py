@@ -1,6 +1,6 @@
-"""The connection to a server of a workspace: its address, the login, requests that retry.
+"""The connection to a workspace's server: its address, the login, requests with retries.
 
-Standard library only: every command of a client starts with it.
+Standard library only: every client command imports it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOKEN = "RAYJOBS_TOKEN"
 CERTIFICATES = "RAYJOBS_CA_FILE"
 ANSWER_S = 120.0
 CONNECT_S = 5.0
-PATIENCE_S = 120.0  # for a server that has answered this process
+PATIENCE_S = 120.0  # for a server that has already answered this process
 FIRST_PATIENCE_S = 20.0
 NOTED_S = 1.0
 MOST_SAID = 120  # characters of a server's sentence in a note
@@ -39,16 +39,16 @@ AGAIN_S = 0.5
 AWAY_S = 120.0  # a followed stream waits this long for the server's storage
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-_BUSY = (429, 503)  # the server did nothing, and asks for another try
-_LOST = (502, 504)  # a proxy before it lost the answer
+_BUSY = (429, 503)  # the server did nothing, and asks for a retry
+_LOST = (502, 504)  # a proxy in front of the server lost the answer
 
 
 @dataclass(frozen=True)
 class Login:
-    """Where a server is, and the token for it.
+    """A server's address, and the token for it.
 
     Attributes:
-        address: ``https://HOST:PORT``; several servers of one workspace with commas between them.
+        address: ``https://HOST:PORT``; several servers of one workspace are separated by commas.
     """
 
     address: str
@@ -56,12 +56,12 @@ class Login:
 
 
 def login_file() -> Path:
-    """Return the file that keeps the login; only its user may read it."""
+    """Return the file that stores the login; only its user may read it."""
     return paths.home() / "login.json"
 
 
 def save_login(login: Login) -> None:
-    """Keep a login for later commands."""
+    """Store a login for later commands."""
     path = login_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = json.dumps({"address": login.address, "token": login.token})
@@ -69,7 +69,7 @@ def save_login(login: Login) -> None:
 
 
 def drop_login() -> bool:
-    """Forget the login; False if there was none."""
+    """Delete the stored login; return False if there was none."""
     try:
         login_file().unlink()
     except FileNotFoundError:
@@ -78,7 +78,7 @@ def drop_login() -> bool:
 
 
 def read_login() -> Login | None:
-    """Return the kept login, or None.
+    """Return the stored login, or None.
 
     Raises:
         UsageError: the file cannot be read.
@@ -95,10 +95,10 @@ def read_login() -> Login | None:
 
 
 class Connection:
-    """Sends requests to a server. Safe from threads; not from forks.
+    """Sends requests to a server. Thread-safe, but not fork-safe.
 
-    A request that may be repeated without harm is repeated with growing pauses while the server
-    cannot be reached or is busy; where the login names several servers, at the next one.
+    An idempotent request is repeated with growing pauses while the server cannot be reached or is
+    busy. If the login names several servers, each retry goes to the next one.
     """
 
     def __init__(self, login: Login, *, answer_s: float = ANSWER_S) -> None:
@@ -111,12 +111,12 @@ class Connection:
         self._login = login
         self._number, self._has_answered = 0, False
         self._workspace: dict[str, Any] | None = None
-        # Connections without a request, and those whose answer somebody reads; to which server.
+        # Idle connections, each with the number of its server; then those whose answer is unread.
         self._free: list[tuple[int, http.client.HTTPConnection]] = []
         self._read: list[http.client.HTTPConnection] = []
 
     def workspace(self) -> dict[str, Any]:
-        """Return the id, name, path and default target of the server's workspace; asked once."""
+        """Return id, name, path and default target of the server's workspace; requested once."""
         if self._workspace is None:
             self._workspace = dict(self.json("GET", "/v1/workspace"))
         return self._workspace
@@ -130,14 +130,14 @@ class Connection:
         """Return another connection to the same server.
 
         Args:
-            answer_s: The longest silence of the server.
+            answer_s: The longest time that the server may be silent.
         """
         made = Connection(self._login, answer_s=answer_s)
         made._number, made._has_answered = self._number, self._has_answered
         return made
 
     def close(self) -> None:
-        """Close the connections; the next request opens one again."""
+        """Close the connections; the next request opens a new one."""
         for one in self._read:
             one.close()
         self._read.clear()
@@ -156,11 +156,11 @@ class Connection:
 
         Args:
             repeats: Whether the request may be sent again if its answer was lost; None: as HTTP
-                says of the verb.
+                defines it for the verb.
 
         Raises:
-            RayjobsError: the error that the server answered.
-            UnreachableError: the server cannot be reached, or it is not a server of rayjobs.
+            RayjobsError: the error that the server returned.
+            UnreachableError: the server cannot be reached, or it is not a rayjobs server.
         """
         data = None if body is None else json.dumps(body).encode()
         text = self._send(_whole, verb, path, query=query, data=data, repeats=repeats)
@@ -168,8 +168,8 @@ class Connection:
             return json.loads(text or b"null")
         except ValueError:
             raise UnreachableError(
-                f"{self.address} answered {verb} {path} with something else than JSON: it is not a "
-                f"server of rayjobs, or a proxy before it answers itself"
+                f"{self.address} did not answer {verb} {path} with JSON: it is not a rayjobs "
+                f"server, or a proxy in front of it sent the answer"
             ) from None
 
     def send(
@@ -177,8 +177,8 @@ class Connection:
     ) -> http.client.HTTPResponse:
         """Return the answer to a request, with its body unread; see `json`.
 
-        Only the answer's beginning is tried again: who reads the body sees a connection that is
-        lost meanwhile, and calls `close` after it.
+        Retries end when the answer begins. A caller that reads the body sees a lost connection as
+        an error, and calls `close` at the end.
         """
         return cast(http.client.HTTPResponse, self._send(None, verb, path, query=query, **more))
 
@@ -205,8 +205,8 @@ class Connection:
         number, began_s, is_noted = self._number, time.monotonic(), False
         hopeless: set[int] = set()  # servers whose address is wrong
         for attempt in itertools.count():
-            # A program that is at work waits for a server that restarts; a first command says soon
-            # that there is none.
+            # A running program waits for a server that restarts; a first command soon reports that
+            # there is no server.
             limit_s = PATIENCE_S if self._has_answered else FIRST_PATIENCE_S
             is_over = attempt and time.monotonic() - began_s > limit_s
             if is_over and attempt >= len(self._servers):
@@ -223,7 +223,7 @@ class Connection:
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             was_sent, connection = False, None
             try:
-                # One that was idle may have been closed by the server.
+                # The server may have closed an idle connection.
                 connection = self._connected(number, is_new=not may_repeat)
                 was_sent = True
                 answer = self._exchange(connection, verb, path, query, data, headers)
@@ -241,7 +241,7 @@ class Connection:
                 _drop(connection)
                 raise UnreachableError(
                     f"the certificate of {self.address} is not trusted here "
-                    f"({error.verify_message}); name the file of its authority in {CERTIFICATES}"
+                    f"({error.verify_message}); set {CERTIFICATES} to the file of its authority"
                 ) from error
             except (OSError, http.client.HTTPException) as error:
                 _drop(connection)
@@ -252,12 +252,12 @@ class Connection:
                     failure = why
                 elif was_sent and not may_repeat:
                     raise UnreachableError(
-                        f"{self.address} did not answer {verb} {path} ({failure}); it may have "
-                        f"been done all the same: look before you repeat it"
+                        f"{self.address} did not answer {verb} {path} ({failure}); the request may "
+                        f"have succeeded anyway: check before you repeat it"
                     ) from error
             except RayjobsError:
                 assert connection is not None
-                self._free.append((number, connection))  # its answer was read
+                self._free.append((number, connection))  # its answer has been read
                 raise
             except BaseException:
                 _drop(connection)
@@ -283,7 +283,7 @@ class Connection:
         while self._free:
             try:
                 self._free.pop()[1].close()
-            except IndexError:  # another thread took the last one
+            except IndexError:  # another thread has taken the last one
                 return
 
     def _connected(self, number: int, *, is_new: bool) -> http.client.HTTPConnection:
@@ -330,7 +330,7 @@ class Connection:
             raise http.client.HTTPException(f"it answered {answer.status} {answer.reason}")
         if answer.status < 400:
             raise UnreachableError(
-                f"{self.address} answered {answer.status} and sends elsewhere, to "
+                f"{self.address} answered {answer.status} and redirects to "
                 f"{answer.headers.get('Location', 'no address')}: log in at the address of the "
                 f"server itself, with `rayjobs login URL`"
             )
@@ -342,10 +342,10 @@ class Connection:
         raise found
 
     def lines(self, path: str, *, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the records of one stream of JSON lines; ends early when the server goes away.
+        """Yield the records of a stream of JSON lines; ends early if the server goes away.
 
         Raises:
-            RayjobsError: the error that the server answered.
+            RayjobsError: the error that the server returned.
             OSError, http.client.HTTPException: the connection was lost.
         """
         answer = self.send("GET", path, query=query)
@@ -358,15 +358,15 @@ class Connection:
             self.close()
 
     def stream(self, path: str, query: Callable[[], Mapping[str, str]]) -> Iterator[dict[str, Any]]:
-        """Yield the records of a stream up to its end, over lost connections.
+        """Yield the records of a stream to its end, reconnecting after a lost connection.
 
         Args:
-            query: Called at each begin; says from where the stream goes on.
+            query: Called at each start; its result says from where the stream continues.
 
         Yields an empty record after a lost connection.
 
         Raises:
-            RayjobsError: the error that the server answered; or nothing came for two minutes.
+            RayjobsError: the error that the server returned, or nothing arrived for two minutes.
         """
         since_s = time.monotonic()
         while True:
@@ -379,7 +379,7 @@ class Connection:
                     yield record
             except (OSError, ValueError, http.client.HTTPException) as error:
                 lost = UnreachableError(
-                    f"{path} of {self.address} breaks off before anything comes: {error}"
+                    f"{path} of {self.address} breaks off before any data arrives: {error}"
                 )
             except (errors.StoreUnreachableError, errors.StoreBusyError) as error:
                 lost = error
@@ -396,7 +396,7 @@ def _whole(answer: http.client.HTTPResponse) -> bytes:
 def connected(
     parts: SplitResult, *, connect_s: float, answer_s: float
 ) -> http.client.HTTPConnection:
-    """Return an open connection to the server of an address; a private authority is trusted.
+    """Return an open connection to a server; trusts a private certificate authority if one is set.
 
     Raises:
         OSError: it cannot be reached.
@@ -415,13 +415,13 @@ def connected(
 
 
 def _drop(connection: http.client.HTTPConnection | None) -> None:
-    """Close a connection whose answer was not read to its end."""
+    """Close a connection whose answer was not fully read."""
     if connection is not None:
         connection.close()
 
 
 class _BusyError(Exception):
-    """The server asks for another try; `error` says why, if it is the server's own answer."""
+    """The server asks for a retry; `error` is the reason if the server itself gave one."""
 
     def __init__(self, message: str, error: Exception | None) -> None:
         super().__init__(message)
@@ -429,7 +429,7 @@ class _BusyError(Exception):
 
 
 def _error_sent(status: int, body: bytes) -> Exception | None:
-    """Return the error of a storage that a busy server answered; None: it says only to wait."""
+    """Return the storage error that a busy server reports; None if it only asks to wait."""
     from rayjobs.datastore.errors import DatastoreError
 
     found = error_of(status, body, "")
@@ -437,13 +437,13 @@ def _error_sent(status: int, body: bytes) -> Exception | None:
 
 
 def error_of(status: int, body: bytes, address: str) -> Exception:
-    """Return the error that a server's answer stands for."""
+    """Return the error for a server's answer."""
     try:
         sent = json.loads(body)["error"]
         kind, message = str(sent["kind"]), str(sent["message"])
     except (ValueError, KeyError, TypeError):
         if status == 404:
-            return NotFoundError(f"{address} is not a server of rayjobs of this version")
+            return NotFoundError(f"{address} is not a rayjobs server of this version")
         return UnreachableError(f"{address} answered {status}")
     found = getattr(errors, kind, None)
     if found is errors.SpecError:
@@ -462,18 +462,18 @@ def error_of(status: int, body: bytes, address: str) -> Exception:
 
 
 note: Callable[[str], None] = logging.getLogger(__name__).info
-"""Called with what a person should know while a request takes long; the command line sets it."""
+"""Called with messages for the user during a long request; set by the command line."""
 
 
-# -- which server this process uses ---------------------------------------------------------------
-_is_allowed: bool | None = None  # None: not said; a program that opens a workspace decides
+# -- the server of this process -------------------------------------------------------------------
+_is_allowed: bool | None = None  # None: not set; a program that opens a workspace decides
 _active: Connection | None = None
 
 
 def allow(allowed: bool = True) -> None:
-    """Say whether this process is a client that may use a server.
+    """Set whether this process is a client that may use a server.
 
-    Processes of targets and servers never do: a login on their machine is not about them.
+    Processes of targets and servers never use one: a login on their machine is not theirs.
     """
     global _is_allowed, _active
     _is_allowed = allowed
@@ -482,7 +482,7 @@ def allow(allowed: bool = True) -> None:
 
 
 def chosen() -> Login | None:
-    """Return the server that `RAYJOBS_ADDRESS`, or else the kept login names; None: none."""
+    """Return the server that `RAYJOBS_ADDRESS` or else the stored login names, or None."""
     address = os.environ.get(ADDRESS)
     kept = read_login()
     if not address:
@@ -498,7 +498,7 @@ def chosen() -> Login | None:
 
 
 def active() -> Connection | None:
-    """Return the connection of this process to its server; None: it uses a folder."""
+    """Return the connection of this process to its server; None if it uses a folder."""
     global _active
     if not _is_allowed:
         return None
@@ -508,12 +508,12 @@ def active() -> Connection | None:
 
 
 def of_program() -> Connection | None:
-    """Return the connection of a user's Python program to its server; None: it uses a folder.
+    """Return the connection of a Python program to its server; None if it uses a folder.
 
-    A job never uses its submitter's login: its workspace is the one that runs it.
+    A job never uses its submitter's login: its workspace is the one to which it belongs.
 
     Raises:
-        UsageError: an address is given, and no token.
+        UsageError: an address is given without a token.
     """
     global _is_allowed
     if _is_allowed is None and "RAYJOBS_RUN_ID" not in os.environ and chosen() is not None:
@@ -522,14 +522,14 @@ def of_program() -> Connection | None:
 
 
 def refuse(what: str) -> None:
-    """Refuse what only the server's own machine can do.
+    """Refuse an operation that only works on the server's machine.
 
     Raises:
         UsageError: this process uses a server.
     """
     if (server := active()) is not None:
         raise UsageError(
-            f"{what} works on the server's own machine only, not through {server.address}"
+            f"{what} only works on the server's own machine, not through {server.address}"
         )
 
 
@@ -542,10 +542,10 @@ def upload(
     chunk: int,
     count: Callable[[int], None] = lambda _bytes: None,
 ) -> None:
-    """Send a file's first `size` bytes as the upload `name`; goes on where the server stands.
+    """Send a file's first `size` bytes as the upload `name`; resumes an interrupted upload.
 
     Args:
-        count: Called with the bytes that the server has got since the last call.
+        count: Called with the number of bytes that the server has received since the last call.
     """
     offset = int(server.json("PUT", f"/v1/uploads/{name}"))
     count(offset)
@@ -554,7 +554,7 @@ def upload(
         data = stream.read(min(chunk, size - offset))
         if not data:
             raise OSError("the file became shorter while it was read")
-        # An offset makes it safe to repeat: bytes that are there are not written twice.
+        # The offset makes a repeat safe: the server does not write bytes twice.
         answer = server.whole(
             "PATCH",
             f"/v1/uploads/{name}",

@@ -1,4 +1,4 @@
-"""Reading of blobs that another process has and hands over in pieces."""
+"""Reads blobs that another process holds and sends in pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayjobs.workspace.blobs import Blob
 
 
 class FetchedBlobs(ABC):
-    """The reading half of a `BlobStore`: files arrive whole, or not at all."""
+    """The reading half of a `BlobStore`; files appear atomically."""
 
     @abstractmethod
     def _pieces(self, key: str) -> Iterator[bytes]:
@@ -30,7 +30,7 @@ class FetchedBlobs(ABC):
         return Blob(key, size, f"sha256:{digest.hexdigest()}")
 
     def open(self, key: str) -> BinaryIO:
-        """See `BlobStore.open`: a copy in a file that disappears when it is closed."""
+        """See `BlobStore.open`; returns a copy in a file that is deleted when it is closed."""
         stream = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
         try:
             self._fetch(key, stream)
@@ -56,7 +56,7 @@ class FetchedBlobs(ABC):
                 with open(draft, "wb") as stream:
                     blob = self._fetch(key, stream)
                 if digest is not None and blob.digest != digest:
-                    raise StoreError(f"{key} is damaged: it has {blob.digest}, not {digest}")
+                    raise StoreError(f"{key} is damaged: its digest is {blob.digest}, not {digest}")
         except OSError as error:
             raise StoreError(f"{path} cannot be written: {error.strerror}") from error
         return blob

@@ -1,4 +1,4 @@
-"""The folder of a workspace: found, created, opened, followed when it is moved."""
+"""The folder of a workspace: finds, creates and opens it, and follows a move."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 VERSION = 1
 ENVIRONMENT = "RAYJOBS_WORKSPACE"
 MOST_EARLIER = 5
-# What a workspace keeps in its folder, as lines of a .gitignore there.
+# The files of a workspace in its folder, as lines of a .gitignore there.
 RECORDS = (
     "workspace.json",
     "store.db*",
@@ -59,18 +59,17 @@ class WorkspaceFiles:
 
     @property
     def record(self) -> Path:
-        """Which workspace it is (JSON): ``version``, ``id``, ``name``, ``path``, ``earlier``.
+        """The workspace's record (JSON): ``version``, ``id``, ``name``, ``path``, ``earlier``.
 
-        The path is where it was opened last: that is how a copy is recognised. ``formerly`` has all
-        folders that its records may name. ``store`` is the
-        address of its records where they are in PostgreSQL, ``blobs`` that of its files where they
-        are in S3.
+        ``path`` is where it was last opened; a copy is recognised by it. ``formerly`` lists all
+        folders that its records may name. ``store`` is the address of its records if they are in
+        PostgreSQL, ``blobs`` the address of its files if they are in S3.
         """
         return self.root / "workspace.json"
 
     @property
     def store(self) -> Path:
-        """The records (SQLite; with a -wal and a -shm file next to it while it is open)."""
+        """The records (SQLite, with a -wal and a -shm file next to it while it is open)."""
         return self.root / "store.db"
 
     @property
@@ -80,7 +79,7 @@ class WorkspaceFiles:
 
     @property
     def datastores(self) -> Path:
-        """The folders of the datastores that every workspace has, each under its name."""
+        """The folders of the built-in datastores, by name."""
         return self.root / "datastores"
 
 
@@ -90,11 +89,11 @@ class OpenWorkspace:
 
     Attributes:
         path: Its resolved folder, which also identifies it to targets of this machine.
-        id: Random, given once.
+        id: A random id that never changes.
         name: Display name; the project folder's name.
         original: The original with the same id if this is a copy; else None.
-        client_folder: Where a client of a server keeps its own files; None: in `path`.
-        server: The server that everything goes through; then `path` is on its machine.
+        client_folder: Where a client of a server keeps its own files; None means `path`.
+        server: The server that all access goes through; then `path` is on its machine.
     """
 
     path: Path
@@ -108,12 +107,12 @@ class OpenWorkspace:
 
     @property
     def own_files(self) -> Path:
-        """The folder for what this client notes about it, such as caches of packed sources."""
+        """The folder for this client's own files, such as caches of packed sources."""
         return self.path if self.client_folder is None else self.client_folder
 
     @property
     def catalogue(self) -> Catalogue:
-        """Its datastores and datasets; the datastores of every workspace are made when missing."""
+        """Its datastores and datasets; creates missing built-in datastores."""
         from rayjobs.datastore.catalogue import BUILT_IN_DATASTORES, DatastoreRecord
 
         catalogue = self.store.catalogue
@@ -130,23 +129,23 @@ class OpenWorkspace:
                 folder = WorkspaceFiles(self.path).datastores / name
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 record = DatastoreRecord(name, "local", {"root": str(folder)})
-            # Many may do so at once: keeping the same record twice changes nothing.
+            # Several processes may do so at once: storing the same record twice changes nothing.
             catalogue.add_datastore(record)
         return catalogue
 
     @property
     def blobs_address(self) -> S3Address | None:
-        """Where its files are in S3; None: they are in its folder."""
+        """The address of its files in S3; None if they are in its folder."""
         return getattr(self.blobs, "address", None)
 
     def urls(self) -> dict[str, str]:
-        """Return which local path answers for an address of the web, by the address."""
+        """Return the local path that replaces each web address, by address."""
         return {} if self.server is not None else AzureSettings(self.store).urls()
 
     def map_addresses(self) -> None:
         """Apply its address map to this whole program until the workspace is closed.
 
-        For programs of one user. A server of many workspaces uses each one's own `urls`.
+        For programs of one user; a server with many workspaces uses the `urls` of each one.
         """
         urlmap.add_source(self._urls_now)
 
@@ -155,7 +154,7 @@ class OpenWorkspace:
         try:
             return self.urls()
         except StoreError as error:
-            log.warning("the addresses that %s maps are not known: %s", self.path, error)
+            log.warning("the address map of %s cannot be read: %s", self.path, error)
             return {}
 
     def close(self) -> None:
@@ -178,9 +177,9 @@ class OpenWorkspace:
 def locate(explicit: str | None = None) -> Path:
     """Return the folder of the workspace to use, whether or not it exists.
 
-    Order: `explicit` (a workspace's folder, or a project with one), ``RAYJOBS_WORKSPACE``, the
-    nearest ``.rayjobs/`` of this user from the working directory upward, else one workspace in
-    the user's data folder.
+    In this order: `explicit` (a workspace's folder, or a project that contains one),
+    ``RAYJOBS_WORKSPACE``, this user's nearest ``.rayjobs/`` in the working directory or its
+    parents, the default workspace in the user's data folder.
 
     Raises:
         UsageError: the name is empty, or a URL.
@@ -201,9 +200,9 @@ def locate(explicit: str | None = None) -> Path:
 
 
 def id_of(path: str | Path) -> str | None:
-    """Return the id of the workspace in a folder; None where it cannot be read now.
+    """Return the id of the workspace in a folder; None if it cannot be read now.
 
-    A folder that was removed and created again is another workspace under the same path.
+    A folder that was removed and recreated is another workspace with the same path.
     """
     try:
         record = _read(WorkspaceFiles(Path(path)))
@@ -222,7 +221,7 @@ def earlier_paths(path: str | Path) -> tuple[str, ...]:
 
 
 def created_s(path: str | Path) -> float:
-    """Return when a workspace was created, in seconds since 1970; -inf where it cannot be read."""
+    """Return when a workspace was created, in seconds since 1970; -inf if it cannot be read."""
     files = WorkspaceFiles(Path(path))
     try:
         record = _read(files) or {}
@@ -246,7 +245,7 @@ def original_of(path: str | Path) -> Path | None:
 
 
 def become_own(workspace: OpenWorkspace) -> None:
-    """Give a copied workspace its own id. Its unfinished jobs must have ended before.
+    """Give a copied workspace its own id. The caller must first end its unfinished jobs.
 
     Raises:
         StoreError: its record cannot be written.
@@ -282,7 +281,7 @@ def _is_same(files: WorkspaceFiles, path: str) -> bool:
 
 
 def _note_place(files: WorkspaceFiles, store: Store) -> None:
-    """Record the workspace's current path, after updating records that name its folder."""
+    """Update records that name the workspace's folder, then record its current path."""
     with _record_lock(files):
         record = _read(files)
         if record is None or record.get("path") == str(files.root):
@@ -300,7 +299,7 @@ def _note_place(files: WorkspaceFiles, store: Store) -> None:
 def _formerly(record: Mapping[str, Any], root: Path) -> list[str]:
     """Return the earlier folders of the workspace or of its original, newest first.
 
-    Dataset versions keep naming old folders, so none is dropped.
+    All of them stay, because dataset versions keep naming old folders.
     """
     known = [record.get("path"), *record.get("formerly", ()), *record.get("earlier", ())]
     return [one for one in dict.fromkeys(known) if one is not None and one != str(root)]
@@ -333,8 +332,8 @@ def _named(text: str, source: str) -> Path:
         raise UsageError(f"{source} is empty; give the path of a workspace's folder")
     if "://" in text:
         raise UsageError(
-            f"{source} is an address; give the path of a workspace's folder. Its store may be in "
-            f"PostgreSQL: rayjobs workspace create FOLDER --store postgresql://…"
+            f"{source} is an address; give the path of a workspace's folder. To keep its store in "
+            f"PostgreSQL, use: rayjobs workspace create FOLDER --store postgresql://…"
         )
     folder = Path(text).expanduser().absolute()
     inner = folder / paths.WORKSPACE_DIR
@@ -350,10 +349,10 @@ def open_workspace(
     clock: Clock | None = None,
     busy_timeout_s: float | None = None,
 ) -> OpenWorkspace:
-    """Open the workspace in the folder `path`; with `create`, make it first where it is missing.
+    """Open the workspace in the folder `path`; with `create`, create it if it is missing.
 
-    Many processes may create one at once: all get the same. The folder is 0700, and an older
-    store is upgraded. Interactive runs whose process is gone are ended.
+    If several processes create it at once, all get the same one. The folder's mode is 0700. This
+    upgrades an older store and ends interactive runs whose process is gone.
 
     Raises:
         NotFoundError: there is no workspace, and `create` is off.
@@ -363,15 +362,15 @@ def open_workspace(
     from rayjobs.store.sql import BUSY_TIMEOUT_S, SqlStore
     from rayjobs.workspace.orphans import end_orphans
 
-    # One resolved path per folder: it identifies the workspace to targets, and a target that served
-    # a workspace under two names would run its jobs twice.
+    # The resolved path identifies the workspace to targets: a target that served a workspace under
+    # two names would run its jobs twice.
     files = WorkspaceFiles(Path(os.path.realpath(Path(path).expanduser())))
     record = _read(files)
     if record is None:
         if not create:
             raise NotFoundError(
                 f"there is no workspace in {files.root}; submit a job there first, or name "
-                f"another one by --workspace or {ENVIRONMENT}"
+                f"another one with --workspace or {ENVIRONMENT}"
             )
         record = _create(files)
     address = _address(files, record)
@@ -387,7 +386,7 @@ def open_workspace(
         store.catalogue.follow(files.root, map(Path, _formerly(record, files.root)))
         original = None
         if record.get("path") != str(files.root) and (original := _original(files, record)) is None:
-            # A read-only or busy workspace opens all the same; the next call retries.
+            # A read-only or busy workspace opens anyway; the next call retries.
             with contextlib.suppress(StoreError):
                 _note_place(files, store)
         return OpenWorkspace(
@@ -404,7 +403,7 @@ def open_workspace(
 
 
 def store_address(path: str | Path) -> str | None:
-    """Return where the records of the workspace in a folder are; None: in the folder.
+    """Return the address of a workspace's records; None if they are in its folder.
 
     Raises:
         StoreError: the workspace's record cannot be read.
@@ -417,7 +416,7 @@ def keep_records_in(path: str | Path, address: str | None) -> None:
     """Durably record the new address of a workspace's records.
 
     Args:
-        address: In PostgreSQL; None: in the folder.
+        address: The address in PostgreSQL; None means the folder.
 
     Raises:
         StoreError: its record cannot be written.
@@ -429,7 +428,7 @@ def keep_records_in(path: str | Path, address: str | None) -> None:
 
 
 def blobs_address(path: str | Path) -> S3Address | None:
-    """Return where the files of the workspace in a folder are in S3; None: in the folder.
+    """Return the S3 address of a workspace's files; None if they are in its folder.
 
     Raises:
         StoreError: the workspace's record cannot be read.
@@ -439,7 +438,7 @@ def blobs_address(path: str | Path) -> S3Address | None:
 
 
 def open_blobs(path: str | Path) -> BlobStore | None:
-    """Return the files of the workspace in a folder without its store; None: there is none.
+    """Return a workspace's files without opening its store; None if there is no workspace.
 
     Raises:
         StoreError: the workspace's record cannot be read.
@@ -447,12 +446,12 @@ def open_blobs(path: str | Path) -> BlobStore | None:
     files = WorkspaceFiles(Path(path))
     record = _read(files)
     if record is None and not files.root.is_dir():
-        return None  # a removed workspace must not get its folder again
+        return None  # must not recreate the folder of a removed workspace
     return _blobs(files, record or {})
 
 
 def needs_secrets(path: str | Path) -> bool:
-    """Whether the workspace in a folder is reached with credentials: it is in PostgreSQL or S3."""
+    """Whether a workspace needs credentials because its store or files are not in its folder."""
     try:
         record = _read(WorkspaceFiles(Path(path))) or {}
     except StoreError:
@@ -471,15 +470,15 @@ def _blobs(files: WorkspaceFiles, record: Mapping[str, Any]) -> BlobStore:
 
 
 def _address(files: WorkspaceFiles, record: Mapping[str, Any]) -> str | None:
-    """Return the records' address in PostgreSQL, if any; refuse a copied folder.
+    """Return the records' PostgreSQL address, if any; refuse a copied folder.
 
-    A copied SQLite store has its own rows; a copy of this folder would share the original's.
+    A copied SQLite store has its own rows; a copy of such a folder would share the original's.
     """
     address = record.get("store")
     if address is not None and (original := _original(files, record)) is not None:
         raise StoreError(
             f"{files.root} is a copy of the workspace {original}, whose store is in PostgreSQL: "
-            f"both would have the same jobs. Use {original}, or make a new workspace with "
+            f"both would have the same jobs. Use {original}, or create a new workspace with "
             f"`rayjobs workspace create`"
         )
     return None if address is None else str(address)
@@ -489,8 +488,8 @@ def _claim(files: WorkspaceFiles, record: Mapping[str, Any], store: SqlStore) ->
     owner = store.owner(str(record["id"]))
     if owner != record["id"]:
         raise StoreError(
-            f"the store of the workspace {files.root} belongs to another one (id {owner}). Put the "
-            f"right address into {files.record}"
+            f"the store of the workspace {files.root} belongs to another workspace (id {owner}). "
+            f"Correct the address in {files.record}"
         )
 
 
@@ -506,7 +505,7 @@ def _read(files: WorkspaceFiles) -> Mapping[str, Any] | None:
         raise StoreError(f"{files.record} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(
-            f"{files.record} is damaged ({error}); restore its backup, or remove it: a "
+            f"{files.record} is damaged ({error}); restore its backup, or remove it: then a "
             f"new one is created, and the jobs in {files.store.name} stay"
         ) from error
     if version > VERSION:
@@ -520,12 +519,12 @@ def _read(files: WorkspaceFiles) -> Mapping[str, Any] | None:
 
 
 def _ignore_records(root: Path, *, shared: bool) -> None:
-    """Keep a new workspace out of its user's git repository, and nothing else.
+    """Keep a new workspace, and nothing else, out of its user's git repository.
 
     Args:
         root: The folder of the workspace.
-        shared: It had other files before, such as a project's: git still has to see those. An
-            ignore file of the project is left as it is.
+        shared: The folder had other files before, such as a project's, which git must still see.
+            An existing ignore file is left unchanged.
     """
     text = "".join(f"/{pattern}\n" for pattern in RECORDS) if shared else "*\n"
     with (
@@ -559,7 +558,7 @@ def _create(files: WorkspaceFiles, more: Mapping[str, Any] | None = None) -> Map
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(
-            f"no workspace can be created in {root}: {error.strerror}; name another folder by "
+            f"no workspace can be created in {root}: {error.strerror}; name another folder with "
             f"--workspace or {ENVIRONMENT}"
         ) from error
     record = _read(files)
@@ -569,12 +568,12 @@ def _create(files: WorkspaceFiles, more: Mapping[str, Any] | None = None) -> Map
 
 
 def name_of(root: Path) -> str:
-    """Return the name of a new workspace: that of the project's folder."""
+    """Return the name of a new workspace: the name of the project's folder."""
     return (root.parent if root.name == paths.WORKSPACE_DIR else root).name or "workspace"
 
 
 def record_of(path: str | Path) -> Mapping[str, Any] | None:
-    """Return the record of the workspace in a folder; None: there is none.
+    """Return the record of the workspace in a folder; None if there is no workspace.
 
     Raises:
         StoreError: it cannot be read.
@@ -583,7 +582,7 @@ def record_of(path: str | Path) -> Mapping[str, Any] | None:
 
 
 def write_record(path: str | Path, values: Mapping[str, Any]) -> None:
-    """Make a folder that of a workspace with these values, unless it is one already.
+    """Make a folder a workspace with these values, unless it already is one.
 
     Raises:
         StoreError: it cannot be written.

@@ -1,6 +1,6 @@
-"""Who is told of ends, by user or for a whole workspace, and what still has to be sent.
+"""Who gets notifications of ended jobs, and which notifications are still to be sent.
 
-They are values of the store's own (``meta``), so they move with its records.
+They are values in the store (``meta``), so they move with its records.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PASSWORD = "RAYJOBS_SECRET_SMTP"
 
 @dataclass(frozen=True, kw_only=True)
 class Subscription:
-    """A receiver of the ends of a user's jobs, or of all jobs.
+    """A receiver of notifications when a user's jobs, or any jobs, end.
 
     Attributes:
-        user: Whose jobs; None: of all users.
-        since: Ends before this are not reported.
+        user: The owner of the jobs; None means all users.
+        since: Earlier ends are not reported.
     """
 
     receiver: str
@@ -41,7 +41,7 @@ class Subscription:
 
     @property
     def id(self) -> str:
-        """Names it in lists."""
+        """Its id in lists."""
         return _name(f"{self.user}\n{self.receiver}")
 
 
@@ -52,7 +52,7 @@ class Mailer:
     Attributes:
         server: ``smtp://[USER@]HOST[:PORT]`` or ``smtps://…``; the password is the target's secret
             RAYJOBS_SECRET_SMTP.
-        sender: The mailbox that they come from.
+        sender: The mailbox from which they are sent.
     """
 
     server: str
@@ -61,11 +61,12 @@ class Mailer:
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
-    """A notification that still has to be sent.
+    """A notification that is still to be sent.
 
     Attributes:
-        serial: Of the event of the job's end.
-        tries: How often it has failed, and `first_at`: when it was written.
+        serial: Serial number of the event that ended the job.
+        first_at: When it was written.
+        tries: How often sending has failed.
     """
 
     job: str
@@ -76,7 +77,7 @@ class Due:
 
     @property
     def key(self) -> str:
-        """Names it; the same for each try, so that a receiver can drop repeats."""
+        """Its key, the same for each try, so that a receiver can drop repeats."""
         return f"{self.serial}-{_name(self.receiver)}"
 
 
@@ -106,13 +107,13 @@ def subscriptions(store: Store) -> list[Subscription]:
 
 
 def unsubscribe(store: Store, name: str, *, only_of: str | None = None) -> Subscription:
-    """Remove the receiver with an id, and what is due to it alone for this reason.
+    """Remove the receiver with an id, and its notifications that have no other reason.
 
     Args:
-        only_of: Remove it if it is this user's.
+        only_of: Remove it only if it is this user's.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no such receiver.
     """
     for one in subscriptions(store):
         if one.id == name and only_of in (None, one.user):
@@ -123,7 +124,7 @@ def unsubscribe(store: Store, name: str, *, only_of: str | None = None) -> Subsc
 
 
 def _drop_due_to(store: Store, receiver: str) -> None:
-    """Forget what is due to a receiver for jobs that neither name it nor have it by their user."""
+    """Drop notifications to a receiver that neither their job nor its user still names."""
     left = subscriptions(store)
     for key, text in store.meta_under(_DUE).items():
         due = _due_of(text)
@@ -132,7 +133,7 @@ def _drop_due_to(store: Store, receiver: str) -> None:
         try:
             job = store.job(due.job)
         except NotFoundError:
-            continue  # the target drops what is due for a job that was pruned
+            continue  # the target drops notifications for a pruned job
         wanted = receivers_of(job.spec.notify, left, user=job.user, at=due.first_at)
         if receiver not in map(str, wanted):
             store.set_meta(key, None)
@@ -147,7 +148,7 @@ def mailer_of(server: str, sender: str | None) -> Mailer:
     parts = urlsplit(server)
     try:
         has_port = parts.port != 0
-    except ValueError:  # above 65535, or no number
+    except ValueError:  # above 65535, or not a number
         has_port = False
     if parts.scheme not in ("smtp", "smtps") or not parts.hostname or not has_port:
         raise UsageError(f"{server!r} is not smtp://[USER@]HOST[:PORT] or smtps://…")
@@ -156,12 +157,12 @@ def mailer_of(server: str, sender: str | None) -> Mailer:
             f"a password in the address would be stored; `rayjobs target secret set {PASSWORD}`"
         )
     if sender is None or "@" not in sender:
-        raise UsageError("give the mailbox that mails come from: --from robot@example.org")
+        raise UsageError("give the sender of the mails: --from robot@example.org")
     return Mailer(server=server, sender=sender)
 
 
 def set_mailer(store: Store, mailer: Mailer | None) -> None:
-    """Set how mails are sent; None: not at all."""
+    """Set how mails are sent; None means not at all."""
     store.set_meta(_MAIL, None if mailer is None else json.dumps(asdict(mailer)))
 
 
@@ -171,37 +172,37 @@ def mailer(store: Store) -> Mailer | None:
     return None if text is None else Mailer(**json.loads(text))
 
 
-# -- what a target has to send --------------------------------------------------------------------
+# -- notifications that a target is to send -------------------------------------------------------
 
 
 def seen(store: Store, target: str) -> int:
-    """Return the serial of the last event that a target has looked at."""
+    """Return the serial number of the last event that a target has processed."""
     return int(store.meta(_SEEN + target) or 0)
 
 
 def set_seen(store: Store, target: str, serial: int) -> None:
-    """Keep how far a target has looked; what is due from before is written by then."""
+    """Store how far a target has processed events; earlier notifications must be stored first."""
     store.set_meta(_SEEN + target, str(serial))
 
 
 def put_due(store: Store, target: str, due: Due) -> None:
-    """Keep a notification until it is sent; a second time changes its number of tries."""
+    """Store a notification until it is sent, or update its number of tries."""
     values = {**asdict(due), "first_at": to_text(due.first_at)}
     store.set_meta(f"{_DUE}{target}:{due.key}", json.dumps(values))
 
 
 def drop_due(store: Store, target: str, due: Due) -> None:
-    """Forget a notification: it was sent, or given up."""
+    """Remove a notification that was sent or given up."""
     store.set_meta(f"{_DUE}{target}:{due.key}", None)
 
 
 def is_due(store: Store, target: str, due: Due) -> bool:
-    """Whether a notification still has to be sent; not if its receiver was removed."""
+    """Whether a notification is still to be sent; False if its receiver was removed."""
     return store.meta(f"{_DUE}{target}:{due.key}") is not None
 
 
 def all_due(store: Store, target: str) -> list[Due]:
-    """Return what a target still has to send, oldest first."""
+    """Return the notifications that a target is still to send, oldest first."""
     found = [_due_of(text) for text in store.meta_under(f"{_DUE}{target}:").values()]
     return sorted(found, key=lambda one: one.serial)
 
@@ -212,14 +213,14 @@ def _due_of(text: str) -> Due:
 
 
 def failed(due: Due) -> Due:
-    """Return it after one more failure."""
+    """Return the notification with one more failed try."""
     return replace(due, tries=due.tries + 1)
 
 
 def receivers_of(
     texts: Sequence[str], known: Sequence[Subscription], *, user: str, at: datetime
 ) -> list[Receiver]:
-    """Return who is told of a job's end, each once, by its own list and by those of its user."""
+    """Return the receivers of a job's end from its own list and its user's, without repeats."""
     wanted = [*texts, *(
         one.receiver for one in known if one.user in (None, user) and one.since <= at
     )]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Ends interactive runs whose process has died, at the next opening of the workspace."""
+"""Ends interactive runs whose process has died, when the workspace is next opened."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 def end_orphans(store: InteractiveStore) -> tuple[str, ...]:
     """End the runs whose process died without ending them; return their ids.
 
-    A run whose parent has ended ends like its parent, any other is Failed, and its reason says
-    why. The recorded time of the end is that of this call. A process that cannot be seen from
-    here, on another machine or in another PID namespace, is not judged.
+    A run whose parent has ended ends like its parent; any other run is Failed, with a reason. The
+    recorded end is the time of this call. Runs whose process cannot be seen from here, because it
+    is on another machine or in another PID namespace, are left alone.
 
     Raises:
         StoreError: the store cannot be read.
@@ -31,8 +31,8 @@ def end_orphans(store: InteractiveStore) -> tuple[str, ...]:
     try:
         return store.end_orphans(list(reasons), reasons=reasons)
     except StoreError as error:
-        # The disk is full or another process holds the lock. The caller needs no write, and the
-        # next caller retries.
+        # The disk is full, or another process holds the lock. The caller does not depend on this
+        # write, and the next caller retries.
         log.warning("ended runs cannot be recorded now: %s", error)
         return ()
 

@@ -1,4 +1,4 @@
-"""Registers a target's workspaces: one small file each in the target's folder."""
+"""Registers a target's workspaces, one small file per workspace in the target's folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def register(folder: Path, workspace: Path | str) -> None:
-    """Record in a target's `folder` of registrations that it serves a workspace.
+    """Record in a target's `folder` of registrations that the target serves a workspace.
 
     Raises:
         OSError: it cannot be written.
@@ -27,21 +27,21 @@ def register(folder: Path, workspace: Path | str) -> None:
 
 
 def is_registered(folder: Path, workspace: Path | str) -> bool:
-    """Whether the target was ever woken for a workspace."""
+    """Whether a workspace is registered with the target."""
     return _file(folder, workspace).exists()
 
 
 def follow(folder: Path, old: str, new: str) -> None:
-    """Register a workspace that was moved from `old` to `new` at its new path.
+    """Register a workspace that was moved from `old` to `new`.
 
-    The old registration is removed, unless there is a workspace at the old path again.
+    This removes the old registration, unless there is a new workspace at the old path.
     """
     try:
         register(folder, new)
         if not (Path(old) / "workspace.json").exists():
             _file(folder, old).unlink(missing_ok=True)
     except OSError as error:
-        log.warning("the move of workspace %s to %s is not noted: %s", old, new, error)
+        log.warning("the move of workspace %s to %s cannot be registered: %s", old, new, error)
 
 
 def registered(folder: Path) -> list[str]:
@@ -51,7 +51,7 @@ def registered(folder: Path) -> list[str]:
         try:
             paths.append(os.path.realpath(str(json.loads(file.read_text())["path"])))
         except (OSError, ValueError, KeyError):
-            log.warning("%s is not a workspace's registration", file)
+            log.warning("%s is not the registration of a workspace", file)
     return [*dict.fromkeys(paths)]
 
 
@@ -65,5 +65,5 @@ def everywhere(home: Path) -> list[str]:
 
 
 def _file(folder: Path, workspace: Path | str) -> Path:
-    real = os.path.realpath(workspace)  # one registration per folder, whatever its spelling
+    real = os.path.realpath(workspace)  # one registration per folder, however the path is written
     return folder / (hashlib.sha256(os.fsencode(real)).hexdigest()[:16] + ".json")

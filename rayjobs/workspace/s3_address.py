@@ -1,4 +1,4 @@
-"""Where a workspace keeps its files in S3: an address without credentials."""
+"""The S3 address of a workspace's files, without credentials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATASTORES = "datastores"
 
 @dataclass(frozen=True)
 class S3Address:
-    """Where a workspace keeps its blobs.
+    """The bucket and prefix of a workspace's blobs.
 
     Attributes:
         endpoint: The server's address; empty for AWS.
@@ -63,7 +63,7 @@ class S3Address:
         return cls(**{name: str(values.get(name, "")) for name in cls.__dataclass_fields__})
 
     def to_json(self) -> dict[str, str]:
-        """Return it for a workspace's record."""
+        """Return the address in the form of a workspace's record."""
         return {name: value for name, value in vars(self).items() if value}
 
     @property
@@ -73,11 +73,11 @@ class S3Address:
 
     @property
     def where(self) -> str:
-        """The place as people know it."""
+        """The address in a form for messages."""
         return f"{self.url} at {self.endpoint}" if self.endpoint else self.url
 
     def is_same_place(self, other: S3Address) -> bool:
-        """Whether both are one place, whatever profile reaches it."""
+        """Whether both are the same location, regardless of the profile."""
         mine = (self.bucket, self.prefix, self.endpoint)
         return mine == (other.bucket, other.prefix, other.endpoint)
 

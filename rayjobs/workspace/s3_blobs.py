@@ -1,16 +1,16 @@
-"""Blobs in an S3 bucket, for workspaces that several machines use without a shared disk.
+"""Blobs in an S3 bucket, for workspaces of several machines without a shared disk.
 
-Below the workspace's prefix: ``blobs/KEY`` holds the bytes, with their digest in the object's
-metadata; ``touched/KEY`` says when somebody last relied on a blob without storing it;
-``prune/NAME`` lists keys that a prune is removing now; ``workspace.json`` says whose prefix it is.
+Below the workspace's prefix, ``blobs/KEY`` contains the bytes, with their digest in the object's
+metadata. ``touched/KEY`` says when a process last relied on a blob without storing it.
+``prune/NAME`` lists the keys that a prune is removing now. ``workspace.json`` names the workspace
+that owns the prefix.
 
-All ages are by the server's clock (the Date of its answers): clients' clocks differ.
+All ages use the server's clock (the Date header of its answers), because clients' clocks differ.
 
-Why a prune never removes what somebody has just stored or relied on: the one who stores writes
-first, then reads the lists of running prunes, then looks whether the blob is there; the prune
-writes its list first, then looks at the times, and takes the list back when it has removed what is
-old. Whichever comes second sees the other: the client waits and stores again, or the prune spares
-the blob.
+A prune never removes a blob that a client has just stored or relied on. The client first writes,
+then reads the lists of running prunes, then checks that the blob is still there. The prune first
+writes its list, then reads the times, removes old blobs, and finally removes its list. Whichever
+comes second sees the other: the client waits and stores again, or the prune spares the blob.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ Result = TypeVar("Result")
 
 BLOBS, TOUCHED, PRUNE, RECORD = "blobs/", "touched/", "prune/", "workspace.json"
 DIGEST_FIELD = "sha256"
-MOST_KEY_BYTES = 1024  # of S3, with the prefix
+MOST_KEY_BYTES = 1024  # limit of S3, including the prefix
 PART_BYTES = 16 << 20  # larger files are sent in parts of this size
 MOST_PARTS = 10_000
-COPIED_AT_ONCE = 1 << 30  # bytes; S3 copies up to 5 GiB with one request, and slowly
+COPIED_AT_ONCE = 1 << 30  # bytes; S3 can copy up to 5 GiB per request, but slowly
 PARTS_AT_ONCE = 4
 FILES_AT_ONCE = 8
-# A blob that was stored or relied on within this time is only looked at; for an older one the time
-# is noted anew. A prune leaves what is younger than its own limit and this together.
+# Relying on a blob updates its time only if that time is older than this. A prune therefore spares
+# blobs that are younger than its own limit plus this.
 TOUCH_S = 3600.0
-# The keys of one list of a prune are removed within `PRUNING_S`, and whoever waits for the list
-# waits until it is gone or `LIST_S` old: no removal can still be on its way then.
+# A prune removes the keys of one list within `PRUNING_S`. A client waits until the list is gone or
+# older than `LIST_S`, when no removal can still be in flight.
 PRUNED_TOGETHER = 500
 PRUNING_S = 60.0
 LIST_S = 300.0
@@ -87,7 +87,7 @@ class S3Blobs:
     """A `BlobStore` below a prefix of a bucket. Nothing is sent before the first call.
 
     Args:
-        scratch: A folder of this machine for downloads; made when it is needed.
+        scratch: A folder of this machine for downloads; created when needed.
         touch_s: See `TOUCH_S`.
     """
 
@@ -125,7 +125,7 @@ class S3Blobs:
         return Blob(key, found.size, found.digest)
 
     def add_files(self, paths: Sequence[Path]) -> list[Blob | RayjobsError]:
-        """See `BlobStore.add_files`: several at once."""
+        """See `BlobStore.add_files`; stores several files at once."""
 
         def one(path: Path) -> Blob | RayjobsError:
             try:
@@ -136,7 +136,7 @@ class S3Blobs:
         return list(self._at_once(one, paths))
 
     def _upload(self, source: _Source, key: str) -> Blob:
-        """Store bytes, and store them again if a prune that runs now may remove them."""
+        """Store bytes, and store them again if a running prune may remove them."""
         for _ in range(STORE_TRIES):
             if source.size <= PART_BYTES:
                 self._put_at_once(source, key)
@@ -149,8 +149,8 @@ class S3Blobs:
 
     def _always_pruned(self, key: str) -> StoreError:
         return StoreError(
-            f"{key} cannot be stored in {self.address.where}: one prune after the other removes "
-            f"it. Repeat the command once `rayjobs prune` has ended everywhere"
+            f"{key} cannot be stored in {self.address.where}: prunes keep removing it. Repeat the "
+            f"command once `rayjobs prune` has ended everywhere"
         )
 
     def _put_at_once(self, source: _Source, key: str) -> None:
@@ -166,7 +166,7 @@ class S3Blobs:
         )
 
     def _put_in_parts(self, source: _Source, key: str) -> None:
-        """Send a large file in parts, several at once; nothing is visible before the last call."""
+        """Send a large file in parallel parts; nothing is visible before the last call."""
         client = self.client()
         target = {"Bucket": self.address.bucket, "Key": self._at(BLOBS, key)}
         upload = client.create_multipart_upload(
@@ -181,25 +181,25 @@ class S3Blobs:
             with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
                 sent: list[Future[dict[str, Any]]] = []
                 for number, data in enumerate(source.parts(), 1):
-                    if number > PARTS_AT_ONCE:  # no more in memory than are being sent
+                    if number > PARTS_AT_ONCE:  # limits the parts in memory to those being sent
                         sent[number - PARTS_AT_ONCE - 1].result()
                     sent.append(pool.submit(send, number, data))
                 parts = [one.result() for one in sent]
-            # The bytes that were sent have the announced digest, or `parts` has raised.
+            # The sent bytes have the announced digest; otherwise `parts` has raised.
             client.complete_multipart_upload(
                 **target, UploadId=upload, MultipartUpload={"Parts": parts}
             )
         except BaseException:
-            with contextlib.suppress(Exception):  # the first error counts; parts are invisible
+            with contextlib.suppress(Exception):  # the first error matters; parts are invisible
                 client.abort_multipart_upload(**target, UploadId=upload)
             raise
 
     def copy_in(self, source: str, key: str, *, digest: str, size: int, etag: str) -> Blob:
-        """Store under `key` what the blob `source` holds, without fetching it.
+        """Store the bytes of the blob `source` under `key`, without fetching them.
 
         Args:
-            digest: Of the bytes, which the caller has compared.
-            etag: Of the object that was compared; another one is not copied.
+            digest: Digest of the bytes, which the caller has verified.
+            etag: ETag of the verified object; another object is not copied.
         """
         origin = {"CopySource": self.object_of(source), "CopySourceIfMatch": etag}
         with self.errors(key):
@@ -241,9 +241,9 @@ class S3Blobs:
     # -- reading -----------------------------------------------------------------------------
 
     def open(self, key: str) -> BinaryIO:
-        """See `BlobStore.open`: a copy in a file that disappears when it is closed.
+        """See `BlobStore.open`; returns a copy in a file that is deleted when it is closed.
 
-        Its bytes have been compared with the digest that was stored with them.
+        Its bytes have been checked against the digest stored with them.
         """
         self._check(key)
         with self.errors(key):
@@ -318,7 +318,7 @@ class S3Blobs:
         start = len(self._prefix) + len(BLOBS)
         return iter(sorted(key[start:] for key in found))
 
-    # -- what may go -------------------------------------------------------------------------
+    # -- pruning --------------------------------------------------------------------------------
 
     def stored(self) -> Iterator[Stored]:
         """See `BlobStore.stored`."""
@@ -335,7 +335,7 @@ class S3Blobs:
                 yield Stored(key, int(one["Size"]), (now - used).total_seconds() - self._touch_s)
 
     def discard(self, keys: Iterable[str], *, unused_s: float) -> Removed:
-        """See `BlobStore.discard`; parts of uploads that died are removed, too."""
+        """See `BlobStore.discard`; also removes the parts of abandoned uploads."""
         removed = Removed()
         waiting = sorted(keys)
         with self.errors("prune"):
@@ -345,10 +345,10 @@ class S3Blobs:
         return removed
 
     def put_back(self, key: str) -> None:
-        """See `BlobStore.put_back`: nothing is set aside here."""
+        """See `BlobStore.put_back`; does nothing, because nothing is set aside."""
 
     def _discard(self, keys: Sequence[str], unused_s: float, removed: Removed) -> None:
-        """Announce keys, look at their times, remove; see the module for the order."""
+        """Announce the keys, read their times, remove them; see the module's docstring."""
         name = token(8)
         self._put(PRUNE, name, json.dumps({"keys": list(keys)}).encode())
         ends_s = time.monotonic() + PRUNING_S
@@ -360,7 +360,7 @@ class S3Blobs:
             if self._unused_s(key, head) < unused_s + self._touch_s:
                 return 0, False
             if time.monotonic() > ends_s:
-                return None  # whoever stores it now may wait no longer: the next prune removes it
+                return None  # clients may no longer wait for this list; the next prune removes it
             self._remove(BLOBS, key)
             self._remove(TOUCHED, key)
             return int(head["ContentLength"]), True
@@ -373,7 +373,7 @@ class S3Blobs:
                 elif result is not None:
                     removed.spared += 1
         finally:
-            # Left by a prune that is killed: `LIST_S` later it counts no more.
+            # If the prune is killed before this, the list expires after `LIST_S`.
             self._remove(PRUNE, name)
 
     def _drop_parts(self) -> None:
@@ -405,7 +405,7 @@ class S3Blobs:
             time.sleep(POLL_S)
 
     def _holds(self, key: str, size: int, digest: str) -> bool:
-        """Whether bytes of this digest are there, whole and not about to go."""
+        """Whether the bytes with this digest are stored completely and will not be pruned now."""
         head = self._head(key)
         if head is None or int(head["ContentLength"]) != size:
             return False
@@ -413,7 +413,7 @@ class S3Blobs:
         return kept == _hex_of(digest) and self._relied_on(key, head)
 
     def _relied_on(self, key: str, head: Any) -> bool:
-        """Note that somebody relies on a blob from now on; False if it is not there or goes now."""
+        """Record the use of a blob; return False if it is missing or being removed."""
         if head is None:
             return False
         if (_date_of(head) - head["LastModified"]).total_seconds() < self._touch_s:
@@ -422,10 +422,10 @@ class S3Blobs:
         return self._stays(key)
 
     def _stays(self, key: str) -> bool:
-        """Whether no prune removes a blob that was stored, or touched, just before.
+        """Whether a blob that was just stored or touched is safe from running prunes.
 
-        In this order: a prune whose list is gone has removed what it removes, and one whose list
-        comes after this look sees the new time.
+        The order matters: a prune whose list is gone has finished removing, and a prune whose list
+        appears after this check sees the new time.
         """
         return key not in self._condemned() and self._head(key) is not None
 
@@ -435,10 +435,10 @@ class S3Blobs:
             used = max(used, self._head_of(self._at(TOUCHED, key))["LastModified"])
         return float((_date_of(head) - used).total_seconds())
 
-    # -- whose prefix it is ------------------------------------------------------------------
+    # -- the owner of the prefix -------------------------------------------------------------
 
     def owner(self) -> dict[str, Any] | None:
-        """Return the record of the workspace whose prefix this is; None: of none."""
+        """Return the record of the workspace that owns the prefix; None if it has no owner."""
         with self.errors(RECORD):
             try:
                 found = json.loads(self._get(self._prefix + RECORD))
@@ -446,13 +446,13 @@ class S3Blobs:
                 return None
             except ValueError as error:
                 raise StoreError(
-                    f"{RECORD} in {self.address.where} is damaged: it is not of rayjobs. Name "
-                    f"another prefix"
+                    f"{RECORD} in {self.address.where} is damaged, or another program wrote it. "
+                    f"Name another prefix"
                 ) from error
         return dict(found)
 
     def take(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Record whose prefix this is unless it is taken; return the record that is there then.
+        """Record the owner of the prefix unless it has one; return the stored record.
 
         Args:
             values: ``id``, ``name`` and ``schema`` of the workspace.
@@ -465,7 +465,7 @@ class S3Blobs:
         return found or {}
 
     def make_bucket(self) -> None:
-        """Make the bucket unless it is there."""
+        """Create the bucket unless it exists."""
         from botocore.exceptions import ClientError
 
         region = self.client().meta.region_name
@@ -501,7 +501,7 @@ class S3Blobs:
         return self._backend().client()
 
     def object_of(self, key: str) -> dict[str, str]:
-        """Return the bucket and the object that hold a blob."""
+        """Return the bucket and object of a blob."""
         self._check(key)
         return {"Bucket": self.address.bucket, "Key": self._at(BLOBS, key)}
 
@@ -511,7 +511,7 @@ class S3Blobs:
     def _check(self, key: str) -> None:
         check_key(key)
         if len(os.fsencode(self._at(TOUCHED, key))) > MOST_KEY_BYTES:
-            raise UsageError(f"{key!r} is not a key of a blob: it is too long for S3")
+            raise UsageError(f"{key!r} is not a blob key: it is too long for S3")
 
     def _stat(self, key: str) -> Any:
         found = self._backend().stat(key)
@@ -596,7 +596,7 @@ class S3Blobs:
 
     @contextmanager
     def errors(self, key: str) -> Iterator[None]:
-        """Say the errors of storage and disk in the words of a blob store."""
+        """Convert errors of the storage and the disk to those of a blob store."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         from rayjobs.datastore.errors import DataNotFound, DatastoreError
@@ -617,8 +617,8 @@ class S3Blobs:
             where = self.address.where
             if _code_of(error) in _FULL or status_of(error) == 507:
                 raise StorageFullError(
-                    f"no space is left for files in {where} ({_code_of(error)}); what was there is "
-                    f"unchanged. Free space there, or raise the quota"
+                    f"no space is left for files in {where} ({_code_of(error)}); the existing "
+                    f"files are unchanged. Free space there, or raise the quota"
                 ) from error
             raise self._failed(explain(error, what=f"use {key!r}", where=where)) from error
         except OSError as error:
@@ -642,14 +642,14 @@ def _code_of(error: Exception) -> str:
 
 
 class _Source:
-    """Bytes that are stored under their digest: it is known first, and they must still have it."""
+    """Bytes to store under their digest, which is computed first and checked again at the end."""
 
     def __init__(
         self, stream: BinaryIO, what: str, digest: str | None, size: int | None = None
     ) -> None:
         self._stream = stream
         self._what = what
-        # A file that somebody appends to all the time has no end: its size now is one.
+        # A file to which another process keeps appending ends at its current size.
         self.size = os.fstat(stream.fileno()).st_size if size is None else size
         self._data: bytes | None = None
         if self.size <= PART_BYTES:
@@ -664,15 +664,15 @@ class _Source:
         check_digest(digest, self.digest, what)
 
     def data(self) -> bytes:
-        """Return all bytes of a small one."""
+        """Return all bytes of a small source."""
         assert self._data is not None
         return self._data
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the bytes of a large one again, in parts.
+        """Yield the bytes of a large source again, in parts.
 
         Raises:
-            StoreError: after the last one: they are not those that were read first.
+            StoreError: the bytes differ from the first reading; raised after the last part.
         """
         found = hashlib.sha256()
         for piece in self._pieces(max(PART_BYTES, -(-self.size // MOST_PARTS))):
@@ -693,6 +693,6 @@ def _hex_of(digest: str) -> str:
 
 
 def _date_of(answer: Any) -> datetime:
-    """Return the server's time of an answer."""
+    """Return the server's time in an answer."""
     text = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     return datetime.now(UTC) if text is None else parsedate_to_datetime(text)

@@ -1,8 +1,8 @@
-"""Signed addresses by which the clients of a server send and get a workspace's files in S3.
+"""Signed URLs with which a server's clients upload and download a workspace's files in S3.
 
-A client sends a file as the parts of a multipart upload below ``blobs/uploads/``. The server
-completes it, reads it once to compare its bytes with their digest, and copies it inside the bucket
-to its key: no client can store bytes under a digest that is not theirs.
+A client sends a file in the parts of a multipart upload below ``blobs/uploads/``. The server
+completes the upload, reads it once to check the digest of its bytes, and copies it to its key
+inside the bucket. So no client can store bytes under a wrong digest.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rayjobs.workspace.blobs import CHUNK_BYTES, Blob, blob_key, check_digest
 from rayjobs.workspace.s3_blobs import MOST_PARTS, PART_BYTES, S3Blobs
 
 VALID_S = 3600
-PARTS_TOGETHER = 100  # addresses in one answer; a client asks again for the rest
+PARTS_TOGETHER = 100  # URLs in one answer; the client asks again for more
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an upload that is not there yet.
+    """A missing part of an upload.
 
     Attributes:
-        number: From 1.
-        url: Where a PUT stores it, for an hour.
+        number: Its number, 1 or more.
+        url: The URL to which a PUT stores it, valid for an hour.
     """
 
     number: int
@@ -37,17 +37,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """What is missing of an upload: the first parts of it, with the size of each in bytes."""
+    """The first missing parts of an upload, and the size of a part in bytes."""
 
     part_bytes: int
     missing: list[Part]
 
 
 class Presigned:
-    """Signs addresses for the files of one workspace. Safe from threads.
+    """Signs URLs for the files of one workspace. Thread-safe.
 
     Args:
-        endpoint: The address at which clients reach the bucket's server; None: as this machine.
+        endpoint: The bucket's server as clients reach it; None means the address this machine uses.
     """
 
     def __init__(self, blobs: S3Blobs, endpoint: str | None = None) -> None:
@@ -56,11 +56,11 @@ class Presigned:
         self._signs: Any = None
 
     def download(self, key: str) -> str:
-        """Return where a GET reads a blob, for an hour. The blob itself is not looked at."""
+        """Return the URL of a blob for a GET, valid for an hour. Does not check that it exists."""
         return self._signed("get_object", key)
 
     def parts(self, staged: str, size: int) -> Parts:
-        """Return what is missing of an upload of `size` bytes to the key `staged`."""
+        """Return the missing parts of an upload of `size` bytes to the key `staged`."""
         part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
         with self._blobs.errors(staged):
             upload = self._upload_of(staged)
@@ -68,7 +68,7 @@ class Presigned:
             if upload is not None:
                 known = {one["PartNumber"]: one["Size"] for one in self._sent(staged, upload)}
             elif self._size(staged) == size:
-                return Parts(part_bytes, [])  # complete already: its answer was lost
+                return Parts(part_bytes, [])  # already complete: its answer was lost
             else:
                 upload = self._client().create_multipart_upload(**self._object(staged))["UploadId"]
             missing = []
@@ -89,14 +89,14 @@ class Presigned:
             )
 
     def keep(self, staged: str, size: int, key: str | None, digest: str) -> Blob:
-        """Give the bytes of a whole upload their key; None: that of their digest.
+        """Move a complete upload to its key; None means the key of its digest.
 
-        Repeated after a lost answer, it returns what is there.
+        A call that is repeated after a lost answer returns the existing blob.
 
         Raises:
-            NotFoundError: the upload is not whole.
-            StoreError: its bytes do not have this digest; they are removed.
-            SnapshotError: they are not the snapshot that the key names; they are removed.
+            NotFoundError: the upload is not complete.
+            StoreError: its bytes have another digest; they are removed.
+            SnapshotError: its bytes are not the snapshot that the key names; they are removed.
         """
         target = key or blob_key(digest)
         with self._blobs.errors(staged):
@@ -106,12 +106,12 @@ class Presigned:
             elif self._size(staged) is None:
                 if self._blobs.exists(target):
                     return Blob(target, self._blobs.size(target), digest)
-                raise NotFoundError("there is nothing of this upload: send it again")
+                raise NotFoundError("this upload does not exist: send it again")
             etag, found = self._digest_of(staged)
             try:
                 check_digest(digest, found, "the upload")
                 if key is not None:
-                    # A snapshot's key says what is in it: others run it, and do not send it again.
+                    # A snapshot's key names its content: others run it without sending it again.
                     with contextlib.closing(self._body(staged, etag)) as body:
                         require_key(body, key)
             except (StoreError, SnapshotError):
@@ -153,7 +153,7 @@ class Presigned:
         return answer["ETag"], f"sha256:{digest.hexdigest()}"
 
     def _upload_of(self, staged: str) -> str | None:
-        """Return the multipart upload to a key that any server of this workspace began."""
+        """Return the multipart upload to a key that any server of this workspace has begun."""
         name = self._object(staged)["Key"]
         found = self._client().list_multipart_uploads(
             Bucket=self._blobs.address.bucket, Prefix=name

@@ -1,8 +1,8 @@
-"""Create a workspace that several machines use, and join one: its store in PostgreSQL, files in S3.
+"""Create or join a workspace for several machines: its store in PostgreSQL, its files in S3.
 
-A machine knows such a workspace by a folder of its own, which holds the two addresses and nothing
-that another machine needs. The store and the bucket name the workspace that they belong to, so the
-same addresses always lead to the same workspace.
+Each machine has its own folder for such a workspace. The folder contains the two addresses and
+nothing that another machine needs. The store and the bucket record which workspace they belong to,
+so the same addresses always lead to the same workspace.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from rayjobs.store.sql import SqlStore
     from rayjobs.workspace.s3_blobs import S3Blobs
 
-# Keys of the store's own values.
+# Keys of values in the store (``meta``).
 OWNER, NAME, BLOBS = "workspace", "workspace-name", "workspace-blobs"
 
 
 @dataclass(frozen=True)
 class Made:
-    """What `create` did.
+    """The result of `create`.
 
     Attributes:
-        joined: It existed before; this machine has got a folder for it.
+        joined: It existed before; this machine now has a folder for it.
     """
 
     workspace: OpenWorkspace
@@ -47,23 +47,23 @@ def create(
     """Create a workspace whose records are in PostgreSQL, or join the one at these addresses.
 
     Args:
-        path: The folder of this machine. Without `blobs` it holds the workspace's files.
-        store: See `rayjobs.store.postgres_address`; without ``schema`` a new workspace gets one of
-            its own, and the one whose files `blobs` holds is joined.
-        blobs: Where files are; a workspace that is joined knows it.
-        make_bucket: Make its bucket unless it is there.
+        path: The folder on this machine. Without `blobs`, it contains the workspace's files.
+        store: See `rayjobs.store.postgres_address`. Without ``schema``, a new workspace gets its
+            own schema; if `blobs` already belongs to a workspace, that one is joined.
+        blobs: The location of the files; not needed to join a workspace.
+        make_bucket: Create the bucket unless it exists.
 
     Raises:
-        UsageError: an address is not valid, there is a workspace in the folder already, or the
-            addresses belong to different workspaces.
-        StoreError: a server cannot be reached, or refuses.
+        UsageError: an address is not valid, the folder already has a workspace, or the addresses
+            belong to different workspaces.
+        StoreError: a server cannot be reached, or refuses access.
     """
     from rayjobs.store.postgres_address import with_schema
     from rayjobs.store.sql import SqlStore
 
     root = _fresh(path)
     new_id, name = token(), folder.name_of(root)
-    # Both servers are asked before there is a record: what cannot be reached leaves nothing.
+    # Contact both servers before writing a record, so that a failure leaves nothing behind.
     files = None if blobs is None else _files(blobs, root)
     if files is not None and make_bucket:
         files.make_bucket()
@@ -79,7 +79,7 @@ def create(
                 values = _joined(opened, files, owner, address)
                 _check_files(S3Address.from_json(values["blobs"]), root, owner)
         except BaseException:
-            if owner == new_id:  # the next try may take it
+            if owner == new_id:  # so that the next try can take it
                 with contextlib.suppress(StoreError):
                     opened.set_meta(OWNER, None)
             raise
@@ -88,19 +88,19 @@ def create(
     folder.write_record(root, values)
     workspace = folder.open_workspace(root, create=False)
     if blobs is not None:
-        _ = workspace.catalogue  # makes the datastores of every workspace
+        _ = workspace.catalogue  # creates the built-in datastores
     return Made(workspace, joined=owner != new_id)
 
 
 def join(path: str | Path, store: str, *, profile: str = "") -> Made:
-    """Make a folder this machine's folder of a workspace that exists.
+    """Make a folder this machine's folder of an existing workspace.
 
     Args:
-        store: With its ``schema``.
-        profile: Of this machine's AWS files, where it is not the creator's.
+        store: The store's address with its ``schema``.
+        profile: The profile in this machine's AWS files, if it differs from the creator's.
 
     Raises:
-        UsageError, StoreError: see `create`; there is no such workspace.
+        UsageError, StoreError: see `create`; also if there is no such workspace.
     """
     from rayjobs.store.postgres_address import has_schema
     from rayjobs.store.sql import SqlStore
@@ -108,8 +108,8 @@ def join(path: str | Path, store: str, *, profile: str = "") -> Made:
     root = _fresh(path)
     if not has_schema(store):
         raise UsageError(
-            f"the address {store!r} does not say which workspace of the database it is: add "
-            f"?schema=NAME, as `rayjobs workspace show` prints it where the workspace is known"
+            f"the address {store!r} does not say which workspace in the database is meant: add "
+            f"?schema=NAME, as printed by `rayjobs workspace show` on a machine that uses it"
         )
     with contextlib.closing(SqlStore(store, create=False)) as opened:
         owner = opened.meta(OWNER)
@@ -129,18 +129,18 @@ def _fresh(path: str | Path) -> Path:
     found = folder.record_of(root)
     if found is not None:
         where = found.get("store") or WorkspaceFiles(root).store
-        raise UsageError(f"there is a workspace in {root} already, with its store at {where}")
+        raise UsageError(f"there is already a workspace in {root}, with its store at {where}")
     return root
 
 
 def _check_files(address: S3Address, root: Path, workspace: str) -> None:
-    """Refuse files that cannot be reached from here, or are another workspace's."""
+    """Refuse files that cannot be reached from here or belong to another workspace."""
     found = (_files(address, root).owner() or {}).get("id")
     if found != workspace:
-        whose = "no workspace's" if found is None else f"those of the workspace with the id {found}"
+        whose = "no workspace" if found is None else f"the workspace with the id {found}"
         raise UsageError(
-            f"the store names {address.where} for the files of the workspace {workspace}, and "
-            f"what is there is {whose}; check the bucket"
+            f"the store names {address.where} for the files of the workspace {workspace}, but "
+            f"that prefix belongs to {whose}; check the bucket"
         )
 
 
@@ -164,7 +164,7 @@ def _founded(
     taken = files.take({"version": 1, "id": new_id, "name": name, "schema": parsed(address)[1]})
     if taken.get("id") != new_id:
         raise UsageError(
-            f"{files.address.where} holds the files of the workspace {taken.get('name')} (id "
+            f"{files.address.where} contains the files of the workspace {taken.get('name')} (id "
             f"{taken.get('id')}), whose store is not {address}. Name its store to join it, or "
             f"another prefix for a new workspace"
         )
@@ -178,20 +178,20 @@ def _joined(store: SqlStore, files: S3Blobs | None, owner: str, address: str) ->
     if noted is None:
         raise UsageError(
             f"the store {address} belongs to another workspace (id {owner}), whose files are in a "
-            f"folder: use that folder where it is. Or name another schema, or leave ?schema= out, "
-            f"for a new workspace"
+            f"folder: use that folder on its machine. For a new workspace, name another schema or "
+            f"leave out ?schema="
         )
     known = S3Address.from_json(json.loads(noted))
     if files is not None and not files.address.is_same_place(known):
         raise UsageError(
             f"the workspace at {address} has its files in {known.where}, not in "
-            f"{files.address.where}; leave --blobs out to join it"
+            f"{files.address.where}; leave out --blobs to join it"
         )
     return {
         "id": owner,
         "name": store.meta(NAME) or owner,
         "store": address,
-        # How it is reached from here may differ: another profile.
+        # This machine may use another profile to reach it.
         "blobs": (known if files is None else files.address).to_json(),
     }
 
@@ -204,5 +204,5 @@ def _files(address: S3Address, root: Path) -> S3Blobs:
 
 
 def join_command(record: Mapping[str, Any]) -> str:
-    """Return the command by which another machine joins the workspace."""
+    """Return the command with which another machine joins the workspace."""
     return f"rayjobs workspace add FOLDER --store '{record['store']}'"

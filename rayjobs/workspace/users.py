@@ -1,8 +1,8 @@
 """Users of a workspace's server: tokens, roles, and the record of every change.
 
-They are values of the store's own (``meta``), so they move with its records. Of a token only its
-SHA-256 is kept. A slow hash protects short passwords from guessing; a token has 256 random bits,
-which no one guesses, and a fast hash keeps every request fast.
+They are values in the store (``meta``), so they move with its records. Only the SHA-256 of a token
+is stored. Short passwords need a slow hash against guessing; a token has 256 random bits, which
+cannot be guessed, and a fast hash keeps requests fast.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ PREFIX = "rj_"
 DAYS = 90.0
 _TOKEN = "token:"
 _IDENTITY = "identity:"
-AUDIT = "audit:"  # changes of users; keys go on with the time
-OPENID = "openid"  # who makes the tokens of logins
-HTTP_AUDIT = "audit-http:"  # lists of changes over HTTP, by the time of the first
+AUDIT = "audit:"  # changes of users, by time
+OPENID = "openid"  # creator of tokens that logins make
+HTTP_AUDIT = "audit-http:"  # lists of changes over HTTP, by the time of the first change
 TOKENS_KEPT = timedelta(weeks=4)  # after their end
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")
 
 
 class Role(IntEnum):
-    """What a user may do; each role may do what the ones before it may."""
+    """What a user may do; each role includes the previous ones."""
 
     VIEWER = 1  # read everything
-    SUBMITTER = 2  # submit, and change what is one's own
-    ADMIN = 3  # also what belongs to others, targets and users
+    SUBMITTER = 2  # submit, and change their own jobs and data
+    ADMIN = 3  # change everything, including targets and users
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +46,12 @@ class Token:
     """One token of a user.
 
     Attributes:
-        id: Names it in lists; says nothing about the token.
-        user: Whose it is.
+        id: Its id in lists, which reveals nothing about the token.
+        user: Its owner.
         role: What it allows.
-        created_at: When, and `created_by`: who made it.
-        expires_at: From then on it is refused.
-        revoked_at: Since when it is refused; None: it was not revoked.
+        created_at, created_by: When and by whom it was made.
+        expires_at: When it expires.
+        revoked_at: When it was revoked, or None.
     """
 
     id: str
@@ -63,7 +63,7 @@ class Token:
     revoked_at: datetime | None = None
 
     def problem(self, now: datetime) -> str:
-        """Return why it is refused; empty if it is valid."""
+        """Return why it is not valid; empty if it is valid."""
         if self.revoked_at is not None:
             return "this token was revoked"
         return "this token has expired" if now >= self.expires_at else ""
@@ -71,10 +71,10 @@ class Token:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Who a user's name stands for: a subject of an issuer of OpenID Connect.
+    """The person behind a user's name: a subject of an OpenID Connect issuer.
 
-    Both are empty for a name that this workspace itself gave (`rayjobs user add`). Names can be
-    changed and given again at a provider, and only the pair never means someone else.
+    Both are empty for a name that this workspace created itself (`rayjobs user add`). A provider
+    can change and reassign names; only the pair of issuer and subject is permanent.
     """
 
     issuer: str = ""
@@ -100,7 +100,7 @@ def role_of(text: str) -> Role:
 def add(
     store: Store, user: str, role: Role, *, by: str, days: float = DAYS, now: datetime | None = None
 ) -> tuple[Token, str]:
-    """Make a token for a user; return its record and the token, which is shown only this once.
+    """Make a token for a user; return its record and the token, which cannot be read again.
 
     Raises:
         UsageError: the name or the time is not valid.
@@ -113,12 +113,12 @@ def add(
 def login(
     store: Store, user: str, role: Role, identity: Identity, *, days: float
 ) -> tuple[Token, str]:
-    """Make a token for a user whom a provider has identified, as `add`.
+    """Make a token, as `add` does, for a user whom a provider has identified.
 
     The first login binds the name to the identity.
 
     Raises:
-        UsageError: the name or the time is not valid, or the name stands for someone else.
+        UsageError: the name or the time is not valid, or the name belongs to someone else.
     """
     _check_name(user)
     key, wanted = _IDENTITY + user, _identity_text(identity)
@@ -129,14 +129,14 @@ def login(
     if kept != wanted:
         raise UsageError(
             f"the name {user!r} belongs to another user here. If it is the same person, an admin "
-            f"says so on the server's machine: rayjobs user link {user} --issuer "
+            f"can link the name on the server's machine: rayjobs user link {user} --issuer "
             f"{identity.issuer} --subject {identity.subject}"
         )
     return _made(store, user, role, by=OPENID, days=days)
 
 
 def link(store: Store, user: str, identity: Identity, *, by: str) -> None:
-    """Let a name stand for an identity from now on, whatever it stood for.
+    """Bind a name to an identity, replacing an earlier binding.
 
     Raises:
         UsageError: the name is not valid, or half of the identity is missing.
@@ -177,7 +177,7 @@ def _made(
 
 
 def find(store: Store, text: str) -> Token | None:
-    """Return the record of a token; None: it was never made here."""
+    """Return the record of a token; None if this workspace did not make it."""
     kept = store.meta(_key(text))
     return None if kept is None else _read(kept)
 
@@ -188,7 +188,7 @@ def all_tokens(store: Store) -> list[Token]:
 
 
 def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> list[Token]:
-    """Revoke the tokens of a user, or the one with this id; return those that were valid.
+    """Revoke all tokens of a user, or the token with this id; return those that were valid.
 
     Raises:
         NotFoundError: there is no such user or token.
@@ -204,10 +204,10 @@ def revoke_token(store: Store, token_id: str, *, by: str, only_of: str | None = 
     """Revoke the token with this id; return whether it was valid.
 
     Args:
-        only_of: If it is this user's; None: whosever it is.
+        only_of: Revoke it only if it is this user's; None means any user's.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no such token.
     """
     named = {
         key: one
@@ -235,7 +235,7 @@ def _revoke(store: Store, named: Mapping[str, Token], *, by: str, at: datetime) 
 
 
 def ended_tokens(store: Store, *, before: datetime) -> dict[str, Token]:
-    """Return tokens that were refused even before a time, by their keys in the store."""
+    """Return tokens that expired or were revoked before a time, by their keys in the store."""
     return {
         key: one
         for key, one in _tokens(store).items()
@@ -244,21 +244,21 @@ def ended_tokens(store: Store, *, before: datetime) -> dict[str, Token]:
 
 
 def forget_token(store: Store, key: str, token: Token) -> None:
-    """Remove the record of a token; its user's name stays taken."""
+    """Remove the record of a token; its user's name remains reserved."""
     if token.created_by != OPENID:
         store.claim_meta(_IDENTITY + token.user, _identity_text(LOCAL))
     store.set_meta(key, None)
 
 
 def audit(store: Store, *, since: datetime | None = None) -> list[Mapping[str, Any]]:
-    """Return every change of the users, oldest first."""
+    """Return all changes of users, oldest first."""
     found = _since(store, AUDIT, since)
     return [json.loads(text) for text in found.values()]
 
 
 def http_audit(store: Store, *, since: datetime | None = None) -> list[Mapping[str, Any]]:
-    """Return every change that was made over HTTP, oldest first."""
-    # A list begins a little before its last change.
+    """Return all changes made over HTTP, oldest first."""
+    # A list begins shortly before its last change.
     begin = None if since is None else since - timedelta(minutes=1)
     found = _since(store, HTTP_AUDIT, begin)
     rows = [row for text in found.values() for row in json.loads(text)]

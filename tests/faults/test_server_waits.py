@@ -300,8 +300,8 @@ def test_threads_share_a_connection(served: Served) -> None:
 @pytest.mark.parametrize(
     ("status", "text", "said"),
     [
-        (307, "", "sends elsewhere, to https://elsewhere/"),
-        (200, "<html>", "something else than JSON"),
+        (307, "", "redirects to https://elsewhere/"),
+        (200, "<html>", "with JSON"),
     ],
 )
 def test_what_is_no_server_of_rayjobs_is_named(status: int, text: str, said: str) -> None:

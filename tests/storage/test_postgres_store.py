@@ -202,7 +202,7 @@ def test_two_workspaces_never_share_a_store(server: Postgres, tmp_path: Path) ->
     with pytest.raises(UsageError, match="belongs to another workspace"):
         create_in(tmp_path / "b", url)
     assert not (tmp_path / "b").exists()
-    with pytest.raises(UsageError, match=r"there is a workspace in .*/a already"):
+    with pytest.raises(UsageError, match=r"there is already a workspace in .*/a"):
         create_in(tmp_path / "a", url)
 
 

@@ -101,11 +101,11 @@ def test_the_same_addresses_lead_to_the_same_workspace(
 def test_one_prefix_is_never_two_workspaces(
     server: Postgres, first: OpenWorkspace, blobs: S3Address, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=r"holds the files of the workspace team .*to join it"):
+    with pytest.raises(UsageError, match=r"contains the files of the workspace team .*to join it"):
         shared.create(tmp_path / "two", server.schema(), blobs=blobs)
     assert not (tmp_path / "two").exists()
     other = S3Address(blobs.bucket, f"{blobs.prefix}-2", blobs.endpoint)
-    with pytest.raises(UsageError, match=r"has its files in .* leave --blobs out"):
+    with pytest.raises(UsageError, match=r"has its files in .* leave out --blobs"):
         shared.create(tmp_path / "two", store_of(first), blobs=other)
     assert not (tmp_path / "two").exists()
 
@@ -140,7 +140,7 @@ def test_files_of_another_workspace_are_not_joined(
     server: Postgres, first: OpenWorkspace, tmp_path: Path
 ) -> None:
     first.blobs._put("", "workspace.json", json.dumps({"id": "other"}).encode())  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match="those of the workspace with the id other"):
+    with pytest.raises(UsageError, match="belongs to the workspace with the id other"):
         shared.join(tmp_path / "two", store_of(first))
     assert not (tmp_path / "two").exists()
 

@@ -70,9 +70,9 @@ def test_options_of_a_script() -> None:
         (
             {"image_size": 32},
             {},
-            r"`parameters`; it belongs into `settings`",
+            r"`parameters`; it belongs in `settings`",
         ),
-        ({}, {"epochs": 2}, r"`settings`; it belongs into `parameters`"),
+        ({}, {"epochs": 2}, r"`settings`; it belongs in `parameters`"),
         ({"epoch": 2}, {}, r"'epoch' is not one of the parameters: epochs, batch_size"),
         ({}, {"imagesize": 2}, r"'imagesize' is not one of the settings: image_size, augmentation"),
     ],
