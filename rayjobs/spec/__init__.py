@@ -1,1 +1,1 @@
-"""What to run: the JobSpec, its file form, and what is wrong with it."""
+"""Descriptions of jobs: the JobSpec, its file format, and the problems of a spec."""

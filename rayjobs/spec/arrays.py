@@ -1,4 +1,4 @@
-"""Which indices a job array has: the text ``0-15``, ``1,3,8-20:4`` and its limit ``%4``. Pure."""
+"""The indices of a job array: texts such as ``0-15``, ``1,3,8-20:4`` and the limit ``%4``. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import lru_cache
 
 MOST_MEMBERS = 10_000
 LARGEST_INDEX = 999_999
-FORMS = "write it as 0-15, 1,3,8 or 0-30:5, with %4 behind it for at most 4 at a time"
+FORMS = "write it as 0-15, 1,3,8 or 0-30:5, followed by %4 for at most 4 at a time"
 
 _PART = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?")
 
 
 def split_limit(text: str) -> tuple[str, int | None]:
-    """Return the indices and the limit of e.g. ``0-15%4``; None without ``%``.
+    """Return the indices and the limit of e.g. ``0-15%4``; the limit is None without ``%``.
 
     Raises:
         ValueError: the text after ``%`` is not a whole number, 1 or more.
@@ -28,7 +28,7 @@ def split_limit(text: str) -> tuple[str, int | None]:
 
 @lru_cache(maxsize=256)
 def expand(text: str) -> tuple[int, ...]:
-    """Return the indices that a text names, in order and each once.
+    """Return the indices that a text names, in order and without repeats.
 
     Raises:
         ValueError: it cannot be read, runs backwards, or names too many.
@@ -44,7 +44,7 @@ def expand(text: str) -> tuple[int, ...]:
         if last < first or step < 1:
             raise ValueError(f"{text!r} does not count upwards at {part.strip()!r}; {FORMS}")
         count = (last - first) // step + 1
-        if count > MOST_MEMBERS:  # known before any of them is built
+        if count > MOST_MEMBERS:  # checked before the indices are built
             raise ValueError(
                 f"{text!r} names {count:,} indices; an array has at most {MOST_MEMBERS:,} jobs. "
                 f"Submit several arrays, or let each job process several indices"
@@ -61,6 +61,6 @@ def expand(text: str) -> tuple[int, ...]:
 
 
 def split_member(text: str) -> tuple[str, int] | None:
-    """Return name and index of e.g. ``1f3c[3]``; None for a text of another form."""
+    """Return the name and index in e.g. ``1f3c[3]``; None if the text has another form."""
     match = re.fullmatch(r"(.+)\[(\d{1,6})\]", text, re.DOTALL)
     return None if match is None else (match[1], int(match[2]))

@@ -1,7 +1,7 @@
 """Conda specifications: Python, conda packages with their channels, and pip packages.
 
-A specification that asks for nothing but Python and packages of pip needs no conda: it says the
-same as a list of those packages.
+A specification with only Python and pip packages needs no conda: it is equivalent to a list of
+those packages.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _PYTHON = re.compile(r"python\s*(?:={1,2}\s*([0-9][0-9.]*?)(?:\.?\*)?|([<>!~][^\
 _PIP = re.compile(r"(?:pip|setuptools|wheel)\s*(?:[<>=!~ ].*)?")
 _EXACT = re.compile(r"([A-Za-z0-9_.-]+)\s*(={1,2})\s*([0-9][^\s=]*)(?:=[^\s=]+)?")
 _BOUNDS = re.compile(r"([A-Za-z0-9_.-]+)\s*([<>!~=][^\s|]*)")
-# Where and under which name conda installs: they do not change what is installed.
+# The location and name of conda's environment: they do not change what is installed.
 _WITHOUT_EFFECT = frozenset({"name", "prefix"})
 _KNOWN = _WITHOUT_EFFECT | {"channels", "dependencies", "platforms"}
 
 
 @dataclass(frozen=True)
 class Specification:
-    """What a conda specification asks for.
+    """The content of a conda specification.
 
     Attributes:
         python: A version, or None for any.
         pip: Lines of requirements.
-        conda: Packages of conda besides Python, as match specifications.
-        channels: Where these come from, the one that wins first.
+        conda: Conda packages other than Python, as match specifications.
+        channels: Channels of the conda packages, by decreasing priority.
     """
 
     name: str | None
@@ -44,11 +44,11 @@ class Specification:
 
 
 def read(path: Path, *, field: str = "environment") -> Specification:
-    """Return what a conda specification file asks for.
+    """Return the content of a conda specification file.
 
     Raises:
-        NotFoundError: no such file.
-        SpecError: not a specification.
+        NotFoundError: there is no such file.
+        SpecError: it is not a specification.
     """
     path = path.expanduser().absolute()
     text = requirements.text_of(path, field)
@@ -56,11 +56,11 @@ def read(path: Path, *, field: str = "environment") -> Specification:
 
 
 def parse(data: Any, *, name: str, folder: Path, field: str = "environment") -> Specification:
-    """Return what the content of a conda specification asks for; see `read`.
+    """Return the content of a conda specification from its data; see `read`.
 
     Args:
-        name: Of the file, for messages.
-        folder: What relative paths of its pip packages are relative to.
+        name: Name of the file, for messages.
+        folder: The base of relative paths of its pip packages.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("dependencies"), list):
         raise _refused(
@@ -70,12 +70,12 @@ def parse(data: Any, *, name: str, folder: Path, field: str = "environment") -> 
     if unknown:
         raise _refused(
             field,
-            f"{name} has {', '.join(unknown)}, which is not carried out.",
-            "Take it out; variables of the script go to environment_variables.",
+            f"{name} has {', '.join(unknown)}, which rayjobs does not support.",
+            "Remove it; set variables of the script in environment_variables.",
         )
     channels = data.get("channels") or []
     if not isinstance(channels, list):
-        raise _refused(field, f"{name} has channels that are not a list.", "Write one a line.")
+        raise _refused(field, f"{name} has channels that are not a list.", "Write one per line.")
     python, lines, packages = None, [], []
     for item in data["dependencies"]:
         if isinstance(item, Mapping) and set(item) == {"pip"} and isinstance(item["pip"], list):
@@ -98,23 +98,23 @@ def parse(data: Any, *, name: str, folder: Path, field: str = "environment") -> 
 
 
 def _channel(text: str, folder: Path) -> str:
-    """Return a channel; that of a folder with its full path."""
+    """Return a channel; a folder becomes an address with its full path."""
     if text.startswith(("./", "../", "~/")):
         return f"file://{(folder / Path(text).expanduser()).resolve()}"
     return f"file://{text}" if text.startswith("/") else text
 
 
 def name_of(package: str) -> str:
-    """Return the name of the package that a match specification asks for, in lower case."""
+    """Return the package name in a match specification, in lower case."""
     plain = package.rpartition("::")[2].strip()
     found = re.match(r"[A-Za-z0-9_.-]+", plain)
     return found[0].lower() if found else plain
 
 
 def as_requirement(package: str, name: str) -> str:
-    """Return a match specification as a requirement of pip under another name; builds are dropped.
+    """Return a match specification as a pip requirement with another name, without the build.
 
-    ``numpy=1.16`` means any 1.16 to conda, so it becomes ``numpy==1.16.*``.
+    In conda, ``numpy=1.16`` means any 1.16, so it becomes ``numpy==1.16.*``.
     """
     plain = package.rpartition("::")[2].strip()
     if (found := _EXACT.fullmatch(plain)) is not None:

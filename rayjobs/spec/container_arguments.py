@@ -1,4 +1,4 @@
-"""The arguments of `docker run` that a container job may have, and what they mean here."""
+"""The arguments of `docker run` that a container job may use, and their meaning in rayjobs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ UNLIMITED = -1
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHORT = {"-e": "--env", "-v": "--volume", "-h": "--hostname", "-u": "--user", "-w": "--workdir",
           "-m": "--memory", "-p": "--publish", "-d": "--detach", "-c": "--cpu-shares"}  # fmt: skip
-# What is so in every container job.
+# Options that every container job has anyway.
 _NOTHING_TO_DO = ("--rm", "--init", "-i", "-t", "-it", "-ti", "--interactive", "--tty")
 _ULIMITS = ("memlock", "stack", "nofile", "nproc", "core", "rtprio", "nice", "msgqueue")
-# Why others are refused, where a reader could do something else.
+# Refused options, and what to do instead.
 _INSTEAD: Mapping[str, str] = {
     "--memory": "set resources.memory",
     "--cpus": "set resources.cpus",
@@ -25,11 +25,11 @@ _INSTEAD: Mapping[str, str] = {
     "--workdir": "the script starts in its own folder, as without a container",
     "--entrypoint": "write the program as the job's command",
     "--user": "the job runs as the user of the target",
-    "--device": "the devices of the job's GPUs are there already",
+    "--device": "the devices of the job's GPUs are already available",
     "--privileged": "a job has the rights of the target's user, inside a container too",
     "--cap-add": "a job has the rights of the target's user, inside a container too",
     "--security-opt": "a job has the rights of the target's user, inside a container too",
-    "--publish": "a job uses the network of its node, so every port is published already",
+    "--publish": "a job uses its node's network, so every port is already published",
     "--detach": "use `rayjobs submit --detach`",
     "--name": "name the job",
 }
@@ -37,7 +37,7 @@ _INSTEAD: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Volume:
-    """A folder or file of the node that the container sees.
+    """A folder or file of the node that is visible in the container.
 
     Attributes:
         source: Its absolute path on the node.
@@ -52,16 +52,16 @@ class Volume:
 
 @dataclass(frozen=True)
 class ContainerArguments:
-    """What the arguments of a container say.
+    """The settings from a container's arguments.
 
     Attributes:
         variables: Variables of the script.
-        shm_size: Size of /dev/shm as written; None: not given.
+        shm_size: Size of /dev/shm as written, or None.
         host_ipc: Use the node's own /dev/shm and System V memory.
         volumes: Folders and files of the node.
-        tmpfs: (path, size in bytes or None) of file systems in memory.
-        ulimits: (name, soft, hard) of limits; -1 is unlimited.
-        always_pull: Ask the registry for the image at every start.
+        tmpfs: In-memory file systems, as (path, size in bytes or None).
+        ulimits: Limits as (name, soft, hard); -1 is unlimited.
+        always_pull: Check the registry for a newer image at every start.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -74,10 +74,10 @@ class ContainerArguments:
 
 
 def parse(words: Sequence[str]) -> ContainerArguments:
-    """Return what arguments of `docker run` mean for a job.
+    """Return the settings from arguments of `docker run`.
 
     Raises:
-        UsageError: one of them cannot be honored; says why in one sentence.
+        UsageError: an argument cannot be honored; the message says why in one sentence.
     """
     found = ContainerArguments()
     for option, value in _options(words):
@@ -132,7 +132,7 @@ def _shm_size(found: ContainerArguments, value: str) -> ContainerArguments:
 
 
 def parse_shm_size(value: str | float) -> float:
-    """Return a size of /dev/shm in MiB; a number alone counts bytes, as docker's.
+    """Return a size of /dev/shm in MiB; a plain number means bytes, as in Docker.
 
     Raises:
         UsageError: it is not a size above zero.
@@ -146,7 +146,7 @@ def parse_shm_size(value: str | float) -> float:
 
 def _ipc(found: ContainerArguments, value: str) -> ContainerArguments:
     if value not in ("host", "private", "shareable", ""):
-        raise UsageError(f"--ipc {value} cannot be honored: host and private can")
+        raise UsageError(f"--ipc {value} cannot be honored; use host or private")
     return replace(found, host_ipc=value == "host")
 
 
@@ -187,7 +187,7 @@ def _with_volume(
         if ".." in path.split("/"):
             raise UsageError(f"the path {path!r} of a volume has `..` in it")
     if target.rstrip("/") in ("", "/proc", "/dev", "/sys"):
-        raise UsageError(f"a volume cannot take the place of {target!r}")
+        raise UsageError(f"a volume cannot replace {target!r}")
     return replace(found, volumes=(*found.volumes, Volume(source, target, read_only)))
 
 
@@ -208,7 +208,7 @@ def _ulimit(found: ContainerArguments, value: str) -> ContainerArguments:
     soft, _, hard = limits.partition(":")
     if not separator or name not in _ULIMITS:
         raise UsageError(
-            f"--ulimit {value!r} cannot be honored: NAME=SOFT[:HARD] can, with NAME one of "
+            f"--ulimit {value!r} cannot be honored; write NAME=SOFT[:HARD] with NAME one of "
             f"{', '.join(_ULIMITS)}"
         )
     try:
@@ -220,7 +220,7 @@ def _ulimit(found: ContainerArguments, value: str) -> ContainerArguments:
 
 def _pull(found: ContainerArguments, value: str) -> ContainerArguments:
     if value not in ("always", "missing"):
-        raise UsageError(f"--pull {value} cannot be honored: always and missing can")
+        raise UsageError(f"--pull {value} cannot be honored; use always or missing")
     return replace(found, always_pull=value == "always")
 
 
@@ -234,7 +234,7 @@ def _network(found: ContainerArguments, value: str) -> ContainerArguments:
 
 
 def _gpus(found: ContainerArguments, _value: str) -> ContainerArguments:
-    return found  # those that the job asked for are there
+    return found  # the job's own GPUs are always available
 
 
 _READERS: Mapping[str, Callable[[ContainerArguments, str], ContainerArguments]] = {

@@ -1,4 +1,4 @@
-"""Files that a job's `container` names: a Dockerfile's text is read, paths become absolute."""
+"""Files named in a job's `container`: reads a Dockerfile's text and makes paths absolute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from rayjobs.core.errors import NotFoundError, Problem, SpecError
 
-# What may stand before the path or the name of an image; the names are those of skopeo.
+# Prefixes of an image's path or name, as in skopeo.
 TRANSPORTS = ("docker", "oci", "oci-archive", "docker-archive", "tar", "dir")
 DOCKERFILE_LIMIT = 256 * 1024  # bytes
 _TEXT = re.compile(r"^\s*(#|FROM\b|ARG\b)", re.IGNORECASE)
@@ -20,12 +20,11 @@ _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 def anchored_container(value: Any, folder: Path) -> Any:
     """Return a spec's `container` with absolute paths, and with the text of its Dockerfile.
 
-    An image's path is one of the target's nodes: only one that begins with ``./``, ``../`` or
-    ``~``, or ends as an archive does, is relative to `folder`; anything else without a slash in
-    front is a name.
+    An absolute path of an image is a path on the target's nodes. A path that begins with ``./``,
+    ``../`` or ``~``, or ends like an archive, is relative to `folder`; anything else is a name.
 
     Raises:
-        NotFoundError: the Dockerfile is not there.
+        NotFoundError: the Dockerfile does not exist.
         SpecError: the Dockerfile cannot be read.
     """
     if isinstance(value, str):
@@ -42,7 +41,7 @@ def anchored_container(value: Any, folder: Path) -> Any:
 
 
 def is_dockerfile_text(text: str) -> bool:
-    """Whether a text is a Dockerfile itself rather than the name of one."""
+    """Whether a text is the content of a Dockerfile rather than its name."""
     return "\n" in text or _TEXT.match(text) is not None
 
 
@@ -50,7 +49,7 @@ def read_dockerfile(path: Path) -> str:
     """Return the text of a Dockerfile.
 
     Raises:
-        NotFoundError: it is not there.
+        NotFoundError: it does not exist.
         SpecError: it cannot be read, or is too large.
     """
     try:

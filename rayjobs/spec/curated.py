@@ -1,8 +1,8 @@
-"""What Azure ML ships under a name: frameworks, curated environments and base images.
+"""The named frameworks, curated environments and base images that Azure ML ships.
 
-One table for each. They say what such a name asked for; what is used instead of it here is decided
-by `rayjobs.spec.substitutes`. Sources: the reference of ``azureml.train.dnn.PyTorch`` (framework
-versions), the list of curated environments of Azure ML v1, ``Azure/AzureML-Containers``.
+Each has a table of what the name stood for in Azure ML; `rayjobs.spec.substitutes` decides what is
+used instead. Sources: the reference of ``azureml.train.dnn.PyTorch`` (framework versions), the list
+of curated environments of Azure ML v1, ``Azure/AzureML-Containers``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Curated:
-    """An environment that Azure ML ships under a name.
+    """A named environment that Azure ML ships.
 
     Attributes:
         python: The version of Python.
@@ -39,15 +39,15 @@ _TORCH: Mapping[str, tuple[str, str, str]] = {
 }
 PYTORCH_VERSIONS = tuple(_TORCH)
 FRAMEWORK_PYTHON = "3.6.2"
-# In every image of the PyTorch estimator besides torch.
+# In every image of the PyTorch estimator, in addition to torch.
 _COMPANIONS = ("tensorboard==1.14", "future==0.17.1")
 
 
 def pytorch(version: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the requirements of PyTorch's estimator, and those that only some scripts use.
+    """Return the PyTorch estimator's requirements, and those that only some scripts use.
 
     Args:
-        version: One of `PYTORCH_VERSIONS`; None asks for no particular one.
+        version: One of `PYTORCH_VERSIONS`; None means any version.
     """
     if version is None:
         names = [line.partition("==")[0] for line in _COMPANIONS]
@@ -61,7 +61,7 @@ def _torch(python: str, torch: str, vision: str, *more: str, gpu: bool = False) 
 
 
 _SCIENCE = ("scikit-learn", "pandas", "numpy", "scipy", "matplotlib", "joblib")
-# Name in lower case, without its processor at the end → what it has installed.
+# Name in lower case, without the processor at its end → the installed packages.
 _CURATED: Mapping[str, Curated] = {
     "azureml-minimal": Curated("3.6.2", ()),
     "azureml-tutorial": Curated("3.6.2", ("matplotlib", "scikit-learn", "pandas", "numpy")),
@@ -95,9 +95,9 @@ _BASE_IMAGES = re.compile(r"(?:https?://)?mcr\.microsoft\.com/azureml/.+|azureml
 
 
 def curated(name: str) -> Curated | None:
-    """Return what a curated environment has installed; None for an unknown name.
+    """Return the content of a curated environment; None if the name is unknown.
 
-    Upper and lower case mean the same, as do the names for CPUs and for GPUs.
+    Case does not matter, and the names for CPUs and GPUs mean the same.
     """
     plain = name.lower()
     found = _CURATED.get(_PROCESSOR.sub("", plain))
@@ -112,5 +112,5 @@ def curated_names() -> list[str]:
 
 
 def is_base_image(image: str) -> bool:
-    """Whether an image is one of Azure ML's bases: drivers, MPI and conda, no packages of a job."""
+    """Whether an image is an Azure ML base image (drivers, MPI and conda, but no job packages)."""
     return _BASE_IMAGES.fullmatch(image.strip()) is not None

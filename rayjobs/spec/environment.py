@@ -1,4 +1,4 @@
-"""Normalises a spec's `environment` into the one form that is stored."""
+"""Normalises a spec's `environment` into the form that is stored."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _CONDA = (".yml", ".yaml")
 
 
 def is_file_name(text: str) -> bool:
-    """Whether a text under `environment` names a file of packages rather than an interpreter."""
+    """Whether a text under `environment` names a package file rather than an interpreter."""
     return text.endswith((*_REQUIREMENTS, *_CONDA))
 
 
 def anchored(value: Any, folder: Path) -> Any:
-    """Return a spec file's `environment` with absolute paths of files.
+    """Return a spec file's `environment` with absolute file paths.
 
-    An interpreter's path stays as it is: it is one of the target's.
+    The path of an interpreter does not change: it is a path on the target.
     """
     if isinstance(value, str) and is_file_name(value):
         return str(folder / Path(value).expanduser())
@@ -39,14 +39,14 @@ def anchored(value: Any, folder: Path) -> Any:
 
 
 def resolved(value: Any, folder: Path | None = None) -> Any:
-    """Return `value` with the contents of the files that it names; forms that are wrong stay.
+    """Return `value` with the contents of the files that it names; invalid forms stay unchanged.
 
     Args:
-        folder: What relative paths are relative to; None: the working directory.
+        folder: The base of relative paths; None means the working directory.
 
     Raises:
-        NotFoundError: a file is not there.
-        SpecError: a file cannot be taken.
+        NotFoundError: a file does not exist.
+        SpecError: a file is not valid.
     """
     value = anchored(value, folder or Path.cwd())
     if isinstance(value, str):
@@ -61,7 +61,7 @@ def resolved(value: Any, folder: Path | None = None) -> Any:
     files = {
         key: given.pop(key)
         for key in FILES
-        # A list under `conda` is one of packages, and no file.
+        # A list under `conda` contains packages, not a file.
         if given.get(key) is not None and not isinstance(given[key], list | tuple)
     }
     for key, file in files.items():

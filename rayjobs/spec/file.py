@@ -1,4 +1,4 @@
-"""Specs as files: YAML or JSON in and out, short forms, options on top, old versions."""
+"""Spec files: reads and writes YAML or JSON, with short forms, options and old versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rayjobs.spec.text import parse_json, parse_yaml, write_yaml
 
 FILE_LIMIT = 512 * 1024  # bytes
 SPEC_VERSION = 1
-# Version n → the function that makes version n + 1 of it. Raised only together with JobSpec's.
+# Version n → the function that migrates it to version n + 1. JobSpec's version changes with it.
 MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 _CONVERT: Mapping[str, Callable[[Any], float]] = {
@@ -38,7 +38,7 @@ _CONVERT: Mapping[str, Callable[[Any], float]] = {
     "shm_mib": parse_shm_size,
 }
 _NOTHING = frozenset({"none", "never", "unlimited"})
-# Named maps whose entries may be one text: part → the field that the text fills.
+# Maps whose entries may be a single text: part → the field for the text.
 _ONE_TEXT = {"inputs": "source", "outputs": "destination"}
 
 
@@ -48,13 +48,13 @@ _ONE_TEXT = {"inputs": "source", "outputs": "destination"}
 def load_spec_file(path: str | Path, *, example: str = "script: train.py") -> dict[str, Any]:
     """Return the data of a spec file, with only its form checked; ``-`` reads standard input.
 
-    A relative ``source_directory``, and one that is not given, mean the file's own folder.
-    Ends in ``.json``: JSON, else YAML (1.2: ``yes`` and ``on`` are text). The error for other data
-    shows `example`.
+    A ``source_directory`` is relative to the file's folder, which is also the default. A file
+    ``*.json`` is JSON, any other file YAML (1.2: ``yes`` and ``on`` are text). The error for other
+    content shows `example`.
 
     Raises:
-        NotFoundError: no such file.
-        SpecError: not YAML or JSON, too large or deep, a key twice, too many aliases.
+        NotFoundError: there is no such file.
+        SpecError: not YAML or JSON, too large or deep, a repeated key, too many aliases.
     """
     if str(path) == "-":
         return load_spec_text(sys.stdin.read(FILE_LIMIT + 1), folder=Path.cwd(), example=example)
@@ -93,7 +93,7 @@ def load_spec_text(
         raise SpecError(f"{name} is larger than {FILE_LIMIT // 1024} KiB. Put data in files")
     data = parse_json(text, name) if is_json else parse_yaml(text, name)
     if not isinstance(data, dict):
-        raise SpecError(f"{name} must hold `key: value` lines, such as `{example}`")
+        raise SpecError(f"{name} must contain `key: value` lines, such as `{example}`")
     if folder is not None:
         given = data.get("source_directory")
         if isinstance(given, str):
@@ -108,10 +108,10 @@ def load_spec_text(
 
 
 def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` (of a file) with `overrides` (of options) on top; neither is changed.
+    """Return `base` (from a file) updated with `overrides` (from options); changes neither.
 
-    Mappings are merged key by key, all else is replaced. A script takes the place of a
-    command and the other way round.
+    Mappings are merged key by key; everything else is replaced. A script replaces a command, and
+    vice versa.
     """
     below = canonical(base)
     above = canonical(overrides)
@@ -119,7 +119,7 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
         over, under = (above, below) if not part else (above.get(part), below.get(part))
         if isinstance(over, dict) and isinstance(under, dict):
             for short, field in keys.items():
-                if short in over:  # left for a later check to report: it replaces the field too
+                if short in over:  # it replaces the field too; a later check reports an invalid one
                     under.pop(field, None)
     _one_source(below.get("container"), above.get("container"))
     if above.get("script") is not None:
@@ -130,7 +130,7 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 
 
 def _one_source(below: Any, above: Any) -> None:
-    """Let an image take the place of a Dockerfile below it, and the other way round."""
+    """Let an image replace a Dockerfile from below, and vice versa."""
     if isinstance(below, dict) and isinstance(above, dict):
         for given, other in (("image", "dockerfile"), ("dockerfile", "image")):
             if above.get(given) is not None:
@@ -149,10 +149,10 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_spec(data: Mapping[str, Any]) -> JobSpec:
-    """Return the spec that `data` (of a file, options, or a program) describes.
+    """Return the spec that `data` (from a file, options or a program) describes.
 
     Raises:
-        SpecError: with everything that is wrong, each with its path and a remedy.
+        SpecError: the data is wrong; lists all problems with their paths and remedies.
     """
     problems: list[Problem] = []
     migrated = _migrate(dict(data), problems)
@@ -171,7 +171,7 @@ def build_spec(data: Mapping[str, Any]) -> JobSpec:
                 "Give exactly one of them, such as `script: train.py`.",
             )
         )
-        ready["script"], ready["command"] = "-", None  # said once; the rest is still checked
+        ready["script"], ready["command"] = "-", None  # reported above; check the rest
     problems.extend(
         Problem(place(at), "has bytes that are not UTF-8 text.", "Put such data in a file.")
         for at in _undecodable(ready, ())
@@ -193,7 +193,7 @@ def build_spec(data: Mapping[str, Any]) -> JobSpec:
 
 
 def _undecodable(value: Any, at: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    """Yield the places of text with lone surrogates (bytes of a command line that are not text)."""
+    """Yield the locations of text with lone surrogates (command-line bytes that are not text)."""
     if isinstance(value, str):
         if any("\ud800" <= letter <= "\udfff" for letter in value):
             yield at
@@ -208,10 +208,10 @@ def _undecodable(value: Any, at: tuple[str | int, ...]) -> Iterator[tuple[str | 
 
 
 def canonical(data: Mapping[str, Any], problems: list[Problem] | None = None) -> dict[str, Any]:
-    """Return `data` in the spec's own keys and units; `data` is not changed.
+    """Return `data` with the spec's own keys and units; does not change `data`.
 
-    Short forms that cannot be read are noted in `problems` and taken out, or, without
-    `problems`, left for a later call to find.
+    Invalid short forms are added to `problems` and removed. Without `problems`, they stay for a
+    later call.
     """
     result = copy.deepcopy({**data})
     for part, keys in SHORT_KEYS.items():
@@ -276,14 +276,14 @@ def _convert(
 
 
 def _text(value: Any) -> Any:
-    """Return numbers and paths as text, as a command line would have them."""
+    """Return numbers and paths as text, as on a command line."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return str(value) if isinstance(value, numbers.Number) else value
 
 
 def _check_secrets(data: dict[str, Any], problems: list[Problem]) -> None:
-    """Take ``NAME: RAYJOBS_SECRET_X`` as a reference; a literal value is refused, not shown."""
+    """Turn ``NAME: RAYJOBS_SECRET_X`` into a reference; refuse literal values, unshown."""
     secrets = data.get("secrets")
     if not isinstance(secrets, dict):
         return
@@ -329,7 +329,7 @@ def _migrate(data: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
 
 
 def dump_spec(spec: JobSpec, *, with_defaults: bool = False) -> str:
-    """Return the spec as YAML; loading it gives an equal spec."""
+    """Return the spec as YAML; loading the YAML gives an equal spec."""
     data = spec.model_dump(mode="json", exclude_defaults=not with_defaults)
     return write_yaml({"version": data.pop("version", SPEC_VERSION), **data})
 
@@ -384,22 +384,22 @@ def editor_schema() -> dict[str, Any]:
         "anyOf": [{"$ref": "#/$defs/Retries"}, {"type": "integer", "minimum": 0, "maximum": 100}],
         "description": "Retries per failure class; a single number is for the class `user`.",
     }
-    schema["description"] = "A job of rayjobs: what to run, with what, where, for how long."
+    schema["description"] = "A rayjobs job: what to run, with what, where and for how long."
     return schema
 
 
 def _with_files(properties: dict[str, Any]) -> None:
-    """Add what a spec file may say of an environment, and a stored spec does not have any more."""
+    """Add the environment keys that spec files may have and stored specs do not."""
     properties["pip"] = {"anyOf": [properties["pip"], {"type": "string"}]}
-    properties["python"]["anyOf"].append({"type": "number"})  # 3.10 is read as it is written
-    # All under `environment` is read as it is written.
+    properties["python"]["anyOf"].append({"type": "number"})  # 3.10 is read as written
+    # Everything under `environment` is read as written.
     properties["link_scripts"]["anyOf"] = [
         {"type": properties["link_scripts"].pop("type")},
         {"enum": ["true", "false"]},
     ]
-    description = "Requirements file, relative to this one."
+    description = "Requirements file, relative to this file."
     properties["requirements"] = {"type": "string", "description": description}
     properties["conda"] = {
         "anyOf": [properties["conda"], {"type": "string"}],
-        "description": "Packages of conda, or a conda specification file, relative to this one.",
+        "description": "Conda packages, or a conda specification file, relative to this file.",
     }

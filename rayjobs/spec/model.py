@@ -1,4 +1,4 @@
-"""What to run: the validated, immutable, versioned JobSpec. What happened to it is in `Job`."""
+"""The JobSpec: what to run, validated, immutable and versioned. Its history is in `Job`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ InputMode = Literal["mount", "download", "direct"]
 OutputMode = Literal["upload", "mount"]
 
 ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-# May begin with a digit: the name of a reference without one is made of hexadecimal digits.
+# May begin with a digit, because a reference without a name gets one of hexadecimal digits.
 INPUT_NAME = r"^[A-Za-z0-9_]+$"
 UMASK = r"^[0-7]{3}$"
 DEFAULT_UMASK = "022"
@@ -42,7 +42,7 @@ JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
 
 class Model(BaseModel):
-    """Base of all parts of a spec: frozen, closed, whole numbers are not text.
+    """Base of all parts of a spec: frozen, without unknown fields; numbers are not text.
 
     Raises:
         SpecError: an argument is wrong.
@@ -52,7 +52,7 @@ class Model(BaseModel):
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
 
-    if not TYPE_CHECKING:  # which know the arguments of each part from its fields
+    if not TYPE_CHECKING:  # type checkers derive the arguments of each part from its fields
 
         def __init__(self, /, **given: Any) -> None:
             try:
@@ -60,22 +60,22 @@ class Model(BaseModel):
             except ValidationError as error:
                 raise spec_error(type(self), error) from None
 
-        # As in pydantic's RootModel: validation of a whole spec does not call this constructor for
-        # each part, so `model_validate` reports the problems of all parts at once.
+        # As in pydantic's RootModel: validating a whole spec does not call this constructor for
+        # each part, so `model_validate` reports the problems of all parts together.
         __init__.__pydantic_base_init__ = True
 
 
 class Resources(Model):
-    """What one process needs.
+    """The resources of one process.
 
     Attributes:
         cpus: Logical CPUs per process.
         gpus: GPUs per process; 0.5 means that two processes share a device.
         memory_gib: Memory limit per process in GiB; None sets no limit.
-        node_types: Node types of the target, by name or by the size of their machines, that the
-            job's nodes may be of; empty: any.
-        spot: True: only nodes that the provider may take away (they cost less, and the job is
-            tried again); False: only others; None: either.
+        node_types: Allowed node types of the target, by name or by the size of their machines;
+            empty: any.
+        spot: True: only spot nodes, which the provider may reclaim (they cost less, and the job is
+            retried); False: only other nodes; None: either.
     """
 
     cpus: Annotated[float, Field(ge=0, le=4096)] = 1.0
@@ -86,7 +86,7 @@ class Resources(Model):
 
 
 class Distribution(Model):
-    """How many processes on how many nodes, and how they communicate.
+    """The number of nodes and processes, and how the processes communicate.
 
     Attributes:
         nodes: Number of nodes.
@@ -109,9 +109,9 @@ class Input(Model):
 
     Attributes:
         source: ``datastore/path``, ``dataset:NAME[:VERSION]``, ``output:JOB/NAME`` (an output of
-            another job, exactly as that job stored it), or ``saved:DIGEST`` (a dataset that was not
-            registered, kept with the job that used it).
-        mode: mount, download, or direct (the job gets the object, no files).
+            another job, exactly as that job stored it), or ``saved:DIGEST`` (an unregistered
+            dataset, stored with the job that used it).
+        mode: mount, download, or direct (the job gets the dataset object instead of files).
         path_on_compute: Path of a link to the files; None makes none.
     """
 
@@ -121,7 +121,7 @@ class Input(Model):
 
 
 class Registration(Model):
-    """How a stored output becomes (a version of) a dataset.
+    """How a stored output becomes a version of a dataset.
 
     Attributes:
         name: Name of the dataset.
@@ -139,14 +139,14 @@ class Output(Model):
 
     Attributes:
         destination: ``datastore/path``; ``{run-id}`` and ``{output-name}`` are filled in.
-        mode: upload stores the files when the script has ended well; mount shows what the
-            destination holds and stores changes while the script runs.
-        overwrite: Replace stored files that have other bytes, instead of failing the job.
+        mode: upload stores the files when the script has succeeded; mount shows the existing files
+            of the destination and stores changes while the script runs.
+        overwrite: Replace stored files that have other content, instead of failing the job.
         path_on_compute: Path of a link to the folder that the script writes to; None makes none.
-        source_globs: Only files that match one of these are stored; empty: all.
-        register_as: The dataset that the stored files become a version of.
-        is_folder: Whether a folder is at the path when the script starts. If not, the script itself
-            makes a file or a folder there.
+        source_globs: Store only files that match one of these; empty: all.
+        register_as: The dataset of which the stored files become a version.
+        is_folder: Whether there is a folder at the path when the script starts. If not, the script
+            itself creates a file or a folder there.
     """
 
     destination: str = "workspaceblobstore/dataset/{run-id}/{output-name}"
@@ -159,12 +159,12 @@ class Output(Model):
 
 
 class SecretRef(Model):
-    """A secret by reference: its value is read on the target, at start, and stored nowhere.
+    """A secret by reference: its value is read on the target at start, and never stored.
 
     Attributes:
-        env: Name of the environment variable of the target that holds it. Must begin with
-            ``RAYJOBS_SECRET_`` on the target, so that a spec cannot read just any variable.
-        file: Or the path of a file on the target's node, readable by its user.
+        env: Name of the target's environment variable with the value. It must begin with
+            ``RAYJOBS_SECRET_``, so that a spec cannot read arbitrary variables.
+        file: The path of a file on the target's node instead, readable by its user.
     """
 
     env: Annotated[str, Field(pattern=ENVIRONMENT_NAME)] | None = None
@@ -184,7 +184,7 @@ class Dependency(Model):
 
     Attributes:
         job: Its id or name.
-        when: ok waits for its completion and cancels this job otherwise; any waits for its end.
+        when: ok: the other job must complete, otherwise this job is canceled; any: it must end.
     """
 
     job: Annotated[str, Field(min_length=1)]
@@ -192,13 +192,13 @@ class Dependency(Model):
 
 
 class Array(Model):
-    """Many jobs of one spec, each with an index; text such as ``0-15%4`` is accepted too.
+    """Many jobs with one spec, each with an index; text such as ``0-15%4`` is accepted too.
 
     Attributes:
         indices: As written: ``0-15``, ``1,3,8``, ``0-30:5``.
         limit: How many members may run at a time; None: as many as fit.
-        count: The value of RAYJOBS_ARRAY_COUNT; None: the number of indices. Set it to run a few
-            members of a larger array again, so that they divide the data as before.
+        count: The value of RAYJOBS_ARRAY_COUNT; None: the number of indices. Set it when you rerun
+            some members of a larger array, so that they divide the data as before.
     """
 
     indices: str
@@ -222,33 +222,33 @@ class Array(Model):
         return text
 
     def expand(self) -> tuple[int, ...]:
-        """Return the indices, in order and each once."""
+        """Return the indices, in order and without repeats."""
         return arrays.expand(self.indices)
 
 
 class Packages(Model):
-    """An environment made of packages: built on the node, once for all jobs that ask for it.
+    """An environment of packages, built once per node for all jobs that use it.
 
     Attributes:
         name: A name for display.
         pip: Lines of a requirements file.
         python: A version (``3.11``, ``>=3.9``) or the path of an interpreter on the target; None
-            takes the target's own.
-        constraints: Requirements that limit the versions of packages without asking for them.
-        conda: Packages of conda, as match specifications (``numpy >=1.26``); with them the
-            environment is one of conda, and `pip` is installed on top.
-        channels: Where they come from, the one that wins first: a name such as ``conda-forge``,
-            an address, or ``file://`` and the path of a folder on the node.
-        conda_command: A program of the node that makes the environment (micromamba, mamba, conda)
+            means the target's own.
+        constraints: Requirements that limit the versions of packages without requesting them.
+        conda: Conda packages, as match specifications (``numpy >=1.26``); they make it a conda
+            environment, into which the `pip` packages are then installed.
+        channels: Channels of these packages, by decreasing priority: a name such as
+            ``conda-forge``, an address, or ``file://`` and the path of a folder on the node.
+        conda_command: A program on the node that builds the environment (micromamba, mamba, conda)
             instead of rayjobs itself.
-        link_scripts: Run the link scripts of conda packages: code of the channel, as the target's
-            user.
-        base: ``target``: the packages are added to those of the target's own Python, as an
-            estimator adds to its framework; None: the environment has nothing else.
-        sources: Files and folders among the requirements → digest of what was packed of them; the
-            submit writes them. Those that are not here are looked for on the node.
-        if_used: Requirements that are only installed if the job's code mentions their package.
-            Packages of a framework are such; the submit decides, and stores none.
+        link_scripts: Run the link scripts of conda packages, which are code from the channel, as
+            the target's user.
+        base: ``target``: add the packages to those of the target's own Python, as an estimator adds
+            to its framework; None: the environment has only its own packages.
+        sources: Files and folders among the requirements → digest of their packed content; written
+            by the submit. Paths that are not listed are looked up on the node.
+        if_used: Requirements, such as those of a framework, that are only installed if the job's
+            code mentions their package. The submit decides; a stored spec has none.
     """
 
     name: str | None = None
@@ -277,12 +277,12 @@ class Packages(Model):
 
 
 class Substitute(Model):
-    """What a job runs with instead of what was asked for.
+    """What a job uses instead of a request that cannot be met.
 
     Attributes:
-        asked: What was asked for, such as ``torch==1.6.0``.
-        used: What is used instead; empty: nothing.
-        reason: Why, as the rest of a sentence.
+        asked: The request, such as ``torch==1.6.0``.
+        used: The substitute; empty: nothing.
+        reason: The reason, as part of a sentence.
     """
 
     asked: str
@@ -290,16 +290,16 @@ class Substitute(Model):
     reason: str = ""
 
     def __str__(self) -> str:
-        """Return it as one line for people."""
+        """Return the substitution as one readable line."""
         used = self.used or "left out"
         return f"{self.asked} → {used}" + (f" ({self.reason})" if self.reason else "")
 
 
 class Registry(Model):
-    """How the registry of an image is asked for it.
+    """The registry of an image, and the login for it.
 
     Attributes:
-        address: The registry's host name and port; None: the one in the image's name.
+        address: The registry's host name and port; None: those in the image's name.
         username: The user's name there.
         password: The password or token, by reference.
     """
@@ -322,20 +322,20 @@ class Registry(Model):
 
 
 class Container(Model):
-    """The image that each process runs in; text alone is its `image`.
+    """The container image in which each process runs; a plain text is its `image`.
 
     Attributes:
         image: A name (``python:3.13``, ``registry.example/team/train@sha256:…``), a path on the
-            target's nodes (an unpacked root file system, an OCI folder, an archive of docker, OCI
-            or tar), or one of these after ``docker://``, ``oci:``, ``oci-archive:``,
+            target's nodes (an unpacked root file system, an OCI folder, or a Docker, OCI or tar
+            archive), or one of these after ``docker://``, ``oci:``, ``oci-archive:``,
             ``docker-archive:``, ``tar:``, ``dir:``.
-        dockerfile: Or the text of a Dockerfile that is built on the node by podman or buildah; its
-            context is the job's snapshot.
+        dockerfile: The text of a Dockerfile instead, built on the node with podman or buildah; the
+            build context is the job's snapshot.
         shm_mib: Size of /dev/shm in MiB.
-        registry: How the image's registry is asked; None: as the node's engine is set up.
+        registry: The login for the image's registry; None: the settings of the node's engine.
         arguments: Further arguments of `docker run`; those that cannot be honored are refused.
-        sources: The image, if it is a folder of `rayjobs env vendor` → digest of what was packed
-            of it; the submit writes it. Such an image travels with the job.
+        sources: The image, if it is a folder of `rayjobs env vendor` → digest of its packed
+            content; written by the submit. Such an image travels with the job.
     """
 
     image: Annotated[str, Field(min_length=1)] | None = None
@@ -368,7 +368,7 @@ class Container(Model):
 
     @property
     def parsed_arguments(self) -> container_arguments.ContainerArguments:
-        """What `arguments` say."""
+        """The parsed `arguments`."""
         return container_arguments.parse(self.arguments)
 
     @property
@@ -390,23 +390,23 @@ EnvironmentForm = Annotated[
 
 
 class ParallelRun(Model):
-    """Makes the script one that is run over all items of inputs: `init()`, then `run(mini_batch)`.
+    """Runs the script over all items of its inputs: `init()`, then `run(mini_batch)`.
 
     Attributes:
-        inputs: Names of the inputs whose files are handed out; of an input in direct mode, the
-            rows of its table.
+        inputs: Names of the inputs whose files are distributed; an input in direct mode provides
+            the rows of its table.
         output: Name of the output that gets the rows.
-        mini_batch_size: Files of a mini-batch, or bytes of a table (``1024``, ``10MB``). None: 10
-            files, 1 MB.
-        error_threshold: Items that may fail; -1: any number.
-        output_action: ``append_row``: what `run` returns becomes the rows of one file.
-            ``summary_only``: it is counted alone.
+        mini_batch_size: Files per mini-batch, or bytes of a table (``1024``, ``10MB``). None: 10
+            files or 1 MB.
+        error_threshold: Number of items that may fail; -1: any number.
+        output_action: ``append_row``: the results of `run` become the rows of one file.
+            ``summary_only``: they are only counted.
         append_row_file_name: The name of that file.
-        run_invocation_timeout_s: Seconds that one call of `run` may take.
-        run_max_try: Tries that a mini-batch has.
-        allowed_failed_count: Mini-batches that may fail; None: any number.
-        allowed_failed_percent: Percentage of the mini-batches that may fail; None: all.
-        logging_level: What the ranks print about it.
+        run_invocation_timeout_s: Time limit of one call of `run`, in seconds.
+        run_max_try: Number of tries for a mini-batch.
+        allowed_failed_count: Number of mini-batches that may fail; None: any number.
+        allowed_failed_percent: Percentage of mini-batches that may fail; None: all.
+        logging_level: How much the ranks print about it.
     """
 
     inputs: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -440,7 +440,7 @@ class ParallelRun(Model):
 
 
 class Retries(Model):
-    """How many retries each failure class has.
+    """The number of retries of each failure class.
 
     Attributes:
         user: The script failed.
@@ -449,9 +449,9 @@ class Retries(Model):
         stalled: No sign of life for `stall_timeout`.
         environment: The packages could not be resolved, built or found.
         data: An input could not be read, or an output conflicts with stored files.
-        storage: A disk was full. Files that cannot be stored at a job's end are waited for instead.
+        storage: A disk was full. If files cannot be stored at a job's end, the job waits instead.
         node_lost: A node was lost.
-        preempted: The job was preempted, or its spot machine taken away.
+        preempted: The job was preempted, or its spot node was reclaimed.
         system: A part of rayjobs or Ray failed.
     """
 
@@ -467,48 +467,50 @@ class Retries(Model):
     system: Annotated[int, Field(ge=0, le=100)] = 2
 
     def budget(self, failure_class: FailureClass) -> int:
-        """Return how many retries the class has."""
+        """Return the number of retries of the class."""
         return int(getattr(self, str(failure_class)))
 
 
 class JobSpec(Model):
-    """One job: what to run, with what, where, for how long.
+    """One job: what to run, with what, where and for how long.
 
     Attributes:
         version: Version of this format.
         name: Name of the job.
-        display_name: A name for tables and plots; None takes `name`.
+        display_name: A name for tables and plots; None means `name`.
         script: Entry script, relative to `source_directory`; excludes `command`.
-        command: Shell text that is run once per node instead of a script.
-        arguments: The script's own arguments; ``$NAME`` is expanded per process, no shell.
-        source_directory: Folder that is packed into the snapshot. None: no folder is named.
+        command: A shell command that runs once per node, instead of a script.
+        arguments: The script's own arguments; ``$NAME`` is expanded per process, without a shell.
+        source_directory: Folder that is packed into the snapshot; None: no folder.
         environment: Path of a Python interpreter or virtual environment on the target, or
-            packages to build one of; None uses the target's own.
-        container: The image that each process runs in; None: the node's own files.
+            packages to build one from; None means the target's own.
+        container: The container image in which each process runs; None: no container.
         environment_variables: Variables of the script.
         secrets: Secret variables, by reference.
         distribution: Nodes and processes.
-        parallel_run: Runs the script over all items of inputs, in mini-batches; None: as it is.
+        parallel_run: Runs the script over all items of inputs, in mini-batches; None: a plain
+            script.
         resources: What each process needs.
         inputs: Data that the script reads, by name.
-        outputs: Folders that are stored when the script has ended well, by name.
-        max_duration_s: Limit of one attempt in seconds, from its start; None: no limit.
+        outputs: Folders that are stored when the script has succeeded, by name.
+        max_duration_s: Time limit of one attempt in seconds, from its start; None: no limit.
         resume_from: A run id, a local path, or ``datastore/path`` with a checkpoint.
         grace_s: Seconds between SIGTERM and SIGKILL.
         stall_timeout_s: End an attempt after this many seconds without a sign of life; None: never.
         retries: Retries per failure class; a number alone is for failures of the script.
-        priority: Higher starts earlier.
-        tags: Labels to find the job by.
-        depends_on: Jobs that must have ended first.
-        notify: Who is told of its end: ``[STATE=]URL`` or a mailbox; see `notify.Receiver`.
+        priority: A higher value starts earlier.
+        tags: Labels for finding the job.
+        depends_on: Jobs that must end first.
+        notify: Receivers of a notification at its end: ``[STATE=]`` and a URL or a mailbox; see
+            `notify.Receiver`.
         target: The target that runs the job.
-        preemptible: May be stopped and queued again for a job of higher priority.
+        preemptible: May be stopped and requeued in favor of a job of higher priority.
         cold: Start each process in a new interpreter instead of a fork of the warm one.
-        umask: Permissions that new files lack, in octal ("022"); None: the submitter's.
-        array: Makes it many jobs, one for each index; ranks find it in RAYJOBS_ARRAY_INDEX.
+        umask: The umask of its processes, in octal ("022"); None: the submitter's.
+        array: Makes many jobs, one per index; ranks get the index in RAYJOBS_ARRAY_INDEX.
         log_cap_mib: Size in MiB above which a log keeps only its start and end; None: no limit.
-        strict: Refuse the job where something else would be used than what it asks for.
-        substitutes: What is used instead of what was asked for; the submit writes them.
+        strict: Refuse the job if something it requests would have to be substituted.
+        substitutes: What is used instead of its requests; written by the submit.
     """
 
     version: Literal[1] = 1
@@ -585,7 +587,7 @@ class JobSpec(Model):
         return f"{asked.name or 'packages'}: {', '.join(packages) or 'none'}{version}{base}"
 
     def to_json(self) -> str:
-        """Return the spec as one JSON object; defaults are written, so old records stay true."""
+        """Return the spec as one JSON object, with defaults, so that old records stay correct."""
         return self.model_dump_json()
 
 

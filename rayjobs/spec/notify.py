@@ -1,4 +1,4 @@
-"""Who is told that a job has ended: a web address or a mailbox, and for which ends."""
+"""Receivers of notifications about a job's end: a web address or a mailbox, and which ends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Receiver:
     """A receiver of notifications.
 
     Attributes:
-        to: A web address, in which ``$RAYJOBS_SECRET_…`` stands for a secret of the target, or a
-            mailbox.
-        on: "ended", or the state that a job has to end in.
+        to: A mailbox, or a web address, in which ``$RAYJOBS_SECRET_…`` stands for a secret of the
+            target.
+        on: "ended" for every end, or the state in which a job must end.
     """
 
     to: str
@@ -27,7 +27,7 @@ class Receiver:
 
     @staticmethod
     def of(text: str) -> Receiver:
-        """Read ``[STATE=]WHERE``.
+        """Return the receiver for ``[STATE=]WHERE``.
 
         Raises:
             ValueError: it is neither a web address nor a mailbox.
@@ -45,8 +45,8 @@ class Receiver:
             raise ValueError(f"{text!r:.100} is not {FORM}")
         if parts.password:
             raise ValueError(
-                "a password in a web address is stored with the job; write $RAYJOBS_SECRET_NAME "
-                "there, and give it to the target: `rayjobs target secret set`"
+                "a password in a web address would be stored with the job; write "
+                "$RAYJOBS_SECRET_NAME instead, and set it with `rayjobs target secret set`"
             )
         return Receiver(to, on)
 
@@ -57,7 +57,7 @@ class Receiver:
 
     @property
     def shown(self) -> str:
-        """It as texts may show it: of a web address, nothing that could be a secret."""
+        """The receiver for display, without the parts of a web address that could be secret."""
         if self.is_mail:
             return self.to
         parts = urlsplit(self.to)
@@ -65,17 +65,17 @@ class Receiver:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The names of the secrets in it."""
+        """The names of the secrets in the address."""
         return tuple(dict.fromkeys(_SECRET.findall(self.to)))
 
     def filled(self, values: dict[str, str]) -> str:
-        """Return it with the values of its secrets."""
+        """Return the address with the values of its secrets."""
         return _SECRET.sub(lambda match: values[match.group(1)], self.to)
 
     def wants(self, state: str) -> bool:
-        """Whether it is told of a job that ended in a state."""
+        """Whether it gets a notification of a job that ended in a state."""
         return self.on in ("ended", state.lower())
 
     def __str__(self) -> str:
-        """Return what `of` reads."""
+        """Return the text that `of` reads."""
         return self.to if self.on == "ended" else f"{self.on}={self.to}"

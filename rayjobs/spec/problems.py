@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
     from pydantic_core import ErrorDetails
 
-# Friendly keys of files and options, by the part they belong to: key → field.
+# Short keys in files and options, by the part they belong to: key → field.
 SHORT_KEYS: Mapping[str, Mapping[str, str]] = {
     "": {
         "max_duration": "max_duration_s",
@@ -24,9 +24,9 @@ SHORT_KEYS: Mapping[str, Mapping[str, str]] = {
     "resources": {"memory": "memory_gib"},
     "container": {"shm_size": "shm_mib"},
 }
-# The parts of a spec by their place in it; `rayjobs.spec.model` enters them.
+# The parts of a spec by their location in it; `rayjobs.spec.model` fills this.
 PARTS: dict[str, type[BaseModel]] = {}
-# Keys of other tools, and their place here.
+# Keys of other tools → the equivalent key.
 _ELSEWHERE: Mapping[str, str] = {
     "args": "arguments",
     "script_params": "arguments",
@@ -74,7 +74,7 @@ _UNITS: Mapping[str, str] = {
     "cpus": "a number of CPUs per process",
     "gpus": "a number of GPUs per process; 0.5 lets two processes share one",
 }
-# Parts that have a shorter form than a mapping: their depth, types and form.
+# Parts that have a shorter form than a mapping: their depth, what they accept, and the remedy.
 _FORMS: Mapping[str, tuple[int, str, str]] = {
     "retries": (
         1,
@@ -86,13 +86,13 @@ _FORMS: Mapping[str, tuple[int, str, str]] = {
     "inputs": (2, "text", "Write `datastore/path`, or `source: datastore/path` below it."),
     "outputs": (2, "text", "Write `datastore/path`, or `destination: datastore/path` below it."),
 }
-# Their values may be secret: a message names the key alone.
+# Their values may be secret, so a message only names the key.
 _UNSHOWN = frozenset({"secrets", "environment_variables"})
 _LONGEST_SHOWN = 60
 
 
 def place(location: Sequence[str | int]) -> str:
-    """Return where something is: ``inputs.digits.mode``, ``arguments[2]``."""
+    """Return a location as text: ``inputs.digits.mode``, ``arguments[2]``."""
     text = ""
     for part in location:
         if part == "[key]":
@@ -102,16 +102,16 @@ def place(location: Sequence[str | int]) -> str:
 
 
 def near(word: str, words: Sequence[str]) -> str:
-    """Return a question that names the word that was probably meant; empty without one."""
+    """Return a question that suggests a similar word; empty if there is none."""
     found = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     return f"Did you mean `{found[0]}`?" if found else ""
 
 
 def problem_of(error: ErrorDetails, *, in_python: bool = False) -> Problem:
-    """Return one error of pydantic as a problem.
+    """Convert an error of pydantic to a problem.
 
     Args:
-        in_python: The spec was written in Python, where files' short forms are not taken.
+        in_python: The spec was written in Python, where the short forms of files are not allowed.
     """
     location, kind, context = _without_tags(error["loc"]), error["type"], error.get("ctx", {})
     at = place(location)
@@ -163,7 +163,7 @@ def problem_of(error: ErrorDetails, *, in_python: bool = False) -> Problem:
             return Problem(at, f"{given} is neither {forms[1]} nor a group of settings.", forms[2])
         return Problem(
             at,
-            f"{given} is a single value, but this key holds several settings.",
+            f"{given} is a single value, but this key contains several settings.",
             "Write them as `key: value` lines below it.",
         )
     if kind.startswith(("int_", "float_", "finite_")):
@@ -177,7 +177,7 @@ def problem_of(error: ErrorDetails, *, in_python: bool = False) -> Problem:
 
 
 def spec_error(model: type[BaseModel], error: ValidationError) -> SpecError:
-    """Return the error of a part of a spec that a program made, with all its problems."""
+    """Return the error of a part of a spec that a program made, listing all problems."""
     part = next((name for name, of in PARTS.items() if of is model), "")
     above = tuple(part.split(".")) if part else ()
     problems = []
@@ -199,7 +199,7 @@ _BOUNDS = {
 
 
 def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Drop the union's tag from an environment's path: users do not write it."""
+    """Drop the union's tag from the location of an environment: users do not write it."""
     if location[:1] == ("environment",) and location[1:2] in (("path",), ("packages",)):
         return (*location[:1], *location[2:])
     return location
@@ -207,13 +207,13 @@ def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 def _shown(location: Sequence[str | int], value: Any) -> str:
     if location and (location[0] in _UNSHOWN or location[:2] == ("container", "registry")):
-        return "the value given"
+        return "the given value"
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
 
 
 def _part(location: Sequence[str | int]) -> str:
-    """Return the key of `PARTS` for the part that holds the last key of a location."""
+    """Return the key of `PARTS` for the part that contains the last key of a location."""
     above = location[:-1]
     return "" if not above else str(above[0]) + (".*" if len(above) > 1 else "")
 

@@ -13,10 +13,10 @@ from rayjobs.core.errors import NotFoundError, Problem, SpecError
 FILE_LIMIT = 512 * 1024  # bytes
 MOST_FILES = 20  # that include each other
 MOST_LINES = 2_000
-LEAST_PYTHON = (3, 8)  # what runs inside a job needs it
+LEAST_PYTHON = (3, 8)  # the code inside a job needs it
 SECRET_PREFIX = "RAYJOBS_SECRET_"
 
-# Option as it may be written → as it is passed on.
+# Accepted spelling of an option → its standard spelling.
 OPTIONS: Mapping[str, str] = {
     "-i": "--index-url",
     "--index-url": "--index-url",
@@ -28,16 +28,16 @@ OPTIONS: Mapping[str, str] = {
     "--only-binary": "--only-binary",
     "--pre": "--pre",
 }
-PRE = "--pre"  # also releases before a final one; uv has it as an option of its command alone
+PRE = "--pre"  # also pre-releases; uv only accepts it on its command line
 _IMPLIED = frozenset({"--require-hashes"})  # every lock has hashes
 _WITHOUT_VALUE = frozenset({"--no-index", "--require-hashes", PRE})
 _INCLUDE = ("-r", "--requirement")
 _EDITABLE = ("-e", "--editable")
 _CONSTRAIN = ("-c", "--constraint", "--constraints")
-# A line of an included constraints file, until `constraints_apart` takes it out.
+# Marks a line of an included constraints file, until `constraints_apart` removes it.
 _CONSTRAINT = "--constraint-of-a-file "
 _ADVICE: Mapping[str, str] = {
-    "--trusted-host": "Say it in the pip or uv settings of the node (UV_INSECURE_HOST).",
+    "--trusted-host": "Set it in the pip or uv settings of the node (UV_INSECURE_HOST).",
 }
 _REQUIREMENT = re.compile(
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\s*(?:\[[^\]]*\])?\s*"
@@ -53,12 +53,12 @@ _NAMED_USERS = frozenset({"git", "hg", "svn"})
 
 
 def read(path: Path, *, field: str = "environment") -> list[str]:
-    """Return the lines of a requirements file, with those of the files that it includes.
+    """Return the lines of a requirements file and of the files that it includes.
 
-    Comments and continuations are gone, and paths of files are absolute.
+    Comments are removed, continued lines joined, and file paths made absolute.
 
     Args:
-        field: Where problems are said to be.
+        field: The field named in problems.
 
     Raises:
         NotFoundError: no such file.
@@ -76,13 +76,13 @@ def _read(path: Path, field: str, above: tuple[Path, ...]) -> Iterator[str]:
 
 
 def expanded(lines: Sequence[str], folder: Path, *, field: str) -> list[str]:
-    """Return the requirements in lines of another file, or of no file, as `read` does.
+    """Return the requirements in lines that may not come from a file, as `read` does.
 
     Args:
-        folder: What relative paths are relative to.
+        folder: The base of relative paths.
 
     Raises:
-        NotFoundError, SpecError: of a file that they include, see `read`.
+        NotFoundError, SpecError: an included file is missing or wrong, see `read`.
     """
     return list(_expanded(joined("\n".join(lines)), folder.absolute(), field, ()))
 
@@ -93,7 +93,7 @@ def _expanded(
     for line in lines:
         option, value = option_of(line)
         if option in _EDITABLE:
-            # A copy travels with the job; it is not edited there.
+            # The copy that travels with the job cannot be edited.
             value = value if "://" in value or value.startswith((".", "/", "~")) else f"./{value}"
             yield from _expanded([value], folder, field, above)
         elif option in _INCLUDE:
@@ -114,14 +114,14 @@ def _expanded(
 
 
 def folder_of(line: str) -> str:
-    """Return the folder of a line such as ``--find-links FOLDER``; empty if it is another one."""
+    """Return the folder in a line such as ``--find-links FOLDER``; empty for any other line."""
     option, value = option_of(line)
     is_folder = option is not None and OPTIONS.get(option) == "--find-links" and "://" not in value
     return value if is_folder else ""
 
 
 def constraints_apart(lines: Sequence[Any]) -> tuple[list[Any], list[str]]:
-    """Return lines as `read` returns them without constraints, and the constraints."""
+    """Split lines from `read` into those that are not constraints, and the constraints."""
     found = [
         line.removeprefix(_CONSTRAINT)
         for line in lines
@@ -132,7 +132,7 @@ def constraints_apart(lines: Sequence[Any]) -> tuple[list[Any], list[str]]:
 
 
 def name_of(line: str) -> str:
-    """Return the name of the package that a line asks for, as indexes compare names."""
+    """Return the package name in a line, normalised as package indexes do."""
     found = re.match(r"[A-Za-z0-9._-]+", line.strip())
     return re.sub(r"[-_.]+", "-", found[0]).lower() if found else line
 
@@ -158,7 +158,7 @@ def text_of(path: Path, field: str) -> str:
 
 
 def joined(text: str) -> list[str]:
-    """Return the lines of a text without comments, continued lines as one, empty ones left out.
+    """Return the lines of a text without comments and empty lines, with continued lines joined.
 
     Source: pip's requirements file format.
     """
@@ -177,7 +177,7 @@ def joined(text: str) -> list[str]:
 
 
 def option_of(line: str) -> tuple[str | None, str]:
-    """Return the option of a line and its value; None for a line that is a requirement."""
+    """Return the option in a line and its value; the option of a requirement is None."""
     if not line.startswith("-"):
         return None, ""
     name, separator, value = line.partition("=") if line.startswith("--") else (line, "", "")
@@ -203,12 +203,12 @@ def path_of(line: str) -> str:
 
 
 def is_version(text: str) -> bool:
-    """Whether a text asks for a version of Python rather than naming an interpreter's path."""
+    """Whether a text is a version of Python rather than the path of an interpreter."""
     return _VERSION.fullmatch(text.strip()) is not None
 
 
 def secrets_of(lines: Sequence[str]) -> list[str]:
-    """Return the variables that lines refer to, as ``${NAME}``; each once, sorted."""
+    """Return the variables that lines refer to as ``${NAME}``, sorted and without repeats."""
     return sorted({name for line in lines for name in _REFERENCE.findall(line)})
 
 
@@ -218,11 +218,11 @@ def secrets_of(lines: Sequence[str]) -> list[str]:
 def problems(
     lines: Sequence[str], python: str | None, *, field: str = "environment"
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the lines of an environment and with its Python."""
+    """Yield the problems of an environment's lines and Python."""
     if python is not None and "/" not in python:
         yield from _of_version(python, f"{field}.python")
     if len(lines) > MOST_LINES:
-        what = f"{len(lines):,} lines; {MOST_LINES:,} are allowed."
+        what = f"{len(lines):,} lines; at most {MOST_LINES:,} are allowed."
         yield Problem(f"{field}.pip", what, "Build the environment yourself and name its path.")
         return
     for index, line in enumerate(lines):
@@ -232,9 +232,10 @@ def problems(
 def problems_of_constraints(
     lines: Sequence[str], *, field: str = "environment.constraints"
 ) -> Iterator[Problem]:
-    """Yield what is wrong with constraints: each is a requirement with a version."""
+    """Yield the problems of constraints, each of which must be a requirement with a version."""
     if len(lines) > MOST_LINES:
-        yield Problem(field, f"{len(lines):,} lines; {MOST_LINES:,} are allowed.", "Shorten them.")
+        what = f"{len(lines):,} lines; at most {MOST_LINES:,} are allowed."
+        yield Problem(field, what, "Shorten them.")
         return
     for index, line in enumerate(lines):
         if line.startswith("-") or is_file(line) or _REQUIREMENT.fullmatch(line) is None:
@@ -246,7 +247,7 @@ def problems_of_constraints(
 
 
 def problems_of_address(text: str, path: str) -> Iterator[Problem]:
-    """Yield what is wrong with an address that is stored with a job: it holds no password."""
+    """Yield the problems of an address that is stored with a job: a password is one."""
     yield from _of_credentials(text, path)
 
 
@@ -285,7 +286,7 @@ def _of_line(line: str, path: str) -> Iterator[Problem]:
     elif option not in OPTIONS and option not in _IMPLIED:
         taken = ", ".join(sorted({*OPTIONS.values()}))
         yield Problem(
-            path, f"{option} is not taken.", _ADVICE.get(option, f"Options that are: {taken}.")
+            path, f"{option} is not supported.", _ADVICE.get(option, f"Supported: {taken}.")
         )
     elif (option in _WITHOUT_VALUE) == bool(value):
         what = "takes no value." if value else "has no value."
@@ -293,13 +294,13 @@ def _of_line(line: str, path: str) -> Iterator[Problem]:
 
 
 def _of_credentials(line: str, path: str) -> Iterator[Problem]:
-    """The line is stored with the job, so a secret in it is not shown either."""
+    """Refuse secrets in a line: it is stored with the job. The messages do not show the line."""
     for name in _REFERENCE.findall(line):
         if not name.startswith(SECRET_PREFIX):
             yield Problem(
                 path,
                 f"refers to the variable {name} of the node.",
-                f"Only those that begin with {SECRET_PREFIX} may be named.",
+                f"Use only variables that begin with {SECRET_PREFIX}.",
             )
     for user in _USER.findall(line):
         name, _, password = user.partition(":")
@@ -307,9 +308,9 @@ def _of_credentials(line: str, path: str) -> Iterator[Problem]:
         if given and _REFERENCE.fullmatch(given) is None:
             yield Problem(
                 path,
-                "has a user name or password in an address; it would be stored with the job.",
+                "has a user name or password in an address, which would be stored with the job.",
                 f"Set {SECRET_PREFIX}INDEX on the target and write "
-                f"https://USER:${{{SECRET_PREFIX}INDEX}}@…, or keep it in a .netrc there.",
+                f"https://USER:${{{SECRET_PREFIX}INDEX}}@…, or store it in a .netrc there.",
             )
 
 

@@ -1,12 +1,12 @@
-"""The nearest available substitute for what an environment asks for and cannot have.
+"""The nearest available substitutes for parts of an environment that are not available.
 
-Programs for Azure ML v1 ask for Python 3.6, torch 1.6 and packages of a service that is gone. The
-rules here replace such a request by what comes nearest on the target, and say so: the result lists
-each substitution, `strict` refuses the job instead.
+Programs for Azure ML v1 request Python 3.6, torch 1.6 and packages of a service that is gone. The
+rules here replace such a request with the nearest equivalent on the target. The result lists each
+substitution; with `strict`, the job is refused instead.
 
-Nothing is replaced that can be had: only a Python that jobs cannot run on, a version that was never
-published for the Python that is used, Horovod (which has to be built for the torch it meets), and
-packages of Azure ML itself.
+Only what is not available is replaced: a Python on which jobs cannot run, a version that was never
+published for the Python in use, Horovod (which must be built for the installed torch), and packages
+of Azure ML itself.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _FIRST: Mapping[str, Mapping[tuple[int, int], str]] = {
     "matplotlib": _since("3.2.0", "3.3.3", "3.5.0", "3.6.0", "3.8.0", "3.9.2"),
     "pillow": _since("6.2.1", "8.0.0", "8.4.0", "9.3.0", "10.1.0", "11.0.0"),
     "h5py": _since("2.10.0", "3.1.0", "3.6.0", "3.8.0", "3.10.0", "3.12.1"),
-    # Pure Python, but older ones import modules that newer versions of Python dropped.
+    # Pure Python, but older releases import modules that newer versions of Python removed.
     "tensorboard": dict.fromkeys([(3, 10), (3, 11), (3, 12), (3, 13)], "2.12.0"),
     "future": {(3, 12): "1.0.0", (3, 13): "1.0.0"},
 }
-# Packages of which the target's own release is used where an old one cannot be had: jobs run
+# If an old release of these packages is not available, the target's own release is used: jobs start
 # warm with it, and Horovod is built for it.
 _FROM_TARGET = frozenset({"torch", "torchvision", "torchaudio"})
-# Packages of conda → of pip, where the names differ. Source: conda-forge's own mapping of names.
+# Conda package → pip package, if the names differ. Source: conda-forge's own mapping of names.
 _OF_PIP: Mapping[str, str] = {
     "pytorch": "torch",
     "pytorch-cpu": "torch",
@@ -74,7 +74,7 @@ _NODE_HAS: Mapping[str, str] = {
     **dict.fromkeys(("openmpi", "mpi", "mpich"), "the node's Open MPI is used"),
     **dict.fromkeys(("cpuonly", "nomkl", "blas", "mkl", "libblas"), "wheels bring their own"),
 }
-# No program of these can be had from pip.
+# Conda packages that pip cannot provide.
 _OF_CONDA_ALONE = frozenset(
     {"gcc", "gxx", "gcc_linux-64", "gxx_linux-64", "compilers", "git", "ffmpeg", "r-base"}
     | {"openjdk", "nodejs", "gdal", "libgdal", "graphviz", "make", "libgcc", "boost"}
@@ -89,14 +89,13 @@ _ACCELERATED = {"tensorflow-gpu": "tensorflow", "tensorflow-cpu": "tensorflow"}
 
 @dataclass(frozen=True)
 class Target:
-    """What is known of a target's own Python when a job is submitted.
+    """What the submit knows about a target's own Python.
 
     Attributes:
         python: Its version.
         version_of: Returns the installed version of a package; None: unknown.
-        has_python: Returns whether another version of Python can be used there; where that is not
-            known, True.
-        has_conda: Whether packages of conda can be installed there; where not known, True.
+        has_python: Returns whether another version of Python can be used there; True if unknown.
+        has_conda: Whether conda packages can be installed there; True if unknown.
     """
 
     python: tuple[int, int, int]
@@ -106,13 +105,13 @@ class Target:
 
     @property
     def python_text(self) -> str:
-        """The version as people write it."""
+        """The version in the usual notation."""
         return ".".join(map(str, self.python))
 
 
 @dataclass
 class _Made:
-    """An environment in the making."""
+    """An environment under construction."""
 
     pip: list[str] = field(default_factory=list)
     base: str | None = None
@@ -125,7 +124,7 @@ class _Made:
 def substitute(
     spec: JobSpec, target: Target, *, mentions: Callable[[str], bool] = lambda _name: False
 ) -> JobSpec:
-    """Return a spec whose environment can be had, with what was replaced in `substitutes`.
+    """Return a spec whose environment is available, with the replacements in `substitutes`.
 
     Args:
         mentions: Returns whether the job's code mentions a package of a framework.
@@ -140,13 +139,13 @@ def substitute(
     python, own = _python(asked, target, made)
     version = target.python[:2] if own else _minor(python or "")
     found, kept = _conda(asked, target, made)
-    own = own and not kept  # a Python of conda has nothing of the target's
+    own = own and not kept  # a conda Python has none of the target's packages
     wanted = [*found, *asked.pip]
     wanted += [line for line in asked.if_used if mentions(requirements.name_of(line))]
     for line in wanted:
         _line(line, version, target, made, is_own=own, keeps_base=asked.base is not None)
     if not own:
-        made.base = None  # packages of one version of Python are of no use to another
+        made.base = None  # packages for one version of Python do not work with another
     environment: Packages | None = None  # the target's own
     if made.base is None or any(not line.startswith("-") for line in made.pip):
         changes = {"python": python, "pip": tuple(made.pip), "base": made.base, "if_used": ()}
@@ -165,7 +164,7 @@ def substitute(
 def _in_image(
     spec: JobSpec, asked: Packages, target: Target, mentions: Callable[[str], bool]
 ) -> JobSpec:
-    """Return a spec whose packages are added to an image: what the image has is not known here."""
+    """Return a spec whose packages are added to an image, whose content is unknown here."""
     made = _Made()
     found, kept = _conda(asked, target, made)
     python = asked.python
@@ -175,7 +174,7 @@ def _in_image(
         if too_old:
             made.use(f"Python {python}", "the newest of conda", "jobs need 3.8 or newer")
         python = None if too_old else python
-    elif is_version and not spec.strict:  # else the node compares it with the image's
+    elif is_version and not spec.strict:  # otherwise, the node compares it with the image's
         made.use(f"Python {python}", "the image's own Python", "packages are added to it")
         python = None
     of_framework = asked.base is not None
@@ -208,7 +207,7 @@ def _is_too_old(python: str) -> bool:
 
 
 def _without_base_image(spec: JobSpec) -> JobSpec:
-    """Return a spec without a base image of Azure ML: it has nothing that a target lacks."""
+    """Return a spec without an Azure ML base image, which has nothing that a target lacks."""
     image = None if spec.container is None else spec.container.image
     if image is None or not is_base_image(image):
         return spec
@@ -247,7 +246,7 @@ def _python(asked: Packages, target: Target, made: _Made) -> tuple[str | None, b
 
 
 def _conda(asked: Packages, target: Target, made: _Made) -> tuple[list[str], tuple[str, ...]]:
-    """Return what pip installs of the conda packages, and those that remain conda's."""
+    """Return the conda packages that pip installs, and those that conda must install."""
     if asked.conda and asked.channels and target.has_conda:
         return [], asked.conda
     reason = "no channel is named" if not asked.channels else "no conda on the target"
@@ -281,7 +280,7 @@ def _line(
     is_own: bool,
     keeps_base: bool,
 ) -> None:
-    """Take one requirement over, or what comes nearest to it."""
+    """Add a requirement, or its nearest substitute."""
     name = requirements.name_of(line)
     if line.startswith("-") or requirements.is_file(line) or "://" in line:
         made.pip.append(line)
@@ -306,7 +305,7 @@ def _line(
         return
     if found is None:
         if keeps_base and is_own and name in _FROM_TARGET and line.strip().lower() == name:
-            return  # the target has it
+            return  # the target already has it
         made.pip.append(line)
         return
     first = _FIRST.get(name, {}).get(version) if version else None
@@ -328,7 +327,7 @@ def _line(
 
 
 def _is_older(found: re.Match[str], first: str) -> bool:
-    """Whether a requirement's newest version is older than the first one that can be had."""
+    """Whether a requirement's newest version is older than the first available one."""
     operator, wanted = found[3], found[4].removesuffix(".*")
     numbers, least = _numbers(wanted), _numbers(first)
     if not numbers:
@@ -336,7 +335,7 @@ def _is_older(found: re.Match[str], first: str) -> bool:
     if operator == "<":
         return numbers <= least
     if operator == "~=" and len(numbers) > 1:
-        # ~=1.6.0 takes any 1.6, ~=1.6 any 1: the part before the last one must be reached.
+        # ~=1.6.0 allows any 1.6, and ~=1.6 any 1, so the last part does not count.
         kept = numbers[:-1]
         return kept < least[: len(kept)]
     return numbers < least[: len(numbers)] or (
@@ -359,7 +358,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def sentences(substitutes: Sequence[Substitute]) -> Iterator[str]:
-    """Yield each substitution as a sentence for people."""
+    """Yield each substitution as a readable sentence."""
     for one in substitutes:
         yield f"instead of {one.asked}: {one.used or 'nothing'}" + (
             f" ({one.reason})" if one.reason else ""

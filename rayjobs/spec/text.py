@@ -1,8 +1,8 @@
-"""YAML and JSON texts of specs: safe, bounded, without surprises.
+"""Reads and writes YAML and JSON texts of specs, safely and within limits.
 
 YAML is read as version 1.2 (``yes``, ``010`` and ``12:30`` are text), one event at a time, so
-that nothing is built that the limits would refuse. Values under `arguments`, `environment`,
-`environment_variables` and `tags` keep the text that was written.
+that data beyond the limits is never built. Values under `arguments`, `environment`,
+`environment_variables` and `tags` keep their original text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import yaml
 
 DEPTH_LIMIT = 32
-VALUES_LIMIT = 20_000  # values in all, each alias counted with all that it stands for
+VALUES_LIMIT = 20_000  # total number of values; each alias counts with all its content
 TEXT_PLACES = frozenset({"arguments", "environment", "environment_variables", "tags"})
 
 _RESOLVERS = (
@@ -54,7 +54,7 @@ class _Builder:
         value = self._value(0, keeps_text=False)
         events.get_event()  # end of the document
         if not events.check_event(yaml.StreamEndEvent):
-            raise SpecError(f"{self._name} has several documents (`---`); give one")
+            raise SpecError(f"{self._name} has several documents (`---`); give only one")
         return value
 
     def _value(self, depth: int, *, keeps_text: bool) -> Any:
@@ -64,7 +64,7 @@ class _Builder:
         at = _at(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                raise SpecError(f"{self._name}, {at}: no anchor &{event.anchor} before it")
+                raise SpecError(f"{self._name}, {at}: there is no anchor &{event.anchor} before it")
             value, count = self._anchors[event.anchor]
             self._count(count, at)
             return value
@@ -105,7 +105,7 @@ class _Builder:
                 raise SpecError(f"{self._name}, {at}: a key must be plain text")
             key = self._value(depth + 1, keeps_text=True)
             if key in values:
-                raise SpecError(f"{self._name}, {at}: the key {key!r} comes twice. Remove one")
+                raise SpecError(f"{self._name}, {at}: the key {key!r} appears twice. Remove one")
             is_place = depth == 0 and key in TEXT_PLACES
             values[key] = self._value(depth + 1, keeps_text=keeps_text or is_place)
         self._loader.get_event()
@@ -143,13 +143,13 @@ class _Builder:
         self._values += values
         if self._values > VALUES_LIMIT:
             raise SpecError(
-                f"{self._name}, {at}: more than {VALUES_LIMIT:,} values, aliases counted "
-                f"with what they stand for. Put data in files"
+                f"{self._name}, {at}: more than {VALUES_LIMIT:,} values, including the content "
+                f"of aliases. Put data in files"
             )
 
 
 def _loader_class() -> type[yaml.SafeLoader]:
-    import yaml  # only where a spec file is read or written
+    import yaml  # only when a spec file is read or written
 
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - pyyaml's own name
@@ -171,7 +171,7 @@ def parse_yaml(text: str, name: str) -> Any:
     """Return the data of a YAML text.
 
     Raises:
-        SpecError: names the text, the line and the column of what is wrong.
+        SpecError: the text is not valid; names the text, line and column.
     """
     import yaml
 
@@ -198,18 +198,18 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def write_yaml(data: dict[str, Any]) -> str:
-    """Return the data as a YAML text that `parse_yaml` reads back equal."""
+    """Return the data as a YAML text; `parse_yaml` returns equal data."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        # The writer must quote text that the reader would take for a number.
+        # The writer must quote text that the reader would read as a number.
         yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - pyyaml's own name
 
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
     def text(dumper: Any, value: str) -> Any:
-        # pyyaml's other styles lose what it takes for line breaks.
+        # pyyaml's other styles lose some characters that it treats as line breaks.
         style = None if value.isprintable() else '"'
         return dumper.represent_scalar(_TAG + "str", value, style=style)
 
@@ -236,7 +236,7 @@ def parse_json(text: str, name: str) -> Any:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
-                raise SpecError(f"{name}: the key {key!r} comes twice. Remove one")
+                raise SpecError(f"{name}: the key {key!r} appears twice. Remove one")
             found[key] = value
         return found
 

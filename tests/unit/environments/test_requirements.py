@@ -81,7 +81,7 @@ def test_lines_that_are_taken(line: str) -> None:
     [
         ("--pre yes", "takes no value"),
         ("--trusted-host host", "UV_INSECURE_HOST"),
-        ("--frozen", "--frozen is not taken. Options that are: --extra-index-url"),
+        ("--frozen", "--frozen is not supported. Supported: --extra-index-url"),
         ("-r other.txt", "includes a file"),
         ("--no-index yes", "takes no value"),
         ("--find-links", "has no value"),

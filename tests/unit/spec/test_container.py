@@ -87,7 +87,7 @@ def test_arguments_of_docker_run_that_can_be_honored() -> None:
         (["--network", "bridge"], "the network of its node"),
         (["-v", "named:/data"], "two absolute paths"),
         (["-v", "/a/../etc:/data"], r"has `\.\.` in it"),
-        (["-v", "/a:/dev"], "cannot take the place of '/dev'"),
+        (["-v", "/a:/dev"], "cannot replace '/dev'"),
         (["-e", "HOME"], "has no value"),
         (["--ulimit", "cpu=1"], "--ulimit 'cpu=1' cannot be honored"),
         (["--frobnicate"], "--frobnicate cannot be honored"),

@@ -210,8 +210,8 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: *b", "no anchor"),
         ("[" * 20_000, "deeper"),
         ("a: " + "{b: " * 40 + "1" + "}" * 40, "deeper"),
-        ("script: a\nscript: b", "line 2, column 1: the key 'script' comes twice"),
-        ("tags: {a: 1, a: 2}", "comes twice"),
+        ("script: a\nscript: b", "line 2, column 1: the key 'script' appears twice"),
+        ("tags: {a: 1, a: 2}", "appears twice"),
         ("? [a]\n: b", "key must be plain"),
         ("a: b: c", "line 1, column 5 is not YAML"),
         (
@@ -237,7 +237,7 @@ def test_a_harmful_or_broken_yaml_is_refused_with_its_place(text: str, said: str
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1, "a": 2}', "comes twice"),
+        ('{"a": 1, "a": 2}', "appears twice"),
         ('{"a": ' + "[" * 50_000, "nested|JSON"),
         ('{"a": ' + "[" * 50 + "]" * 50 + "}", "deeper"),
         ('{"a": NaN}', "NaN"),
@@ -416,7 +416,7 @@ def test_numbers_and_paths_of_a_program_become_text() -> None:
             {"inputs": {"a": 5}},
             "inputs.a: 5 is neither text nor a group of settings. Write `datastore/p",
         ),
-        ({"resources": 5}, "resources: 5 is a single value, but this key holds"),
+        ({"resources": 5}, "resources: 5 is a single value, but this key contains"),
     ],
 )
 def test_what_may_be_written_shorter_is_named(data: dict[str, Any], text: str) -> None:
