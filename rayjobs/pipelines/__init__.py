@@ -1,4 +1,4 @@
-"""Pipelines: steps that pass data, each a job in the same queue.
+"""Pipelines: steps that pass data to each other, each a job in the queue.
 
 Names are imported on first use.
 """

@@ -1,4 +1,4 @@
-"""Data that one step makes and others read, and values that each run may set.
+"""Data that steps pass to each other, and values that each run may set.
 
 Source: ``azureml.pipeline.core``.
 """
@@ -67,15 +67,15 @@ class PipelineData:
 
     Args:
         name: Letters, digits and underscores.
-        datastore: The datastore that stores it; None: the pipeline's default datastore.
+        datastore: The datastore that stores it; None means the pipeline's default datastore.
         output_name: Its name among the step's outputs; None: `name`.
-        output_mode: ``mount`` or ``upload``; both store it when the step's script has ended well.
-        output_path_on_compute: Where the step finds it; None: below the step's own folder.
-        output_overwrite: Replace files that are stored at the place already.
-        data_type: Noted only.
-        is_directory: True: a folder is there when the step starts. False or None: the step's
-            script makes a file or a folder at the path. With `output_path_on_compute` a folder is
-            there in any case.
+        output_mode: ``mount`` or ``upload``; both store it when the step's script has succeeded.
+        output_path_on_compute: Its path in the step; None means below the step's own folder.
+        output_overwrite: Replace files that are already stored at the destination.
+        data_type: Accepted but unused.
+        is_directory: True: a folder exists when the step starts. False or None: the step's
+            script creates a file or a folder at the path. With `output_path_on_compute`, a folder
+            always exists.
         pipeline_output_name: Its name as an output of the whole pipeline.
         training_output: The result of a sweep: its metrics, or a file of its best trial.
     """
@@ -125,7 +125,7 @@ class PipelineData:
 
     @property
     def data_type(self) -> str | None:
-        """The type it was given; noted only."""
+        """Its type; stored but unused."""
         return self._data_type
 
     @property
@@ -134,7 +134,7 @@ class PipelineData:
         return f"AZUREML_DATAREFERENCE_{self._output_name}"
 
     def __str__(self) -> str:
-        """Return the text that a job's arguments expand to the path."""
+        """Return the placeholder that becomes the path in a job's arguments."""
         return f"${self.environment_variable}"
 
     def __repr__(self) -> str:
@@ -146,7 +146,7 @@ class PipelineData:
         return InputPortBinding(input_name or self._name, self)
 
     def as_mount(self, input_name: str | None = None) -> InputPortBinding:
-        """Return it as a mounted input, under another name where one is given."""
+        """Return it as a mounted input, under another name if one is given."""
         return self.create_input_binding(input_name, "mount")
 
     def create_input_binding(
@@ -183,7 +183,7 @@ class PipelineData:
         store = datastore_name_of(self.datastore) if self.datastore is not None else None
         return {
             "destination": f"{store or default_datastore}/{DEFAULT_PATH}",
-            # Never in place: files of an attempt that died are not the step's output.
+            # Never in place: files of a failed attempt are not the step's output.
             "mode": "upload",
             "overwrite": self._overwrite,
             "path_on_compute": self._path_on_compute,
@@ -229,7 +229,7 @@ class InputPortBinding:
 
     @property
     def data_reference_name(self) -> str:
-        """Its name, as a DataReference has it."""
+        """Its name, as in a DataReference."""
         return self.name
 
     @property
@@ -250,7 +250,7 @@ class InputPortBinding:
         return f"AZUREML_DATAREFERENCE_{self.name}"
 
     def __str__(self) -> str:
-        """Return the text that a job's arguments expand to the path."""
+        """Return the placeholder that becomes the path in a job's arguments."""
         return f"${self.environment_variable}"
 
     def _with(self, **changes: Any) -> InputPortBinding:
@@ -272,7 +272,7 @@ class InputPortBinding:
 
 
 class PipelineDataset:
-    """A step's output as a dataset of the pipeline; consumers get its files.
+    """A step's output as a dataset in the pipeline; steps that read it get its files.
 
     Source: ``azureml.pipeline.core.PipelineDataset``.
     """
@@ -314,7 +314,7 @@ class PipelineDataset:
         return self._with(_mode="download", _path_on_compute=path_on_compute)
 
     def as_direct(self) -> PipelineDataset:
-        """Return it as files: a step's table is unknown before it has run."""
+        """Return it as files: the table of a step is unknown before the step has run."""
         return self.as_mount()
 
     def register(
@@ -337,7 +337,7 @@ class PipelineDataset:
         )
 
     def __str__(self) -> str:
-        """Return the text that a job's arguments expand to the path."""
+        """Return the placeholder that becomes the path in a job's arguments."""
         return f"$AZUREML_DATAREFERENCE_{self._name}"
 
 
@@ -349,7 +349,7 @@ class PipelineParameter:
         default_value: A text, a number, a bool, a DataPath, or a dataset.
 
     Raises:
-        UsageError: the name or the default is of another kind.
+        UsageError: the name or the default is not valid.
     """
 
     def __init__(self, name: str, default_value: Any) -> None:

@@ -12,7 +12,7 @@ GLYPHS = {
     "Queued": "○",
 }
 RUNNING = "●"
-# A wider drawing is unreadable: names are clearer.
+# A wider drawing is unreadable; a list of names is clearer.
 MOST_WIDTH = 24
 MOST_INDENT = 8
 MOST_NAMED = 2
@@ -26,9 +26,9 @@ def glyph_of(status: str) -> str:
 def cells_of(
     before: Mapping[str, Sequence[str]], statuses: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    """Return for each step its drawing in a table, and the step; see `draw`.
+    """Return a table cell for each step, and the step; see `draw`.
 
-    A graph with too many lines for a terminal is a list in which each step names those before it.
+    A graph that is too wide for a terminal becomes a list in which each step names those before it.
     """
     drawn = draw(before, statuses)
     if max((len(line) for line, _ in drawn), default=0) <= MOST_WIDTH:
@@ -47,10 +47,10 @@ def cells_of(
 
 
 def draw(before: Mapping[str, Sequence[str]], statuses: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return for each step the drawing at its left.
+    """Return the drawing to the left of each step.
 
     Args:
-        before: Step → the steps that it waits for; each step comes after those.
+        before: Step → the steps that it waits for, in topological order.
         statuses: Step → its state.
 
     Returns:

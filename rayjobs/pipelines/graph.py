@@ -26,7 +26,7 @@ class Edge:
     Attributes:
         before: The step that must complete.
         after: The step that waits.
-        output: Output of `before` that is read; None: only the order matters.
+        output: The output of `before` that is read; None if only the order matters.
         input: Input of `after` that reads it.
     """
 
@@ -41,7 +41,7 @@ class Graph:
     """Steps and edges of a valid pipeline.
 
     Attributes:
-        order: The steps, each after all that it waits for; else in the pipeline's order.
+        order: The steps in topological order, otherwise in the pipeline's order.
         edges: All edges.
     """
 
@@ -49,7 +49,7 @@ class Graph:
     edges: tuple[Edge, ...]
 
     def before(self, step: str) -> tuple[str, ...]:
-        """Return the steps that a step waits for, each once."""
+        """Return the steps that a step waits for, without repeats."""
         return tuple(dict.fromkeys(one.before for one in self._into.get(step, ())))
 
     @cached_property
@@ -65,7 +65,7 @@ def graph_of(spec: PipelineSpec) -> Graph:
 
     Raises:
         PipelineError: a cycle, an input that no step produces, two steps that write one output, an
-            unknown step or parameter; all problems at once, each with its path.
+            unknown step or parameter; lists all problems with their paths.
     """
     order, edges, problems = looked_at(spec)
     if problems:
@@ -74,7 +74,7 @@ def graph_of(spec: PipelineSpec) -> Graph:
 
 
 def looked_at(spec: PipelineSpec) -> tuple[tuple[str, ...], tuple[Edge, ...], list[Problem]]:
-    """Return order, edges and all problems; with a cycle there is no order."""
+    """Return the order, edges and all problems; the order is empty if there is a cycle."""
     problems = [*_unknown(spec), *_same_outputs(spec)]
     edges = [
         edge
@@ -142,7 +142,7 @@ def _near(word: str, known: Mapping[str, object]) -> str:
 
 
 def _same_outputs(spec: PipelineSpec) -> Iterator[Problem]:
-    """Find two outputs at one place of a datastore; a place with the run's id is one's own."""
+    """Find outputs with the same destination; a destination with the run's id is unique."""
     seen: dict[str, str] = {}
     for name, step in spec.steps.items():
         for output, given in outputs_of(step).items():
@@ -160,7 +160,7 @@ def _same_outputs(spec: PipelineSpec) -> Iterator[Problem]:
 
 
 def _ordered(spec: PipelineSpec, edges: list[Edge]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the steps in an order that keeps all edges, or a cycle if there is none."""
+    """Return the steps in topological order, or a cycle if there is no such order."""
     into: dict[str, dict[str, None]] = {name: {} for name in spec.steps}
     out: dict[str, list[str]] = {name: [] for name in spec.steps}
     for edge in edges:
@@ -170,7 +170,7 @@ def _ordered(spec: PipelineSpec, edges: list[Edge]) -> tuple[tuple[str, ...], tu
     waits = {name: len(before) for name, before in into.items()}
     ready = [name for name in spec.steps if not waits[name]]
     order: list[str] = []
-    for name in ready:  # grows while it is read
+    for name in ready:  # grows during the loop
         order.append(name)
         for after in out[name]:
             waits[after] -= 1

@@ -20,7 +20,7 @@ from rayjobs.core.text import counted
 from rayjobs.pipelines.data import default_of
 from rayjobs.pipelines.steps import ScriptStep, StepBase
 
-# Azure ML targets that only take single-node jobs; rayjobs' targets take whatever fits.
+# Azure ML targets that only accept single-node jobs; rayjobs targets accept any job that fits.
 SINGLE_NODE_TYPES = frozenset(
     {"ComputeInstance", "RemoteVM", "VirtualMachine", "HDInsight", "Local", "LocalTarget"}
 )
@@ -55,22 +55,21 @@ class MpiStep(ScriptStep):
         source_directory: Folder with the script. Required.
         script_name: The script, relative to `source_directory`. Required.
         arguments: The script's arguments: texts, data, and parameters. Required.
-        compute_target: Where it runs. Required.
-        node_count: Nodes, 1 or more; a PipelineParameter is taken too. Required.
-        process_count_per_node: Processes on each node, 1 or more; a PipelineParameter is taken
-            too. Required.
+        compute_target: Its target. Required.
+        node_count: Nodes, 1 or more, or a PipelineParameter. Required.
+        process_count_per_node: Processes on each node, 1 or more, or a PipelineParameter. Required.
         inputs: Data that it reads.
         outputs: Data that it writes.
-        params: Become the variables ``AML_PARAMETER_<NAME>``.
-        allow_reuse: Take the results of an earlier run if nothing has changed.
-        version: Another value means that the step does something else now.
-        hash_paths: Files whose content decides whether anything has changed.
+        params: Values of the variables ``AML_PARAMETER_<NAME>``.
+        allow_reuse: Reuse the results of an earlier run if nothing has changed.
+        version: Change it when the step does something else, so that it runs again.
+        hash_paths: Only changes of these files count as changes.
         **kwargs: The environment: environment_variables, use_gpu, use_docker,
             custom_docker_image, image_registry_details, user_managed, conda_packages,
             pip_packages, pip_requirements_file_path, environment_definition.
 
     Raises:
-        MpiStepError: a required argument is missing, or one is wrong; all problems at once.
+        MpiStepError: an argument is missing or wrong; lists all problems.
     """
 
     def __init__(
@@ -199,7 +198,7 @@ def _wrong_names(
         for key, value in texts.items()
         if value is not None and not isinstance(value, str | Path)
     ]
-    # A target that was looked up has a type, whatever its kind.
+    # A ComputeTarget object always has a type.
     is_target = isinstance(getattr(compute_target, "type", None), str)
     if not (compute_target is None or isinstance(compute_target, str) or is_target):
         found.append(

@@ -1,4 +1,4 @@
-"""ParallelRunStep: a script that is run over all files or rows of its inputs, in mini-batches.
+"""ParallelRunStep: runs a script over all files or rows of its inputs, in mini-batches.
 
 Signatures: ``azureml.pipeline.steps`` 1.62 (ParallelRunConfig, ParallelRunStep).
 """
@@ -28,32 +28,32 @@ STEP_NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{1,30}[a-z0-9]$")
 
 
 class ParallelRunConfig:
-    """How a script is run over many items.
+    """How to run a script over many items.
 
     Args:
-        environment: What the script runs in; None takes the target's own Python.
+        environment: The script's environment; None means the target's own Python.
         entry_script: The script, with `init()` and `run(mini_batch)`, relative to
             `source_directory`.
-        error_threshold: Items (files, or rows of a table) that may fail, in all of the input; with
-            more the step fails. -1: any number.
-        output_action: ``append_row``: what `run` returns becomes the rows of one file.
-            ``summary_only``: it is counted alone, and the script stores what it makes.
-        compute_target: Where it runs.
+        error_threshold: How many items (files, or rows of a table) of the whole input may fail
+            before the step fails. -1: any number.
+        output_action: ``append_row``: the results of `run` become the rows of one file.
+            ``summary_only``: they are only counted, and the script stores its own results.
+        compute_target: Its target.
         node_count: Nodes.
-        process_count_per_node: Processes on each node; None takes one.
-        mini_batch_size: Files of a mini-batch (10), or about the bytes of a table: ``1024``,
-            ``10KB``, ``10MB``, ``1GB`` (1MB).
-        source_directory: Folder with the script; None takes the pipeline's default.
-        description: Noted only.
+        process_count_per_node: Processes on each node; None means one.
+        mini_batch_size: Files per mini-batch (10), or the approximate bytes of a table:
+            ``1024``, ``10KB``, ``10MB``, ``1GB`` (1MB).
+        source_directory: Folder with the script; None means the pipeline's default.
+        description: Accepted but unused.
         logging_level: ``DEBUG``, ``INFO`` or ``WARNING``.
-        run_invocation_timeout: Seconds that one call of `run` may take.
-        run_max_try: Tries that a mini-batch has which fails or takes too long.
+        run_invocation_timeout: Time limit of one call of `run`, in seconds.
+        run_max_try: Number of tries for a mini-batch that fails or takes too long.
         append_row_file_name: The name of the file of rows.
-        **kwargs: allowed_failed_count: mini-batches that may fail, any number without it;
-            allowed_failed_percent: percentage of the mini-batches that may fail.
+        **kwargs: allowed_failed_count: number of mini-batches that may fail (default: any);
+            allowed_failed_percent: percentage of mini-batches that may fail.
 
     Raises:
-        SpecError: an argument is wrong; all problems at once.
+        SpecError: an argument is wrong; lists all problems.
     """
 
     def __init__(
@@ -90,8 +90,7 @@ class ParallelRunConfig:
             if value is None
         ]
         problems += [
-            Problem(key, "is not an argument of ParallelRunConfig.", "Take it out.")
-            for key in kwargs
+            Problem(key, "is not an argument of ParallelRunConfig.", "Remove it.") for key in kwargs
         ]
         if partition_keys is not None:
             problems.append(
@@ -148,18 +147,17 @@ class ParallelRunConfig:
 class ParallelRunStep(ScriptStep):
     """A step that runs a script over all files or rows of its inputs.
 
-    Each mini-batch is run by one process, and again by another one if that dies. The rows of
-    ``append_row`` are in the order of the mini-batches: the inputs as they are listed, the files by
-    name.
+    One process runs each mini-batch; if it dies, another one runs the mini-batch again. The rows of
+    ``append_row`` are in the order of the mini-batches: by input as listed, then by file name.
 
     Args:
         name: The step's name: 3 to 32 small letters, digits, ``_`` and ``-``.
-        parallel_run_config: How it is run.
-        inputs: What is handed out, in mini-batches.
-        output: Where the rows are stored; with ``summary_only`` a folder for the script.
-        side_inputs: Data that every call reads as a whole.
+        parallel_run_config: How to run the script.
+        inputs: The data to split into mini-batches.
+        output: Destination of the rows; with ``summary_only``, a folder for the script.
+        side_inputs: Data that every call can read completely.
         arguments: The script's arguments; `init()` finds them in `sys.argv`.
-        allow_reuse: Take the results of an earlier run if nothing has changed.
+        allow_reuse: Reuse the results of an earlier run if nothing has changed.
 
     Raises:
         UsageError: an argument is wrong.

@@ -1,4 +1,4 @@
-"""A pipeline of steps in Python, and its stored form.
+"""Pipelines in Python, and their stored form.
 
 Source: ``azureml.pipeline.core.Pipeline`` and ``StepSequence``.
 """
@@ -30,15 +30,15 @@ class Pipeline:
     """Steps that run as a unit: each starts as soon as its inputs exist.
 
     Args:
-        workspace: Where it runs.
+        workspace: Its workspace.
         steps: The steps, in any order; lists may be nested.
-        description: For people; its first words name the pipeline.
-        default_datastore: Of outputs that name none; None takes the workspace's.
-        default_source_directory: Of steps that name none.
+        description: A description for users; its first words name the pipeline.
+        default_datastore: Datastore of outputs that name none; None means the workspace's default.
+        default_source_directory: Source directory of steps that name none.
         resolve_closure: Add the steps that produce the given steps' inputs.
 
     Raises:
-        UsageError: there are no steps, or something else than steps.
+        UsageError: there are no steps, or an item is not a step.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Pipeline:
         """Return the pipeline in its stored form.
 
         Args:
-            name: The pipeline's name; None takes the description's.
+            name: The pipeline's name; None takes it from the description.
 
         Raises:
             UsageError, SpecError: something is wrong with a step.
@@ -136,10 +136,10 @@ class Pipeline:
         continue_on_step_failure: bool | None = None,
         **kwargs: Any,
     ) -> PublishedPipeline:
-        """Keep the pipeline with its code, to be run by its id.
+        """Store the pipeline with its code, so that it can be run by its id.
 
         Raises:
-            PipelineError: something is wrong with it; all problems at once.
+            PipelineError: something is wrong with it; lists all problems.
         """
         from rayjobs.pipelines.published import PublishedPipeline, publish
 
@@ -182,10 +182,10 @@ class Pipeline:
 
 
 def closed(steps: Iterable[StepBase]) -> list[StepBase]:
-    """Return steps with those that produce their inputs or must run before them."""
+    """Return the steps and all steps that produce their inputs or must run before them."""
     found: dict[StepBase, None] = {}
     pending = [*steps][::-1]
-    open_ones: set[StepBase] = set()  # their needs are looked at already: cycles end here
+    open_ones: set[StepBase] = set()  # already visited, so that cycles end here
     while pending:
         step = pending[-1]
         missing = [one for one in step.needed() if one not in found and one not in open_ones]
@@ -210,7 +210,7 @@ def output_name_of(output: Any) -> str:
 
 
 def _keys(steps: list[StepBase]) -> list[str]:
-    """Return a key for each step: its name, with a number where several have it."""
+    """Return a key for each step: its name, with a number if several steps have it."""
     wanted = [name_from(step.name, default="step") for step in steps]
     counts, taken = Counter(wanted), set(wanted)
     seen: Counter[str] = Counter()
@@ -229,7 +229,7 @@ def _keys(steps: list[StepBase]) -> list[str]:
 
 
 def parameter_values(given: Mapping[str, Any] | None, workspace: Workspace) -> dict[str, Any]:
-    """Return values for a run's parameters: data is replaced by its reference."""
+    """Return the values of a run's parameters, with references in place of data."""
     building = Building({}, "", workspace.catalogue.put_manifest)
     found = {}
     for name, value in (given or {}).items():
@@ -251,7 +251,7 @@ def submit_built(
     """Submit a Pipeline under an experiment (`Experiment.submit` calls this).
 
     Raises:
-        UsageError: an option is not one of a pipeline's.
+        UsageError: an option is not an option of pipelines.
         PipelineError, CannotBePlacedError, StoreError: see `submit_pipeline`.
     """
     from rayjobs.pipelines.runs import PipelineRun

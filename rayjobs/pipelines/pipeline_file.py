@@ -42,18 +42,18 @@ TOP_KEYS = frozenset(
         "version",
     }
 )
-# Fields of a step that hold names: what a graph is made of.
+# Fields of a step with the names that form the graph.
 NAMED_FIELDS = ("inputs", "outputs", "params")
 
 
 def load_pipeline(path: str | Path) -> PipelineSpec:
     """Return the pipeline in a YAML or JSON file; ``-`` reads standard input.
 
-    A relative `source_directory` is taken from the file's folder; without one, the file's folder
-    is the source directory of all steps.
+    A `source_directory` is relative to the file's folder, which is also the default source
+    directory of all steps.
 
     Raises:
-        PipelineError: the file cannot be read or is wrong; lists everything with its path.
+        PipelineError: the file cannot be read or is wrong; lists all problems with their paths.
     """
     is_piped = str(path) == "-"
     file = Path("standard input") if is_piped else Path(path).expanduser()
@@ -82,19 +82,19 @@ def pipeline_of(data: Mapping[str, Any], *, folder: Path) -> PipelineSpec:
         folder: The base of relative paths.
 
     Raises:
-        PipelineError: something is wrong with it; all problems at once.
+        PipelineError: something is wrong with it; lists all problems.
     """
     return _Reading(data, folder).result()
 
 
 class _Reading:
-    """One pass over a file's data: what is wrong is noted, and all the rest is still read."""
+    """One pass over a file's data, which collects problems and continues."""
 
     def __init__(self, data: Mapping[str, Any], folder: Path) -> None:
         self.data = data
         self.folder = folder
         self.problems: list[Problem] = []
-        self.has_form = True  # all steps have the form that a graph is read from
+        self.has_form = True  # whether a graph can be read from all steps
 
     def result(self) -> PipelineSpec:
         """Return the pipeline.
@@ -118,12 +118,12 @@ class _Reading:
         except ValidationError as error:
             known = {one.path for one in self.problems}
             found = [problem_of(one) for one in error.errors(include_url=False)]
-            # Without a readable step "steps" is too short: what is wrong is said already.
+            # Without a readable step, "steps" is too short; the cause is already reported.
             self.problems += [
                 one for one in found if one.path not in known and (steps or one.path != "steps")
             ]
         if spec is not None and not self.problems:
-            return spec  # `plan` finds what else is wrong, of all steps at once
+            return spec  # `plan` finds the other problems of all steps together
         defaults = {name: one.get("default") for name, one in parameters.items()}
         defaults = {name: value for name, value in defaults.items() if value is not None}
         for name, step in steps.items():
@@ -238,7 +238,7 @@ class _Reading:
                 )
 
     def _own_part(self, path: str, own: dict[str, Any], key: str) -> None:
-        """Put `reuse` or `sweep` into its stored form, or note what is wrong with it."""
+        """Convert `reuse` or `sweep` to its stored form, or note its problems."""
         given = own.get(key)
         if given is None:
             return
@@ -262,7 +262,7 @@ class _Reading:
         return not unknown
 
     def _anchored(self, path: str, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a job with relative paths taken from the file's folder."""
+        """Return the fields of a job, with relative paths resolved from the file's folder."""
         found = dict(job)
         if isinstance(found.get("source_directory"), str):
             place = self.folder / Path(found["source_directory"]).expanduser()
@@ -280,12 +280,12 @@ class _Reading:
 def _job_problems(
     name: str, step: Mapping[str, Any], values: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Find what is wrong with a step's job, as far as it depends on no workspace and no target.
+    """Find the problems of a step's job that do not depend on a workspace or a target.
 
-    A value that each run sets itself is not known yet: what depends on it is checked at the submit.
+    Values that each run sets are not known yet; the submit checks what depends on them.
     """
     job = with_values(dict(step["job"]), values)
-    job.setdefault("name", "step")  # its key is checked already
+    job.setdefault("name", "step")  # its key has been checked
     job["inputs"] = {key: _as_stored(one) for key, one in (job.get("inputs") or {}).items()}
     job["outputs"] = {
         key: {"destination": "store/path", **one} if isinstance(one, Mapping) else one
@@ -305,7 +305,7 @@ def _job_problems(
 
 
 def _as_stored(one: Any) -> Any:
-    """Return an input with a source that a job may have: a step's output has no job yet."""
+    """Return an input with a valid source for a job: a step's output has no job yet."""
     source = one.get("source") if isinstance(one, Mapping) else one
     if not isinstance(source, str) or not source.startswith((STEP, "${{")):
         return one

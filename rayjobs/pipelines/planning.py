@@ -1,4 +1,4 @@
-"""From a pipeline's definition and one run's values to the rows that are written."""
+"""Plans a run: from a pipeline's definition and a run's values to the rows to write."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 OWN_KEYS = frozenset({"after", "params", "reuse", "sweep", "title"})
 STEP_TAG = "step"
 PIPELINE_TAG = "pipeline"
-# Fields of a job that may name files of this machine, which are packed.
+# Fields of a job that may name local files, which are packed.
 _PACKED_FIELDS = {"environment", "resume_from"}
 # Azure ML's names for a run's properties.
 RUN_PROPERTY = STEP_OF
@@ -62,13 +62,13 @@ class PlannedStep:
 
     Attributes:
         name: Its key in the pipeline.
-        definition: From the pipeline.
-        job_id: Id that its job will have.
-        spec: What it runs.
-        snapshot: Digest of its code; None: it has none.
+        definition: Its definition in the pipeline.
+        job_id: The future id of its job.
+        spec: The job to run.
+        snapshot: Digest of its code, or None.
         decision: Whether it is reused, and why.
-        parts: The facts that determine its results.
-        sweep: Of a sweep, its definition.
+        parts: Everything that determines its results.
+        sweep: The definition of its sweep, if it is one.
     """
 
     name: str
@@ -82,22 +82,22 @@ class PlannedStep:
 
     @property
     def made_by(self) -> str:
-        """The job whose outputs are the step's: its own, or the one that it reuses."""
+        """The job whose outputs are the step's: its own, or the reused one."""
         return self.decision.original or self.job_id
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a pipeline, as it would be submitted.
+    """A planned run of a pipeline.
 
     Attributes:
-        id: Id that it will have.
+        id: Its future id.
         spec: The definition, with the digests of packed code.
         graph: Its graph.
         values: The value of each parameter.
-        steps: In the order of the pipeline.
-        warnings: What the submitter should know, one sentence each.
-        notes: What was arranged, one sentence each.
+        steps: Its steps, in the order of the pipeline.
+        warnings: Warnings for the submitter, one sentence each.
+        notes: Information for the submitter, one sentence each.
     """
 
     id: str
@@ -110,18 +110,18 @@ class PlannedRun:
 
     @property
     def reused(self) -> tuple[PlannedStep, ...]:
-        """The steps that take earlier results."""
+        """The steps that reuse earlier results."""
         return tuple(one for one in self.steps if one.decision.original is not None)
 
 
 @dataclass
 class Packer:
-    """Packs each source directory once; a definition that is packed already keeps its code.
+    """Packs each source directory once; a definition that is already packed keeps its code.
 
     Args:
         workspace: Where snapshots are stored.
-        stores: Whether they are stored; else only their digests are found.
-        on_stage: Called with what is going on.
+        stores: Whether to store them; otherwise, only their digests are computed.
+        on_stage: Called with each stage.
         file: The pipeline's own file, which is not part of the code of its steps.
     """
 
@@ -134,7 +134,7 @@ class Packer:
     _starts: dict[str, JobSpec] = field(default_factory=dict)
 
     def start(self, spec: JobSpec) -> JobSpec:
-        """Return a step's job as `submitting.submit` would write it, its packages packed.
+        """Return a step's job as `submitting.submit` would write it, with its packages packed.
 
         Raises:
             SpecError: the packages or the checkpoint cannot be packed.
@@ -171,7 +171,7 @@ class Packer:
         return self._packed[place]
 
     def _digest(self, checked: submitting.Checked) -> str:
-        """Return the digest that a snapshot would have; it is kept nowhere."""
+        """Return the digest of a snapshot without storing it."""
         from rayjobs import snapshots
 
         assert checked.source is not None
@@ -203,20 +203,20 @@ def plan(
     resumed: Mapping[str, str] | None = None,
     packer: Packer | None = None,
 ) -> PlannedRun:
-    """Check a pipeline and decide which steps are reused; nothing is submitted.
+    """Check a pipeline and decide which steps are reused, without submitting it.
 
     Args:
-        workspace: Where it runs.
+        workspace: Its workspace.
         spec: The pipeline.
-        experiment: What the run will belong to.
+        experiment: The experiment of the run.
         values: Values of parameters.
-        regenerate: Run every step, whatever was done before.
-        resumed: Jobs of an earlier run by step, whose results are taken.
-        packer: Packs the code; None packs and stores it.
+        regenerate: Run every step, without reuse.
+        resumed: Step → job of an earlier run whose results are reused.
+        packer: Packs the code; None means a packer that also stores it.
 
     Raises:
-        PipelineError: something is wrong with it; all problems at once.
-        CannotBePlacedError: a target can never hold a step.
+        PipelineError: something is wrong with it; lists all problems.
+        CannotBePlacedError: a target can never run a step.
         SnapshotError: a source directory cannot be packed.
     """
     order, edges, wrong = looked_at(spec)
@@ -259,7 +259,7 @@ def plan(
 
 
 def _own_file(spec: PipelineSpec) -> Path | None:
-    """Return the pipeline's file; None: there is none, or a step names it and so may read it."""
+    """Return the pipeline's file; None if there is none, or if a step names it and may read it."""
     if spec.file is None:
         return None
     jobs = json.dumps([dict(step.job) for step in spec.steps.values()], default=str)
@@ -311,7 +311,7 @@ DRIVER = "rayjobs.tuning.driver_actor:start"
 
 @dataclass
 class _Maker:
-    """Makes the steps of one run, each after those that it waits for."""
+    """Makes the steps of one run in topological order."""
 
     workspace: OpenWorkspace
     spec: PipelineSpec
@@ -365,7 +365,7 @@ class _Maker:
     def _check(
         self, name: str, step: StepSpec, params: Mapping[str, Any]
     ) -> submitting.Checked | None:
-        """Return a step's job ready to submit, and record its problems."""
+        """Return a step's job, ready to submit, and record its problems."""
         values = with_values(dict(step.job), self.values)
         values.setdefault("name", name)
         values["environment_variables"] = {
@@ -387,7 +387,7 @@ class _Maker:
             job = readable(values)
             if job.array is not None:
                 raise SpecError(
-                    problems=[Problem("array", "a step is not an array.", "Take it out.")]
+                    problems=[Problem("array", "a step cannot be an array.", "Remove it.")]
                 )
             if step.sweep is not None:
                 self._check_sweep(name, step, job)
@@ -419,7 +419,7 @@ class _Maker:
             found = submitting.check(self.workspace, job, planned=self._planned)
             self._checked[key] = found
             return found
-        # The files and the target are those of the other job; its own texts are not.
+        # The other job has the same files and target, but different texts.
         problems = [*checks.check(job), *unknown_variables(job)]
         if problems:
             raise SpecError(problems=problems)
@@ -443,7 +443,7 @@ class _Maker:
         parse_sweep({**definition, "job": job.model_dump(mode="json")}, where=f"steps.{name}")
 
     def _renamed(self, one: Any) -> Any:
-        """Return an input with the job that will make it instead of the step."""
+        """Return an input with the job that will make it in place of the step."""
         if isinstance(one, str):
             one = {"source": one}
         source = one.get("source") if isinstance(one, Mapping) else None
@@ -517,7 +517,7 @@ class _Maker:
 
 
 def _skeleton(job: JobSpec) -> str:
-    """Return all of a job that is checked against files, storage and target, as one text."""
+    """Return all parts of a job that are checked against files, storage and target, as text."""
     own = {"name", "display_name", "arguments", "tags", "environment_variables", "inputs"}
     inputs = [
         (name, OUTPUT if one.source.startswith(OUTPUT) else one.source, one.mode)
@@ -530,21 +530,21 @@ def _outputs_with_places(outputs: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, one in outputs.items():
         given = {"destination": one} if isinstance(one, str) else one or {}
-        if isinstance(given, Mapping):  # else the job is refused
+        if isinstance(given, Mapping):  # otherwise, the job is refused
             given = {**given, "destination": given.get("destination") or DEFAULT_DESTINATION}
         found[name] = given
     return found
 
 
 def below(step: str, one: Problem) -> Problem:
-    """Return a problem of a step's job with its place in the pipeline."""
+    """Return a problem of a step's job with its path in the pipeline."""
     meant = near(one.path, sorted(OWN_KEYS)) if "is not a known key" in one.message else ""
     path = f"steps.{step}.{one.path}" if one.path else f"steps.{step}"
     return replace(one, path=path, remedy=meant or one.remedy)
 
 
 def file_problems(job: Mapping[str, Any]) -> list[Problem]:
-    """Find what is wrong with the script that a step names, whatever else is wrong with its job."""
+    """Find the problems of a step's script, independently of other problems of its job."""
     script, source = job.get("script"), job.get("source_directory")
     if not isinstance(script, str) or not isinstance(source, str) or "${{" in f"{source}{script}":
         return []
@@ -555,7 +555,7 @@ def readable(job: Mapping[str, Any]) -> JobSpec:
     """Return a step's job as `build_spec` does; a missing file is one problem among others.
 
     Raises:
-        SpecError: something is wrong with it; all problems at once.
+        SpecError: something is wrong with it; lists all problems.
     """
     try:
         return build_spec(job)

@@ -1,4 +1,4 @@
-"""The graph of a run as a picture: a box for each step with its state and time, by matplotlib."""
+"""Draws the graph of a run with matplotlib: a box for each step, with its state and time."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ COLOURS = {
 RUNNING = ("#2e8b57", "#e2f2e9")
 WIDTH, HEIGHT = 2.3, 0.8  # of a box, in inches
 GAP_X, GAP_Y = 0.9, 0.35
-# A picture is read on a screen: longer rows continue below, taller columns to the right.
+# The picture must fit a screen: longer rows continue below, taller columns to the right.
 MOST_COLUMNS, MOST_ROWS = 6, 16
 GAP_PART = 0.6  # between the parts of a high column
-LANE = 0.18  # from a box to the lines that pass beside it
+LANE = 0.18  # from a box to the lines that pass it
 GAP_BAND = 0.9
 TOP, BOTTOM = 0.7, 0.4
 NAME_CHARACTERS = 26
@@ -42,11 +42,11 @@ Way = tuple[tuple[float, float], ...]  # the points of a line, in inches
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the boxes of a picture are, in inches from its lower left corner.
+    """The positions of boxes in a picture, in inches from its lower left corner.
 
     Attributes:
-        centres: The middle of each step's box.
-        bands: Which row of columns each step is in, from 0 at the top.
+        centres: The centre of each step's box.
+        bands: The row of columns of each step, from 0 at the top.
         tops: The upper edge of the highest box of each of these rows.
     """
 
@@ -70,7 +70,7 @@ def levels_of(before: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def places_of(before: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, float]]:
-    """Return column and row of each step; a column is centred, its steps near those before them."""
+    """Return column and row of each step; columns are centred, steps are near predecessors."""
     levels = levels_of(before)
     columns: dict[int, list[str]] = {}
     for name, level in levels.items():
@@ -91,7 +91,7 @@ def places_of(before: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, float
 
 
 def layout_of(before: Mapping[str, Sequence[str]]) -> Layout:
-    """Return where each step's box is.
+    """Return the position of each step's box.
 
     Args:
         before: Step → the steps that it waits for; each step comes after those.
@@ -189,12 +189,12 @@ def write_plot(path: Path, views: Sequence[StepView], order: Sequence[str], *, t
 
     Args:
         path: The suffix chooses the format: ``.svg``, ``.png`` or ``.pdf``.
-        views: The steps as they stand.
-        order: Their names, each after all that it waits for.
-        title: Above the graph.
+        views: The current state of the steps.
+        order: Their names, in topological order.
+        title: The title above the graph.
 
     Raises:
-        UsageError: no such format, matplotlib is not installed, or the file cannot be written.
+        UsageError: the format is unknown, matplotlib is missing, or the file cannot be written.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"--plot {path}: the name must end with {', '.join(FORMATS)}")
@@ -240,7 +240,7 @@ def write_plot(path: Path, views: Sequence[StepView], order: Sequence[str], *, t
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     except OSError as error:
-        raise UsageError(f"--plot {path}: it cannot be written ({error.strerror})") from None
+        raise UsageError(f"--plot {path}: the file cannot be written ({error.strerror})") from None
     return path
 
 
@@ -275,8 +275,8 @@ def _arrow_down(
 ) -> None:
     """Draw an arrow to a lower row of columns, between the columns and above that row.
 
-    It leaves at the right of a box and comes in at the left, as all others do, on lanes of its own:
-    boxes that are only adjacent must not seem connected by an arrow.
+    Like all arrows, it leaves a box on the right and enters on the left. It has its own lanes, so
+    that boxes that are only adjacent do not seem connected.
     """
     colour = "#333333" if is_critical else "#999999"
     width = 2.2 if is_critical else 1.0
@@ -315,7 +315,7 @@ def _box(axes: Any, centre: tuple[float, float], view: StepView, *, is_critical:
             linewidth=2.4 if is_critical else 1.2,
         )
     )
-    # A name between dollar signs is not a formula.
+    # matplotlib must not read a name between dollar signs as a formula.
     name = textwrap.shorten(view.name, NAME_CHARACTERS, placeholder="…").replace("$", r"\$")
     name = name if len(name) <= NAME_CHARACTERS else name[: NAME_CHARACTERS - 1] + "…"
     axes.text(x, y + 0.14, name, ha="center", va="center", fontsize=9.5, weight="bold")

@@ -33,10 +33,10 @@ def publish(
     version: str | None = None,
     description: str = "",
 ) -> PublishedRecord:
-    """Keep a pipeline with its code, to be run by its id.
+    """Store a pipeline with its code, so that it can be run by its id.
 
     Raises:
-        PipelineError: something is wrong with it; all problems at once.
+        PipelineError: something is wrong with it; lists all problems.
         SnapshotError: a source directory cannot be packed.
     """
     from rayjobs.submit import copies
@@ -64,7 +64,7 @@ def run_published(
 
 
 def definition_of(record: PublishedRecord) -> PipelineSpec:
-    """Return the pipeline of a record that may be run.
+    """Return the pipeline of an active record.
 
     Raises:
         UsageError: it is disabled.
@@ -77,7 +77,7 @@ def definition_of(record: PublishedRecord) -> PipelineSpec:
 
 
 class PublishedPipeline:
-    """A pipeline that was published; `Pipeline.publish` makes one."""
+    """A published pipeline; `Pipeline.publish` makes one."""
 
     def __init__(self, workspace: Workspace, record: PublishedRecord) -> None:
         self._workspace = workspace
@@ -92,7 +92,7 @@ class PublishedPipeline:
         """Return a published pipeline by its id (or its name).
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: it does not exist.
         """
         return PublishedPipeline(workspace, workspace.opened.store.published_pipeline(id))
 
@@ -108,22 +108,22 @@ class PublishedPipeline:
 
     @property
     def id(self) -> str:
-        """Names it."""
+        """Its id."""
         return self._record.id
 
     @property
     def name(self) -> str:
-        """For people."""
+        """A text for users."""
         return self._record.name
 
     @property
     def version(self) -> str | None:
-        """The name that its author gave it."""
+        """The version that its author gave it."""
         return self._record.version
 
     @property
     def description(self) -> str:
-        """For people."""
+        """A text for users."""
         return self._record.description
 
     @property
@@ -133,22 +133,22 @@ class PublishedPipeline:
 
     @property
     def endpoint(self) -> str:
-        """The command that runs it: rayjobs has no web service."""
+        """The command that runs it (rayjobs has no web service)."""
         return f"rayjobs pipeline run --published {self.id}"
 
     @property
     def workspace(self) -> Workspace:
-        """Where it is."""
+        """The workspace that contains it."""
         return self._workspace
 
     @property
     def continue_on_step_failure(self) -> bool:
-        """Whether its runs go on after a step has failed, unless the submit says otherwise."""
+        """Whether its runs continue after a step has failed, unless the submit overrides it."""
         return read_pipeline(self._record.spec).continue_on_step_failure
 
     @property
     def total_run_steps(self) -> int:
-        """How many steps it has."""
+        """The number of its steps."""
         return len(self.get_step_names())
 
     def get_step_names(self) -> Sequence[str]:
@@ -192,7 +192,7 @@ class PublishedPipeline:
         return PipelineRun(Experiment(place, done.pipeline.job.experiment), done.pipeline.job.id)
 
     def enable(self) -> None:
-        """Let it be run again."""
+        """Allow runs again."""
         self._set(active=True)
 
     def disable(self) -> None:
@@ -206,7 +206,7 @@ class PublishedPipeline:
 
 
 class PipelineEndpoint:
-    """A name for published pipelines: versions, one of them the default."""
+    """A name for published pipelines, its versions, one of which is the default."""
 
     def __init__(self, workspace: Workspace, versions: list[EndpointVersion]) -> None:
         self._workspace = workspace
@@ -220,7 +220,7 @@ class PipelineEndpoint:
     def publish(
         workspace: Workspace, name: str, pipeline: Any, description: str = "", **kwargs: Any
     ) -> PipelineEndpoint:
-        """Make an endpoint with its first version.
+        """Create an endpoint with its first version.
 
         Raises:
             UsageError: the endpoint exists.
@@ -228,7 +228,7 @@ class PipelineEndpoint:
         known = {one.name for one in workspace.opened.store.endpoint_versions()}
         if name in known:
             raise UsageError(
-                f"the pipeline endpoint {name!r} exists; add a version: "
+                f"the pipeline endpoint {name!r} already exists; add a version: "
                 f"PipelineEndpoint.get(ws, name={name!r}).add(pipeline)"
             )
         published = _published_of(workspace, pipeline, name)
@@ -244,7 +244,7 @@ class PipelineEndpoint:
         """Return an endpoint by its name or id.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: it does not exist.
         """
         text = name or id
         if not text:
@@ -267,17 +267,17 @@ class PipelineEndpoint:
 
     @property
     def id(self) -> str:
-        """Names it."""
+        """Its id."""
         return self._versions[0].id
 
     @property
     def name(self) -> str:
-        """Names it, too."""
+        """Its name, which also identifies it."""
         return self._versions[0].name
 
     @property
     def description(self) -> str:
-        """Of its newest version."""
+        """The description of its newest version."""
         return self._versions[-1].description
 
     @property
@@ -292,7 +292,7 @@ class PipelineEndpoint:
 
     @property
     def default_version(self) -> str:
-        """The version that is run unless another one is named."""
+        """The version that runs unless another one is named."""
         return str(next(one.version for one in self._versions if one.is_default))
 
     def get_default_version(self) -> str:
@@ -306,7 +306,7 @@ class PipelineEndpoint:
     list_versions = get_all_versions
 
     def get_pipeline(self, version: str | None = None) -> PublishedPipeline:
-        """Return the published pipeline of a version, of the default one if none is named.
+        """Return the published pipeline of a version; None means the default version.
 
         Raises:
             UsageError: there is no such version.
@@ -321,7 +321,7 @@ class PipelineEndpoint:
         )
 
     def list_pipelines(self, active_only: bool = True) -> Sequence[PublishedPipeline]:
-        """Return the published pipelines of all versions; disabled ones only if asked for."""
+        """Return the published pipelines of all versions, or only the active ones."""
         found = [self.get_pipeline(version) for version in self.get_all_versions()]
         return [one for one in found if one.status == ACTIVE or not active_only]
 
@@ -352,7 +352,7 @@ class PipelineEndpoint:
         self._versions = store.endpoint_versions(self.name)
 
     def set_default(self, pipeline: PublishedPipeline) -> None:
-        """Make the newest version that is a published pipeline the default.
+        """Make the newest version of a published pipeline the default.
 
         Raises:
             UsageError: the pipeline is not a version of this endpoint.
@@ -367,7 +367,7 @@ class PipelineEndpoint:
         self.set_default_version(str(versions[-1]))
 
     def set_name(self, name: str) -> None:
-        """Give the endpoint another name.
+        """Rename the endpoint.
 
         Raises:
             UsageError: another endpoint has it, or it is empty.
@@ -379,7 +379,7 @@ class PipelineEndpoint:
         self._versions = store.endpoint_versions(self.id)
 
     def enable(self) -> None:
-        """Let it be run again."""
+        """Allow runs again."""
         self._set(active=True)
 
     def disable(self) -> None:
@@ -406,7 +406,7 @@ class PipelineEndpoint:
         pipeline_version: str | None = None,
         **options: Any,
     ) -> PipelineRun:
-        """Run a version, the default one if none is named.
+        """Run a version; None means the default version.
 
         Raises:
             UsageError: the endpoint is disabled, or has no such version.

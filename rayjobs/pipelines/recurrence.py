@@ -1,4 +1,4 @@
-"""When a schedule is due: every N minutes, hours, days, weeks or months.
+"""The times of a schedule: every N minutes, hours, days, weeks or months.
 
 Source: ``azureml.pipeline.core.schedule`` (ScheduleRecurrence, TimeZone).
 """
@@ -21,7 +21,7 @@ from rayjobs.spec.problems import problem_of
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 STEPS = {"Minute": timedelta(minutes=1), "Hour": timedelta(hours=1)}
 TIME = re.compile(r"^([01]?\d|2[0-3]):([0-5]\d)$")
-# Windows' names of time zones, which Azure ML uses. Source: CLDR, windowsZones.xml.
+# Windows time zone names, which Azure ML uses. Source: CLDR, windowsZones.xml.
 WINDOWS_ZONES = {
     "UTC": "UTC",
     "GMT Standard Time": "Europe/London",
@@ -71,13 +71,13 @@ class Recurrence(Model):
     Attributes:
         frequency: The unit.
         interval: Number of units between two runs.
-        time_zone: Name of the IANA database or of Windows.
-        start_at: The first time, local, as ``2026-11-27T09:30:00``; one with an offset is converted
-            to local time; None: when it was made.
-        hours: Of days and weeks: the hours; None: that of the start.
-        minutes: Of days and weeks: the minutes of these hours; None: that of the start.
-        week_days: Of weeks: the days; None: that of the start.
-        time_of_day: Of days and weeks: instead of hours and minutes, one time (``15:30``).
+        time_zone: An IANA or Windows time zone name.
+        start_at: The first local time, such as ``2026-11-27T09:30:00``; a time with an offset is
+            converted to local time; None: when it was made.
+        hours: For days and weeks: the hours; None: the hour of the start.
+        minutes: For days and weeks: the minutes of these hours; None: the minute of the start.
+        week_days: For weeks: the days; None: the day of the start.
+        time_of_day: For days and weeks: a single time (``15:30``) instead of hours and minutes.
     """
 
     frequency: Literal["Minute", "Hour", "Day", "Week", "Month"]
@@ -150,7 +150,7 @@ class Recurrence(Model):
 
         Args:
             moment: Timezone-aware.
-            made_at: When the schedule was made: the start of one that names none.
+            made_at: When the schedule was made, which is the default start.
         """
         start = (self.start_at or made_at.astimezone(self.zone)).replace(tzinfo=self.zone)
         step = STEPS.get(self.frequency)
@@ -167,7 +167,7 @@ class Recurrence(Model):
         raise AssertionError("the days of a recurrence have no end")
 
     def _days(self, start: datetime, moment: datetime) -> Iterator[datetime]:
-        """Yield the times of days, weeks and months, from a little before `moment` on."""
+        """Yield the times of days, weeks and months, from shortly before `moment`."""
         near = max(start, moment.astimezone(self.zone)).date()
         first = start.date()
         if self.frequency == "Month":
@@ -219,10 +219,10 @@ class Recurrence(Model):
 
 
 def recurrence_of(values: Mapping[str, Any]) -> Recurrence:
-    """Return the recurrence that stored or given values describe.
+    """Return the recurrence for stored or given values.
 
     Raises:
-        UsageError: they describe none.
+        UsageError: they do not describe a recurrence.
     """
     try:
         return Recurrence.model_validate(dict(values))
@@ -232,18 +232,18 @@ def recurrence_of(values: Mapping[str, Any]) -> Recurrence:
 
 
 class ScheduleRecurrence:
-    """When a schedule falls due, with Azure ML's arguments.
+    """The times of a schedule, with Azure ML's arguments.
 
     Args:
         frequency: ``Minute``, ``Hour``, ``Day``, ``Week`` or ``Month``.
-        interval: Every so many of them.
-        start_time: The first time: a datetime, or text as ``2026-11-27T09:30:00``. One with an
-            offset is that moment, and is converted to `time_zone`.
-        time_zone: Of the start and of hours and minutes: a `TimeZone`, or an IANA name.
-        hours: Of Day and Week: a list of hours.
-        minutes: Of Day and Week: a list of minutes.
-        week_days: Of Week: a list of days, such as ``Monday``.
-        time_of_day: Of Day and Week: one time, such as ``15:30``.
+        interval: Number of units between two runs.
+        start_time: The first time: a datetime, or a text such as ``2026-11-27T09:30:00``. A time
+            with an offset is converted to `time_zone`.
+        time_zone: Time zone of the start, hours and minutes: a `TimeZone`, or an IANA name.
+        hours: For Day and Week: a list of hours.
+        minutes: For Day and Week: a list of minutes.
+        week_days: For Week: a list of days, such as ``Monday``.
+        time_of_day: For Day and Week: a single time, such as ``15:30``.
 
     Raises:
         UsageError: an argument is wrong.

@@ -1,9 +1,10 @@
-"""Which steps take the results of an earlier run, and why others run again.
+"""Decides which steps reuse the results of an earlier run, and explains why others run again.
 
-A step's *parts* are all that decides about its results. Two steps with equal parts have equal
-results as far as rayjobs can tell, whatever their run. Inputs count by what names them: a dataset's
+A step's *parts* are everything that determines its results. As far as rayjobs can tell, two steps
+with equal parts have equal results, in any run. Inputs are compared by reference: a dataset's
 version or definition, a path in a datastore, the job that made an output; their bytes are not read.
-Packages count as they are asked for, and as the newest job that asked for the same has got them.
+Packages are compared by their requirements, and by the versions that the newest job with the same
+requirements got.
 
 Source: Azure ML SDK v1, `allow_reuse` of steps.
 """
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 FORMAT = 2
-# All other fields of a job decide about its results, also one that is new and forgotten here.
+# All other fields of a job determine its results, including new fields that are not listed here.
 NOT_COUNTED = frozenset(
     {
-        # how it is written down and found
+        # description and lookup
         "version",
         "notify",
         "name",
@@ -41,7 +42,7 @@ NOT_COUNTED = frozenset(
         "tags",
         "strict",
         "substitutes",  # the other fields contain the effective values
-        # where and when it runs, how often, how long
+        # where and when it runs, how often, and for how long
         "target",
         "resources",
         "priority",
@@ -54,12 +55,12 @@ NOT_COUNTED = frozenset(
         "log_cap_mib",
         "umask",
         "depends_on",
-        "array",  # no step is one
-        # counted by the digest of its files
+        "array",  # a step is never an array
+        # compared by the digest of the files
         "source_directory",
     }
 )
-# These have parts of their own names.
+# These have parts of the same name.
 _BY_NAME = frozenset({"script", "command", "environment_variables", "inputs", "outputs"})
 PACKAGES = "packages"  # the versions that were installed for `environment`; not a part
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -67,12 +68,12 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Decision:
-    """Why a step is reused, or runs.
+    """Why a step is reused or runs.
 
     Attributes:
         reason: One sentence.
         original: The job whose results are reused; None: the step runs.
-        compared_with: The earlier step's job that it was compared with.
+        compared_with: The job of the earlier step that it was compared with.
         differs: Names of the parts that differ from it.
     """
 
@@ -98,16 +99,16 @@ def parts_of(
     params: Mapping[str, Any],
     definition_of: Callable[[str], str] = str,
 ) -> dict[str, Any]:
-    """Return all that decides about a step's results, by name.
+    """Return everything that determines a step's results, by name.
 
     Fields that only decide where and when it runs are excluded, see `NOT_COUNTED`.
 
     Args:
-        spec: The step's job with its inputs named as they will be read.
+        spec: The step's job, with the final sources of its inputs.
         step: The step's definition.
-        snapshot: Digest of its code, or of the files that count.
+        snapshot: Digest of its code, or of its `hash_paths`.
         params: The values of the step's `params`.
-        definition_of: Returns what counts of an input, by its source.
+        definition_of: Returns the text to compare for the source of an input.
     """
     variables = {
         name: value
@@ -124,7 +125,7 @@ def parts_of(
     }
     given = spec.model_dump(mode="json", exclude={*NOT_COUNTED, *_BY_NAME})
     if given["parallel_run"] is None:
-        del given["parallel_run"]  # steps that were stored before there was one have none
+        del given["parallel_run"]  # steps that were stored before it existed do not have it
     parts |= given
     if step.sweep is not None:
         parts["sweep"] = json.loads(json.dumps(dict(step.sweep.definition)))
@@ -136,10 +137,10 @@ def parts_of(
 
 
 def definition_of(catalogue: Catalogue, source: str) -> str:
-    """Return what counts of an input: of a dataset that is not registered, its definition.
+    """Return the text to compare for an input: for an unregistered dataset, its definition.
 
-    That is what it is made of, and which files it has; their bytes do not count, as those of a path
-    in a datastore.
+    The definition consists of the dataset's sources and the names of its files. Their bytes do not
+    count, just as for a path in a datastore.
     """
     if not source.startswith(SAVED):
         return source
@@ -162,7 +163,7 @@ def key_of(parts: Mapping[str, Any]) -> str:
 def digest_of_paths(source: Path, paths: tuple[str, ...]) -> str:
     """Return the digest of the names and content of some files below a source directory.
 
-    A folder means all files below it. A missing path counts as missing.
+    A folder means all files below it. A missing path also counts.
     """
     whole = hashlib.sha256()
     for one in sorted(paths):
@@ -187,10 +188,10 @@ class Decisions:
     """Decides for the steps of one run.
 
     Args:
-        workspace: Where earlier runs are.
+        workspace: The workspace with the earlier runs.
         pipeline: The pipeline's name.
-        regenerate: Run every step.
-        resumed: Jobs of an earlier run by step, whose results are taken whatever `allow` says.
+        regenerate: Run every step, without reuse.
+        resumed: Step → job of an earlier run whose results are reused, regardless of `allow`.
     """
 
     workspace: OpenWorkspace
@@ -212,12 +213,12 @@ class Decisions:
         """Return whether a step reuses the results of an earlier one.
 
         Args:
-            name: Of the step.
+            name: Name of the step.
             step: Its definition.
-            parts: What decides about its results.
+            parts: Everything that determines its results.
             spec: Its job.
-            outputs: Names of the outputs that must be as they were.
-            fresh: Input → step, of the inputs that a step makes which runs in this run.
+            outputs: Names of the outputs that must be unchanged.
+            fresh: Input → step, for inputs from steps that run in this run.
         """
         store = self.workspace.store
         if name in self.resumed:
@@ -231,7 +232,7 @@ class Decisions:
         if not step.reuse.allow:
             return Decision("runs: reuse is off for this step")
         damaged, outdated = "", None
-        # An input that is made in this run has a new name, so no earlier step can have read it.
+        # An input that this run makes has a new source, so no earlier step can have read it.
         for one in () if fresh else store.reusable_steps(key_of(parts)):
             wrong = made.damage(self.workspace, one.job, outputs)
             if wrong is None and (others := self._other_packages(spec, one.job)):
@@ -248,9 +249,9 @@ class Decisions:
         return compared(parts, store.earlier_step(self.pipeline, name), fresh=fresh)
 
     def _other_packages(self, spec: JobSpec, original: str) -> str:
-        """Return how the lock of an earlier job differs from the newest one of the same packages.
+        """Return how an earlier job's lock differs from the newest lock for the same requirements.
 
-        Versions that an index has offered since are not known before a job is built with them.
+        Newer versions in the package index are unknown until a job is built with them.
         """
         if spec.environment is None or isinstance(spec.environment, str):
             return ""
@@ -288,7 +289,7 @@ def changed_packages(workspace: OpenWorkspace, then: str, now: str) -> tuple[str
 def compared(
     parts: Mapping[str, Any], earlier: StepRow | None, *, fresh: Mapping[str, str] = _NOTHING
 ) -> Decision:
-    """Return why a step runs, by the newest earlier one of its name."""
+    """Return why a step runs, compared with the newest earlier step of the same name."""
     if earlier is None:
         return Decision("runs: no earlier run of this step has completed")
     if earlier.reuse_key is None:

@@ -1,4 +1,4 @@
-"""PipelineRun and StepRun: the handles on a submitted pipeline and its steps.
+"""PipelineRun and StepRun: the handles of a submitted pipeline and its steps.
 
 Source: ``azureml.pipeline.core.run``.
 """
@@ -41,7 +41,7 @@ _ONLY_STEPS = (
 
 
 def status_of(state: JobState | str) -> str:
-    """Return a state as Azure ML names it for pipelines and steps."""
+    """Return Azure ML's name of a state for pipelines and steps."""
     return FINISHED if str(state) == JobState.COMPLETED else str(state)
 
 
@@ -51,7 +51,7 @@ class PipelineRun(JobRun):
     type = "azureml.PipelineRun"
 
     def __init__(self, experiment: Experiment | None = None, run_id: str = "", **kwargs: Any):
-        """Take hold of the run `run_id` of an experiment.
+        """Get the handle of the run `run_id` in an experiment.
 
         Raises:
             NotFoundError: there is no such pipeline run.
@@ -59,7 +59,7 @@ class PipelineRun(JobRun):
         super().__init__(experiment, run_id)
         self._pipeline = self._store.pipeline(run_id)
 
-    # -- found -----------------------------------------------------------------------------------
+    # -- lookup ----------------------------------------------------------------------------------
     @staticmethod
     def get(workspace: Workspace, run_id: str) -> PipelineRun:
         """Return a pipeline run by its id."""
@@ -99,7 +99,7 @@ class PipelineRun(JobRun):
                 yield from JobRun.get_children(step, recursive=True, status=status)
 
     def find_step_run(self, name: str) -> list[StepRun]:
-        """Return the steps of this name: none, one, or several."""
+        """Return all steps with this name."""
         titles = {
             key: str(one.get("title") or key) for key, one in self._pipeline.spec["steps"].items()
         }
@@ -178,7 +178,7 @@ class PipelineRun(JobRun):
 
         Args:
             show_output: Print each step's start and end.
-            timeout_seconds: Give up the waiting after this time; the pipeline runs on.
+            timeout_seconds: Stop waiting after this time; the pipeline continues.
             raise_on_error: Raise if the pipeline failed.
 
         Raises:
@@ -234,7 +234,7 @@ class PipelineRun(JobRun):
                 self._say(f"[{view.name}] {view.text}")
 
     def cancel(self) -> None:
-        """Ask for the end of all steps; of one that has ended nothing changes."""
+        """Request the end of all steps; steps that have ended do not change."""
         from rayjobs.core.users import user_name
         from rayjobs.submit.submitting import wake_or_start
 
@@ -245,7 +245,7 @@ class PipelineRun(JobRun):
                 wake_or_start(self._opened, target)
 
     def complete(self, **kwargs: Any) -> None:
-        """Refuse: a pipeline's end is that of its steps.
+        """Refuse: a pipeline ends with its steps.
 
         Raises:
             UsageError: always.
@@ -253,7 +253,7 @@ class PipelineRun(JobRun):
         raise UsageError("a pipeline run ends with its last step; cancel() ends it earlier")
 
     def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
-        """Refuse: a pipeline's end is that of its steps.
+        """Refuse: a pipeline ends with its steps.
 
         Raises:
             UsageError: always.
@@ -291,7 +291,7 @@ class StepRun(JobRun):
     type = "azureml.StepRun"
 
     def __init__(self, experiment: Experiment | None = None, run_id: str = "", **kwargs: Any):
-        """Take hold of the step `run_id`.
+        """Get the handle of the step `run_id`.
 
         Raises:
             NotFoundError: there is no such step.
@@ -330,7 +330,7 @@ class StepRun(JobRun):
         return self._row.decision
 
     def get_status(self) -> str:
-        """Return the state, Finished for a completed step."""
+        """Return the state; a completed step is Finished."""
         return status_of(self._job().state)
 
     def wait_for_completion(  # type: ignore[override]  # Azure ML's, which returns the status
@@ -373,7 +373,7 @@ class StepRun(JobRun):
         return outputs[name]
 
     def get_output_data(self, name: str) -> PortDataReference:
-        """Return where an output is stored.
+        """Return the stored location of an output.
 
         Raises:
             NotFoundError: the step has no such output.
@@ -391,11 +391,11 @@ class StepRun(JobRun):
         return "" if first is None else self._log(first)
 
     def get_stderr_log(self) -> str:
-        """Return the same as `get_stdout_log`: both go to one log, in the order of the writes."""
+        """Return the same as `get_stdout_log`: both streams go to one log, as they are written."""
         return self.get_stdout_log()
 
     def get_job_log(self) -> str:
-        """Return the history of the step's job, a line for each event."""
+        """Return the history of the step's job, one line per event."""
         return "".join(
             f"{event.at:%Y-%m-%d %H:%M:%S} {event.message}\n"
             for event in self._store.events(self.original.id)
@@ -433,7 +433,7 @@ class StepRun(JobRun):
 
 
 def step_run(experiment: Experiment, job_id: str) -> StepRun:
-    """Return the handle on a step."""
+    """Return the handle of a step."""
     return StepRun(experiment, job_id)
 
 
@@ -444,7 +444,7 @@ class HyperDriveStepRun(HyperDriveRun):
     """
 
     def __init__(self, step_run: StepRun) -> None:
-        """Take the sweep of a step; of a reused step, the one whose results it takes.
+        """Get the sweep of a step; for a reused step, the original sweep.
 
         Raises:
             NotFoundError: the step is not a sweep.
@@ -469,12 +469,12 @@ class StepRunOutput:
         return self.step_run.pipeline_run_id
 
     def get_port_data_reference(self) -> PortDataReference:
-        """Return where the output is stored."""
+        """Return the stored location of the output."""
         return PortDataReference(self.step_run, self.name)
 
 
 class PortDataReference:
-    """Where an output of a step is in its datastore.
+    """The location of a step's output in its datastore.
 
     Source: ``azureml.pipeline.core.PortDataReference``.
     """
@@ -527,7 +527,7 @@ class PortDataReference:
         return self.step_run.pipeline_run_id
 
     def __repr__(self) -> str:
-        """Return where it is."""
+        """Return its name and location."""
         return f"PortDataReference({self.name!r}, {'/'.join(self._place())!r})"
 
     def create_input_binding(
@@ -537,7 +537,7 @@ class PortDataReference:
         path_on_compute: str | None = None,
         overwrite: bool | None = None,
     ) -> InputPortBinding:
-        """Return it as an input of a step of another pipeline."""
+        """Return it as an input for a step of another pipeline."""
         return InputPortBinding(
             input_name or self.name,
             self.data_reference,
@@ -547,11 +547,11 @@ class PortDataReference:
         )
 
     def as_input(self, input_name: str | None = None) -> InputPortBinding:
-        """Return it as an input of a step of another pipeline, under another name."""
+        """Return it as an input for a step of another pipeline, under another name."""
         return self.create_input_binding(input_name)
 
     def as_mount(self, input_name: str | None = None) -> InputPortBinding:
-        """Return it as a mounted input of a step of another pipeline."""
+        """Return it as a mounted input for a step of another pipeline."""
         return self.create_input_binding(input_name, "mount")
 
     def as_download(
@@ -560,12 +560,12 @@ class PortDataReference:
         path_on_compute: str | None = None,
         overwrite: bool | None = None,
     ) -> InputPortBinding:
-        """Return it as a downloaded input of a step of another pipeline."""
+        """Return it as a downloaded input for a step of another pipeline."""
         return self.create_input_binding(input_name, "download", path_on_compute, overwrite)
 
     @property
     def data_reference(self) -> DataReference:
-        """The place as a DataReference."""
+        """The location as a DataReference."""
         from rayjobs.datastore.refs import DataReference
 
         store, path = self._place()
@@ -573,7 +573,7 @@ class PortDataReference:
 
     @property
     def data_path(self) -> DataPath:
-        """The place as a DataPath."""
+        """The location as a DataPath."""
         from rayjobs.datastore.refs import DataPath
 
         store, path = self._place()
@@ -585,12 +585,12 @@ class PortDataReference:
         """Download the files of the output below `local_path`, under their paths on the datastore.
 
         Args:
-            local_path: A folder; it is made if needed.
-            overwrite: Replace files that are there.
-            show_progress: Noted only.
+            local_path: A folder; created if needed.
+            overwrite: Replace existing files.
+            show_progress: Accepted but unused.
 
         Returns:
-            How many files were downloaded.
+            The number of downloaded files.
 
         Raises:
             NotFoundError: the step has stored nothing there.
@@ -623,7 +623,7 @@ class PipelineGraph:
     """The graph of a pipeline run.
 
     Attributes:
-        nodes: The steps with their states, as they were when the graph was asked for.
+        nodes: The steps, with their states at the time of the request.
         edges: (before, after, output or None).
     """
 
@@ -636,7 +636,7 @@ class PipelineGraph:
         self.edges = tuple((one.before, one.after, one.output) for one in graph.edges)
 
     def __repr__(self) -> str:
-        """Return how large it is."""
+        """Return its size."""
         steps, edges = counted(len(self.nodes), "step"), counted(len(self.edges), "edge")
         return f"PipelineGraph({steps}, {edges})"
 

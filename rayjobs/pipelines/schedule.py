@@ -1,4 +1,4 @@
-"""Schedules of published pipelines: at times that come again, or when stored files change.
+"""Schedules of published pipelines: at recurring times, or when stored files change.
 
 Source: ``azureml.pipeline.core.schedule`` 1.62.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 ACTIVE, DISABLED = "Active", "Disabled"
-# Minutes between two looks at watched files: each starts a process.
+# Minutes between two checks of watched files; each check starts a process.
 SHORTEST_MIN, LONGEST_MIN = 0.01, 525_600
 
 
@@ -45,19 +45,19 @@ def create(
     description: str = "",
     continues: bool | None = None,
 ) -> ScheduleRecord:
-    """Make a schedule, durably; its first run is at its first time from now on.
+    """Create a schedule durably; its first run is at its next due time.
 
     Args:
         workspace: Where the pipeline is published.
-        name: For people.
-        experiment: What its runs belong to.
+        name: A name for users.
+        experiment: The experiment of its runs.
         pipeline: Id of a published pipeline.
-        endpoint: Or of an endpoint, whose default is run.
+        endpoint: Id of an endpoint instead, whose default version runs.
         recurrence: When it runs.
-        watched: Or the watched data: datastore, path, polling_interval in minutes, parameter.
+        watched: The watched data instead: datastore, path, polling_interval in minutes, parameter.
         parameters: Values of the pipeline's parameters for each run.
-        description: For people.
-        continues: Whether runs go on after a failure; None: the pipeline's own setting.
+        description: A description for users.
+        continues: Whether runs continue after a failure; None: the pipeline's own setting.
 
     Raises:
         UsageError: it has neither a recurrence nor a datastore, or both.
@@ -90,7 +90,7 @@ def check(workspace: OpenWorkspace, record: ScheduleRecord) -> None:
     """Check that a schedule can run.
 
     Raises:
-        UsageError: it has no name; neither times nor watched files, or both; a wrong interval.
+        UsageError: it has no name, neither times nor watched files or both, or a wrong interval.
         NotFoundError: there is no such pipeline, endpoint or datastore.
         PipelineError: a parameter is wrong.
     """
@@ -120,13 +120,13 @@ def check(workspace: OpenWorkspace, record: ScheduleRecord) -> None:
 
 
 def set_active(workspace: OpenWorkspace, record: ScheduleRecord, *, active: bool) -> ScheduleRecord:
-    """Switch a schedule on or off; times that passed while it was off are not made up for."""
+    """Enable or disable a schedule; times that passed while it was disabled are skipped."""
     return put(workspace, record, is_active=active)
 
 
 def put(workspace: OpenWorkspace, record: ScheduleRecord, **values: Any) -> ScheduleRecord:
-    """Write a schedule with other values, and have its time kept where the workspace is."""
-    if workspace.server is not None:  # which finds out when it is due
+    """Write a schedule with other values, and let the workspace's machine run it."""
+    if workspace.server is not None:  # the server determines when it is due
         workspace.store.put_schedule(replace(record, **values))
         return workspace.store.schedule(record.id)
     new = changed(workspace, record, SystemClock().now(), **values)
@@ -146,7 +146,7 @@ Schedules = list["Schedule"]
 
 
 class Schedule:
-    """A published pipeline that is run at times, or when stored files change."""
+    """Runs a published pipeline at certain times, or when stored files change."""
 
     def __init__(self, workspace: Workspace, record: ScheduleRecord) -> None:
         self._workspace = workspace
@@ -156,7 +156,7 @@ class Schedule:
         """Return name, id and status."""
         return f"Schedule(Name: {self.name}, Id: {self.id}, Status: {self.status})"
 
-    # -- made and found ----------------------------------------------------------------------------
+    # -- creation and lookup -----------------------------------------------------------------------
     @staticmethod
     def create(
         workspace: Workspace,
@@ -173,22 +173,22 @@ class Schedule:
         path_on_datastore: str | None = None,
         **kwargs: Any,
     ) -> Schedule:
-        """Make a schedule of a published pipeline.
+        """Create a schedule of a published pipeline.
 
         Args:
             workspace: Where the pipeline is published.
-            name: For people.
+            name: A name for users.
             pipeline_id: Id of the published pipeline.
-            experiment_name: What the runs belong to.
+            experiment_name: The experiment of the runs.
             recurrence: When it runs.
-            description: For people.
+            description: A description for users.
             pipeline_parameters: Values of parameters for each run.
             datastore: Instead of a recurrence: run when files in it change.
-            polling_interval: Minutes between two looks at the datastore.
-            data_path_parameter_name: Parameter that gets the path of the changed file; of the
-                folder, where several have changed.
+            polling_interval: Minutes between two checks of the datastore.
+            data_path_parameter_name: Parameter for the path of the changed file, or of the folder
+                if several files have changed.
             continue_on_step_failure: After a failure, run the other steps.
-            path_on_datastore: Only files below it.
+            path_on_datastore: Watch only files below it.
             **kwargs: Azure ML's further arguments have no effect.
 
         Raises:
@@ -227,7 +227,7 @@ class Schedule:
         path_on_datastore: str | None = None,
         **kwargs: Any,
     ) -> Schedule:
-        """Make a schedule of an endpoint: each run is one of its default version; see `create`."""
+        """Create a schedule of an endpoint, which runs the default version; see `create`."""
         (own, *_) = workspace.opened.store.endpoint_versions(pipeline_endpoint_id)
         record = create(
             workspace.opened,
@@ -249,7 +249,7 @@ class Schedule:
         """Return a schedule by its id or name.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: it does not exist.
         """
         return Schedule(workspace, workspace.opened.store.schedule(id))
 
@@ -287,17 +287,17 @@ class Schedule:
     # -- facts -------------------------------------------------------------------------------------
     @property
     def id(self) -> str:
-        """Names it."""
+        """Its id."""
         return self._record.id
 
     @property
     def name(self) -> str:
-        """For people."""
+        """A text for users."""
         return self._record.name
 
     @property
     def description(self) -> str:
-        """For people."""
+        """A text for users."""
         return self._record.description
 
     @property
@@ -322,7 +322,7 @@ class Schedule:
 
     @property
     def recurrence(self) -> ScheduleRecurrence | None:
-        """When it runs; None: when files change."""
+        """When it runs; None if it runs when files change."""
         if self._record.recurrence is None:
             return None
         values = dict(self._record.recurrence)
@@ -340,7 +340,7 @@ class Schedule:
 
     @property
     def polling_interval(self) -> Any:
-        """Minutes between two looks."""
+        """Minutes between two checks."""
         return self._watch("polling_interval")
 
     @property
@@ -350,12 +350,12 @@ class Schedule:
 
     @property
     def continue_on_step_failure(self) -> bool | None:
-        """Whether other steps run on after a failure."""
+        """Whether other steps continue after a failure."""
         return self._record.continues
 
     @property
     def error_status(self) -> str:
-        """The problem at the last due time; empty: none."""
+        """The problem at the last due time; empty if there was none."""
         return self._workspace.opened.store.schedule(self.id).note
 
     def _watch(self, name: str) -> Any:
@@ -371,12 +371,12 @@ class Schedule:
         ]
 
     def get_last_pipeline_run(self) -> PipelineRun | None:
-        """Return the newest run that it started; None: there is none."""
+        """Return the newest run that it started, or None."""
         return next(iter(self.get_pipeline_runs()), None)
 
-    # -- changed -----------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------
     def enable(self, wait_for_provisioning: bool = False, wait_timeout: int = 3600) -> None:
-        """Let it run again, from now on."""
+        """Enable the schedule from now on."""
         self._record = set_active(self._workspace.opened, self._record, active=True)
 
     def disable(self, wait_for_provisioning: bool = False, wait_timeout: int = 3600) -> None:

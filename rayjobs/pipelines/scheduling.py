@@ -1,7 +1,7 @@
-"""Runs a published pipeline when its schedule is due: once, however many times were missed.
+"""Runs a published pipeline when its schedule is due: once, even if several times were missed.
 
-As a program, ``python -m rayjobs.pipelines.scheduling WORKSPACE``, it does so for all schedules of
-a workspace and prints when the next one falls due (see `rayjobs.target.timekeeper`).
+The program ``python -m rayjobs.pipelines.scheduling WORKSPACE`` does so for all schedules of a
+workspace, and prints when the next one falls due (see `rayjobs.target.timekeeper`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def target_of(workspace: OpenWorkspace, record: ScheduleRecord) -> PublishedReco
     """Return the published pipeline that a schedule runs now.
 
     Raises:
-        NotFoundError: it does not exist any more.
+        NotFoundError: it no longer exists.
         UsageError: its endpoint has no default.
     """
     if record.pipeline is not None:
@@ -90,7 +90,7 @@ def first_due(record: ScheduleRecord, now: datetime) -> datetime:
 
 
 def marks_of(workspace: OpenWorkspace, watched: Mapping[str, Any]) -> dict[str, str]:
-    """Return path → mark of each watched file, as they are now.
+    """Return path → current mark of each watched file.
 
     Raises:
         NotFoundError, DatastoreError: the datastore is gone, or cannot be read.
@@ -111,12 +111,12 @@ def run_due(
 ) -> list[Done]:
     """Run each due schedule once; return the results.
 
-    The run has an idempotency key of the schedule and its time. Whoever dies between the submit
-    and the note of it begins again, and finds the run. What fails for the moment stays due; only
-    what a repetition cannot change is left to the schedule's next time.
+    The run's idempotency key consists of the schedule and its time. A process that dies between the
+    submit and its record is repeated and finds the run. After a temporary failure, the schedule
+    stays due; after a permanent one, it waits for its next time.
 
     Args:
-        workspace: Where the schedules are.
+        workspace: The workspace of the schedules.
         clock: Tells the time.
         wake: Start the targets of the runs.
         away_since: Since when the store could not be reached before this call; None: it could.
@@ -135,7 +135,7 @@ def run_due(
             why = without_address(str(error))
             one = Done(record.id, f"{what} at {now:%Y-%m-%d %H:%M} UTC: {why}")
             next_at = record.next_at if passes else first_due(record, now)
-            # A failing store cannot record it; the schedule stays due in any case.
+            # A failing store cannot record it; the schedule stays due anyway.
             with contextlib.suppress(StoreError):
                 workspace.store.settle_schedule(
                     record.id, due=record.next_at, next_at=next_at, note=one.note
@@ -201,7 +201,7 @@ def _run(
     )
     run = submitted.pipeline.job.id
     if not submitted.created and seen is not None:
-        # Started by an earlier try, which saw what was there then. What came since has its own run.
+        # An earlier try has started it, for the files of that time. Newer files get their own run.
         known = submitted.pipeline.job.properties.get(SEEN_PROPERTY)
         seen = seen if known == _digest(seen) else None
     if submitted.created:
@@ -219,7 +219,7 @@ def _digest(seen: Mapping[str, str]) -> str:
 
 
 def lateness(record: ScheduleRecord, now: datetime, away_since: datetime | None = None) -> str:
-    """Return a sentence about times that were missed; empty: it is on time.
+    """Return a sentence about missed times; empty if it is on time.
 
     Args:
         record: The schedule, which is due.
@@ -243,9 +243,9 @@ def lateness(record: ScheduleRecord, now: datetime, away_since: datetime | None 
 
 
 def _why_it_waits(workspace: OpenWorkspace, published: PublishedRecord) -> str:
-    """Return why a pipeline is not run now: nothing serves one of its targets; empty: it can run.
+    """Return why a pipeline must wait (nothing serves one of its targets); empty if it can run.
 
-    Runs of each due time would pile up in the queue.
+    Otherwise, the runs of all due times would pile up in the queue.
     """
     steps = published.spec["steps"].values()
     for name in dict.fromkeys(str(one["job"].get("target", "local")) for one in steps):
@@ -265,7 +265,7 @@ def _away(workspace: OpenWorkspace, target: str) -> Serving | None:
 
 
 def wake_targets(workspace: OpenWorkspace) -> None:
-    """Start the targets of runs that a schedule started and that have not ended.
+    """Start the targets of unfinished runs that a schedule started.
 
     A target's start continues in the background after the submit, and may fail there.
 
@@ -285,7 +285,7 @@ def wake_targets(workspace: OpenWorkspace) -> None:
 def changed(
     workspace: OpenWorkspace, record: ScheduleRecord, now: datetime, **values: Any
 ) -> ScheduleRecord:
-    """Write a schedule with other values, and when it falls due from now on."""
+    """Write a schedule with other values and its next due time."""
     new = replace(record, **values)
     if new.watched is not None and (new.watched != record.watched or new.seen is None):
         new = replace(new, seen=marks_of(workspace, new.watched))

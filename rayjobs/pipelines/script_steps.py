@@ -25,16 +25,16 @@ class PythonScriptStep(ScriptStep):
         script_name: The script, relative to `source_directory`.
         name: The step's name; None: the script's.
         arguments: The script's arguments: texts, data, and parameters.
-        compute_target: Where it runs; None takes that of `runconfig`, else the default target.
+        compute_target: Its target; None means that of `runconfig`, else the default target.
         runconfig: Its configuration: environment, variables, distribution.
         runconfig_pipeline_params: Counts of the run configuration that each run may set.
         inputs: Data that it reads.
         outputs: Data that it writes.
-        params: Become the variables ``AML_PARAMETER_<NAME>``.
-        source_directory: Folder with the script; None takes the pipeline's default.
-        allow_reuse: Take the results of an earlier run if nothing has changed.
-        version: Another value means that the step does something else now.
-        hash_paths: Files whose content decides whether anything has changed.
+        params: Values of the variables ``AML_PARAMETER_<NAME>``.
+        source_directory: Folder with the script; None means the pipeline's default.
+        allow_reuse: Reuse the results of an earlier run if nothing has changed.
+        version: Change it when the step does something else, so that it runs again.
+        hash_paths: Only changes of these files count as changes.
     """
 
     def __init__(
@@ -73,20 +73,20 @@ class PythonScriptStep(ScriptStep):
 
 
 class CommandStep(ScriptStep):
-    """A step that runs a command in a shell, once on each node, or once for each process of MPI.
+    """A step that runs a shell command, once on each node or once for each MPI process.
 
     Args:
-        command: Shell text, or a list of texts and data.
+        command: A shell command, or a list of texts and data.
         name: The step's name; None: the command's first word.
-        compute_target: Where it runs; None takes that of `runconfig`, else the default target.
-        runconfig: What it runs with; a ScriptRunConfig gives its command, too.
+        compute_target: Its target; None means that of `runconfig`, else the default target.
+        runconfig: Its configuration; a ScriptRunConfig also provides the command.
         runconfig_pipeline_params: Counts of the run configuration that each run may set.
         inputs: Data that it reads.
         outputs: Data that it writes.
-        params: Become the variables ``AML_PARAMETER_<NAME>``.
+        params: Values of the variables ``AML_PARAMETER_<NAME>``.
         source_directory: Folder to pack; None: the pipeline's default.
-        allow_reuse: Take the results of an earlier run if nothing has changed.
-        version: Another value means that the step does something else now.
+        allow_reuse: Reuse the results of an earlier run if nothing has changed.
+        version: Change it when the step does something else, so that it runs again.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class EstimatorStep(ScriptStep):
 
     Args:
         name: The step's name.
-        estimator: What runs.
+        estimator: The estimator to run.
         estimator_entry_script_arguments: The script's arguments; they replace the estimator's.
         runconfig_pipeline_params: Counts of the run configuration that each run may set.
         inputs: Data that it reads.
         outputs: Data that it writes.
-        compute_target: Where it runs; None takes the estimator's.
-        allow_reuse: Take the results of an earlier run if nothing has changed.
-        version: Another value means that the step does something else now.
+        compute_target: Its target; None means the estimator's.
+        allow_reuse: Reuse the results of an earlier run if nothing has changed.
+        version: Change it when the step does something else, so that it runs again.
     """
 
     def __init__(
@@ -204,21 +204,21 @@ class EstimatorStep(ScriptStep):
 
 
 class HyperDriveStep(ScriptStep):
-    """A step that is a sweep.
+    """A step that runs a sweep.
 
-    Outputs that name a `TrainingOutput` get the metrics, or a file of the best trial; other
-    outputs are those of the best trial.
+    Outputs with a `TrainingOutput` get the metrics, or a file of the best trial; other outputs come
+    from the best trial.
 
     Args:
         name: The step's name.
-        hyperdrive_config: What to sweep.
+        hyperdrive_config: The sweep.
         estimator_entry_script_arguments: The script's arguments; they replace the estimator's.
         inputs: Data that every trial reads.
         outputs: Data that is stored when the sweep has ended.
-        metrics_output: Where the metrics of all trials are stored, as JSON.
-        allow_reuse: Take the results of an earlier run if nothing has changed.
-        version: Another value means that the step does something else now.
-        hyperdrive_run_config: The name that `hyperdrive_config` had before.
+        metrics_output: Destination of the metrics of all trials, as JSON.
+        allow_reuse: Reuse the results of an earlier run if nothing has changed.
+        version: Change it when the step does something else, so that it runs again.
+        hyperdrive_run_config: The older name of `hyperdrive_config`.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class HyperDriveStep(ScriptStep):
         sweep = self._config.sweep_spec({"script": self._base.script}, name="sweep")
         definition = sweep.model_dump(mode="json", exclude={"job", "name"})
         if self._config.hyperparameter_sampling.is_seed_drawn:
-            # Each run draws its own: one that this process drew would make every program new.
+            # Each run draws its own: a seed from this process would prevent reuse in every program.
             del definition["sampling"]["seed"]
         definition["results"] = results
         return self._spec(building, data, job, sweep=SweepPart(definition=definition))

@@ -27,7 +27,7 @@ ParameterType = Literal["text", "integer", "number", "boolean", "data"]
 
 
 class PipelineError(SpecError):
-    """Something is wrong with a pipeline; `problems` has everything that is."""
+    """A pipeline is wrong; `problems` lists all problems."""
 
     def __init__(self, message: str = "", *, problems: Sequence[Problem] = ()) -> None:
         text = message or f"the pipeline has {counted(len(problems), 'problem')}"
@@ -38,7 +38,7 @@ class Parameter(Model):
     """A value that each run may set.
 
     Attributes:
-        default: The value of runs that set none; None: each run must set it.
+        default: The default value; None: each run must set it.
         type: The type of its values: ``data`` is the source of an input, as in a job file.
     """
 
@@ -47,13 +47,13 @@ class Parameter(Model):
 
 
 class Reuse(Model):
-    """When the results of an earlier run of a step are taken instead of running it.
+    """When a step reuses the results of an earlier run.
 
     Attributes:
-        allow: Whether they ever are.
-        version: Another value means that the step does something else now.
-        hash_paths: Files and folders, relative to the source directory, whose content decides;
-            empty: all that is packed.
+        allow: Whether reuse is allowed.
+        version: Change it when the step does something else, so that it runs again.
+        hash_paths: Files and folders, relative to the source directory, whose content is compared;
+            empty: everything that is packed.
     """
 
     allow: bool = True
@@ -77,12 +77,12 @@ class StepSpec(Model):
 
     Attributes:
         job: Its job, with the fields of a job file; any text may contain placeholders.
-        after: Names of steps that must have completed first, besides those whose outputs it reads.
-        params: Become the variables ``AML_PARAMETER_<NAME>``.
-        reuse: When results of an earlier run are taken.
-        sweep: Makes it a sweep of the job; None: it is the job.
-        title: The name that people gave it; None: its key in the pipeline.
-        snapshot: Digest of its packed code, once it was packed.
+        after: Names of steps that must complete first, in addition to those whose outputs it reads.
+        params: Values of the variables ``AML_PARAMETER_<NAME>``.
+        reuse: When results of an earlier run are reused.
+        sweep: Makes the step a sweep over its job; None: it only runs the job.
+        title: Its name for users; None: its key in the pipeline.
+        snapshot: Digest of its packed code, once it is packed.
         facts: Facts about its code, recorded when it was packed.
         hashed: Digest of its `hash_paths` when it was packed.
         pipeline_outputs: Output → its name as an output of the whole pipeline.
@@ -105,10 +105,10 @@ class PipelineSpec(Model):
 
     Attributes:
         version: Version of this format.
-        name: Its name. Steps of the same name in such a pipeline are compared in explanations.
-        description: For people.
-        parameters: What each run may set.
-        steps: By name, in the order in which people see them.
+        name: Its name. Explanations compare steps in pipelines of the same name.
+        description: A description for users.
+        parameters: The values that each run may set.
+        steps: Steps by name, in display order.
         continue_on_step_failure: After a failure, run the steps that do not need the failed one.
         file: The file that it was read from, on the submitter's machine; it is not stored.
     """
@@ -125,7 +125,7 @@ class PipelineSpec(Model):
 
 
 def outputs_of(step: StepSpec) -> dict[str, Any]:
-    """Return the outputs of a step, with those that a sweep stores at its end."""
+    """Return the outputs of a step, including those that a sweep stores at its end."""
     found = dict(step.job.get("outputs") or {})
     if step.sweep is not None:
         found |= dict(step.sweep.definition.get("results") or {})
@@ -133,10 +133,10 @@ def outputs_of(step: StepSpec) -> dict[str, Any]:
 
 
 def read_pipeline(values: Mapping[str, Any]) -> PipelineSpec:
-    """Return the pipeline that stored data describes.
+    """Return the pipeline for stored data.
 
     Raises:
-        PipelineError: it does not describe one.
+        PipelineError: the data does not describe a pipeline.
     """
     try:
         return PipelineSpec.model_validate(dict(values))
@@ -161,7 +161,7 @@ def step_sources(step: StepSpec) -> Iterator[tuple[str, str, str]]:
 
 
 def parameters_in(value: Any) -> Iterator[str]:
-    """Yield the names of the parameters that stand anywhere in `value`."""
+    """Yield the names of the parameters that appear anywhere in `value`."""
     if isinstance(value, str):
         yield from (match.group(1) for match in PLACEHOLDER.finditer(value))
     elif isinstance(value, Mapping):
@@ -199,7 +199,7 @@ def chosen_values(spec: PipelineSpec, given: Mapping[str, Any]) -> dict[str, Any
     """Return the value of each parameter for one run.
 
     Raises:
-        PipelineError: a value is for no parameter, is not of its type, or is missing.
+        PipelineError: a value has no parameter, has the wrong type, or is missing.
     """
     problems = [
         Problem(

@@ -30,17 +30,17 @@ PARAM_NAME = re.compile(r"\w+", re.ASCII)
 
 @dataclass
 class Building:
-    """A pipeline while its stored form is made.
+    """A pipeline while it is converted to its stored form.
 
     Attributes:
-        names: Step → its key in the pipeline, by `id` of the step.
-        default_datastore: Name of the datastore of outputs that name none.
-        keep: Keeps a dataset that is not registered.
-        workspace: Where names of compute targets are known; None: nowhere.
-        default_source_directory: Of steps that name none; None: there is none.
+        names: `id` of a step → its key in the pipeline.
+        default_datastore: Name of the datastore for outputs that name none.
+        keep: Stores a dataset that is not registered.
+        workspace: Resolves names of compute targets; may be None.
+        default_source_directory: Source directory of steps that name none, or None.
         producers: Output of a step → the steps that make it, and its name in each.
-        parameters: Those that steps have named so far.
-        defaults: Their objects, to tell two parameters of one name apart.
+        parameters: The parameters that steps have named so far.
+        defaults: Their objects, to distinguish parameters of the same name.
     """
 
     names: dict[int, str]
@@ -91,11 +91,11 @@ class Building:
         return str(data.inputs[name]["source"])
 
     def add_producer(self, step: StepBase, output: Any, name: str) -> None:
-        """Note that a step makes an output, under a name in its job."""
+        """Record that a step makes an output, under a name in its job."""
         self.producers.setdefault(_identity(output), []).append((step, name))
 
     def producer_of(self, item: Any) -> tuple[str, str] | None:
-        """Return step and output that make a `PipelineData` or an output; None: no step does.
+        """Return the step and output that make a `PipelineData` or an output; None if no step does.
 
         Raises:
             UsageError: several steps make it.
@@ -132,10 +132,10 @@ class StepData:
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def text(self, item: Any) -> Any:
-        """Return an argument as the stored pipeline has it: data and parameters become texts.
+        """Return an argument in its stored form, where data and parameters become texts.
 
         Raises:
-            UsageError: it is data that is neither made nor read by the step.
+            UsageError: it is data that the step neither makes nor reads.
         """
         if isinstance(item, PipelineParameter):
             if item.is_data:
@@ -169,7 +169,7 @@ class StepData:
         )
 
     def add(self, item: Any) -> str:
-        """Take in data that the step names; return its name in the step's job.
+        """Add data that the step names; return its name in the step's job.
 
         Raises:
             UsageError: no step makes it, or it is not data.
@@ -205,7 +205,7 @@ class StepData:
         return self._put(self.inputs, item.name, fields)
 
     def _made(self, name: str, data: Any, mode: str, path_on_compute: str | None) -> str:
-        """Take in an input that another step makes."""
+        """Add an input that another step makes."""
         producer = self.building.producer_of(data)
         if producer is None:
             raise UsageError(
@@ -254,7 +254,7 @@ class StepData:
 
 
 def _parameter_pair(item: Any) -> tuple[str, PipelineParameter, str, str | None] | None:
-    """Return a DataPath or dataset parameter with how it is bound; None: `item` is not one."""
+    """Return a DataPath or dataset parameter and its binding; None if `item` is not one."""
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], PipelineParameter):
         parameter, binding = item
         if isinstance(binding, DataPathComputeBinding) and parameter.is_data:
@@ -266,7 +266,7 @@ def _parameter_pair(item: Any) -> tuple[str, PipelineParameter, str, str | None]
 
 
 def params_of(step: str, values: Mapping[str, Any], building: Building) -> dict[str, Any]:
-    """Return the `params` of a step; parameters of the pipeline became the texts for them.
+    """Return the `params` of a step, with placeholders for the pipeline's parameters.
 
     Raises:
         UsageError: one cannot become the variable ``AML_PARAMETER_<NAME>``.
@@ -291,7 +291,7 @@ def params_of(step: str, values: Mapping[str, Any], building: Building) -> dict[
 
 
 def plain_values(values: Mapping[str, Any], building: Building) -> dict[str, Any]:
-    """Return a mapping whose parameters became the texts that stand for them."""
+    """Return a mapping with placeholders for its parameters."""
     return {
         str(key): building.parameter(value) if isinstance(value, PipelineParameter) else value
         for key, value in values.items()

@@ -24,9 +24,9 @@ class StepBase:
         name: The step's name; several steps may have the same.
         inputs: Data that it reads.
         outputs: Data that it writes.
-        allow_reuse: Take the results of an earlier run if nothing has changed.
-        version: Another value means that the step does something else now.
-        hash_paths: Files whose content decides whether anything has changed.
+        allow_reuse: Reuse the results of an earlier run if nothing has changed.
+        version: Change it when the step does something else, so that it runs again.
+        hash_paths: Only changes of these files count as changes.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class StepBase:
         return f"{type(self).__name__}(name={self.name!r})"
 
     def run_after(self, step: Any) -> None:
-        """Wait for a step (or for all of a list or StepSequence), without reading its outputs."""
+        """Wait for a step (or all steps of a list or StepSequence), without reading its outputs."""
         for one in flattened([step]):
             if one is self:
                 raise UsageError(f"step {self.name!r} cannot run after itself")
@@ -90,14 +90,14 @@ class StepBase:
         return found
 
     def needed(self) -> list[StepBase]:
-        """Return the steps that it waits for, so far as they are known from its own objects."""
+        """Return the steps that it waits for, as far as its own objects show them."""
         found = list(self._before)
         for one in [*self.inputs, *self.arguments]:
             data = getattr(one, "bind_object", getattr(one, "data", one))
             producer = getattr(data, "_producer", None)
             if isinstance(producer, StepBase) and producer is not self:
                 found.append(producer)
-            # Of several, the intended one is known only if exactly one is listed.
+            # With several producers, the intended one is only clear if exactly one is listed.
             if isinstance(one, OutputAsInput) and len(one.output.origin.makers) == 1:
                 found += [step for step in one.output.origin.makers if step is not self]
         return found
@@ -156,12 +156,12 @@ PipelineStep = StepBase
 
 
 class ScriptStep(StepBase):
-    """A step that one configuration of a job describes: a script, unless `build` is overridden.
+    """A step with one job configuration: a script, unless `build` is overridden.
 
     Attributes:
         script_name: The script, relative to `source_directory`.
-        source_directory: Folder with the script; None takes the pipeline's default.
-        params: Become the variables ``AML_PARAMETER_<NAME>``.
+        source_directory: Folder with the script; None means the pipeline's default.
+        params: Values of the variables ``AML_PARAMETER_<NAME>``.
     """
 
     script_name: str
@@ -192,13 +192,13 @@ class ScriptStep(StepBase):
         command: Sequence[Any] | str | None = None,
         resume_from: Any = None,
     ) -> dict[str, Any]:
-        """Return the fields of the step's job; values of parameters are left open."""
+        """Return the fields of the step's job, with placeholders for parameters."""
         settings = copy.copy(settings)
         settings.mpi = copy.copy(settings.mpi)
         open_counts = _take_parameters(settings, building)
         variables = plain_values(settings.environment_variables, building)
         settings.environment_variables = variables
-        # Data named by the configuration itself belongs to the step too.
+        # Data that the configuration itself names belongs to the step too.
         for item in [*settings.data_references.values(), *settings.data.values()]:
             data.add(item)
         settings.data_references, settings.data = {}, {}
@@ -246,7 +246,7 @@ def _take_parameters(settings: RunConfiguration, building: Building) -> dict[str
 
 
 def settings_of(runconfig: Any, compute_target: Any) -> RunConfiguration:
-    """Return a step's run configuration: a copy, on its target."""
+    """Return a copy of a step's run configuration, with its target."""
     if runconfig is None:
         settings = RunConfiguration()
     elif isinstance(runconfig, ScriptRunConfig):
@@ -307,7 +307,7 @@ class StepSequence:
             previous = lasts or previous
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over what it was given."""
+        """Iterate over its items."""
         return iter(self.steps)
 
 
@@ -319,7 +319,7 @@ def flattened(steps: Iterable[Any]) -> list[StepBase]:
     """Return the steps of nested lists and sequences, in order.
 
     Raises:
-        UsageError: something in them is not a step.
+        UsageError: an item is not a step.
     """
     found: list[StepBase] = []
     for one in steps:

@@ -1,4 +1,4 @@
-"""Submit a pipeline: check everything, pack once, write one durable transaction."""
+"""Submits a pipeline: checks everything, packs once, writes one durable transaction."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class SubmittedPipeline:
     """The result of a submit.
 
     Attributes:
-        pipeline: The run as it was written.
-        created: False when the idempotency key was known: the run of the first call.
+        pipeline: The stored run.
+        created: False if the idempotency key was known; then it is the run of the first call.
         run: The plan, with each step's decision.
-        warnings: What the submitter should know, one sentence each.
-        starting: Whether a target did not run and is being started.
+        warnings: Warnings for the submitter, one sentence each.
+        starting: Whether a target is being started.
     """
 
     pipeline: Pipeline
@@ -58,30 +58,30 @@ def submit_pipeline(
     on_stage: Callable[[str], None] = lambda _text: None,
     wake: bool = True,
 ) -> SubmittedPipeline:
-    """Submit a pipeline; it is never lost once this has returned, and needs no client any more.
+    """Submit a pipeline; once this has returned, it is never lost and needs no client.
 
     Args:
-        workspace: Where it runs.
+        workspace: Its workspace.
         spec: The pipeline.
-        experiment: What the run and its steps belong to; None takes the pipeline's name.
-        values: Values of parameters; the others take their defaults.
-        regenerate: Run every step, whatever was done before.
-        continues: After a failure, run the steps that need nothing of the failed one; None takes
+        experiment: The experiment of the run and its steps; None means the pipeline's name.
+        values: Values of parameters; others have their defaults.
+        regenerate: Run every step, without reuse.
+        continues: After a failure, run the steps that do not depend on the failed one; None means
             the pipeline's own setting.
-        resumed: Jobs of an earlier run by step, whose results are taken.
-        published: Id of the published pipeline that this is a run of.
+        resumed: Step → job of an earlier run whose results are reused.
+        published: Id of the published pipeline that is run.
         tags: The run's tags.
         properties: Facts about the run.
         idempotency_key: A repeated submit with it returns the first run.
-        user: Whose run it is; None: the user who calls.
-        on_stage: Called with what is going on.
-        wake: Tell the targets, and start them (in the background) where they do not run.
+        user: The owner of the run; None means the caller.
+        on_stage: Called with each stage.
+        wake: Wake the targets, or start them in the background if they do not run.
 
     Raises:
-        PipelineError: something is wrong with it; all problems at once.
+        PipelineError: something is wrong with it; lists all problems.
         CannotBePlacedError: a target can never hold a step.
         SnapshotError: a source directory cannot be packed.
-        StoreError: it could not be written; nothing was submitted.
+        StoreError: it could not be written, so nothing was submitted.
     """
     from rayjobs.submit import copies
 
@@ -139,7 +139,7 @@ def submit_pipeline(
 
 
 def _base(run: PlannedRun) -> JobSpec:
-    """Return the spec of the run itself, which is never started."""
+    """Return the spec of the run's own job, which never starts."""
     first = run.steps[0].spec
     return JobSpec(
         name=run.spec.name,
@@ -152,7 +152,7 @@ def _base(run: PlannedRun) -> JobSpec:
 def resume_pipeline(
     workspace: OpenWorkspace, pipeline_id: str, **options: Any
 ) -> SubmittedPipeline:
-    """Submit a pipeline run again; steps that have completed in it are not run again.
+    """Resubmit a pipeline run, reusing its completed steps.
 
     Raises:
         UsageError: it has not ended, or has completed.

@@ -1,4 +1,4 @@
-"""How the steps of a run stand: states, times, and the critical path."""
+"""The progress of a run's steps: states, times, and the critical path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepView:
 
     Attributes:
         name: Its key in the pipeline.
-        row: What is stored of it.
+        row: Its stored row.
         job: Its job.
     """
 
@@ -80,9 +80,9 @@ def views_of(workspace: OpenWorkspace, pipeline: Pipeline) -> list[StepView]:
 
 
 def critical_path(views: list[StepView]) -> list[str]:
-    """Return the steps that the run's length depends on: each ended last of those before the next.
+    """Return the steps that determine the run's duration: each is the last predecessor to end.
 
-    Source: the critical path method (Kelley and Walker, 1959), on the times that were measured.
+    Source: the critical path method (Kelley and Walker, 1959), on measured times.
     """
     by_name = {view.name: view for view in views}
     ended = [view for view in views if view.job.ended_at is not None]
