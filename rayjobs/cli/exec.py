@@ -141,7 +141,7 @@ def _raw(on: bool) -> Iterator[None]:
         yield
         return
     before: list[Any] = termios.tcgetattr(0)
-    tty.setraw(0)
+    tty.setraw(0, termios.TCSADRAIN)  # keeps what was typed while the session began
     try:
         yield
     finally:
