@@ -93,18 +93,18 @@ class _Blamed:
 
     record: ExitRecord
     rank: RankExit
-    said: tracebacks.Said
+    log_end: tracebacks.LogEnd
     was_leaving: bool = False
 
 
-class _Words(dict[int, tracebacks.Said]):
+class _Words(dict[int, tracebacks.LogEnd]):
     """What each rank's log says about its end, read on demand."""
 
     def __init__(self, tails: Mapping[int, bytes]) -> None:
         super().__init__()
         self._tails = tails
 
-    def __missing__(self, rank: int) -> tracebacks.Said:
+    def __missing__(self, rank: int) -> tracebacks.LogEnd:
         self[rank] = tracebacks.find(self._tails.get(rank, b""))
         return self[rank]
 
@@ -154,7 +154,7 @@ def diagnose(
         return end.outcome, Failure(end.failure_class, message)
     rank = _own_failure(record, words)
     number = None if rank is None else rank.rank
-    said = words[number] if number is not None else None
+    log_end = words[number] if number is not None else None
     if outcome is Outcome.STALLED:
         return outcome, _stalled(record, bad)
     if outcome is Outcome.TIME_LIMIT:
@@ -166,7 +166,7 @@ def diagnose(
         )
     if outcome is Outcome.OUT_OF_MEMORY:
         return outcome, _failure(
-            failure_class_of(outcome), _memory_message(record, number), rank, said
+            failure_class_of(outcome), _memory_message(record, number), rank, log_end
         )
     if outcome is Outcome.NOT_STARTABLE:
         # Without a rank it was a volume of the job's container, not a program.
@@ -180,34 +180,34 @@ def diagnose(
     if rank is None:
         reason = record.reason or "the attempt failed, and no rank is named"
         return outcome, Failure(FailureClass.USER, reason)
-    assert said is not None
-    blamed = _Blamed(record, rank, said)
-    if _lost_peer(said):
+    assert log_end is not None
+    blamed = _Blamed(record, rank, log_end)
+    if _lost_peer(log_end):
         blamed = _who_was_leaving(bad, words) or blamed
-    record, rank, said = blamed.record, blamed.rank, blamed.said
-    failure_class = _class_of(record, rank, said)
+    record, rank, log_end = blamed.record, blamed.rank, blamed.log_end
+    failure_class = _class_of(record, rank, log_end)
     if failure_class is FailureClass.USER:
-        cause = _data_cause(said, tails.get(rank.rank, b""), data)
+        cause = _data_cause(log_end, tails.get(rank.rank, b""), data)
         if cause:
             message = f"{cause} ({_message(blamed)})"
             troubles = [one for node in data for one in node.troubles]
             is_outage = any(one.is_outage for one in troubles)
-            failure = _failure(FailureClass.DATA, message, rank, said)
+            failure = _failure(FailureClass.DATA, message, rank, log_end)
             # If a storage also failed, that may have been the cause.
             is_permanent = not is_outage and any(one.is_permanent for one in troubles)
             return outcome, replace(failure, is_outage=is_outage, is_permanent=is_permanent)
-        message = _message(blamed) + _refused_write(said, data)
+        message = _message(blamed) + _refused_write(log_end, data)
         if has_only_its_packages:
-            message += _missing_package(said)
-        return outcome, _failure(failure_class, message, rank, said)
-    return outcome, _failure(failure_class, _message(blamed), rank, said)
+            message += _missing_package(log_end)
+        return outcome, _failure(failure_class, message, rank, log_end)
+    return outcome, _failure(failure_class, _message(blamed), rank, log_end)
 
 
 def _failure(
     failure_class: FailureClass,
     message: str,
     rank: RankExit | None,
-    said: tracebacks.Said | None,
+    log_end: tracebacks.LogEnd | None,
 ) -> Failure:
     return Failure(
         failure_class,
@@ -215,7 +215,7 @@ def _failure(
         rank=None if rank is None else rank.rank,
         exit_code=None if rank is None else rank.exit_code,
         signal=None if rank is None else rank.signal,
-        lines=() if said is None else said.lines,
+        lines=() if log_end is None else log_end.lines,
     )
 
 
@@ -265,13 +265,13 @@ def _first_rank(record: ExitRecord) -> RankExit | None:
     return min(failed, key=lambda rank: rank.ended_at or 0.0) if failed else None
 
 
-def _lost_peer(said: tracebacks.Said) -> bool:
-    texts = (said.error, *said.lines)
+def _lost_peer(log_end: tracebacks.LogEnd) -> bool:
+    texts = (log_end.error, *log_end.lines)
     if any(name in line for name in _LEFT for line in texts):
         return True
     broken = [line for line in texts if any(text in line for text in _BROKEN)]
     # An older torch prints only these words, but raises them itself.
-    in_collective = _COLLECTIVES_FILE.search(said.raised_in) is not None
+    in_collective = _COLLECTIVES_FILE.search(log_end.raised_in) is not None
     return any(in_collective or _COLLECTIVE.search(line) for line in broken)
 
 
@@ -285,10 +285,10 @@ def _who_was_leaving(bad: Sequence[ExitRecord], words: _Words) -> _Blamed | None
     found = []
     for record in bad:
         for rank in _failed_ranks(record):
-            said = words[rank.rank]
-            if said.ends_log and not _lost_peer(said):
+            log_end = words[rank.rank]
+            if log_end.ends_log and not _lost_peer(log_end):
                 ended = rank.signal in (signals.SIGTERM, signals.SIGKILL)
-                found.append(_Blamed(record, rank, said, was_leaving=ended))
+                found.append(_Blamed(record, rank, log_end, was_leaving=ended))
     return min(found, key=lambda one: (one.rank.ended_at or 0.0, one.rank.rank), default=None)
 
 
@@ -297,11 +297,11 @@ def _is_of_a_lost_node(record: ExitRecord, words: _Words) -> bool:
     rank = _own_failure(record, words)
     if rank is None:
         return True
-    said = words[rank.rank]
+    log_end = words[rank.rank]
     # Gloo, NCCL and MPI may also abort without a message when a peer is gone, and a script's own
     # connections to it break in the same way.
-    is_broken = any(text in line for text in _BROKEN for line in (said.error, *said.lines))
-    return _lost_peer(said) or is_broken or not said.is_traceback
+    is_broken = any(text in line for text in _BROKEN for line in (log_end.error, *log_end.lines))
+    return _lost_peer(log_end) or is_broken or not log_end.is_traceback
 
 
 def _stalled(record: ExitRecord, bad: Sequence[ExitRecord]) -> Failure:
@@ -322,20 +322,20 @@ def _any_rank(record: ExitRecord) -> int | None:
     return record.ranks[0].rank if record.ranks else None
 
 
-def _class_of(record: ExitRecord, rank: RankExit, said: tracebacks.Said) -> FailureClass:
+def _class_of(record: ExitRecord, rank: RankExit, log_end: tracebacks.LogEnd) -> FailureClass:
     if rank.out_of_memory:
         return FailureClass.OUT_OF_MEMORY
-    if any(text in said.error for text in _FULL):
+    if any(text in log_end.error for text in _FULL):
         return FailureClass.STORAGE
     # On a full disk the traceback itself may be missing from the log.
-    if "ENOSPC" in record.reason and not said.is_traceback:
+    if "ENOSPC" in record.reason and not log_end.is_traceback:
         return FailureClass.STORAGE
-    if any(text in said.error for text in _NO_MEMORY):
+    if any(text in log_end.error for text in _NO_MEMORY):
         return FailureClass.OUT_OF_MEMORY
     return FailureClass.USER
 
 
-def _data_cause(said: tracebacks.Said, tail: bytes, data: Sequence[DataFacts]) -> str | None:
+def _data_cause(log_end: tracebacks.LogEnd, tail: bytes, data: Sequence[DataFacts]) -> str | None:
     """Return why an attempt failed because of its data; None if, as far as known, it did not.
 
     A script that reads from a mount sees an I/O error without a cause: the mount's process knows
@@ -346,9 +346,9 @@ def _data_cause(said: tracebacks.Said, tail: bytes, data: Sequence[DataFacts]) -
     for node in data:
         for trouble in node.troubles:
             # Native code that maps a file dies of SIGBUS without a message.
-            if not said.is_traceback or any(mark in text for mark in _UNREADABLE):
+            if not log_end.is_traceback or any(mark in text for mark in _UNREADABLE):
                 return f"input {trouble.name!r} could not be read: {trouble.message}"
-    if any(mark in said.error for mark in _UNREADABLE):
+    if any(mark in log_end.error for mark in _UNREADABLE):
         for node in data:
             if node.mounted or any(path in text for path in node.paths):
                 names = ", ".join(node.mounted) or "its inputs"
@@ -356,9 +356,9 @@ def _data_cause(said: tracebacks.Said, tail: bytes, data: Sequence[DataFacts]) -
     return None
 
 
-def _missing_package(said: tracebacks.Said) -> str:
+def _missing_package(log_end: tracebacks.LogEnd) -> str:
     """Return how to get a package that the job's environment lacks, if that ended the script."""
-    if not said.error.startswith("ModuleNotFoundError: No module named "):
+    if not log_end.error.startswith("ModuleNotFoundError: No module named "):
         return ""
     return (
         "; the job's environment has only the packages that the job requested. Add the missing "
@@ -367,13 +367,13 @@ def _missing_package(said: tracebacks.Said) -> str:
     )
 
 
-def _refused_write(said: tracebacks.Said, data: Sequence[DataFacts]) -> str:
+def _refused_write(log_end: tracebacks.LogEnd, data: Sequence[DataFacts]) -> str:
     """Return the remedy for a write to a read-only input, if that ended the script."""
-    if not any(mark in said.error for mark in _READ_ONLY):
+    if not any(mark in log_end.error for mark in _READ_ONLY):
         return ""
     for node in data:
         for name, paths in node.read_only.items():
-            if any(path in said.error for path in paths):
+            if any(path in log_end.error for path in paths):
                 return (
                     f"; the files of input {name!r} are read-only for the job. Write to an output, "
                     f"or to the private copies that the mode download puts at the input's path"
@@ -382,7 +382,7 @@ def _refused_write(said: tracebacks.Said, data: Sequence[DataFacts]) -> str:
 
 
 def _message(blamed: _Blamed) -> str:
-    record, rank, said = blamed.record, blamed.rank, blamed.said
+    record, rank, log_end = blamed.record, blamed.rank, blamed.log_end
     who = f"rank {rank.rank}"
     number, code = rank.signal, rank.exit_code
     if blamed.was_leaving:
@@ -392,22 +392,22 @@ def _message(blamed: _Blamed) -> str:
         how = "crashed with" if number in _CRASHES else "was ended by"
         what = f"{who} {how} {signal_name(number)}"
         what += f" ({meaning})" if meaning else ""
-        what += f" at {said.at}" if said.is_crash and said.at else ""
+        what += f" at {log_end.at}" if log_end.is_crash and log_end.at else ""
     else:
         what = f"{who} exited with code {code}"
-        if isinstance(code, int) and 128 < code < 128 + 65 and not said.is_traceback:
+        if isinstance(code, int) and 128 < code < 128 + 65 and not log_end.is_traceback:
             what += f" (a shell also says so of a process ended by {signal_name(code - 128)})"
         elif code in _CODES:
             what += f" ({_CODES[code]})"
-    if said.error and (said.is_traceback or number is None):
-        what += f": {said.error}"
-        what += f" ({said.at})" if said.at else ""
-    elif number is None and code == 1 and said.lines:
-        what += f"; its last line: {said.lines[-1].strip()}"  # sys.exit("text") prints it there
-    elif not said.lines:
+    if log_end.error and (log_end.is_traceback or number is None):
+        what += f": {log_end.error}"
+        what += f" ({log_end.at})" if log_end.at else ""
+    elif number is None and code == 1 and log_end.lines:
+        what += f"; its last line: {log_end.lines[-1].strip()}"  # sys.exit("text") prints it there
+    elif not log_end.lines:
         what += "; it printed nothing"
-    if said.error in _TYPING:
-        what += f"; {_TYPING[said.error]}"
+    if log_end.error in _TYPING:
+        what += f"; {_TYPING[log_end.error]}"
     if "ENOSPC" in record.reason and "No space" not in what:
         what += "; the disk that holds the attempt's files is full"
     return what

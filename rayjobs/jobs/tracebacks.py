@@ -44,7 +44,7 @@ _LIBRARY = re.compile(r"(?:/site-packages/|/dist-packages/|/lib/python\d|^<froze
 
 
 @dataclass(frozen=True)
-class Said:
+class LogEnd:
     """A log's evidence about a failure.
 
     Attributes:
@@ -68,7 +68,7 @@ class Said:
     is_crash: bool = False
 
 
-def find(tail: bytes) -> Said:
+def find(tail: bytes) -> LogEnd:
     """Return the evidence at the end of a log about its process's failure."""
     lines, by_torch = _lines(tail)
     start = _last_crash(lines)
@@ -86,9 +86,9 @@ def find(tail: bytes) -> Said:
     if loud and loud[-1] >= len(spoken) - 20:
         start = max(0, min(loud[-1] - 2, len(spoken) - 6))
         picked = spoken[start : start + MOST_LINES]
-        return Said(spoken[loud[-1]].strip(), "", tuple(picked), False)
+        return LogEnd(spoken[loud[-1]].strip(), "", tuple(picked), False)
     last = spoken[-5:]
-    return Said("", "", tuple(last), False)
+    return LogEnd("", "", tuple(last), False)
 
 
 def _lines(tail: bytes) -> tuple[list[str], set[int]]:
@@ -108,7 +108,7 @@ def _lines(tail: bytes) -> tuple[list[str], set[int]]:
     return lines, by_torch
 
 
-def _last_traceback(lines: list[str], by_torch: set[int]) -> Said | None:
+def _last_traceback(lines: list[str], by_torch: set[int]) -> LogEnd | None:
     for start in range(len(lines) - 1, -1, -1):
         line = lines[start]
         if _HEADER.match(line):
@@ -117,8 +117,8 @@ def _last_traceback(lines: list[str], by_torch: set[int]) -> Said | None:
                 continue
             if sum(1 for text in lines[start:] if text.strip()) > SURVIVED_LINES:
                 return None
-            said = _block(lines, start + 1)
-            return replace(said, ends_log=True) if start in by_torch else said
+            log_end = _block(lines, start + 1)
+            return replace(log_end, ends_log=True) if start in by_torch else log_end
         if _SYNTAX.match(line):
             # A syntax error of the script itself comes without a header.
             first = start
@@ -140,7 +140,7 @@ def _last_crash(lines: list[str]) -> int | None:
     return None
 
 
-def _crash(lines: list[str], start: int) -> Said:
+def _crash(lines: list[str], start: int) -> LogEnd:
     """Return `faulthandler`'s report of a crash: the stack of the crashed thread."""
     match = _CRASH.match(lines[start])
     assert match is not None
@@ -162,14 +162,14 @@ def _crash(lines: list[str], start: int) -> Said:
     shown = [one[0].replace(one["file"], _ATTEMPT.sub("", one["file"])) for one in frames]
     before = [line for line in lines[:start] if line.strip()][-2:]
     shown_lines = (*before, match[0], *shown)[:MOST_LINES]
-    return Said(match["what"].strip(), at, shown_lines, False, is_crash=True)
+    return LogEnd(match["what"].strip(), at, shown_lines, False, is_crash=True)
 
 
 def _has_header_before(lines: list[str], index: int) -> bool:
     return any(_HEADER.match(line) for line in lines[max(0, index - 200) : index])
 
 
-def _block(lines: list[str], start: int) -> Said:
+def _block(lines: list[str], start: int) -> LogEnd:
     frames: list[int] = []
     index = start
     while index < len(lines):
@@ -196,7 +196,7 @@ def _block(lines: list[str], start: int) -> Said:
     found = tuple(line for line in picked if line.strip())[:MOST_LINES]
     deepest = _FRAME.match(lines[frames[-1]]) if frames else None
     raised_in = "" if deepest is None else deepest["file"]
-    return Said(final, at, found, True, _is_leaving(lines[index + 1 :]), raised_in)
+    return LogEnd(final, at, found, True, _is_leaving(lines[index + 1 :]), raised_in)
 
 
 def _is_leaving(rest: list[str]) -> bool:
