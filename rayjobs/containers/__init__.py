@@ -1,1 +1,1 @@
-"""Container images on a node: fetched once, unpacked once, then entered by the ranks themselves."""
+"""Container images on a node: fetches and unpacks each once; ranks then enter it themselves."""

@@ -25,7 +25,7 @@ from rayjobs.spec.requirements import LEAST_PYTHON
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ASK_S = 60.0
 _NAMES = ("python", "python3")
-# The first line is enough: a minimal Python cannot list its packages.
+# The first line of the answer is enough: a minimal Python may not be able to list its packages.
 _ASK = """
 import json, sys
 print(json.dumps([list(sys.version_info[:3]), sys.implementation.name]))
@@ -38,9 +38,9 @@ class Answer(Message):
     """The facts of an image.
 
     Attributes:
-        python: Path of its Python there; None: none that jobs can use.
+        python: Path of its Python in the image; None if it has none that jobs can use.
         python_version: Its version.
-        facts: What `rayjobs.node.facts.PROBE` prints; empty: not known.
+        facts: The output of `rayjobs.node.facts.PROBE`; empty if unknown.
         why: Why it has no Python.
     """
 
@@ -59,10 +59,10 @@ def variables_of(config: Mapping[str, Any]) -> dict[str, str]:
 def find(
     root: Path, variables: Mapping[str, str], name: str, binds: Sequence[Bind] = ()
 ) -> str | None:
-    """Return the path in an image of a program that its PATH leads to.
+    """Return the path of a program on an image's PATH.
 
     Args:
-        binds: Paths of the node that are visible in the image; a program may be there.
+        binds: Paths of the node that are visible in the image and may contain the program.
     """
     for folder in variables.get("PATH", DEFAULT_PATH).split(":"):
         path = f"{folder.rstrip('/')}/{name}"
@@ -87,24 +87,24 @@ async def ask(
     overlay: bool = True,
     binds: Sequence[Bind] = (),
 ) -> Answer:
-    """Return the answer of an image's Python; see `run_in` for other arguments and errors.
+    """Return the facts of an image's Python; see `run_in` for other arguments and errors.
 
     Args:
-        named: Its path in the image; None: the first of its PATH that jobs can use.
+        named: Its path in the image; None: the first Python on its PATH that jobs can use.
     """
     seen: list[str] = []
     candidates = [named] if named else [find(root, variables, name) for name in _NAMES]
     for path in dict.fromkeys(candidates):
         if path is None:
             continue
-        said = await run_in(root, variables, [path, "-I", "-c", _ASK + PROBE], paths,
+        output = await run_in(root, variables, [path, "-I", "-c", _ASK + PROBE], paths,
                             control, overlay=overlay, binds=binds)  # fmt: skip
-        lines = said.splitlines()
+        lines = output.splitlines()
         try:
             version, implementation = json.loads(lines[0])
             found = tuple(int(part) for part in version)
         except (IndexError, ValueError, TypeError):
-            seen.append(f"{path} does not answer ({said.strip()[-200:] or 'it says nothing'})")
+            seen.append(f"{path} does not answer ({output.strip()[-200:] or 'no output'})")
             continue
         text = ".".join(map(str, found))
         if found < LEAST_PYTHON:
@@ -112,7 +112,7 @@ async def ask(
             continue
         return Answer(path, text, _facts(lines[1:]) or {"python": text, "implementation":
                                                         implementation})  # fmt: skip
-    return Answer(why="; ".join(seen) or "there is no python in its PATH")
+    return Answer(why="; ".join(seen) or "there is no python on its PATH")
 
 
 def _facts(lines: Sequence[str]) -> dict[str, object]:
@@ -136,13 +136,13 @@ async def run_in(
     """Run a program in an image, outside any attempt; return its output.
 
     Args:
-        root: The image; without `overlay` the attempt's own copy of it.
+        root: The image; without `overlay`, the attempt's own copy of it.
         control: Cancels it.
-        binds: Paths of the node that it sees.
-        overlay: Whether this node can put a layer over the image; else `root` is written to.
+        binds: Paths of the node that are visible in it.
+        overlay: Whether this node can put a writable layer over the image; else `root` is changed.
 
     Raises:
-        PrepareError: class ``environment``: it does not end, or cannot be started at all; and as
+        PrepareError: class ``environment``: it does not end or cannot be started; see also
             `Control.check`.
     """
     folder = Path(tempfile.mkdtemp(prefix="ask-", dir=paths.tmp))
@@ -181,11 +181,11 @@ async def run_in(
                         failure_class="environment",
                     )
         except BaseException:
-            process.kill()  # and with it, by its init, all that runs in the image
+            process.kill()  # its init then ends everything that runs in the image
             await process.wait()
             talking.cancel()
             raise
-        said, _ = talking.result()
-        return said.decode("utf-8", "replace")
+        output, _ = talking.result()
+        return output.decode("utf-8", "replace")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""The unpacked images of one node: a folder each, whole or not there, and who uses them.
+"""The unpacked images of one node, a complete folder each, and who uses them.
 
-``images/<key>/`` has the root file system and a record. It is filled below ``building/`` and
-renamed when it is whole and on the disk, so what died half-way is never used. A lock of the kernel
-on ``<key>.lock`` says that a process fills or removes it: it ends with its holder's life.
-``names/`` has what names, files and Dockerfiles were the last time.
+``images/<key>/`` contains the root file system and a record. It is filled below ``building/`` and
+renamed when complete and on the disk, so an unfinished image is never used. A process that fills or
+removes an image holds a kernel lock on ``<key>.lock``, which ends with the process. ``names/``
+contains the last image of each name, file and Dockerfile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rayjobs.environments.cache import key_of_build, sync_file_system
 from rayjobs.injob import recordfiles
 
 LOGIN = "login"  # of a fetch, in its folder
-FORMAT = 1  # raised when the same image must be unpacked in another way
+FORMAT = 1  # increased when the same image must be unpacked differently
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Known:
 
     Attributes:
         key: Its image in the cache.
-        stamp: Evidence of its identity: an id, or size and time; None: none.
-        pinned: What the name meant in its registry: a name with a digest; None: not known.
+        stamp: Evidence of its identity (an id, or size and time), or None.
+        pinned: The name with the digest that the registry gave for it; None if unknown.
     """
 
     key: str
@@ -56,16 +56,16 @@ class ImageCache:
 
     @property
     def building(self) -> Path:
-        """Where images are fetched to and unpacked."""
+        """The folder in which images are fetched and unpacked."""
         return self.root / "building"
 
     @property
     def names(self) -> Path:
-        """The last images of names."""
+        """The folder of records of names' last images."""
         return self.root / "names"
 
     def folder(self, key: str) -> Path:
-        """Return where an image is, once it is whole."""
+        """Return the folder of a complete image."""
         return self.root / key
 
     def rootfs(self, key: str) -> Path:
@@ -77,7 +77,7 @@ class ImageCache:
         return self.root / f"{key}.lock"
 
     def is_whole(self, key: str) -> bool:
-        """Whether an image is there."""
+        """Whether an image is complete."""
         return (self.folder(key) / RECORD).exists()
 
     def record(self, key: str) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class ImageCache:
         return dict(found)
 
     def keep_record(self, key: str, record: dict[str, Any]) -> None:
-        """Note more of an image."""
+        """Replace the record of an image."""
         write_atomic(self.folder(key) / RECORD, json.dumps(record))
 
     def known(self, name_key: str) -> Known | None:
@@ -95,7 +95,7 @@ class ImageCache:
         try:
             values = json.loads(path.read_bytes())
             found = Known(str(values["key"]), values["stamp"], values.get("pinned"))
-            os.utime(path)  # it is used
+            os.utime(path)  # marks it as used
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return found if self.is_whole(found.key) else None
@@ -106,7 +106,7 @@ class ImageCache:
         write_atomic(self.names / f"{name_key}.json", text, durable=True)
 
     def begin(self, key: str) -> Path:
-        """Return a new folder to fill; removes leftovers of dead processes. Hold the lock."""
+        """Remove leftovers of dead processes; return a new folder to fill. Hold the lock."""
         with OwnFolder(self.building) as folder:
             for name, _ in folder.entries(""):
                 if name.startswith(f"{key}-"):
@@ -116,7 +116,7 @@ class ImageCache:
         return made
 
     def remove_logins(self) -> None:
-        """Remove the passwords that fetches have left which died with their agent."""
+        """Remove passwords left by fetches that died with their agent."""
         if not self.building.is_dir():
             return
         with OwnFolder(self.building) as folder:
@@ -129,16 +129,16 @@ class ImageCache:
                         folder.remove(f"{name}/{LOGIN}")
 
     def finish(self, key: str, made: Path) -> None:
-        """Make a whole image visible under its name. Hold the lock."""
+        """Make a complete image visible under its name. Hold the lock."""
         sync_file_system(made)
         made.rename(self.folder(key))
 
     def touch(self, key: str) -> None:
-        """Note that an image is used now."""
+        """Record that an image is used now."""
         os.utime(self.folder(key) / RECORD)
 
     def used_by(self) -> dict[str, list[str]]:
-        """Return the attempts whose folders are on this node, by the image they use."""
+        """Return the attempts with folders on this node, by the image that they use."""
         found: dict[str, list[str]] = {}
         for path in sorted((self.root.parent / "attempts").glob("*/*")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -148,5 +148,5 @@ class ImageCache:
 
 
 def key_of(digest: str) -> str:
-    """Return the name under which the cache has the image of a digest."""
+    """Return the cache's name for the image with a digest."""
     return hashlib.sha256(f"{FORMAT}:{digest}".encode()).hexdigest()[:32]

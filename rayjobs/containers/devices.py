@@ -1,7 +1,7 @@
 """Collects a node's NVIDIA device files and driver libraries for containers.
 
 Sources: the Container Device Interface specification (`nvidia-ctk cdi generate` writes such a
-file), and `ldconfig -p` where there is none.
+file), or `ldconfig -p` without such a file.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Devices:
     """The device files and libraries of a node for containers.
 
     Attributes:
-        how: "cdi", "ldconfig" or "" for none.
+        how: How they were found: "cdi", "ldconfig", or "" if there are none.
         nodes: Device files.
         binds: Libraries and programs.
-        links: Names that programs look the libraries up by.
+        links: Names by which programs look up the libraries.
         library_folders: Folders in the container where the libraries are.
-        variables: Of the CDI file.
+        variables: Environment variables from the CDI file.
     """
 
     how: str = ""
@@ -53,10 +53,10 @@ class Devices:
 def find(
     root: Path = Path("/"), *, cdi_folders: tuple[str, ...] = CDI_FOLDERS, cache: str | None = None
 ) -> Devices:
-    """Return the GPU devices and libraries for this node's containers; may be empty. Blocks.
+    """Return the GPU devices and libraries, if any, for this node's containers. Blocks.
 
     Args:
-        root: Where ``dev`` is.
+        root: The folder that contains ``dev``.
         cache: Output of `ldconfig -p`; None: run it.
     """
     nodes = tuple(
@@ -79,7 +79,7 @@ def find(
 
 
 def _of_cdi(path: Path, nodes: tuple[str, ...]) -> Devices | None:
-    """Return the content of an NVIDIA CDI file; None: another kind, or unreadable."""
+    """Return the content of an NVIDIA CDI file; None if it is of another kind or unreadable."""
     try:
         text = path.read_text()
         values = json.loads(text) if path.suffix == ".json" else _yaml(text)
@@ -89,7 +89,7 @@ def _of_cdi(path: Path, nodes: tuple[str, ...]) -> Devices | None:
         edits += [one.get("containerEdits") or {} for one in values.get("devices") or ()]
         return _of_edits(edits, nodes)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        log.warning("the CDI file %s is passed over: %s", path, error)
+        log.warning("the CDI file %s is skipped: %s", path, error)
         return None
 
 
@@ -170,6 +170,6 @@ def _ldconfig() -> str:
                 [program, "-p"], capture_output=True, text=True, timeout=_ASK_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
-            continue  # the next one may be there
+            continue  # the next one may exist
         return done.stdout
     return ""

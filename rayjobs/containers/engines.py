@@ -1,6 +1,6 @@
-"""Fetches images by way of the engines of the node: skopeo, podman, docker; builds Dockerfiles.
+"""Fetches images and builds Dockerfiles with the engines of the node: skopeo, podman, docker.
 
-An engine only brings an image into files; it never runs a process of a job.
+An engine only writes an image to files; it never runs a process of a job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rayjobs.core.files import write_atomic
 
 FETCHERS = ("skopeo", "podman", "docker")
 BUILDERS = ("podman", "buildah")
-KEEPERS = ("docker", "podman")  # have images of their own
+KEEPERS = ("docker", "podman")  # engines that store images
 ASK_S = 20.0
 _KEPT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _KEPT_PREFIXES = ("XDG_", "DOCKER_", "CONTAINER", "REGISTRY_", "STORAGE_", "BUILDAH_")
@@ -36,7 +36,7 @@ _FINAL = ("unauthorized", "authentication required", "manifest unknown", "access
 
 @dataclass(frozen=True)
 class Login:
-    """Who asks a registry.
+    """A login for a registry.
 
     Attributes:
         registry: Host name and port.
@@ -47,7 +47,7 @@ class Login:
     password: str
 
     def write(self, folder: Path) -> Path:
-        """Write it, readable only by the owner, in the engines' form; return the file."""
+        """Write it in the engines' format, readable only by the owner; return the file."""
         name = "https://index.docker.io/v1/" if self.registry == DEFAULT_REGISTRY else self.registry
         secret = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -58,7 +58,7 @@ class Login:
 
 @dataclass(frozen=True)
 class Step:
-    """One program that has to run, with variables on top of the engines' own."""
+    """A program to run, with variables in addition to the engines' own."""
 
     arguments: tuple[str, ...]
     variables: Mapping[str, str]
@@ -69,7 +69,7 @@ def _path() -> str:
 
 
 def available(names: Sequence[str]) -> list[str]:
-    """Return which of these programs the node has, in this order."""
+    """Return those of these programs that the node has, in the same order."""
     path = _path()
     return [name for name in names if shutil.which(name, path=path)]
 
@@ -80,7 +80,7 @@ def program(name: str) -> str:
 
 
 def variables() -> dict[str, str]:
-    """Return the variables that an engine is run with."""
+    """Return the environment variables of an engine."""
     found = {
         name: value
         for name, value in os.environ.items()
@@ -90,7 +90,7 @@ def variables() -> dict[str, str]:
 
 
 def kept_by(reference: Reference) -> tuple[str, str] | None:
-    """Return the engine that has an image of this name already, and the image's id. Blocks."""
+    """Return the engine that already has an image of this name, and the image's id. Blocks."""
     for name in available(KEEPERS):
         try:
             done = subprocess.run(
@@ -103,7 +103,7 @@ def kept_by(reference: Reference) -> tuple[str, str] | None:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
-            continue  # an engine that does not answer has no image for us
+            continue  # an engine that does not answer cannot provide the image
         found = done.stdout.strip()
         if done.returncode == 0 and found:
             return name, found if ":" in found else f"sha256:{found}"
@@ -111,7 +111,7 @@ def kept_by(reference: Reference) -> tuple[str, str] | None:
 
 
 def words_to_pin(reference: Reference, login: Path | None) -> list[str] | None:
-    """Return the program that says the digest of a name in its registry; None: there is none."""
+    """Return the command that prints a name's digest in its registry; None if there is none."""
     if available(FETCHERS)[:1] != ["skopeo"]:
         return None
     options = ["--authfile", str(login)] if login else []
@@ -120,9 +120,9 @@ def words_to_pin(reference: Reference, login: Path | None) -> list[str] | None:
     return [*words, f"docker://{reference.full_name}"]
 
 
-def pinned(reference: Reference, said: str) -> Reference | None:
-    """Return what a name means by the answer of `words_to_pin`; None: there was none."""
-    digest = said.strip()
+def pinned(reference: Reference, output: str) -> Reference | None:
+    """Return a name with the digest in the output of `words_to_pin`; None if it has no digest."""
+    digest = output.strip()
     return reference.pinned_to(digest) if _DIGEST.fullmatch(digest) else None
 
 
@@ -132,12 +132,12 @@ def _skopeo() -> list[str]:
 
 
 def _is_plain(reference: Reference) -> bool:
-    """Whether a registry is asked without TLS, as docker does."""
+    """Whether to connect to a registry without TLS, by Docker's rule."""
     return _LOCAL.fullmatch(reference.registry) is not None
 
 
 def steps_to_save(engine: str, name: str, target: Path) -> list[Step]:
-    """Return how an engine writes an image of its own into an archive at `target`."""
+    """Return the steps with which an engine saves a stored image as an archive at `target`."""
     if engine == "docker":
         return [Step((program("docker"), "save", "-o", str(target), name), {})]
     save = ("save", "--quiet", "--format", "docker-archive", "-o", str(target), name)
@@ -145,10 +145,10 @@ def steps_to_save(engine: str, name: str, target: Path) -> list[Step]:
 
 
 def steps_to_fetch(reference: Reference, target: Path, login: Path | None) -> list[Step]:
-    """Return how an image is brought from its registry into `target` (a folder or an archive).
+    """Return the steps that fetch an image from its registry into `target` (folder or archive).
 
     Raises:
-        PrepareError: class ``environment``: the node has no program for it.
+        PrepareError: class ``environment``: the node has no program for this.
     """
     found = available(FETCHERS)
     if not found:
@@ -177,7 +177,7 @@ def steps_to_fetch(reference: Reference, target: Path, login: Path | None) -> li
 
 
 def steps_to_build(dockerfile: Path, context: Path, name: str, login: Path | None) -> list[Step]:
-    """Return how a Dockerfile is built into an image of the engine called `name`.
+    """Return the steps that build a Dockerfile into an image `name` of an engine.
 
     Raises:
         PrepareError: class ``environment``: the node has neither podman nor buildah.
@@ -197,7 +197,7 @@ def steps_to_build(dockerfile: Path, context: Path, name: str, login: Path | Non
 
 
 def steps_to_save_built(name: str, target: Path) -> list[Step]:
-    """Return how the image that `steps_to_build` made gets into an archive, and away."""
+    """Return the steps that save the image of `steps_to_build` as an archive, then remove it."""
     builder = available(BUILDERS)[0]
     if builder == "podman":
         remove = Step((program("podman"), "image", "rm", "--force", name), {})
@@ -210,18 +210,18 @@ def steps_to_save_built(name: str, target: Path) -> list[Step]:
 
 
 def in_words(error: PrepareError, what: str) -> PrepareError:
-    """Return the failure of an engine with the sentence of its last message."""
+    """Return the error of an engine with the text of its last message."""
     if error.failure_class != "environment" or not error.lines:
         return error
     text = error.lines[-1]
     found = _MESSAGE.search(text)
-    said = (found[1].replace('\\"', '"') if found else text.removeprefix("Error: ")).strip()
-    is_final = any(word in said.lower() for word in _FINAL)
+    message = (found[1].replace('\\"', '"') if found else text.removeprefix("Error: ")).strip()
+    is_final = any(word in message.lower() for word in _FINAL)
     hint = ""
-    if "unauthorized" in said.lower() or "authentication" in said.lower():
+    if "unauthorized" in message.lower() or "authentication" in message.lower():
         hint = ". Check container.registry: its username, and the secret that its password names"
     return PrepareError(
-        f"{what}: {said[:400].rstrip('.')}{hint}",
+        f"{what}: {message[:400].rstrip('.')}{hint}",
         failure_class="environment",
         lines=error.lines,
         is_permanent=is_final,

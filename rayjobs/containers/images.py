@@ -37,16 +37,16 @@ log = logging.getLogger(__name__)
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 Tell = Callable[[str, Mapping[str, Any]], None]
-"""Tells people how it goes: a sentence, and data."""
+"""Reports progress to users: a sentence, and data."""
 
 
 @dataclass(frozen=True)
 class MeantImage:
-    """What a job's image means on its first node, and so on all others.
+    """The image that a job's name stands for on its first node, and therefore on all nodes.
 
     Attributes:
-        digest: Of the image; None: not known yet.
-        pinned: Its name with a digest of its registry; None: it comes from elsewhere.
+        digest: Digest of the image; None if not known yet.
+        pinned: Its name with its digest in the registry; None if it comes from elsewhere.
     """
 
     digest: str | None = None
@@ -58,16 +58,16 @@ class AskedImage:
     """A job's image request.
 
     Attributes:
-        image: As the job has it; None: built from `dockerfile`.
+        image: The image as named in the job; None: built from `dockerfile`.
         dockerfile: The text of a Dockerfile.
-        context: The folder that it is built from.
+        context: The build context folder.
         context_digest: A fingerprint of that folder's files.
-        login: Who asks the registry; None: as the node's engine is set up.
-        always_pull: Ask the registry, whatever is here.
-        carried: Digest of the image that travels with the job; None: it does not.
-        bring: Puts that one into a folder, as OCI has it; blocks.
-        meant: What it means on the job's first node, or meant in an earlier attempt.
-        called: It for people; None: as `image` says.
+        login: The login for the registry; None: the settings of the node's engine.
+        always_pull: Check the registry even if the image is already here.
+        carried: Digest of the image that travels with the job, or None.
+        bring: Writes that image into a folder in the OCI layout; blocks.
+        meant: Its meaning on the job's first node, or in an earlier attempt.
+        called: Its display name; None: `image`.
     """
 
     image: str | None = None
@@ -83,11 +83,11 @@ class AskedImage:
 
     @property
     def text(self) -> str:
-        """It for people."""
+        """Its display name."""
         return self.called or self.image or "the job's Dockerfile"
 
     def as_pinned(self, name: str) -> AskedImage:
-        """Return the request for what the image's name means: a name with a digest."""
+        """Return the request for the image under its name with a digest."""
         return replace(self, image=name, always_pull=False, called=self.text)
 
 
@@ -97,11 +97,11 @@ class ReadyImage:
 
     Attributes:
         root: Its root file system.
-        key: Its name in the cache; None: a folder that is used where it is.
-        digest: Of its configuration, else of its bytes; None: not known.
-        variables: Its own environment.
+        key: Its name in the cache; None: a folder that is used in place.
+        digest: Digest of its configuration, or else of its bytes; None if unknown.
+        variables: Its own environment variables.
         answer: The facts of its Python.
-        fetched: Whether this attempt brought it.
+        fetched: Whether this attempt fetched it.
     """
 
     root: Path
@@ -114,14 +114,14 @@ class ReadyImage:
 
 @dataclass
 class ImageWork:
-    """One attempt's wish for an image, while it is worked on.
+    """One attempt's request for an image, while it is processed.
 
     Attributes:
         control: Cancels it.
         tell: Called with messages for users.
-        secrets: Values that no log may have.
-        overlay: Whether this node can put a layer over an image.
-        publish: Called as soon as it is known what the image means, which other nodes wait for.
+        secrets: Values that must not appear in logs.
+        overlay: Whether this node can put a writable layer over an image.
+        publish: Called as soon as the image's meaning is known, for which other nodes wait.
     """
 
     paths: AttemptPaths
@@ -132,44 +132,44 @@ class ImageWork:
     publish: Callable[[MeantImage], None] = lambda _meant: None
     has_waited: bool = False
     has_published: bool = False
-    said: BuildLog | None = field(default=None)
+    opened_log: BuildLog | None = field(default=None)
 
     def tell_meant(self, meant: MeantImage) -> None:
-        """Publish what the image means, the first time that this is called. Blocks."""
+        """Publish the image's meaning on the first call. Blocks."""
         if not self.has_published:
             self.has_published = True
             self.publish(meant)
 
     def log(self) -> BuildLog:
         """Return the log, created on first use: an existing image needs none."""
-        if self.said is None:
-            self.said = BuildLog(self.paths.build_log, self.secrets)
-        return self.said
+        if self.opened_log is None:
+            self.opened_log = BuildLog(self.paths.build_log, self.secrets)
+        return self.opened_log
 
     def close(self) -> None:
         """Close the log; a later use continues it. Idempotent."""
-        if self.said is not None:
-            self.said.close()
-            self.said = None
+        if self.opened_log is not None:
+            self.opened_log.close()
+            self.opened_log = None
 
 
 class Images:
     """The images of one node. Its methods run on one event loop."""
 
     def __init__(self, root: Path, most_bytes: int = MOST_BYTES) -> None:
-        """Keep images below `root`, none of which has more than `most_bytes` unpacked."""
+        """Keep images below `root`, each with at most `most_bytes` unpacked."""
         self._cache = ImageCache(root)
         self._most_bytes = most_bytes
 
     async def realise(self, asked: AskedImage, work: ImageWork) -> ReadyImage:
-        """Return the image that a job asks for, fetched and unpacked if it must be.
+        """Return the image that a job requests, fetching and unpacking it if needed.
 
-        One attempt fetches and one unpacks, on whatever event loop or process of this node;
-        others that ask for the same wait for it.
+        One attempt fetches and one unpacks, in any event loop or process of this node; others with
+        the same request wait.
 
         Raises:
-            PrepareError: class ``environment``: it cannot be fetched, is damaged, too large, or
-                must not be unpacked; ``storage``: the disk is full; ``time_limit``; ``system``: the
+            PrepareError: class ``environment``: it cannot be fetched, or is damaged, too large or
+                unsafe to unpack; ``storage``: the disk is full; ``time_limit``; ``system``: the
                 program that fetched or unpacked it was killed.
         """
         try:
@@ -178,7 +178,7 @@ class Images:
         except OSError as error:
             is_full = error.errno in _DISK_FULL
             raise PrepareError(
-                f"the image cannot be kept in {self._cache.root}: {error.strerror}",
+                f"the image cannot be stored in {self._cache.root}: {error.strerror}",
                 failure_class="storage" if is_full else "system",
             ) from error
         finally:
@@ -198,17 +198,17 @@ class Images:
         name_key = _name_key(asked, source)
         async with self._alone(name_key, work):
             key, fetched = await self._found(asked, source, name_key, work)
-            while not await self._use(key, work):  # it was pruned since it was found
+            while not await self._use(key, work):  # it has been pruned since it was found
                 key, fetched = await self._found(asked, source, name_key, work)
         found = await self._ready(key, work, fetched=fetched)
-        if source is not None:  # those that are built, or travel with the job, are the same
+        if source is not None:  # images that are built or travel with the job are always the same
             _require_meant(asked, found)
         return found
 
     async def _found(
         self, asked: AskedImage, source: Reference | None, name_key: str, work: ImageWork
     ) -> tuple[str, bool]:
-        """Return which image a name means, and whether it was fetched for that. Hold its lock."""
+        """Return the image of a name, and whether it was fetched. Hold the name's lock."""
         if asked.meant is not None and asked.meant.digest is not None:
             key = key_of(asked.meant.digest)
             if self._cache.is_whole(key):
@@ -229,7 +229,7 @@ class Images:
             await asyncio.to_thread(work.tell_meant, MeantImage(digest))
             self._cache.keep_known(name_key, known)
             return known.key, True
-        # The job's other nodes fetch it at the same time.
+        # The job's other nodes can then fetch it at the same time.
         await asyncio.to_thread(work.tell_meant, MeantImage(pinned=pinned.name))
         exact = asked.as_pinned(pinned.name)
         exact_key = _name_key(exact, pinned)
@@ -246,23 +246,23 @@ class Images:
         name_key: str,
         work: ImageWork,
     ) -> Reference | None:
-        """Return what the registry means by a name that is fetched; None: it is not asked."""
+        """Return the registry's meaning of a name; None if the registry is not contacted."""
         if source is None or source.kind is not Kind.NAME or source.is_pinned:
             return None
         if stamp is not None and not asked.always_pull:
-            return None  # an engine of the node has it
+            return None  # an engine of the node already has it
         folder = await asyncio.to_thread(self._cache.begin, name_key)
         try:
             login = None if asked.login is None else asked.login.write(folder / LOGIN)
             words = engines.words_to_pin(source, login)
-            return None if words is None else engines.pinned(source, await _said(words, work))
+            return None if words is None else engines.pinned(source, await _output_of(words, work))
         finally:
             await asyncio.to_thread(self._discard, folder)
 
     async def _use(self, key: str, work: ImageWork) -> bool:
-        """Note that an attempt uses an image, so that it is not pruned; whether it is still here.
+        """Record that an attempt uses an image, so that it is not pruned; return whether it exists.
 
-        Several names may mean one image, and who prunes it holds the lock of none of them.
+        Several names may stand for one image, and a prune holds none of their locks.
         """
         async with self._alone(key, work):
             if not self._cache.is_whole(key):
@@ -301,7 +301,7 @@ class Images:
         stamp: str | None,
         work: ImageWork,
     ) -> Known:
-        """Bring an image into files, and unpack it unless the cache has it already."""
+        """Fetch an image into files, and unpack it unless the cache already has it."""
         folder = await asyncio.to_thread(self._cache.begin, name_key)
         try:
             path, tag = folder / "image", None
@@ -318,7 +318,7 @@ class Images:
         finally:
             await asyncio.to_thread(self._discard, folder)
         if source is not None and source.kind is Kind.NAME:
-            stamp = await asyncio.to_thread(_stamp, source)  # an engine may keep it since
+            stamp = await asyncio.to_thread(_stamp, source)  # an engine may have it by now
         return Known(key, stamp)
 
     def _steps(
@@ -340,7 +340,7 @@ class Images:
             yield from engines.steps_to_build(file, context, name, login)
             yield from engines.steps_to_save_built(name, path)
         elif stamp is not None and not asked.always_pull:
-            engine = stamp.partition(" ")[0]  # it has the image already
+            engine = stamp.partition(" ")[0]  # it already has the image
             yield from engines.steps_to_save(engine, source.name, path)
         else:
             yield from engines.steps_to_fetch(source, path, login)
@@ -356,7 +356,7 @@ class Images:
                 step.arguments,
                 env={**engines.variables(), **step.variables},
                 cwd=work.paths.tmp,
-                said=work.log(),
+                build_log=work.log(),
                 control=work.control,
                 doing=f"the image {asked.text!r}: {program}" if asked.image else doing,
             )
@@ -366,7 +366,7 @@ class Images:
     async def _unpacked(
         self, path: Path, tag: str | None, asked: AskedImage, work: ImageWork
     ) -> str:
-        """Unpack the fetched image, unless it was unpacked under another name."""
+        """Unpack the fetched image, unless it is already unpacked under another name."""
         try:
             digest = await asyncio.to_thread(_digest, path, tag, self._most_bytes)
         except BadImageError as error:
@@ -393,15 +393,15 @@ class Images:
                 [*words, str(self._most_bytes), *([tag] if tag else [])],
                 env={**engines.variables(), "PYTHONPATH": _module_path()},
                 cwd=work.paths.tmp,
-                said=work.log(),
+                build_log=work.log(),
                 control=work.control,
                 doing=f"the image {asked.text!r} cannot be unpacked",
             )
         except PrepareError as error:
-            said = error.lines[-1] if error.lines else ""
-            if not said.startswith(unpacking.REFUSED):
+            last_line = error.lines[-1] if error.lines else ""
+            if not last_line.startswith(unpacking.REFUSED):
                 raise
-            refusal = BadImageError(said.removeprefix(unpacking.REFUSED))
+            refusal = BadImageError(last_line.removeprefix(unpacking.REFUSED))
             raise _bad(asked, refusal, error.lines) from error
 
     def _discard(self, folder: Path) -> None:
@@ -410,7 +410,7 @@ class Images:
 
     @asynccontextmanager
     async def _alone(self, name: str, work: ImageWork) -> AsyncIterator[None]:
-        """Hold the lock of an image or a name; waits while another one does."""
+        """Hold the lock of an image or a name; waits for other holders."""
         is_noted = False
         while True:
             work.control.check()
@@ -424,8 +424,8 @@ class Images:
             await work.control.pause()
 
 
-async def _said(words: Sequence[str], work: ImageWork) -> str:
-    """Return what a short program prints; "" if it fails or takes too long.
+async def _output_of(words: Sequence[str], work: ImageWork) -> str:
+    """Return the output of a short program; "" if it fails or takes too long.
 
     Raises:
         StoppedError, PrepareError: see `Control.check`.
@@ -445,7 +445,7 @@ async def _said(words: Sequence[str], work: ImageWork) -> str:
             await asyncio.wait({talking}, timeout=POLL_S)
             work.control.check()
         if not talking.done() or process.returncode:
-            return ""  # the fetch says why
+            return ""  # the fetch will report the cause
         return talking.result()[0].decode("utf-8", "replace")
     finally:
         if process.returncode is None:
@@ -455,30 +455,31 @@ async def _said(words: Sequence[str], work: ImageWork) -> str:
 
 
 def _require_meant(asked: AskedImage, found: ReadyImage) -> None:
-    """Check that an image is that of the job's first node.
+    """Check that an image is the same as on the job's first node.
 
     Raises:
-        PrepareError: class ``environment``: this node has another one under the name.
+        PrepareError: class ``environment``: this node has another image under the name.
     """
     meant = asked.meant
     if meant is None or meant.digest is None or found.digest in (None, meant.digest):
         return
     raise PrepareError(
-        f"the image {asked.text!r} is another one on this node ({found.digest}) than on the job's "
-        f"first node ({meant.digest}). Bring the same to all nodes, or name it with its digest "
-        f"(name@sha256:…), by which each node gets it from the registry",
+        f"the image {asked.text!r} differs on this node ({found.digest}) from the one on the job's "
+        f"first node ({meant.digest}). Put the same image on all nodes, or name it with its digest "
+        f"(name@sha256:…), so that each node fetches the same one from the registry",
         failure_class="environment",
         is_permanent=True,
     )
 
 
 async def writable_root(root: Path, work: ImageWork) -> Path:
-    """Return an image for an attempt's processes; other attempts do not see their writes.
+    """Return a root file system for an attempt's processes, whose writes other attempts do not see.
 
-    Where no layer can be put over it, this is a copy in the attempt's folder, made at first use.
+    If the node cannot put a writable layer over the image, this is a copy in the attempt's folder,
+    made on first use.
 
     Raises:
-        PrepareError: it cannot be copied (``storage`` for a full disk), or as `Control.check`.
+        PrepareError: it cannot be copied (``storage`` for a full disk); see also `Control.check`.
     """
     if work.overlay:
         return root
@@ -494,7 +495,7 @@ async def writable_root(root: Path, work: ImageWork) -> Path:
             [copy, "--archive", "--reflink=auto", "--no-target-directory", str(root), str(part)],
             env=engines.variables(),
             cwd=work.paths.tmp,
-            said=work.log(),
+            build_log=work.log(),
             control=work.control,
             doing="the image cannot be copied for the attempt",
         )
@@ -527,7 +528,7 @@ def _name_key(asked: AskedImage, source: Reference | None) -> str:
 
 
 def _stamp(source: Reference | None) -> str | None:
-    """Return evidence that a name or file is unchanged; None: there is none on this node."""
+    """Return evidence that a name or file is unchanged; None if this node has none."""
     if source is None:
         return None
     if source.kind is Kind.NAME:
@@ -539,7 +540,7 @@ def _stamp(source: Reference | None) -> str | None:
 
 
 def _note_use(paths: AttemptPaths, key: str) -> None:
-    """Write which image an attempt uses, so that it stays as long as the attempt's folder."""
+    """Record the image that an attempt uses, so that it stays as long as the attempt's folder."""
     write_atomic(paths.image, json.dumps({"key": key}))
 
 

@@ -1,4 +1,4 @@
-"""Applies the layers of an image to a root file system, and never touches anything outside of it.
+"""Applies the layers of an image to a root file system, and never touches anything outside it.
 
 Source: OCI image specification, "Image Layer Filesystem Changeset" (whiteouts, opaque whiteouts).
 """
@@ -18,11 +18,11 @@ from rayjobs.core.text import GIB, counted, size_text
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 MOST_ENTRIES = 5_000_000
-MOST_BYTES = 100 * GIB  # of all layers together
-_MOST_HEADER = 2**20  # bytes of a long name or of the extra fields of one member
+MOST_BYTES = 100 * GIB  # total of all layers
+_MOST_HEADER = 2**20  # maximum bytes of a long name or of the extra fields of a member
 _MOST_LINKS = 40
 _CHUNK = 1024 * 1024
-# Device files are the node's own, below /dev; a set-user-ID program would also be one on the node.
+# Containers use the node's own device files. A set-user-ID program would also work on the node.
 _DROPPED_BITS = stat.S_ISUID | stat.S_ISGID
 
 
@@ -31,9 +31,9 @@ class BadImageError(Exception):
 
 
 def unreadable(name: str, error: Exception) -> BadImageError:
-    """Return the refusal of an archive, in one sentence: tarfile lists each form that it tried."""
-    said = str(error).partition(":\n")[0].strip() or "it ends too early"
-    return BadImageError(f"{name} is not a readable archive: {said}")
+    """Return a one-line refusal of an archive; tarfile's text lists each format that it tried."""
+    reason = str(error).partition(":\n")[0].strip() or "it ends too early"
+    return BadImageError(f"{name} is not a readable archive: {reason}")
 
 
 def too_large(most_bytes: int) -> BadImageError:
@@ -55,7 +55,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _Written:
-    """The paths that one layer has written: its whiteouts are for the layers below alone."""
+    """The paths that a layer has written: its whiteouts only apply to lower layers."""
 
     def __init__(self) -> None:
         self._paths: set[str] = set()
@@ -75,7 +75,7 @@ class _Written:
         return path in self._paths
 
     def is_below(self, path: str) -> bool:
-        """Whether something below `path` was written."""
+        """Whether a path below `path` was written."""
         return path in self._above
 
 
@@ -87,8 +87,8 @@ class Counts:
         entries: Members of all layers.
         set_user_id: Files that lost their set-user-ID or set-group-ID bit.
         devices: Device files that were left out.
-        removed: Paths that whiteouts took away.
-        bytes: Of the files of all layers, whether a later layer removes them or not.
+        removed: Paths that whiteouts removed.
+        bytes: Size of the files of all layers, including files that a later layer removes.
     """
 
     entries: int = 0
@@ -98,36 +98,35 @@ class Counts:
     bytes: int = 0
 
     def sentence(self) -> str:
-        """Return notices about it; empty if none."""
-        said = []
+        """Return notices for the user; empty if there are none."""
+        notices = []
         if self.set_user_id:
-            said.append(f"{counted(self.set_user_id, 'program')} without the set-user-ID bit")
+            notices.append(f"{counted(self.set_user_id, 'program')} without the set-user-ID bit")
         if self.devices:
-            said.append(f"{counted(self.devices, 'device file')} left out")
-        return ", ".join(said)
+            notices.append(f"{counted(self.devices, 'device file')} left out")
+        return ", ".join(notices)
 
 
 class Root:
-    """A root file system that layers are applied to, one after the other.
+    """A root file system to which layers are applied, one after the other.
 
-    Nothing else may write below it meanwhile. Links in it are followed as a process
-    with this root would follow them.
+    Nothing else may write to it in the meantime. Links are followed as by a process with this root.
     """
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
-        """Begin at an empty folder; the files of all layers may have `most_bytes` together."""
+        """Begin with an empty folder; the total of all layers' files is limited to `most_bytes`."""
         self.path = path
         self._most_bytes = most_bytes
         self.counts = Counts()
         self._as_owner = os.geteuid() == 0
-        self._folders: dict[str, str] = {}  # folder of an archive → where it is, as far as known
-        self._modes: dict[str, tuple[int, float]] = {}  # folders: set when all of them are filled
+        self._folders: dict[str, str] = {}  # folder of an archive → its known real location
+        self._modes: dict[str, tuple[int, float]] = {}  # folder modes, set after the last write
 
     def apply(self, stream: IO[bytes], name: str) -> None:
-        """Apply the layer that `stream`, an uncompressed tar, holds.
+        """Apply the layer in `stream`, an uncompressed tar.
 
         Raises:
-            BadImageError: a member leaves the root, the archive is damaged, or the image too
+            BadImageError: a member leaves the root, the archive is damaged, or the image is too
                 large.
             OSError: a file cannot be written.
         """
@@ -135,7 +134,7 @@ class Root:
         try:
             with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
                 for member in archive:
-                    archive.members = []  # type: ignore[attr-defined]  # it would keep them all
+                    archive.members = []  # type: ignore[attr-defined]  # else it keeps them all
                     self.counts.entries += 1
                     if self.counts.entries > MOST_ENTRIES:
                         raise BadImageError(f"the image has more than {MOST_ENTRIES} files")
@@ -146,7 +145,7 @@ class Root:
             raise BadImageError(f"{name} ends in the middle of a file") from error
 
     def finish(self) -> None:
-        """Give folders their modes and times, now that nothing is written into them any more."""
+        """Set the modes and times of folders, after the last write."""
         for path, (mode, mtime) in sorted(self._modes.items(), reverse=True):
             folder = self._opened(path)
             if folder is None:
@@ -158,7 +157,7 @@ class Root:
                 os.close(folder)
 
     def _opened(self, path: str) -> int | None:
-        """Open a folder of the root, through no link at all; None: it is not a folder any more."""
+        """Open a folder of the root without following links; None if it is no longer a folder."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         folder = os.open(self.path, flags)
         for part in Path(path).relative_to(self.path).parts:
@@ -224,7 +223,7 @@ class Root:
         self._modes[at] = (self._mode(member) | 0o700, member.mtime)
 
     def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, at: str, layer: str) -> None:
-        # A file with holes is larger than what the archive has of it.
+        # A sparse file is larger than its data in the archive.
         self.counts.bytes += member.size
         if self.counts.bytes > self._most_bytes:
             raise too_large(self._most_bytes)
@@ -269,13 +268,13 @@ class Root:
 
     def _mode(self, member: tarfile.TarInfo) -> int:
         mode = member.mode & 0o7777 & ~_DROPPED_BITS
-        # A user other than root has to be able to read it, and to remove it some day.
+        # Users other than root must be able to read it, and to remove it later.
         return mode if self._as_owner else mode | (0o700 if member.isdir() else 0o400)
 
     # -- paths ------------------------------------------------------------------------------------
 
     def _folder(self, parts: tuple[str, ...]) -> str:
-        """Return where a folder of an archive is, made if it is missing; never outside."""
+        """Return the real location of an archive's folder inside the root, created if missing."""
         key = "/".join(parts)
         known = self._folders.get(key)
         if known is None:
@@ -306,7 +305,7 @@ class Root:
                 todo = [one for one in target.split("/") if one and one != "."] + todo
                 continue
             if not stat.S_ISDIR(info.st_mode):
-                os.unlink(here)  # a later layer has a folder in its place
+                os.unlink(here)  # a later layer replaces it with a folder
                 os.mkdir(here, 0o755)
             done.append(part)
         return os.path.join(root, *done)
@@ -318,7 +317,7 @@ class Root:
             return
         self._folders.clear()
         if stat.S_ISDIR(info.st_mode):
-            # Another folder, or a link, may take its place: neither has these modes.
+            # Another folder or a link may replace it, to which these modes do not apply.
             for folder, _, _ in os.walk(at):
                 self._modes.pop(folder, None)
             shutil.rmtree(at)
@@ -336,7 +335,7 @@ class Root:
             self._make_way(at)
 
     def _empty(self, folder: str, written: _Written) -> None:
-        """Remove a folder's content from lower layers."""
+        """Remove a folder's content that comes from lower layers."""
         for name in os.listdir(folder):
             self._remove_lower_tree(os.path.join(folder, name), written)
 
@@ -352,7 +351,7 @@ class Root:
 
 
 def _parts(name: str, layer: str) -> tuple[str, ...]:
-    """Return the parts of a member's name; one that leaves the root is refused."""
+    """Return the parts of a member's name; refuse a name that leaves the root."""
     if name.startswith("/"):
         raise BadImageError(f"{layer} has the absolute path {name!r}")
     parts = tuple(part for part in name.split("/") if part and part != ".")

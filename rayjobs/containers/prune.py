@@ -1,4 +1,4 @@
-"""Which unpacked images of a machine may be removed, and their removal while they are unused."""
+"""Finds and removes unused unpacked images of a machine."""
 
 from __future__ import annotations
 

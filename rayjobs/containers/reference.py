@@ -22,7 +22,7 @@ class Kind(StrEnum):
 
     NAME = "name"  # an engine of the node, or a registry
     FILE = "file"  # an archive or an OCI folder
-    FOLDER = "folder"  # a root file system, used where it is
+    FOLDER = "folder"  # a root file system, used in place
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Reference:
 
     Attributes:
         text: As written in the job.
-        name: Of an image by name, with registry and tag as engines complete them.
-        path: Of files.
-        tag: Which image of an OCI folder or archive it is.
+        name: The name of an image, with registry and tag as engines complete them.
+        path: The path of an image in files.
+        tag: The tag of an image in an OCI folder or archive.
     """
 
     text: str
@@ -55,14 +55,14 @@ class Reference:
         return "@" in self.name
 
     def pinned_to(self, digest: str) -> Reference:
-        """Return the image that the name means now, which always means the same."""
+        """Return the image under its name with a digest, which never changes its meaning."""
         head, slash, last = self.name.rpartition("/")
         name = f"{head}{slash}{last.partition(':')[0]}@{digest}"
         return replace(self, text=name, name=name)
 
     @property
     def full_name(self) -> str:
-        """The name with its registry, as skopeo wants it."""
+        """The name with its registry, in the form for skopeo."""
         name = self.name
         if self.registry == DEFAULT_REGISTRY and not name.startswith(f"{DEFAULT_REGISTRY}/"):
             name = f"{DEFAULT_REGISTRY}/{name if '/' in name else f'library/{name}'}"
@@ -98,7 +98,7 @@ def _files(text: str, transport: str, rest: str) -> Reference:
         if colon and Path(before).exists():
             path, tag = Path(before), after
     if not path.is_absolute():
-        raise _refused(f"{text!r} names no absolute path")
+        raise _refused(f"{text!r} does not contain an absolute path")
     if not path.exists():
         raise _refused(f"there is no {path} on this node")
     is_layout = (path / "oci-layout").exists()

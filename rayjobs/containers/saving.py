@@ -16,17 +16,17 @@ from rayjobs.containers import sources
 
 _KIND = "application/vnd.oci.image"
 _CHUNK = 2**20
-_LEVEL = 1  # of gzip: layers are mostly binaries, and higher ones cost minutes
+_LEVEL = 1  # of gzip: layers are mostly binaries, for which higher levels cost minutes
 
 
 @dataclass(frozen=True)
 class Saved:
-    """An image that was written.
+    """A written image.
 
     Attributes:
-        digest: What it is known by.
-        layers: How many it has.
-        bytes: Of all its files.
+        digest: The digest that identifies it.
+        layers: The number of its layers.
+        bytes: The total size of its files.
     """
 
     digest: str
@@ -37,7 +37,7 @@ class Saved:
 def save(
     image: sources.Image, folder: Path, *, say: Callable[[str], None] = lambda _text: None
 ) -> Saved:
-    """Write an image into an empty folder; all bytes are compared with its digests meanwhile.
+    """Write an image into an empty folder, checking all bytes against its digests.
 
     Raises:
         BadImageError: it is damaged, or too large.

@@ -1,4 +1,4 @@
-"""Images as files: an OCI folder, an archive of OCI or docker, or a tar of a root file system.
+"""Images as files: an OCI folder, an OCI or Docker archive, or a tar of a root file system.
 
 Sources: OCI image layout specification; `docker save` (manifest.json, one file per layer).
 """
@@ -32,9 +32,9 @@ class Layer:
     """One layer of an image.
 
     Attributes:
-        blob: Where its bytes are: a digest of an OCI image, a member of an archive.
-        digest: Of its bytes as they are stored; None: not known.
-        diff_id: Of its uncompressed bytes; None: not known.
+        blob: The location of its bytes: a digest in an OCI image, or a member of an archive.
+        digest: Digest of its stored bytes; None if unknown.
+        diff_id: Digest of its uncompressed bytes; None if unknown.
     """
 
     blob: str
@@ -46,11 +46,11 @@ class Image(ABC):
     """An image that can be unpacked.
 
     Attributes:
-        digest: What it is known by: the digest of its configuration, else of its bytes.
+        digest: The digest that identifies it: of its configuration, or else of its bytes.
         config: ``Env``, ``WorkingDir``, … of its configuration.
-        layers: In the order in which they are applied.
+        layers: Its layers, in the order of application.
         raw_config: The bytes of its configuration; empty where it has none.
-        most_bytes: Of all layers together, uncompressed; more is refused while it is read.
+        most_bytes: Limit of the uncompressed size of all layers, enforced during reading.
     """
 
     digest: str
@@ -62,14 +62,14 @@ class Image(ABC):
 
     @abstractmethod
     def _blob(self, layer: Layer) -> IO[bytes]:
-        """Return the bytes of a layer as they are stored."""
+        """Return the stored bytes of a layer."""
 
     @contextmanager
     def open(self, layer: Layer) -> Iterator[IO[bytes]]:
-        """Give the uncompressed bytes of a layer; at the end they have been compared.
+        """Yield the uncompressed bytes of a layer; checks them at the end.
 
         Raises:
-            BadImageError: they are not those that the image names, or too many.
+            BadImageError: they do not match the image's digests, or are too many.
         """
         with self._blob(layer) as raw:
             stored = _Hashed(raw, layer.digest)
@@ -108,7 +108,7 @@ class _Hashed:
         return data
 
     def finish(self, what: str) -> None:
-        """Read to the end, and compare."""
+        """Read to the end, and compare the digest."""
         while self.read(2**20):
             pass
         if self._hash is not None and self._hash.hexdigest() != self._expected:
@@ -119,7 +119,7 @@ class _Hashed:
 
 
 def _uncompressed(stream: _Hashed) -> Any:
-    """Return a stream of the plain tar, whatever it is compressed with."""
+    """Return a stream of the plain tar, regardless of its compression."""
     head = stream.read(6)
     whole: Any = _Joined(head, stream)
     if head.startswith(b"\x1f\x8b"):
@@ -140,7 +140,7 @@ def _uncompressed(stream: _Hashed) -> Any:
 
 
 class _Joined:
-    """Bytes that were read already, and the rest of their stream."""
+    """Bytes that have already been read, followed by the rest of their stream."""
 
     def __init__(self, head: bytes, stream: _Hashed) -> None:
         self._head, self._stream = head, stream
@@ -165,13 +165,13 @@ class _Joined:
 
 
 class OciImage(Image):
-    """An image in the OCI layout, whose blobs are found by their digests."""
+    """An image in the OCI layout, which finds blobs by their digests."""
 
     def __init__(self, files: _Files, name: str | None) -> None:
         """Read index, manifest and configuration.
 
         Args:
-            name: Which of several images it is: a tag or a reference; None: the only one.
+            name: A tag or reference that selects one of several images; None: the only image.
         """
         self._files = files
         index = _json(files.read("index.json"), "index.json")
@@ -214,7 +214,7 @@ class OciImage(Image):
 
 
 class DockerImage(Image):
-    """An image in an archive of `docker save`."""
+    """An image in an archive made by `docker save`."""
 
     def __init__(self, files: _Files, name: str | None) -> None:
         """Read manifest and configuration; see `OciImage`."""
@@ -257,10 +257,10 @@ class _Files(ABC):
 
     @abstractmethod
     def open(self, name: str) -> IO[bytes]:
-        """Open one of them; BadImageError: it is not there."""
+        """Open one of them. Raises BadImageError if it does not exist."""
 
     def read(self, name: str) -> bytes:
-        """Return one of them, of a limited size."""
+        """Return the content of one of them, which has a size limit."""
         with self.open(name) as file:
             data = file.read(JSON_LIMIT + 1)
         if len(data) > JSON_LIMIT:
@@ -392,21 +392,21 @@ def _check_platform(config: Mapping[str, Any]) -> None:
 
 
 def architecture() -> str:
-    """Return this machine's, as images name it."""
+    """Return this machine's architecture, as images name it."""
     machine = platform.machine()
     return ARCHITECTURES.get(machine, machine)
 
 
 @contextmanager
 def opened(path: Path, name: str | None = None, *, most_bytes: int = MOST_BYTES) -> Iterator[Image]:
-    """Give the image of an OCI folder or an archive, whatever its kind.
+    """Yield the image in an OCI folder or any kind of archive.
 
     Args:
-        name: Which of several images it is.
-        most_bytes: Of all its layers, uncompressed.
+        name: Selects one of several images.
+        most_bytes: Limit of the uncompressed size of all layers.
 
     Raises:
-        BadImageError: it is none, too large, or damaged.
+        BadImageError: it is not an image, is too large, or is damaged.
         OSError: it cannot be read.
     """
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""Unpacks one image into a folder; a program of its own, so that it can be ended at any moment.
+"""Unpacks one image into a folder; a separate program, so that it can be ended at any moment.
 
 ``python unpacking.py SOURCE FOLDER MOST_BYTES [NAME]`` writes ``FOLDER/rootfs`` and
-``FOLDER/image.json`` (digest, configuration, what was left out), and prints how it goes. What it
-could not finish is never used: the folder gets its place only when the program has ended well.
+``FOLDER/image.json`` (digest, configuration, skipped files), and prints its progress. An unfinished
+image is never used: the folder is only moved into place when the program has succeeded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def unpack(image: sources.Image, folder: Path) -> dict[str, object]:
     """Unpack an image below `folder`; return its record.
 
     Raises:
-        BadImageError: it must not be unpacked, is damaged, or too large.
+        BadImageError: it is unsafe to unpack, damaged, or too large.
         OSError: a file cannot be written.
     """
     path = folder / ROOTFS
@@ -43,8 +43,8 @@ def unpack(image: sources.Image, folder: Path) -> dict[str, object]:
         files = counted(root.counts.entries - before, "file")
         print(f"{name}: {files} in {duration_text(time.monotonic() - began_s)}", flush=True)
     root.finish()
-    if said := root.counts.sentence():
-        print(said, flush=True)
+    if notices := root.counts.sentence():
+        print(notices, flush=True)
     record: dict[str, object] = {
         "digest": image.digest,
         "config": dict(image.config),
@@ -57,7 +57,7 @@ def unpack(image: sources.Image, folder: Path) -> dict[str, object]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program; the last line of its output says why it failed."""
+    """Run the program; after a failure, the last line of its output has the cause."""
     source, folder, most_bytes, *name = arguments
     try:
         with sources.opened(

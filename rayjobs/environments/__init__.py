@@ -1,1 +1,1 @@
-"""Environments of jobs: requests are read from files, resolved and built on a node."""
+"""Environments of jobs: resolves and builds them on a node."""

@@ -1,9 +1,10 @@
 """The packages of the target's own Python or of an image, to which an environment may add others.
 
-An environment on this base sees what it has, through a ``.pth`` file, and holds only what
-it adds or replaces. The resolver learns what is there from stand-ins: wheels with the metadata of
-what is installed, so that it keeps these versions and asks no index for them. The build of a source
-archive may take one into its own environment, where its ``.pth`` file leads to the package.
+An environment on such a base sees the base's packages through a ``.pth`` file, and contains only
+the packages that it adds or replaces. The resolver sees the base as stand-ins: wheels with the
+metadata of the installed packages, so that it keeps their versions and does not query an index for
+them. The build of a source archive may install a stand-in, whose ``.pth`` file leads to the real
+package.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from rayjobs.injob import container
 from rayjobs.spec.requirements import name_of
 
-FORMAT = 3  # raised when stand-ins are written in another way
+FORMAT = 3  # increased when the format of stand-ins changes
 PATH_FILE = "rayjobs_target.pth"
 _PINNED = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)")
 _PLAIN_VERSION = re.compile(r"[0-9][0-9A-Za-z.!]*(\+[0-9A-Za-z.]+)?")
@@ -36,7 +37,7 @@ class Base:
     """The packages installed in the Python of the target or of an image.
 
     Attributes:
-        folders: Its folders of packages, as the Python itself sees them.
+        folders: Its package folders, with the paths that the Python itself uses.
         versions: Version by name.
         root: The image's root file system on the node; "" for the target's own.
     """
@@ -47,14 +48,14 @@ class Base:
 
     @property
     def places(self) -> list[str]:
-        """Where the folders are on the node."""
+        """The paths of the folders on the node."""
         if not self.root:
             return list(self.folders)
         return [container.inside(self.root, folder) for folder in self.folders]
 
     @property
     def owner(self) -> str:
-        """Whose packages these are, for the comments of a lock."""
+        """The owner of the packages, for comments in a lock."""
         return "image" if self.root else "target"
 
     def digest(self) -> str:
@@ -67,12 +68,12 @@ class Base:
         return "".join(
             f"{name}=={version}\n"
             for name, version in sorted(self.versions.items())
-            # A distribution's own scheme is not a version that pip knows.
+            # pip does not accept versions in a distribution's own scheme.
             if _PLAIN_VERSION.fullmatch(version)
         )
 
     def without_own(self, lock: str) -> tuple[str, list[str]]:
-        """Return a lock without the packages that are installed in this version, and those."""
+        """Return a lock without the packages that are already installed, and those packages."""
         kept: list[str] = []
         own: list[str] = []
         is_own = False
@@ -114,16 +115,16 @@ def _installed(folders: tuple[str, ...], stamps: tuple[int, ...]) -> Base:
 
 
 def of(folders: Sequence[str], root: str = "") -> Base:
-    """Return what folders of packages have installed, those of an image below its `root`."""
+    """Return the packages in folders; an image's folders are below its `root`."""
     bare = Base(tuple(folders), {}, root)
     return replace(bare, versions={name: one.version for name, one in _found(bare.places)})
 
 
 def wheels(base: Base, root: Path) -> Path:
-    """Return a folder with a stand-in for each package of the base; made once. Blocks."""
+    """Return a folder with a stand-in for each package of the base, created once. Blocks."""
     folder = root / base.digest()[:32]
     if folder.is_dir():
-        os.utime(folder)  # it is used
+        os.utime(folder)  # marks it as used
         return folder
     fresh = root / f".{folder.name}.{os.getpid()}"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -132,7 +133,7 @@ def wheels(base: Base, root: Path) -> Path:
     for name, one in _found(base.places):
         text = one.read_text("METADATA") or one.read_text("PKG-INFO")
         if text:
-            # Build backends are found by their entry points.
+            # Entry points make build backends discoverable.
             entry_points = one.read_text("entry_points.txt") or ""
             _write(fresh, name.replace("-", "_"), one.version, text, entry_points, path_lines)
     try:

@@ -1,4 +1,4 @@
-"""One step of a build: a program that is run, logged, and ended when it is cancelled."""
+"""One step of a build: runs a program, logs it, and ends it on cancellation."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ MOST_LINES = 12
 POLL_S = 0.1
 DRAIN_S = 2.0
 _CHUNK = 65_536
-_LONGEST = 400  # characters of a cause in a message; the log has it all
+_LONGEST = 400  # characters of a cause in a message; the log has the full text
 _PASSWORD = re.compile(r"(://)[^/@\s]+@")
 _NO_SOLUTION = "No solution found when resolving"
-# Of uv and of the solver of conda: another attempt gets the same answer.
+# Errors of uv and of conda's solver that another attempt would repeat.
 _FOR_GOOD = (_NO_SOLUTION, "error: SolverError", "error: InvalidMatchSpecError")
 _FULL = ("No space left on device", "os error 28", "Disk quota exceeded", "os error 122")
 _BEGIN = ("error:", "×", "  ×")
@@ -47,9 +47,9 @@ class Control:
     """Cancels a build, and identifies its owner.
 
     Attributes:
-        marker: Of the attempt; what the build starts carries it, so that it can be found.
-        deadline_s: On the event loop's clock; None for no limit.
-        limit_s: The whole limit, for the message.
+        marker: The attempt's marker, by which processes of the build are found.
+        deadline_s: On the event loop's clock; None means no limit.
+        limit_s: The total limit, for the message.
     """
 
     marker: str
@@ -61,7 +61,7 @@ class Control:
         """Raise when the build must end.
 
         Raises:
-            StoppedError: the job's end was asked for.
+            StoppedError: the job's end was requested.
             PrepareError: class ``time_limit``.
         """
         if self.stopped.is_set():
@@ -75,16 +75,16 @@ class Control:
             )
 
     async def pause(self) -> None:
-        """Wait a moment. Raises as `check`."""
+        """Wait briefly. Raises the same errors as `check`."""
         await asyncio.sleep(POLL_S)
         self.check()
 
 
 class BuildLog:
-    """The log of one attempt's build; no password of an address is ever in it."""
+    """The log of one attempt's build, without the passwords in addresses."""
 
     def __init__(self, path: Path, secrets: Sequence[str] = ()) -> None:
-        """Append to `path`; the values `secrets` are replaced wherever they come."""
+        """Append to `path`, replacing the values in `secrets` everywhere."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = path.open("a", encoding="utf-8", errors="backslashreplace")
         self._secrets = [one for one in secrets if one]
@@ -102,7 +102,7 @@ class BuildLog:
 
 
 def hidden(text: str, secrets: Sequence[str]) -> str:
-    """Return a text without user names and passwords of addresses, and without `secrets`."""
+    """Return a text without user names and passwords in addresses, and without `secrets`."""
     for secret in secrets:
         text = text.replace(secret, "****")
     return _PASSWORD.sub(r"\1****@", text)
@@ -113,30 +113,30 @@ async def run(
     *,
     env: Mapping[str, str],
     cwd: Path,
-    said: BuildLog,
+    build_log: BuildLog,
     control: Control,
     doing: str,
     shown: str | None = None,
 ) -> None:
-    """Run one program to its end, its output in the log.
+    """Run a program to its end and log its output.
 
-    It is ended with all that it started when `control` says so, and by the kernel when this
+    It is ended with all its child processes when `control` says so, and by the kernel when this
     process dies.
 
     Args:
         doing: Its purpose, as in "packages cannot be resolved".
-        shown: How the log names it; None: by its words; "" not at all.
+        shown: Its name in the log; None: its arguments; "": nothing.
 
     Raises:
         StoppedError, PrepareError: see `Control.check`.
-        PrepareError: class ``environment`` with the lines that matter; ``storage`` for a full
-            disk; ``system`` when it was killed.
+        PrepareError: class ``environment``, with the relevant lines; ``storage`` for a full disk;
+            ``system`` if it was killed.
     """
     control.check()
     if shown is None:
         shown = f"$ {' '.join(arguments)}"
     if shown:
-        said.write(shown)
+        build_log.write(shown)
     last = _Tail()
     process = await asyncio.create_subprocess_exec(
         *tied_to_this_process(arguments),
@@ -148,7 +148,7 @@ async def run(
         start_new_session=True,
     )
     assert process.stdout is not None
-    reading = asyncio.ensure_future(_copy(process.stdout, said, last.add))
+    reading = asyncio.ensure_future(_copy(process.stdout, build_log, last.add))
     ending = asyncio.ensure_future(process.wait())
     try:
         while not ending.done():
@@ -168,9 +168,9 @@ async def run(
 
 
 def tied_to_this_process(arguments: Sequence[str]) -> list[str]:
-    """Return the words that run a program which the kernel ends together with this process.
+    """Return the command of a program that the kernel ends together with this process.
 
-    `setpriv` of util-linux takes 2 ms for it, an interpreter 15.
+    This takes `setpriv` of util-linux 2 ms, and a Python interpreter 15 ms.
     """
     if (setpriv := _setpriv()) is not None:
         return [setpriv, "--pdeathsig", "KILL", *arguments]
@@ -179,7 +179,7 @@ def tied_to_this_process(arguments: Sequence[str]) -> list[str]:
 
 @functools.cache
 def _setpriv() -> str | None:
-    """Return the path of a `setpriv` with that option: neither Busybox's nor an old one has it."""
+    """Return the path of a `setpriv` with that option, which Busybox's and old versions lack."""
     path = shutil.which("setpriv", path="/usr/bin:/bin")
     if path is None:
         return None
@@ -195,7 +195,9 @@ async def _end(marker: str, ending: asyncio.Future[int]) -> None:
         log.warning("a build cannot be ended: %s", proof.remaining)
 
 
-async def _copy(stream: asyncio.StreamReader, said: BuildLog, note: Callable[[str], None]) -> None:
+async def _copy(
+    stream: asyncio.StreamReader, build_log: BuildLog, note: Callable[[str], None]
+) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     held = ""
     while chunk := await stream.read(_CHUNK):
@@ -204,10 +206,10 @@ async def _copy(stream: asyncio.StreamReader, said: BuildLog, note: Callable[[st
         if len(held) > _CHUNK:  # one line without an end
             lines, held = [*lines, held], ""
         for line in lines:
-            said.write(line)
+            build_log.write(line)
             note(line)
     if held:
-        said.write(held)
+        build_log.write(held)
         note(held)
 
 
@@ -231,7 +233,7 @@ def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
         message = f"{doing}: the disk of the node's scratch or of uv's cache is full"
         return PrepareError(message, failure_class="storage", lines=relevant)
     message = f"{doing}: {sentence(relevant) or f'exit code {code}'}. Full log: {BUILD_LOG}"
-    # Packages that do not exist, or not together, will not the next time either.
+    # Packages that do not exist or conflict will do so the next time too.
     is_permanent = any(words in line for line in lines for words in _FOR_GOOD)
     return PrepareError(
         message, failure_class="environment", lines=relevant, is_permanent=is_permanent
@@ -239,7 +241,7 @@ def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
 
 
 def matter(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines that say why: from the last beginning of an error on."""
+    """Return the lines with the cause: from the start of the last error on."""
     begin = next(
         (at for at in range(len(lines) - 1, -1, -1) if lines[at].lstrip().startswith(_BEGIN)),
         max(0, len(lines) - MOST_LINES),
@@ -252,7 +254,7 @@ def sentence(lines: Sequence[str]) -> str:
     words = " ".join(" ".join(line.strip(" \t×╰─▶│├·") for line in lines).split())
     what, _, causes = words.removeprefix("error:").strip().partition(" cause: ")
     first, _, cause = causes.rpartition("cause: ")
-    if first.startswith("Failed to fetch"):  # the address matters more than how often it was tried
+    if first.startswith("Failed to fetch"):  # the address matters more than the number of tries
         what = first.partition(" cause: ")[0].strip()
     if not cause or what.startswith("No solution found"):
         text = cause or what

@@ -1,9 +1,9 @@
-"""The environments of one node: a folder each, whole or not there, and who may use or remove them.
+"""The environments of one node, a complete folder each, and who may use or remove them.
 
-``environments/<key>/`` is a virtual environment with a record of what it is. It is made below
-``building/`` and renamed when it is whole, so what died half-way is never used; a prefix of conda,
-which cannot be moved, is made in its place and gets its record last. A lock of the
-kernel on ``<key>.lock`` says that a process builds or removes it: it ends with its holder's life.
+``environments/<key>/`` is a virtual environment with a record of its content. It is built below
+``building/`` and renamed when complete, so an unfinished one is never used. A conda prefix cannot
+be moved, so it is built in place and gets its record last. A process that builds or removes an
+environment holds a kernel lock on ``<key>.lock``, which ends with the process.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Cache:
 
     @property
     def building(self) -> Path:
-        """Where environments are made."""
+        """The folder in which environments are built."""
         return self.root / "building"
 
     @property
     def requests(self) -> Path:
-        """The locks of resolved requests."""
+        """The folder of resolved locks, by request."""
         return self.root / "requests"
 
     @property
     def conda(self) -> Path:
-        """Packages and indexes that conda has fetched. Environments have hard links to them."""
+        """Packages and indexes fetched by conda. Environments contain hard links to them."""
         return self.root / "conda"
 
     @property
@@ -65,7 +65,7 @@ class Cache:
 
     @property
     def programs(self) -> Path:
-        """Libraries of the node's programs that install packages in images."""
+        """Libraries of the node's programs that install packages into images."""
         return self.root / "programs"
 
     @property
@@ -75,20 +75,20 @@ class Cache:
 
     @property
     def kept_for_builds(self) -> tuple[str, ...]:
-        """The folders of files that builds can fetch again; each entry may be removed."""
+        """Folders of files that builds can fetch again; each entry may be removed."""
         return tuple(one.name for one in (self.conda, self.base, self.programs, self.sources))
 
     @property
     def builds(self) -> Path:
-        """The lock that each build shares: who holds it alone may remove what builds keep."""
+        """A lock that builds share; its exclusive holder may remove files that builds keep."""
         return self.root / "builds.lock"
 
     def source(self, digest: str) -> Path:
-        """Return where a package that travels with jobs is unpacked."""
+        """Return the unpack folder of a package that travels with jobs."""
         return self.sources / digest.rpartition(":")[2][:32]
 
     def folder(self, key: str) -> Path:
-        """Return where an environment is, once it is whole."""
+        """Return the folder of a complete environment."""
         return self.root / key
 
     def python(self, key: str) -> Path:
@@ -96,9 +96,10 @@ class Cache:
         return self.folder(key) / "bin" / "python"
 
     def names(self, key: str) -> Iterator[str]:
-        """Yield the names under which an environment may be: its key, then without end others.
+        """Yield the possible names of an environment: its key, then an endless series of others.
 
-        One that must be built again while attempts still use it is built under the next name.
+        An environment that must be rebuilt while attempts still use it is built under the next
+        name.
         """
         yield key
         for number in itertools.count(2):
@@ -109,24 +110,24 @@ class Cache:
         return self.root / f"{name}.lock"
 
     def is_whole(self, key: str, *, in_image: bool = False) -> bool:
-        """Whether an environment is there, and so is the interpreter that it was made for.
+        """Whether an environment is complete, and its base interpreter still exists.
 
         Args:
-            in_image: The interpreter is that of an image, in which the environment is used.
+            in_image: The interpreter belongs to the image in which the environment is used.
         """
         python = self.python(key)
         has_python = os.path.lexists(python) if in_image else os.access(python, os.X_OK)
         return has_python and (self.folder(key) / RECORD).exists()
 
     def has_record(self, key: str) -> bool:
-        """Whether an environment is there that has no interpreter of its own."""
+        """Whether an environment has its record; it may have no interpreter of its own."""
         return (self.folder(key) / RECORD).exists()
 
     def resolved(self, digest: str) -> str | None:
-        """Return the lock of a request; None if it was not resolved."""
+        """Return the lock of a request; None if it has not been resolved."""
         path = self.requests / f"{digest}.txt"
         try:
-            os.utime(path)  # it is used
+            os.utime(path)  # marks it as used
             return path.read_text()
         except FileNotFoundError:
             return None
@@ -136,7 +137,7 @@ class Cache:
         write_atomic(self.requests / f"{digest}.txt", lock, durable=True)
 
     def begin(self, key: str) -> Path:
-        """Return a new folder to build in; removes leftovers of earlier builds. Hold the lock."""
+        """Remove leftovers of earlier builds; return a new build folder. Hold the lock."""
         for left in self.building.glob(f"{key}-*"):
             shutil.rmtree(left, ignore_errors=True)
         folder = self.building / f"{key}-{os.getpid()}-{time.time_ns()}"
@@ -144,12 +145,12 @@ class Cache:
         return folder
 
     def finish(self, key: str, venv: Path, lock: str, record: dict[str, Any]) -> None:
-        """Make a whole environment visible under its name, which is unused. Hold the lock."""
+        """Make a complete environment visible under its unused name. Hold the lock."""
         (venv / LOCK).write_text(lock)
         (venv / RECORD).write_text(json.dumps(record))
         sync_file_system(venv)
         place = self.folder(key)
-        if place.exists():  # its interpreter has gone, or a job changed it
+        if place.exists():  # its interpreter is gone, or a job changed it
             aside = self.building / f"{key}-{os.getpid()}-{time.time_ns()}"
             place.rename(aside)
             venv.rename(place)
@@ -158,7 +159,7 @@ class Cache:
             venv.rename(place)
 
     def begin_in_place(self, key: str) -> Path:
-        """Return the empty place of an environment that cannot be moved, and that is unused.
+        """Return the empty folder of an unused environment that cannot be moved.
 
         Hold the lock.
         """
@@ -167,34 +168,34 @@ class Cache:
         return place
 
     def finish_in_place(self, key: str, lock: str, record: dict[str, Any]) -> None:
-        """Make an environment whole that was made in its place. Hold the lock."""
+        """Complete an environment that was built in place. Hold the lock."""
         place = self.folder(key)
         (place / LOCK).write_text(lock)
         sync_file_system(place)
         write_atomic(place / RECORD, json.dumps(record), durable=True)
 
     def discard(self, key: str) -> None:
-        """Bar an environment from new attempts. Hold the lock."""
+        """Keep new attempts from using an environment. Hold the lock."""
         (self.folder(key) / RECORD).unlink(missing_ok=True)
 
     def lock_text(self, key: str) -> str | None:
-        """Return the lock of a whole environment."""
+        """Return the lock of a complete environment."""
         try:
             return (self.folder(key) / LOCK).read_text()
         except OSError:
             return None
 
     def touch(self, key: str) -> None:
-        """Note that an environment is used now."""
+        """Record that an environment is used now."""
         os.utime(self.folder(key) / RECORD)
 
     def used_by(self) -> dict[str, list[str]]:
-        """Return the attempts whose folders are on this node, by the environment they use."""
+        """Return the attempts with folders on this node, by the environment that they use."""
         found: dict[str, list[str]] = {}
         for path in sorted((self.root.parent / "attempts").glob("*/*")):
             paths = AttemptPaths(path)
             for record in (paths.environment, paths.horovod):
-                # Those that are not there are of an attempt that uses none.
+                # An attempt without an environment does not have this file.
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                     key = str(recordfiles.read_json(str(path), record.name)["key"])
                     found.setdefault(key, []).append(f"{path.parent.name}/{path.name}")
@@ -208,9 +209,9 @@ def key_of_build(name: str) -> str | None:
 
 
 def sync_file_system(folder: Path) -> None:
-    """Bring all that was written to a folder's file system to the disk.
+    """Flush the file system of a folder to the disk.
 
-    A crash of the machine may otherwise leave files that are there and empty.
+    Otherwise, a crash of the machine may leave empty files.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

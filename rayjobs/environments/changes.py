@@ -1,8 +1,8 @@
-"""Which files of a built environment were changed since, where jobs could write to them.
+"""Detects changed files in a built environment to which jobs could write.
 
-A job can do so on nodes without mount namespaces. The rule is that of inputs: size, time of the
-last change and inode of each file. New files in ``__pycache__`` are no changes: interpreters keep
-there what they have compiled.
+Jobs can write to it on nodes without mount namespaces. As for inputs, a file counts as changed if
+its size, modification time or inode differs. New files in ``__pycache__`` do not count:
+interpreters store compiled modules there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rayjobs.core.text import counted
 
 LOOKS = "rayjobs-environment.looks.json"
 NAMED = 3
-_PREFIX = "rayjobs-environment."  # records of ours, at the top
+_PREFIX = "rayjobs-environment."  # our own records, in the top folder
 _CACHE = "__pycache__"
 
 
@@ -30,13 +30,13 @@ def keep(folder: Path) -> None:
 def found(folder: Path) -> list[str]:
     """Return the differences from the state that `keep` recorded, one phrase per file.
 
-    Without a note (of a build before it was needed) that is one phrase, too.
+    An environment without such a record, from an earlier version, gives a phrase too.
     """
     try:
         before = json.loads((folder / LOOKS).read_bytes())
         known = {str(path): tuple(look) for path, look in before.items()}
     except (OSError, ValueError, TypeError, AttributeError):
-        return ["how its files looked is not known"]
+        return ["the original state of its files is unknown"]
     now = _looks(folder)
     phrases = [
         f"{path} {'was changed' if path in now else 'is missing'}"
@@ -49,13 +49,13 @@ def found(folder: Path) -> list[str]:
 
 
 def sentence(phrases: list[str]) -> str:
-    """Return the first of several phrases, and how many more there are."""
+    """Return the first phrases, and the number of the others."""
     more = len(phrases) - NAMED
     return "; ".join(phrases[:NAMED]) + (f"; and {counted(more, 'more file')}" if more > 0 else "")
 
 
 def unshare(folder: Path) -> None:
-    """Give an environment files of its own: what changes one of them changes no other's.
+    """Replace an environment's hard links with copies, so that changes stay in it.
 
     Raises:
         OSError: they cannot be copied.

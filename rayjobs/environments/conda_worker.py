@@ -1,8 +1,8 @@
-"""Solves and installs packages of conda with py-rattler: one task, in a process of its own.
+"""Solves and installs conda packages with py-rattler: one task per process.
 
 ``python -I conda_worker.py TASK.json`` writes its answer as JSON to the path that the task names
-and ends with `os._exit`: the library's threads may abort an interpreter that ends normally, with
-its work done. Standard library and py-rattler only.
+and ends with `os._exit`, because the library's threads may abort an interpreter that exits
+normally. Uses only the standard library and py-rattler.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _LOOK_S = 0.5
 
 
 async def solve(task: dict[str, Any]) -> dict[str, Any]:
-    """Write a lock file for specifications; answer with the version of Python."""
+    """Write a lock file for specifications; return the version of Python."""
     import rattler
     from rattler.lock import LockChannel, LockFile, LockPlatform
 
     solving = rattler.solve(
         task["channels"],
-        # `conda env export` writes this form, which the strict reading refuses.
+        # `conda env export` writes this form, which the strict parser refuses.
         [rattler.MatchSpec(one) if _BUILD.fullmatch(one) else one for one in task["specs"]],
         platforms=["linux-64", "noarch"],
         virtual_packages=rattler.VirtualPackage.detect(rattler.VirtualPackageOverrides.from_env()),
         gateway=rattler.Gateway(cache_dir=Path(task["cache"])),
         timeout=_SOLVE_TIMEOUT,
     )
-    # The library waits for an index for ever.
+    # The library itself waits for an index forever.
     records = await _within(solving, Seen(), float(task["index_s"]), "the index of a channel")
     platform = LockPlatform(PLATFORM)
     lock = LockFile([platform])
@@ -78,17 +78,17 @@ async def install(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compile(prefix: Path) -> None:
-    """Compile the modules of a prefix whose Python has this one's bytecode.
+    """Compile the modules of a prefix if its Python uses this interpreter's bytecode.
 
-    Those of another version are left to that Python, which takes a process of its own.
+    Another version of Python must compile its modules in a separate process.
     """
     version = "{}.{}".format(*sys.version_info[:2])
     for folder in prefix.glob(f"lib/python{version}/site-packages"):
-        compileall.compile_dir(folder, quiet=2)  # a file of another version is no error
+        compileall.compile_dir(folder, quiet=2)  # a file for another version is not an error
 
 
 async def fetch(task: dict[str, Any]) -> dict[str, Any]:
-    """Make a channel of the packages of a lock file: their archives, and an index of them."""
+    """Make a channel from the packages of a lock file: their archives and an index."""
     import rattler
     from rattler.index import index_fs
     from rattler.package_streaming import download_to_path
@@ -112,10 +112,10 @@ async def fetch(task: dict[str, Any]) -> dict[str, Any]:
 
 
 class Seen:
-    """When something last went on."""
+    """The time of the last progress."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Look at a file that grows, or be called for each step."""
+        """Watch the growth of a file, or get a call for each step."""
         self._file, self._size = file, -1
         self.at_s = time.monotonic()
 
@@ -124,7 +124,7 @@ class Seen:
         self.at_s = time.monotonic()
 
     def look(self) -> None:
-        """Note whether the file has grown."""
+        """Check whether the file has grown."""
         size = self._file.stat().st_size if self._file is not None and self._file.exists() else -1
         if size != self._size:
             self._size = size
@@ -132,10 +132,10 @@ class Seen:
 
 
 async def _within(doing: Awaitable[Any], seen: Seen, most_s: float, what: str) -> Any:
-    """Wait for the library, which itself waits for ever for a server that says nothing.
+    """Wait for the library, which itself waits forever for a silent server.
 
     Raises:
-        TimeoutError: nothing went on for too long.
+        TimeoutError: there was no progress for too long.
     """
     task = asyncio.ensure_future(doing)
     while not task.done():
@@ -157,10 +157,10 @@ def _records(lock: str) -> list[Any]:
 
 
 def _check(url: str, sha256: bytes | None) -> None:
-    """Check a package of a folder; the library checks only packages that it fetches.
+    """Check a package in a folder; the library only checks packages that it fetches.
 
     Raises:
-        ValueError: its bytes are not those that the channel's index names.
+        ValueError: its hash differs from that in the channel's index.
     """
     path = url.removeprefix("file://")
     if sha256 is None or not path.startswith("/"):
@@ -210,7 +210,7 @@ def say(text: str) -> None:
 
 
 def main(path: str) -> int:
-    """Run one task; return the exit code, 3 where py-rattler is not installed."""
+    """Run one task; return the exit code, which is 3 if py-rattler is not installed."""
     task = json.loads(Path(path).read_text())
     try:
         answer = asyncio.run({"solve": solve, "install": install, "fetch": fetch}[task["do"]](task))

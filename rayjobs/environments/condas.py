@@ -1,7 +1,7 @@
-"""Environments of conda on a node: solved and installed by py-rattler, or by a program of the node.
+"""Conda environments on a node, solved and installed by py-rattler or a program of the node.
 
-A prefix of conda cannot be moved, so it is made where it stays, and is whole once its record is
-there. The lock is what py-rattler or the program writes, in comments of the lock of the pip part.
+A conda prefix cannot be moved, so it is built in place, and is complete once it has its record. The
+lock that py-rattler or the program writes is stored as comments in the lock of the pip part.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _EXPLICIT = "@EXPLICIT"
 _PACKAGE = re.compile(r"/([^/\s]+)\.(?:conda|tar\.bz2)\b")
 COMMANDS = ("micromamba", "mamba", "conda")
 STALL_S = 300.0
-"""So long a channel may send nothing of a package."""
+"""The longest silence of a channel during the download of a package, in seconds."""
 INDEX_S = 1_200.0
-"""So long it may take until the indexes of all channels are there and the packages are solved."""
+"""The time limit for fetching the indexes of all channels and solving, in seconds."""
 SOURCES = "${RAYJOBS_SOURCES}"
-"""Placeholder of the folder of files that travel with jobs: a lock is the same on every node."""
+"""Placeholder for the folder of files that travel with jobs: a lock is the same on every node."""
 
 Run = Callable[[list[str], str], Awaitable[None]]
-"""Runs a program, its output in the build's log; the text says what it is for."""
+"""Runs a program and logs its output; the text states its purpose."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Asked:
     """The request to conda.
 
     Attributes:
-        specs: Match specifications, that of Python among them.
-        channels: Where packages come from, the one that wins first.
-        command: A program that does it; None: py-rattler.
+        specs: Match specifications, including Python's.
+        channels: Channels of the packages, by decreasing priority.
+        command: The program to use; None: py-rattler.
         link_scripts: Run the link scripts of the packages.
     """
 
@@ -67,10 +67,10 @@ def asked_of(
 ) -> Asked:
     """Return the conda part of a job's environment.
 
-    Without a version of Python it gets the target's, which Ray and its results are tested with.
+    Without a version of Python, it gets the target's version, with which rayjobs is tested.
 
     Args:
-        place: Returns the name of the folder that has what travels with jobs, by its digest.
+        place: Returns the name of the folder with files that travel with jobs, by digest.
     """
     python = values.get("python")
     if python is None:
@@ -92,7 +92,7 @@ def asked_of(
 
 
 def split(lock: str) -> tuple[str, str]:
-    """Return the conda part of a lock as its own text, and the rest."""
+    """Return the conda part of a lock as a separate text, and the rest."""
     own, rest = [], []
     for line in lock.splitlines():
         if line.startswith(_MARK.rstrip()):
@@ -108,13 +108,13 @@ def joined(conda_lock: str) -> str:
 
 
 class Conda:
-    """Solves and installs on one node, in the folder of one attempt's temporary files."""
+    """Solves and installs on one node, with the temporary files of one attempt."""
 
     def __init__(self, cache: Path, sources: Path, tmp: Path, run: Run, path: str) -> None:
-        """Keep packages and indexes in `cache`; programs are looked for on `path`.
+        """Keep packages and indexes in `cache`; search programs on `path`.
 
         Args:
-            sources: Where channels that travel with jobs are.
+            sources: The folder of channels that travel with jobs.
         """
         self._cache, self._sources = cache, str(sources)
         self._tmp, self._run, self._path = tmp, run, path
@@ -122,7 +122,7 @@ class Conda:
     async def solve(self, asked: Asked) -> str:
         """Return a lock of the packages, for the virtual packages of this node.
 
-        A program of the node has none before it has installed: what it is asked for stands there.
+        A program of the node has no lock before it has installed; this returns the request instead.
 
         Raises:
             PrepareError: class ``environment``, in the solver's words.
@@ -161,7 +161,7 @@ class Conda:
         """Make a channel of the packages of a lock in a folder.
 
         Raises:
-            PrepareError: class ``environment``: one cannot be fetched, or is another one by now.
+            PrepareError: class ``environment``: a package cannot be fetched, or has changed.
         """
         kept = self._tmp / "conda.lock"
         kept.write_text(self._here(lock))
@@ -186,11 +186,11 @@ class Conda:
             await self._run([sys.executable, "-I", conda_worker.__file__, str(file)], doing)
         except PrepareError as error:
             if answer.exists():
-                return  # its work was done when the process ended badly
+                return  # the task was complete before the process failed
             if any(conda_worker.NOT_INSTALLED in line for line in error.lines):
                 raise PrepareError(
-                    "packages of conda need py-rattler on the target's nodes: install "
-                    "rayjobs[conda] there, or name a program with `conda_command`",
+                    "conda packages need py-rattler on the target's nodes: install rayjobs[conda] "
+                    "there, or name a program with `conda_command`",
                     failure_class="environment",
                     is_permanent=True,
                 ) from error
@@ -201,7 +201,7 @@ class Conda:
             raise PrepareError(f"{doing}: the program gave no answer", failure_class="system")
 
     def _note_use(self, lock: str) -> None:
-        """Note which packages of the cache were used, so that they are not pruned."""
+        """Mark packages of the cache as used, so that they are not pruned."""
         for name in _PACKAGE.findall(lock):
             with contextlib.suppress(FileNotFoundError):
                 os.utime(self._cache / name)
@@ -213,8 +213,8 @@ class Conda:
             found = [one for one in COMMANDS if shutil.which(one, path=self._path)]
             has = f"; it has {', '.join(found)}" if found else ""
             raise PrepareError(
-                f"this node has no program {name!r} for its conda packages{has}. Install it, or "
-                f"leave out conda_command, and rayjobs[conda] does it",
+                f"this node has no program {name!r} for conda packages{has}. Install it, or leave "
+                f"out conda_command to use rayjobs[conda]",
                 failure_class="environment",
                 is_permanent=True,
             )
@@ -238,7 +238,7 @@ class Conda:
 
 
 def explicit(prefix: Path) -> str:
-    """Return a prefix's packages as a list of addresses, which every conda installs unchanged."""
+    """Return a prefix's packages as a list of addresses that every conda can install."""
     lines = []
     for file in sorted((prefix / "conda-meta").glob("*.json")):
         values = json.loads(file.read_text())
@@ -248,7 +248,7 @@ def explicit(prefix: Path) -> str:
 
 
 def to_compile(prefix: Path) -> list[str]:
-    """Return the folders of packages in which a module has no bytecode; py-rattler makes some."""
+    """Return the package folders in which modules lack bytecode; py-rattler compiles only some."""
     return [str(one) for one in prefix.glob("lib/python*/site-packages") if _lacks_bytecode(one)]
 
 

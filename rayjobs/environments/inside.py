@@ -1,8 +1,8 @@
-"""An image in which an environment is built: its Python is used, and its packages are added to.
+"""An image in which an environment is built, on top of the image's Python and packages.
 
-The programs of a build run inside the image, as its jobs do: a source archive meets the image's
-compiler and libraries. They see of the node what they need and nothing else. The environment gets
-the same path on the node and in the image, and is read-only for the jobs that use it.
+Like jobs, the programs of a build run inside the image, so source archives are built with the
+image's compiler and libraries. They see only the parts of the node that they need. The environment
+has the same path on the node and in the image, and is read-only for the jobs that use it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rayjobs.injob import container
 from rayjobs.injob.plan import Bind, ContainerPlan
 
 _NODE_FILES = ("/etc/resolv.conf", "/etc/hosts")
-# Where the settings of uv and the credentials of indexes are, below the home of the node's user.
+# Settings of uv and credentials of indexes, below the home of the node's user.
 _OF_HOME = (".netrc", ".config/uv")
 _FILES = ("NETRC", "SSL_CERT_FILE", "SSL_CERT_DIR", "UV_CONFIG_FILE", "REQUESTS_CA_BUNDLE")
 _SYSTEM = ("/etc/uv",)
@@ -35,17 +35,17 @@ _OWN = frozenset({"PATH", "SHELL", "USER", "LOGNAME", "LD_LIBRARY_PATH"})  # the
 
 @dataclass(frozen=True)
 class Image:
-    """An unpacked image in which packages are installed.
+    """An unpacked image into which packages are installed.
 
     Attributes:
-        name: For people.
-        key: Tells it from other images.
-        root: Its root file system; without `overlay` the attempt's own copy of it.
-        variables: Its own, PATH among them.
-        python: Its Python; None: it has none that jobs can use.
-        why_no_python: Why not.
-        overlay: Whether this node can put a layer over it.
-        binds: What its jobs see of the node by their own wish; a build sees it too, read-only.
+        name: Its display name.
+        key: Identifies it among images.
+        root: Its root file system; without `overlay`, the attempt's own copy.
+        variables: Its environment variables, including PATH.
+        python: Its Python; None if it has none that jobs can use.
+        why_no_python: The reason.
+        overlay: Whether this node can put a writable layer over it.
+        binds: The job's own volumes; a build sees them too, read-only.
     """
 
     name: str
@@ -67,20 +67,21 @@ class Image:
         read_only: Sequence[Path] = (),
         writable: Sequence[Path] = (),
     ) -> Iterator[list[str]]:
-        """Give the words of a program that runs `arguments` inside the image.
+        """Yield the command that runs `arguments` inside the image.
 
         Args:
-            variables: Of the program; those of the image that say where its programs are win.
-            tmp: A folder of the attempt, which the program sees at its own path.
-            read_only: Paths of the node that it sees, those that exist.
-            writable: And those that it may write to.
+            variables: Variables of the program; the image's variables for its programs take
+                precedence.
+            tmp: A folder of the attempt, visible at the same path.
+            read_only: Paths of the node that are visible if they exist.
+            writable: Paths of the node that are visible and writable.
         """
         folder = Path(tempfile.mkdtemp(prefix="inside-", dir=tmp))
         try:
             cache = cache_folder(variables)
             cache.mkdir(parents=True, exist_ok=True)
             env = {**variables, "UV_CACHE_DIR": str(cache), "TMPDIR": str(tmp)}
-            # No hard link leads from one mount to another, even of one file system.
+            # Hard links cannot cross mounts, even within one file system.
             env.setdefault("UV_LINK_MODE", "copy")
             env = {name: value for name, value in env.items() if name not in _OWN}
             env = {"HOME": "/root", **env, **{k: v for k, v in self.variables.items() if k in _OWN}}
@@ -110,17 +111,17 @@ class Image:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _shows(self, path: Path) -> bool:
-        """Whether a volume shows a path of the node already, where nothing can be put into it."""
+        """Whether a volume already shows a path of the node, into which nothing can be mounted."""
         return any(
             one.source == one.target and path.is_relative_to(one.target) for one in self.binds
         )
 
 
 def portable(program: Path, folder: Path) -> list[str]:
-    """Return the words that start a program of the node in an image of whatever C library.
+    """Return the command that starts a program of the node in an image with any C library.
 
-    Its loader and libraries are copied to `folder` once, and named by words: what the program
-    itself starts, such as the image's Python, loads the image's libraries. Blocks.
+    Its loader and libraries are copied to `folder` once and passed as arguments, so that programs
+    that it starts, such as the image's Python, still load the image's libraries. Blocks.
 
     Raises:
         OSError: they cannot be copied.
@@ -128,7 +129,7 @@ def portable(program: Path, folder: Path) -> list[str]:
     info = program.stat()
     place = folder / f"{program.name}-{info.st_size}-{info.st_mtime_ns}"
     if not place.is_dir():
-        said = subprocess.run(
+        output = subprocess.run(
             [str(program)],
             env={"LD_TRACE_LOADED_OBJECTS": "1"},  # Source: ld.so(8)
             stdin=subprocess.DEVNULL,
@@ -139,7 +140,7 @@ def portable(program: Path, folder: Path) -> list[str]:
         ).stdout
         folder.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=".libraries-", dir=folder))
-        for path in sorted(set(_LIBRARY.findall(said))):
+        for path in sorted(set(_LIBRARY.findall(output))):
             shutil.copy(os.path.realpath(path), fresh / Path(path).name)
         fresh.chmod(0o755)
         try:
@@ -147,15 +148,15 @@ def portable(program: Path, folder: Path) -> list[str]:
         except OSError:  # another agent of the node was faster
             shutil.rmtree(fresh, ignore_errors=True)
     else:
-        os.utime(place)  # it is used
+        os.utime(place)  # marks it as used
     loader = next((one for one in place.iterdir() if one.name.startswith("ld-")), None)
-    if loader is None:  # it needs none
+    if loader is None:  # it is statically linked
         return [str(program)]
     return [str(loader), "--library-path", str(place), str(program)]
 
 
 def cache_folder(variables: Mapping[str, str]) -> Path:
-    """Return where uv keeps what it has fetched. Source: uv, Cache directory."""
+    """Return uv's cache folder. Source: uv, Cache directory."""
     if named := variables.get("UV_CACHE_DIR"):
         return Path(named)
     base = variables.get("XDG_CACHE_HOME")

@@ -27,7 +27,7 @@ class Interpreter:
     """A Python interpreter of this node.
 
     Attributes:
-        platform: The facts that decide which wheels fit: implementation, machine, system, C
+        platform: The facts that determine which wheels fit: implementation, machine, system, C
             library.
     """
 
@@ -37,12 +37,12 @@ class Interpreter:
 
     @property
     def version_text(self) -> str:
-        """The version as people write it."""
+        """The version in the usual notation."""
         return ".".join(map(str, self.version))
 
 
 def path_of(named: str) -> str:
-    """Return the interpreter that a path names: itself, or that of a virtual environment.
+    """Return the interpreter at a path, which may be a virtual environment.
 
     Raises:
         PrepareError: class ``environment``: there is none.
@@ -52,8 +52,8 @@ def path_of(named: str) -> str:
         path = path / "bin" / "python"
     if not os.access(path, os.X_OK):
         raise PrepareError(
-            f"the environment {named!r} has no Python interpreter on this node; name a path of "
-            f"an interpreter, or of a virtual environment, that is there",
+            f"the environment {named!r} has no Python interpreter on this node; give the path of "
+            f"an existing interpreter or virtual environment",
             failure_class="environment",
         )
     return str(path)
@@ -62,8 +62,8 @@ def path_of(named: str) -> str:
 def variables(path: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return a rank's variables with an environment's programs first on PATH.
 
-    So ``python`` in a command is the Python of the job, also the target's own one, which may have
-    been started by its path.
+    So ``python`` in a command is the job's Python. This also holds for the target's own Python,
+    which may have been started by its path.
     """
     folder = Path(path).parent
     search = environment.get("PATH") or os.environ.get("PATH") or os.defpath
@@ -81,7 +81,7 @@ def variables(path: str, environment: Mapping[str, str]) -> dict[str, str]:
 _known: dict[tuple[str, int, int], Interpreter] = {}
 
 
-# In an image the answer goes to a file; where packages are is asked as well, with all of `site`.
+# In an image, the answer goes to a file and includes the package folders, as `site` sees them.
 _ASK_IN_IMAGE = """
 import json, platform, sys
 found = [one for one in sys.path if one.rstrip("/").endswith(("site-packages", "dist-packages"))]
@@ -93,18 +93,18 @@ with open(sys.argv[1], "w") as file:
 
 
 def asking(file: Path) -> list[str]:
-    """Return the arguments that make an interpreter in an image write its facts to a file."""
+    """Return the arguments with which an interpreter in an image writes its facts to a file."""
     return ["-E", "-s", "-c", _ASK_IN_IMAGE, str(file)]
 
 
-def answered(path: str, said: bytes) -> tuple[Interpreter, tuple[str, ...]]:
-    """Return the facts that an interpreter wrote for `asking`: itself, and its folders.
+def answered(path: str, output: bytes) -> tuple[Interpreter, tuple[str, ...]]:
+    """Return the interpreter and package folders from an answer to `asking`.
 
     Raises:
         PrepareError: class ``environment``: it is not a Python that jobs can use.
     """
     try:
-        values = json.loads(said)
+        values = json.loads(output)
         major, minor, micro = (int(part) for part in values[0])
         folders = tuple(str(one) for one in values[5])
     except (ValueError, TypeError, IndexError) as error:
@@ -140,7 +140,7 @@ async def _ask(path: str) -> Interpreter:
         arguments = [path, "-I", "-S", "-c", _ASK]
     else:
         arguments = [path, "-E", "-s", "-S", "-c", _ASK]
-    said = b""
+    output = b""
     try:
         process = await asyncio.create_subprocess_exec(
             *arguments,
@@ -151,11 +151,11 @@ async def _ask(path: str) -> Interpreter:
         )
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                said, _ = await process.communicate()
+                output, _ = await process.communicate()
         except TimeoutError:
             process.kill()
             await process.wait()
-        values = json.loads(said)
+        values = json.loads(output)
         major, minor, micro = (int(part) for part in values[0])
     except (OSError, ValueError, TypeError, IndexError) as error:
         raise _no_answer(path) from error
@@ -164,7 +164,7 @@ async def _ask(path: str) -> Interpreter:
 
 def _no_answer(path: str) -> PrepareError:
     return PrepareError(
-        f"{path} is not a Python interpreter that answers; name another one as environment",
+        f"{path} does not answer like a Python interpreter; name another one as environment",
         failure_class="environment",
     )
 
@@ -181,7 +181,7 @@ def _checked(path: str, version: tuple[int, int, int], platform: object) -> Inte
 
 
 def is_version(python: Interpreter, wanted: str) -> bool:
-    """Whether an interpreter is of a version such as 3.11 or >=3.9."""
+    """Whether an interpreter matches a version such as 3.11 or >=3.9."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     if wanted[0].isdigit():
@@ -193,7 +193,7 @@ def is_version(python: Interpreter, wanted: str) -> bool:
 
 
 async def found_by_uv(version: str, env: Mapping[str, str], folder: Path) -> str:
-    """Return the interpreter of a version that uv finds on this node; nothing is downloaded.
+    """Return an interpreter of a version that uv finds on this node, without downloading one.
 
     Raises:
         PrepareError: class ``environment``: there is none.
@@ -209,9 +209,9 @@ async def found_by_uv(version: str, env: Mapping[str, str], folder: Path) -> str
     found, complaints = await process.communicate()
     path = found.decode().strip()
     if process.returncode or not path:
-        said = " ".join(complaints.decode("utf-8", "replace").split())
+        output = " ".join(complaints.decode("utf-8", "replace").split())
         raise PrepareError(
-            f"there is no Python {version} on this node ({said.removeprefix('error: ')[:200]}); "
+            f"there is no Python {version} on this node ({output.removeprefix('error: ')[:200]}); "
             f"install it, or name an interpreter's path",
             failure_class="environment",
         )

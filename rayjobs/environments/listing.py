@@ -15,7 +15,7 @@ from rayjobs.core.safe_delete import OwnFolder, Removed
 from rayjobs.environments import prune
 from rayjobs.environments.cache import KEY, RECORD, Cache
 
-LEAST_KEY = 4  # characters that name an environment
+LEAST_KEY = 4  # minimum characters of a key that identify an environment
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Built:
         kind: "pip" or "conda".
         name: Its display name; "" if it has none.
         python: The version of its interpreter.
-        packages: How many it has, those of the target left out.
-        bytes: Size of its files; those that are shared with a cache count too.
+        packages: The number of its packages, without those of the target.
+        bytes: Size of its files, including those shared with a cache.
         used_at: When a job last started in it.
-        used_by: Attempts whose folders are on the node.
+        used_by: Attempts that use it and whose folders are on the node.
     """
 
     key: str
@@ -44,7 +44,7 @@ class Built:
 
 
 def built(root: Path) -> list[Built]:
-    """Return the whole environments of a node, the one used last first.
+    """Return the complete environments of a node, most recently used first.
 
     Args:
         root: The node's folder of environments.
@@ -71,15 +71,15 @@ def find(root: Path, key: str) -> Built:
         raise NotFoundError(f"no environment {key!r} is built here; `rayjobs env ls` lists them")
     if len(found) > 1:
         keys = ", ".join(one.key[:12] for one in found)
-        raise UsageError(f"{key!r} means several environments: {keys}")
+        raise UsageError(f"{key!r} matches several environments: {keys}")
     return found[0]
 
 
 def prune_to_size(root: Path, most_bytes: int, *, dry_run: bool) -> tuple[list[Built], Removed]:
-    """Remove the least recently used ones until the rest fits; never one in use.
+    """Remove the least recently used environments until the rest fits; never one in use.
 
     Args:
-        root: The node's scratch, whose folder of environments is meant.
+        root: The node's scratch folder, which contains the environments.
 
     Returns:
         The ones to remove, and the removed ones.
@@ -97,14 +97,14 @@ def prune_to_size(root: Path, most_bytes: int, *, dry_run: bool) -> tuple[list[B
     if not dry_run and gone:
         with OwnFolder(root) as folder:
             for one in gone:
-                # An environment that came into use meanwhile has a later time.
+                # An environment that was used in the meantime has a later time.
                 cutoff = one.used_at.timestamp() + 0.001
                 removed.add(prune.remove(folder, f"{prune.FOLDER}/{one.key}", cutoff))
     return gone, removed
 
 
 def prune_unused(root: Path, older_than_s: float, *, dry_run: bool) -> list[Built]:
-    """Remove environments unused for this many seconds; return those removed, or to remove."""
+    """Remove environments unused for this many seconds; return those removed or to be removed."""
     cutoff = time.time() - older_than_s
     gone = []
     for one in built(root / prune.FOLDER):

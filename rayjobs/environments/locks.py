@@ -1,4 +1,4 @@
-"""Reads locks: which packages they hold, in which version, from where."""
+"""Reads locks: their packages, with versions and sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PIP = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;\\]+)|@\s*(\S+))")
-# A file that was requested only by its path or address.
+# A file that was only requested by its path or address.
 _WHEEL = re.compile(r"(?:\S*/)?([A-Za-z0-9._]+)-[^-/\s]+(?:-[^-/\s]+){3,4}\.whl(?=\s|$)")
 _OF_BASE = re.compile(r"# of the (target|image): ")
 _FILE = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)-(?P<build>[^-]+)\.(?:conda|tar\.bz2)")
@@ -58,11 +58,11 @@ def packages(lock: str) -> list[Package]:
 def stored(
     workspace: OpenWorkspace, job: str, *, attempt: int | None = None, name: str = ENVIRONMENT_LOCK
 ) -> str | None:
-    """Return the lock that is stored with a job; None: there is none, or it cannot be read.
+    """Return the lock that is stored with a job; None if it does not exist or cannot be read.
 
     Args:
-        attempt: Only the lock of this attempt; None: of any.
-        name: Of another record that a first node stores.
+        attempt: Only the lock of this attempt; None: of any attempt.
+        name: The name of another record that a first node stores.
     """
     try:
         for file in workspace.store.files(job):
@@ -75,7 +75,7 @@ def stored(
 
 
 def has_own_torch(lock: str) -> bool:
-    """Whether a lock installs torch, and no Horovod with it."""
+    """Whether a lock installs torch but not Horovod."""
     names = {one.name for one in packages(lock) if one.source not in ("target", "image")}
     return "torch" in names and "horovod" not in names
 
@@ -96,7 +96,7 @@ def _of_conda(text: str) -> list[Package]:
 
 
 def conda_builds(lock: str) -> list[str]:
-    """Return the packages of conda of a lock as match specifications of exactly these builds."""
+    """Return the conda packages of a lock as match specifications of exactly these builds."""
     lines = condas.split(lock)[0].splitlines()
     matches = [_FILE.fullmatch(PurePosixPath(line.strip().split("#")[0]).name) for line in lines]
     found = {f"{one['name']}={one['version']}={one['build']}" for one in matches if one}
@@ -104,9 +104,9 @@ def conda_builds(lock: str) -> list[str]:
 
 
 def differences(one: str, other: str) -> list[tuple[str, str, str]]:
-    """Return name, version in one and version in the other lock, where they differ; "" is absent.
+    """Return (name, version in one, version in the other) for differing packages; "" if absent.
 
-    Where a package comes from does not count.
+    The source of a package does not count.
     """
     first, second = _versions(one), _versions(other)
     return [

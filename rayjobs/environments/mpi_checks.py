@@ -19,13 +19,13 @@ ON_CPU = "HOROVOD_CPU_OPERATIONS"
 
 
 def check(spec: JobSpec, *, source: Path | None, is_here: bool) -> list[Problem]:
-    """Return the problems of a job of the backends ``mpi`` and ``horovod-gloo``.
+    """Return the problems of a job with the backend ``mpi`` or ``horovod-gloo``.
 
     Args:
-        source: The source directory; None leaves open whether the script uses Horovod.
-        is_here: The job will run on this machine, so what it lacks is known. Elsewhere, and of an
-            environment of its own, the node refuses it before ranks start (`openmpi.require`,
-            `horovod.required`).
+        source: The source directory; None: it is unknown whether the script uses Horovod.
+        is_here: The job will run on this machine, so missing software is known. Elsewhere, or in
+            an environment of its own, the node refuses the job before ranks start
+            (`openmpi.require`, `horovod.required`).
     """
     backend, gpus = spec.distribution.backend, spec.resources.gpus
     uses_horovod = backend == "horovod-gloo" or imports_horovod(spec, source)
@@ -43,7 +43,7 @@ def check(spec: JobSpec, *, source: Path | None, is_here: bool) -> list[Problem]
                     f"or gloo.",
                 )
             )
-    # Packages that are added to the target's own environment leave its Horovod, or the lack of it.
+    # Adding packages to the target's own environment does not change whether it has Horovod.
     added_to = getattr(spec.environment, "base", None)
     if uses_horovod and is_here and (spec.environment is None or added_to == "target"):
         from rayjobs.environments.horovod import builds
@@ -70,7 +70,7 @@ def imports_horovod(spec: JobSpec, source: Path | None) -> bool:
 
 
 def names_horovod(script: Path) -> bool:
-    """Return whether the text of a script imports Horovod; False too where it cannot be read."""
+    """Return whether the text of a script imports Horovod; False if it cannot be read."""
     try:
         with script.open("rb") as file:
             return _HOROVOD.search(file.read(_MOST_BYTES)) is not None
@@ -88,8 +88,8 @@ def no_gpu_operations(which: str = "of the target's environment") -> Problem:
     return Problem(
         "distribution.backend",
         f"the script uses Horovod on GPUs, and the Horovod {which} was built without GPU "
-        f"operations: it refuses tensors that are on a GPU.",
-        "Two ways out: build it with them where the full CUDA toolkit and NCCL are installed "
-        "(`rayjobs horovod install --gpu`), or use torch.distributed (`--backend nccl`). A script "
-        "that exchanges its gradients on the CPU says so by HOROVOD_CPU_OPERATIONS=MPI.",
+        f"operations: it refuses tensors on a GPU.",
+        "Build it with them where the full CUDA toolkit and NCCL are installed "
+        "(`rayjobs horovod install --gpu`), or use torch.distributed (`--backend nccl`). If the "
+        "script exchanges its gradients on the CPU, set HOROVOD_CPU_OPERATIONS=MPI.",
     )

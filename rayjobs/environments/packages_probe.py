@@ -1,6 +1,6 @@
 """Code that makes an attempt's own interpreter print its version and packages.
 
-It may be of any version and have no rayjobs.
+The interpreter may have any version and may not have rayjobs.
 """
 
 PROBE = """

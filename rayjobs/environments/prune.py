@@ -1,6 +1,6 @@
-"""Which environments and caches of a machine may be removed, and their removal while unused.
+"""Finds and removes unused environments and caches of a machine.
 
-Images are removed by the same rules (`Prunable`): both are folders by key that attempts use.
+Images follow the same rules (`Prunable`): both are folders with a key that attempts use.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LOCK_ENDING = ".lock"
 
 @dataclass(frozen=True)
 class Unused:
-    """One thing that may go, or stays for a reason.
+    """An item that may be removed, or stays for a reason.
 
     Attributes:
-        name: Below the node's scratch folder.
-        stays: Why it stays; empty when it may go.
-        kind: What `Leftover` calls it; empty: as its folder is called.
+        name: Its path below the node's scratch folder.
+        stays: Why it stays; empty if it may be removed.
+        kind: Its name in `Leftover`; empty: the name of its folder.
     """
 
     name: str
@@ -44,20 +44,20 @@ class UsedByKey(Protocol):
         ...
 
     def lock_of(self, key: str, /) -> Path:
-        """Return the lock of a process that makes or removes a key's folder."""
+        """Return the lock that a process holds while it makes or removes a key's folder."""
         ...
 
 
 @dataclass(frozen=True)
 class Prunable:
-    """Things of a node by key: made aside under a lock, whole with a record, used by attempts.
+    """Items of a node by key: built under a lock, complete with a record, used by attempts.
 
     Attributes:
-        folder: Where they are, below the node's scratch.
+        folder: Their folder, below the node's scratch folder.
         cache: Returns the cache of such a folder.
-        record: The file of a whole one; its time is the last use.
-        notes: The folder of notes that lead to them, and what the notes' names look like.
-        making: Their making, and what it is called while it goes on.
+        record: The file that marks a complete item; its time is the last use.
+        notes: The folder of notes that lead to them, and the pattern of the notes' names.
+        making: The names of their creation, as a noun and as a participle.
     """
 
     folder: str
@@ -70,7 +70,7 @@ class Prunable:
         """Yield entries unused since `cutoff`, and old entries that must stay.
 
         Args:
-            root: The node's scratch, open as `folder`.
+            root: The node's scratch folder, open as `folder`.
             cutoff: Seconds since the epoch.
         """
         cache = self.cache(root / self.folder)
@@ -96,7 +96,7 @@ class Prunable:
                 yield Unused(f"{self.folder}/{place}/{name}", "unused for long")
 
     def remove(self, folder: OwnFolder, name: str, cutoff: float) -> Removed:
-        """Remove one thing that `unused` named, unless it is used by now."""
+        """Remove an item that `unused` named, unless it is now in use."""
         removed = Removed()
         last = name.rpartition("/")[2]
         cache = self.cache(folder.root / self.folder)
@@ -108,7 +108,7 @@ class Prunable:
                 removed.spared += 1
                 return removed
             if last == key:
-                # Without its record the rest is not whole.
+                # Without its record, the rest does not count as complete.
                 record = f"{name}/{self.record}"
                 removed.add(folder.remove(record, only_if=lambda info: info.st_mtime < cutoff))
             if not removed.spared:
@@ -126,7 +126,7 @@ ENVIRONMENTS = Prunable(
 
 
 def unused(root: Path, folder: OwnFolder, cutoff: float) -> Iterator[Unused]:
-    """See `Prunable.unused`; also of what builds keep: packages of conda, projects of jobs."""
+    """See `Prunable.unused`; also yields build files: conda packages, projects of jobs."""
     yield from ENVIRONMENTS.unused(root, folder, cutoff)
     cache = Cache(root / FOLDER)
     old = [
@@ -142,12 +142,12 @@ def unused(root: Path, folder: OwnFolder, cutoff: float) -> Iterator[Unused]:
 
 
 def remove(folder: OwnFolder, name: str, cutoff: float) -> Removed:
-    """Remove one thing that `unused` named, unless it is used by now."""
+    """Remove an item that `unused` named, unless it is now in use."""
     return ENVIRONMENTS.remove(folder, name, cutoff)
 
 
 def remove_kept(folder: OwnFolder, name: str, cutoff: float) -> Removed:
-    """Remove build files that `unused` named, unless a build runs or they were used."""
+    """Remove build files that `unused` named, unless a build is running or has used them."""
     removed = Removed()
     with locked_if_free(Cache(folder.root / FOLDER).builds) as alone:
         if not alone:

@@ -1,4 +1,4 @@
-"""Realises environments on a node: resolved once, built once, then found again by their lock."""
+"""Realises environments on a node: resolves and builds each once, then reuses it by its lock."""
 
 from __future__ import annotations
 
@@ -50,32 +50,32 @@ class Environments:
     def __init__(
         self, root: Path, own_python: str, is_open: Callable[[], bool] = lambda: False
     ) -> None:
-        """Keep environments below `root`; `own_python` is used where none is asked for.
+        """Keep environments below `root`; `own_python` is the default interpreter.
 
         Args:
-            is_open: Whether jobs can write to their environments here. Then each has files of its
-                own, and is compared before it is used.
+            is_open: Whether jobs can write to their environments on this node. If so, each has its
+                own files, and is checked for changes before use.
         """
         self._cache = Cache(root)
         self._steps = Steps(self._cache)
         self._own_python = own_python
         self._is_open = is_open
-        # Facts of images' Pythons, by image and path.
+        # Facts about the Pythons of images, by image and path.
         self._pythons: dict[tuple[str, str], tuple[Interpreter, tuple[str, ...]]] = {}
 
     async def realise(self, asked: Mapping[str, Any], work: Work) -> Realised:
-        """Return an environment with the packages that a spec asks for, built if it must be.
+        """Return an environment with the requested packages, building it if needed.
 
-        One attempt builds, on whatever event loop or process of this node; others that ask for
-        the same wait for it.
+        One attempt builds it, in any event loop or process of this node; others with the same
+        request wait.
 
         Args:
-            asked: ``environment`` of a spec: pip, python.
+            asked: The ``environment`` of a spec: pip, python.
 
         Raises:
-            PrepareError: class ``environment``: it cannot be resolved or built, with the words of
-                the resolver; ``storage``: the disk is full; ``time_limit``; ``system``: the build
-                was killed.
+            PrepareError: class ``environment``: it cannot be resolved or built, with the resolver's
+                message; ``storage``: the disk is full; ``time_limit``; ``system``: the build was
+                killed.
         """
         try:
             self._cache.make()
@@ -105,9 +105,9 @@ class Environments:
 
     @asynccontextmanager
     async def _placed(self, key: str, work: Work) -> AsyncIterator[tuple[str, bool]]:
-        """Hold the lock of an environment; yields its name, and whether it is usable.
+        """Hold the lock of an environment; yield its name, and whether it is usable.
 
-        If it is not, attempts that run use nothing below its name: it may be made there.
+        If it is not usable, no running attempt uses the name, so it may be built there.
         """
         for name in self._cache.names(key):
             async with self._steps.alone(name, work):
@@ -120,15 +120,15 @@ class Environments:
         return self._cache.folder(name).exists() and bool(self._cache.used_by().get(name))
 
     async def _is_usable(self, key: str, work: Work) -> bool:
-        """Whether an environment is whole, and as it was built. Hold the lock."""
+        """Whether an environment is complete and unchanged. Hold the lock."""
         if not self._cache.is_whole(key, in_image=work.image is not None):
             return False
         if not await self._is_open_to(work):
             return True
         changed = await asyncio.to_thread(changes.found, self._cache.folder(key))
         if changed:
-            self._cache.discard(key)  # others are not given it again
-            text = f"an environment that was changed is built again: {changes.sentence(changed)}"
+            self._cache.discard(key)  # so that no other attempt gets it
+            text = f"a changed environment is built again: {changes.sentence(changed)}"
             work.tell(text, {"step": "changed", "key": key, "files": changed[:100]})
         return not changed
 
@@ -138,14 +138,14 @@ class Environments:
     def changed_since(self, key: str) -> str:
         """Return how an environment was changed since it was built, or "". Blocks.
 
-        No further attempt uses one that was; all that ran in it until then are told.
+        No new attempt uses a changed environment; all attempts that ran in it are informed.
         """
         if not self._is_open():
             return ""
         with locked_if_free(self._cache.lock_of(key)) as alone:
             folder = self._cache.folder(key)
             if not alone or not (folder / changes.LOOKS).exists():
-                return ""  # an attempt that is about to use it looks itself
+                return ""  # an attempt that is about to use it checks it itself
             changed = changes.found(folder)
             if not changed:
                 return ""
@@ -156,7 +156,7 @@ class Environments:
         )
 
     async def lock(self, asked: Mapping[str, Any], work: Work) -> str:
-        """Return the lock of an environment, as it would be built; of conda without its pip part.
+        """Return the lock of an environment without building it; for conda, without its pip part.
 
         Raises:
             PrepareError: see `realise`.
@@ -172,10 +172,10 @@ class Environments:
             work.close()
 
     async def fetch_conda(self, lock: str, channel: Path, work: Work) -> None:
-        """Make a channel of the conda packages of a lock in a folder.
+        """Make a channel in a folder from the conda packages of a lock.
 
         Raises:
-            PrepareError: one cannot be fetched.
+            PrepareError: a package cannot be fetched.
         """
         try:
             await self._conda(work).fetch(condas.split(lock)[0], channel)
@@ -191,7 +191,7 @@ class Environments:
         return await self._interpreter(asked.get("python"), work)
 
     async def known(self, asked: Mapping[str, Any], work: Work) -> str | None:
-        """Return the name of an environment that is whole on this node; None: it must be built."""
+        """Return the name of a complete environment on this node; None if it must be built."""
         self._cache.make()
         request, _, of_conda = await self._request(asked, work)
         lock = self._cache.resolved(request.digest())
@@ -238,11 +238,11 @@ class Environments:
         self, named: str | None, image: Image, work: Work
     ) -> tuple[Interpreter, Base]:
         """Return the Python of an image, and the packages that it has."""
-        path = image.python  # the one that the job names, if it names one
+        path = image.python  # the job's Python, if it names one
         if path is None:
             raise PrepareError(
                 f"packages cannot be added to {image.name}: {image.why_no_python}. Use an image "
-                f"with Python 3.8 or newer, or name packages of conda, which bring their own",
+                f"with Python 3.8 or newer, or use conda packages, which bring their own Python",
                 failure_class="environment",
                 is_permanent=True,
             )
@@ -252,8 +252,8 @@ class Environments:
         python, folders = self._pythons[known]
         if named is not None and "/" not in named and not interpreters.is_version(python, named):
             raise PrepareError(
-                f"the job asks for Python {named}, and {image.name} has {python.version_text}: "
-                f"name another image, or leave the version out",
+                f"the job asks for Python {named}, but {image.name} has {python.version_text}: "
+                f"name another image, or leave out the version",
                 failure_class="environment",
                 is_permanent=True,
             )
@@ -272,9 +272,9 @@ class Environments:
             file.unlink(missing_ok=True)
 
     def _with_sources(self, lines: Sequence[str], sources: Mapping[str, str]) -> tuple[str, ...]:
-        """Return requirements in which packages that travel with the job have their place here.
+        """Return requirements in which packages that travel with the job have their local path.
 
-        The place is written with a variable, so that a lock is the same on every node.
+        The path contains a variable, so that a lock is the same on every node.
         """
         result = []
         for line in lines:
@@ -316,7 +316,7 @@ class Environments:
     async def _solved(
         self, wanted: condas.Asked, conda: condas.Conda, request: Request, work: Work
     ) -> str:
-        """Return the lock of a request to conda: kept here, of an earlier attempt, or made now."""
+        """Return the lock of a conda request: stored here, from an earlier attempt, or new."""
         digest = request.digest()
         # Waited for without the lock: the job's first node may need it, on this same machine.
         given = await _given(request, work)
@@ -338,11 +338,11 @@ class Environments:
         request: Request,
         work: Work,
     ) -> str:
-        """Make a prefix of conda and install the pip part into it; return the whole lock."""
+        """Make a conda prefix and install the pip part into it; return the complete lock."""
         began_s = time.monotonic()
         solved, of_pip = condas.split(lock)
         is_resolved = _RESOLVED in of_pip
-        work.tell("building an environment of conda", {"step": "build", "key": key})
+        work.tell("building a conda environment", {"step": "build", "key": key})
         prefix = await asyncio.to_thread(self._cache.begin_in_place, key)
         try:
             installed = await conda.install(wanted, solved, prefix)
@@ -361,7 +361,7 @@ class Environments:
                 has = await asyncio.to_thread(_packages_of, prefix)
                 if adding.TORCH in has.versions and "horovod" not in has.versions:
                     await self._add_horovod(prefix, work)
-            # A job sees it read-only: no script of a job writes bytecode there.
+            # Jobs see it read-only, so their scripts cannot write bytecode there.
             if folders := await asyncio.to_thread(condas.to_compile, prefix):
                 compiling = [path, "-I", "-S", "-c", _COMPILE, *folders]
                 doing = "the packages cannot be compiled"
@@ -380,7 +380,7 @@ class Environments:
             raise
         work.log().write(f"built in {duration_text(took_s)}: {prefix}")
         work.tell(
-            f"built an environment of conda for Python {version} in {duration_text(took_s)}",
+            f"built a conda environment for Python {version} in {duration_text(took_s)}",
             {"step": "built", "key": key, "took_s": took_s},
         )
         return whole
@@ -392,7 +392,7 @@ class Environments:
     async def _install_into(
         self, prefix: Path, lock: str, request: Request, base: Base, work: Work
     ) -> None:
-        """Install the pip part of a lock next to the packages of conda."""
+        """Install the pip part of a lock next to the conda packages."""
         file = work.paths.tmp / "pip-lock.txt"
         file.write_text(lock)
         stand_ins = await asyncio.to_thread(bases.wheels, base, self._cache.base)
@@ -421,7 +421,7 @@ class Environments:
         return await interpreters.ask(found)
 
     async def _resolved(self, request: Request, base: Base | None, work: Work) -> str:
-        """Return the lock of a request: kept here, or of an earlier attempt, or made now."""
+        """Return the lock of a request: stored here, from an earlier attempt, or new."""
         digest = request.digest()
         # Waited for without the lock: the job's first node may need it, on this same machine.
         given = await _given(request, work)
@@ -460,7 +460,7 @@ class Environments:
         try:
             shown = [self._cache.base, *_local_paths(request)]
             python = Path(request.interpreter.path)
-            if python.is_relative_to(self._cache.root):  # of the packages of conda
+            if python.is_relative_to(self._cache.root):  # it belongs to the conda packages
                 shown.append(python.parents[1])
             await self._steps.run(arguments, work, "the packages cannot be resolved", reads=shown)
             text = made.read_text()
@@ -539,10 +539,10 @@ def _local_paths(request: Request) -> list[Path]:
 
 
 async def _given(request: Request, work: Work) -> str | None:
-    """Return the lock of the job's first node, or of an earlier attempt, if it answers a request.
+    """Return the lock of the job's first node or of an earlier attempt, if it fits a request.
 
-    On a further node this waits for the first one. Where the nodes differ in what decides about
-    packages, such as the version of Python, each has its own lock.
+    Other nodes wait for the first one. Nodes that differ in a way that matters for packages, such
+    as the version of Python, each have their own lock.
     """
     if work.first_lock is not None:
         has_waited = False
@@ -560,10 +560,10 @@ async def _given(request: Request, work: Work) -> str | None:
 
 
 def _version_of(prefix: Path) -> str:
-    """Return the version of Python that a prefix of conda has, by the records of its packages.
+    """Return the version of Python in a conda prefix, from the records of its packages.
 
     Raises:
-        PrepareError: it has none, or one that is too old for jobs.
+        PrepareError: it has no Python, or one that is too old for jobs.
     """
     found = [json.loads(one.read_text()) for one in prefix.glob("conda-meta/python-[0-9]*.json")]
     version = next((str(one["version"]) for one in found if one.get("name") == "python"), "")
@@ -583,7 +583,7 @@ def _version_of(prefix: Path) -> str:
 
 
 def _key_of_conda(request: Request, wanted: condas.Asked, lock: str) -> str:
-    """Return an environment's name; a program of the node has made no lock before it installs."""
+    """Return an environment's name; a program of the node makes its lock only when it installs."""
     return request.key_of_conda("" if wanted.command else condas.split(lock)[0])
 
 
@@ -605,7 +605,7 @@ def _record(
 
 
 def _note_use(paths: AttemptPaths, found: Realised) -> None:
-    """Write which environment an attempt uses, so that it stays as long as the attempt's folder."""
+    """Record the environment that an attempt uses, so that it stays as long as its folder."""
     paths.environment_lock.write_text(found.lock)
     write_atomic(paths.environment, json.dumps({"key": found.key, "python": found.python}))
 

@@ -1,4 +1,4 @@
-"""A request to one node: requirements for one interpreter, identified by a digest."""
+"""Requests to a node: requirements for one interpreter, identified by a digest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from rayjobs.environments.interpreter import Interpreter
 from rayjobs.spec import requirements
 
-FORMAT = 1  # raised when the same request must be resolved or built in another way
+FORMAT = 1  # increased when the same request must be resolved or built differently
 _REQUEST = "# request: "
 
 
@@ -21,10 +21,10 @@ class Request:
     """Packages for one interpreter of this node.
 
     Attributes:
-        lines: Of a requirements file, options among them.
+        lines: Lines of a requirements file, including options.
         constraints: Requirements that only limit versions.
-        base: Digest of the packages that these are added to; None: of none.
-        conda: What is asked of conda, as `condas.Asked.key`; None: nothing.
+        base: Digest of the base packages, or None.
+        conda: The conda request, as `condas.Asked.key`, or None.
         image: Key of the image in which it is built; None: it is built on the node itself.
     """
 
@@ -37,19 +37,19 @@ class Request:
 
     @property
     def options(self) -> list[str]:
-        """The lines that are options, which the lock needs too."""
+        """The option lines, which the lock needs too."""
         return [one for one in self.lines if one.startswith("-") and one != requirements.PRE]
 
     @property
     def packages(self) -> list[str]:
-        """The lines that ask for packages."""
+        """The lines that request packages."""
         return [line for line in self.lines if not line.startswith("-")]
 
     def digest(self) -> str:
         """Return the identity of this request.
 
-        A file that is named, or a folder in which packages are looked for, counts with its size
-        and time: it may be another one under the same name.
+        Named files, and folders that are searched for packages, count with size and time, because
+        their content may change.
         """
         return _digest(
             [
@@ -66,11 +66,11 @@ class Request:
         )
 
     def local_paths(self) -> list[Path]:
-        """Return the files that are asked for, and the folders in which packages are looked for."""
+        """Return the requested files, and the folders that are searched for packages."""
         return _local(self.lines)
 
     def head(self) -> str:
-        """Return the first lines of a lock that answers this request."""
+        """Return the first lines of a lock for this request."""
         return (
             f"# Packages of an environment of rayjobs, for Python {self.interpreter.version_text}\n"
             f"{_REQUEST}{self.digest()}\n"

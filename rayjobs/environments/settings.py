@@ -1,4 +1,4 @@
-"""How this node installs packages: which uv, and which index its users have set for pip or uv."""
+"""This node's settings for installing packages: its uv, and the settings for pip and uv."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PASSED = frozenset(
 )
 _PASSED_PREFIXES = ("SSL_CERT_", "UV_")
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
-# They would make uv work on something else than the new environment.
+# These would make uv change another environment.
 _DROPPED = frozenset(
     {"UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT", "UV_WORKING_DIR"}
     | {"UV_BREAK_SYSTEM_PACKAGES", "UV_NO_VERIFY_HASHES", "UV_TARGET", "UV_PREFIX"}
@@ -56,10 +56,10 @@ _LISTS: Mapping[str, str] = {"UV_INDEX": " ", "UV_FIND_LINKS": ",", "UV_INSECURE
 
 
 def find_uv() -> str:
-    """Return the path of uv: next to this interpreter, of its package, else on PATH.
+    """Return the path of uv: next to this interpreter, from its package, or on PATH.
 
     Raises:
-        PrepareError: class ``environment``: there is none.
+        PrepareError: class ``environment``: there is no uv.
     """
     beside = Path(sys.executable).with_name("uv")
     found = str(beside) if os.access(beside, os.X_OK) else _uv_of_package() or shutil.which("uv")
@@ -73,7 +73,7 @@ def find_uv() -> str:
 
 
 def _uv_of_package() -> str | None:
-    """Return the program of the installed package, which may be on sys.path from elsewhere."""
+    """Return the program of the installed package, which may be elsewhere on sys.path."""
     try:
         from uv import find_uv_bin
 
@@ -83,7 +83,7 @@ def _uv_of_package() -> str | None:
 
 
 def search_path(environment: Mapping[str, str]) -> str:
-    """Return the PATH on which interpreters are looked for.
+    """Return the PATH for the search of interpreters.
 
     pyenv's shims fail for each version that is not selected; the versions themselves do not.
     """
@@ -103,7 +103,7 @@ def variables(
     Args:
         environment: The agent's own.
         secrets: Names of variables that the requirements refer to.
-        pip_files: pip's configuration files, the one that wins last.
+        pip_files: pip's configuration files, by increasing priority.
 
     Raises:
         PrepareError: class ``environment``: a secret is not set.
@@ -117,8 +117,8 @@ def variables(
     for name in secrets:
         if name not in environment:
             raise PrepareError(
-                f"the environment refers to the variable {name}, which is not set where the "
-                f"target runs; give it: `rayjobs target secret set {name}`",
+                f"the environment refers to the variable {name}, which is not set on the target; "
+                f"set it with `rayjobs target secret set {name}`",
                 failure_class="environment",
                 is_permanent=True,
             )
@@ -136,7 +136,7 @@ def variables(
 
 
 def has_settings_of_uv(environment: Mapping[str, str]) -> bool:
-    """Whether the node's user or administrator has a uv configuration, which then takes over.
+    """Whether the node's user or administrator has a uv configuration, which takes precedence.
 
     Source: uv, Configuration files.
     """
@@ -168,7 +168,7 @@ def pip_files(environment: Mapping[str, str]) -> list[Path]:
 
 
 def of_pip(environment: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
-    """Return pip's settings as variables of uv; files that cannot be read are passed by."""
+    """Return pip's settings as variables of uv, skipping unreadable files."""
     found: dict[str, str] = {}
     for file in files:
         parser = configparser.RawConfigParser()
@@ -192,13 +192,13 @@ def of_pip(environment: Mapping[str, str], files: Iterable[Path]) -> dict[str, s
         if words:
             result[name] = _LISTS.get(name, " ").join(words)
     if "UV_INDEX" in result:
-        # Several indexes for pip imply pip's behaviour: the best version of all of them.
+        # With several indexes, pip chooses the best version of all of them.
         result["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return result
 
 
 def for_pip(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which pip asks the indexes that uv would ask."""
+    """Return the variables with which pip uses the same indexes as uv."""
     found = {new: environment[old] for old, new in _FOR_PIP.items() if environment.get(old)}
     if links := found.get("PIP_FIND_LINKS"):
         found["PIP_FIND_LINKS"] = links.replace(",", " ")
@@ -206,9 +206,10 @@ def for_pip(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_uv_pip(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return the words of a `uv pip …` that obeys settings for which a variable is not enough.
+    """Return the arguments of a `uv pip …` that obeys settings without a uv variable.
 
-    uv has none for pip's ``no-index``, and forgets its own find-links where a word names one.
+    uv has no variable for pip's ``no-index``, and ignores its own find-links if an argument names
+    one.
     """
     words = list(arguments)
     if words[1:2] != ["pip"]:
@@ -227,7 +228,7 @@ def _is_off(value: str) -> bool:
 def local_folders(environment: Mapping[str, str]) -> list[Path]:
     """Return the folders of this machine that uv's variables name as indexes or find-links.
 
-    The pages of an index lead to files next to it (``../../files``): the folder above counts.
+    An index may refer to files next to it (``../../files``), so its parent folder is included.
     """
     found = []
     for name in _FOR_PIP:

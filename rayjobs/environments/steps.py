@@ -1,4 +1,4 @@
-"""Steps of builds on one node: their locks, and their programs, which may run inside an image."""
+"""Steps of builds on one node: their locks and programs, which may run inside an image."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def cannot_be_kept(root: Path, error: OSError) -> PrepareError:
-    """Return the failure of a build whose files cannot be written below `root`."""
+    """Return the error of a build whose files cannot be written below `root`."""
     return PrepareError(
-        f"the environment cannot be kept in {root}: {error.strerror}",
+        f"the environment cannot be stored in {root}: {error.strerror}",
         failure_class="storage" if error.errno in _DISK_FULL else "system",
     )
 
@@ -46,13 +46,13 @@ class Steps:
         quietly: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """Run a program, inside the image if the environment is one for an image.
+        """Run a program, inside the image if the environment is for an image.
 
         Args:
             reads: Paths of the node that it needs in the image.
             writes: Paths that it writes to.
             quietly: Log nothing if it succeeds, so that there is no log of a build.
-            variables: Of the program, on top of the build's.
+            variables: Variables of the program, in addition to the build's.
         """
         tmp = work.paths.tmp
         env = {**work.env, "TMPDIR": str(tmp), **(variables or {})}
@@ -70,12 +70,12 @@ class Steps:
                     work.image.command(words, env, tmp, read_only=reads, writable=writes)
                 )
                 shown = f"(in {work.image.name}) $ {' '.join(arguments)}"
-            said = stack.enter_context(work.quiet_log()) if quietly else work.log()
+            build_log = stack.enter_context(work.quiet_log()) if quietly else work.log()
             await run(
                 words,
                 env=env,
                 cwd=tmp,
-                said=said,
+                build_log=build_log,
                 control=work.control,
                 doing=doing,
                 shown="" if quietly else shown,
@@ -83,7 +83,7 @@ class Steps:
 
     @asynccontextmanager
     async def building(self) -> AsyncIterator[None]:
-        """Lock that protects build files from a prune, which holds it only while removing."""
+        """Protect build files from a prune, which takes this lock only while it removes files."""
         with ExitStack() as stack:
             lock = locked(self.cache.builds, shared=True)
             await asyncio.to_thread(stack.enter_context, lock)
@@ -91,7 +91,7 @@ class Steps:
 
     @asynccontextmanager
     async def alone(self, name: str, work: Work) -> AsyncIterator[None]:
-        """Hold the lock of an environment or a request; waits while another one does."""
+        """Hold the lock of an environment or a request; waits for other holders."""
         while True:
             work.control.check()
             with ExitStack() as stack:

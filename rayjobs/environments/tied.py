@@ -1,8 +1,8 @@
-"""Runs a program that must not outlive the process that started it, where `setpriv` is missing.
+"""Runs a program that must not outlive its parent process, on nodes without `setpriv`.
 
 ``python -I -S tied.py PARENT PROGRAM ARGUMENT…`` becomes the program, and the kernel ends it when
-PARENT ends. It is a script of its own, since a process with threads cannot safely ask the kernel
-for this between fork and exec. Standard library only.
+PARENT ends. It is a separate script, because a process with threads cannot safely request this
+from the kernel between fork and exec. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 
 
 def main(arguments: list[str]) -> None:
-    """Become the program. Exits with 127 where it cannot be started, 1 where PARENT is gone."""
+    """Become the program. Exits with 127 if it cannot be started, with 1 if PARENT is gone."""
     parent, program = int(arguments[0]), arguments[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
-        sys.exit(1)  # it ended before the kernel was asked
+        sys.exit(1)  # it ended before the request to the kernel
     try:
         os.execv(program[0], program)
     except OSError as error:

@@ -14,12 +14,12 @@ from rayjobs.environments.inside import Image
 from rayjobs.spec import requirements
 
 Tell = Callable[[str, Mapping[str, Any]], None]
-"""Tells people how it goes: a sentence, and data."""
+"""Reports progress to users: a sentence, and data."""
 
 
 @dataclass(frozen=True)
 class Realised:
-    """An environment that is ready.
+    """An environment that is ready for use.
 
     Attributes:
         python: Its interpreter.
@@ -36,18 +36,18 @@ class Realised:
 
 @dataclass
 class Work:
-    """One attempt's wish for an environment, while it is worked on.
+    """One attempt's request for an environment, while it is processed.
 
     Attributes:
         control: Cancels it.
         tell: Called with messages for users.
         known_lock: The lock of an earlier attempt of the same job, or None.
-        first_lock: On further nodes of a job: returns the lock of its first node, when that is
-            there. All nodes of a job use one.
+        first_lock: On a job's other nodes: returns the lock of its first node, once it exists.
+            All nodes of a job use the same lock.
         publish: On the first of several nodes: called with the lock.
         name: The display name of the environment.
-        image: What it is built in, and whose packages it is added to; None: the node itself.
-        uses_horovod: Where it gets a torch of its own, Horovod is built for that.
+        image: The image in which it is built and whose packages it extends; None: the node itself.
+        uses_horovod: Build Horovod if the environment has its own torch.
     """
 
     paths: AttemptPaths
@@ -61,26 +61,26 @@ class Work:
     uses_horovod: bool = False
     env: dict[str, str] = field(default_factory=dict)
     has_waited: bool = False
-    said: BuildLog | None = None
+    opened_log: BuildLog | None = None
 
     def log(self) -> BuildLog:
         """Return the log, created on first use: an existing environment needs none."""
-        if self.said is None:
-            self.said = self._log_at(self.paths.build_log)
-        return self.said
+        if self.opened_log is None:
+            self.opened_log = self._log_at(self.paths.build_log)
+        return self.opened_log
 
     @contextmanager
     def quiet_log(self) -> Iterator[BuildLog]:
-        """Yield a log that becomes part of the build's if what it is of fails."""
+        """Yield a log that becomes part of the build's log if the step fails."""
         path = self.paths.tmp / "quiet.log"
-        said = self._log_at(path)
+        step_log = self._log_at(path)
         try:
-            yield said
+            yield step_log
         except BaseException:
             self.log().write(path.read_text(errors="replace"))
             raise
         finally:
-            said.close()
+            step_log.close()
             path.unlink(missing_ok=True)
 
     def _log_at(self, path: Path) -> BuildLog:
@@ -89,6 +89,6 @@ class Work:
 
     def close(self) -> None:
         """Close the log; a later use continues it. Idempotent."""
-        if self.said is not None:
-            self.said.close()
-            self.said = None
+        if self.opened_log is not None:
+            self.opened_log.close()
+            self.opened_log = None

@@ -82,7 +82,7 @@ def _brought(source: Reference, path: Path, work: Work) -> tuple[Path, str | Non
                     step.arguments,
                     env={**engines.variables(), **step.variables},
                     cwd=work.paths.tmp,
-                    said=work.log(),
+                    build_log=work.log(),
                     control=work.control,
                     doing=doing,
                 )

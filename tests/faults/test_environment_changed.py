@@ -121,7 +121,7 @@ def test_an_environment_that_was_built_where_jobs_could_not_write_is_built_again
     builder.is_open = True
     again, wish = builder.build(*lines)
     assert again.built
-    assert "how its files looked is not known" in wish.told[0][0]
+    assert "the original state of its files is unknown" in wish.told[0][0]
     assert os.stat(module_of(again)[0]).st_nlink == 1
     builder.is_open = False
     assert builder.build(*lines)[0].built is False

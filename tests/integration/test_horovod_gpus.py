@@ -30,4 +30,4 @@ def test_horovod_without_gpu_operations_fails_as_environment(jobs: Jobs) -> None
     assert done.failure is not None
     assert str(done.failure.failure_class) == "environment"
     assert "built without GPU operations" in done.failure.message
-    assert "Two ways out" in done.failure.message
+    assert "Build it with them where" in done.failure.message

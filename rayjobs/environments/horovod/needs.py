@@ -128,9 +128,9 @@ def _version(program: str, pattern: str) -> str:
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     match = re.search(pattern, done.stdout)
     if match is None:
-        said = (done.stdout + done.stderr).strip()[:80]
+        output = (done.stdout + done.stderr).strip()[:80]
         raise PrepareError(
-            f"Horovod cannot be built here: `{program} --version` says {said!r}, which is not "
+            f"Horovod cannot be built here: `{program} --version` says {output!r}, which is not "
             f"what it is to be",
             failure_class="environment",
         )

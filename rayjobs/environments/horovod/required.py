@@ -142,8 +142,8 @@ def _answer(python: str, env: Mapping[str, str], code: str) -> list[str]:
             f"{python} could not be asked for its Horovod: {error}", failure_class="environment"
         ) from error
     if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        output = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
         raise PrepareError(
-            f"{python} could not be asked for its Horovod: {said[0]}", failure_class="environment"
+            f"{python} could not be asked for its Horovod: {output[0]}", failure_class="environment"
         )
     return done.stdout.splitlines()

@@ -121,7 +121,7 @@ def test_nodes_that_have_different_images_under_a_name_are_refused(
     assert image_node.realise(same).digest == found.digest
     other = AskedImage(image=str(oci), meant=MeantImage("sha256:another"))
     error = failed(image_node, other)
-    assert f"another one on this node ({found.digest}) than on the job's first node" in str(error)
+    assert f"differs on this node ({found.digest}) from the one on" in str(error)
     assert error.is_permanent
 
 
@@ -226,7 +226,7 @@ def test_a_question_to_an_image_ends_with_its_job(image_node: ImageNode, image: 
 
 
 def test_an_image_without_python_says_so(image_node: ImageNode, oci: Path) -> None:
-    assert image_node.realise(str(oci)).answer.why == "there is no python in its PATH"
+    assert image_node.realise(str(oci)).answer.why == "there is no python on its PATH"
 
 
 def test_jobs_that_ask_for_the_same_new_image_at_once_unpack_it_once(

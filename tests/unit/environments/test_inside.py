@@ -63,7 +63,9 @@ def said(builder: Builder, image: Image, arguments: Sequence[str]) -> str:
     folder = wish.work.paths.tmp
     with image.command(arguments, {}, folder, read_only=[builder.node.environments]) as words:
         log, control = wish.work.log(), wish.work.control
-        asyncio.run(building.run(words, env={}, cwd=folder, said=log, control=control, doing="it"))
+        asyncio.run(
+            building.run(words, env={}, cwd=folder, build_log=log, control=control, doing="it")
+        )
         log.close()
     return wish.log.partition("\n")[2]
 
@@ -126,11 +128,11 @@ def test_a_project_is_built_by_the_python_of_the_image(
 
 
 def test_an_image_that_cannot_take_packages_says_why(builder: Builder, image: Path) -> None:
-    with pytest.raises(PrepareError, match="there is no python in its PATH") as caught:
-        build(builder, in_image(image, python=None, why_no_python="there is no python in its PATH"),
+    with pytest.raises(PrepareError, match="there is no python on its PATH") as caught:
+        build(builder, in_image(image, python=None, why_no_python="there is no python on its PATH"),
               "tiny")  # fmt: skip
     assert caught.value.is_permanent
-    with pytest.raises(PrepareError, match=r"asks for Python 3\.9, and the image 'made:1' has"):
+    with pytest.raises(PrepareError, match=r"asks for Python 3\.9, but the image 'made:1' has"):
         build(builder, in_image(image), "tiny", python="3.9")
 
 

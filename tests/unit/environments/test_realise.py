@@ -228,7 +228,7 @@ def test_an_interpreter_that_is_not_there(builder: Builder, python: str, words: 
 def test_an_interpreter_that_is_none_or_too_old(builder: Builder, tmp_path: Path) -> None:
     fake = tmp_path / "python"
     for text, words in (
-        ("exit 3", "not a Python interpreter that answers"),
+        ("exit 3", "does not answer like a Python interpreter"),
         ('echo \'[[3, 7, 9], "CPython", "x", "linux", []]\'', "is Python 3.7.9; jobs need 3.8"),
     ):
         fake.write_text(f"#!/bin/sh\n{text}\n")

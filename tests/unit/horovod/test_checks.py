@@ -44,7 +44,7 @@ GPUS = {"gpus": 1.0}
     [
         (SCRIPT, CPU, {}, None),
         (SCRIPT, None, {}, "horovod install"),
-        (SCRIPT, CPU, {"resources": GPUS}, "Two ways out"),
+        (SCRIPT, CPU, {"resources": GPUS}, "Build it with them where"),
         (SCRIPT, GPU, {"resources": GPUS}, None),
         ("print('plain MPI')", CPU, {"resources": GPUS}, None),
         ("# import horovod", None, {}, None),

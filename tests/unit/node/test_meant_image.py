@@ -63,7 +63,7 @@ def test_a_further_node_waits_for_the_first_and_refuses_another_image(
         return first.on.job
 
     with open_workspace(tmp_path / "ws", create=True) as workspace:
-        with pytest.raises(PrepareError, match="is another one on this node") as caught:
+        with pytest.raises(PrepareError, match="differs on this node") as caught:
             asyncio.run(prepared([one, two]))
         job = asyncio.run(prepared([one, one]))
         (stored,) = [each for each in workspace.store.files(job) if each.name == IMAGE_RECORD]
