@@ -195,7 +195,11 @@ class DashboardJobs:
             for line in await self._lines(served, wanted):
                 shown = await self._ended(served, line)
                 ended.append((shown.end_ms or 0, line.id, shown))
-        wanted |= {job: shown for _end_ms, job, shown in heapq.nlargest(MOST_ENDED, ended)}
+        # A job of a copied workspace has the same id in the copy, where it was canceled.
+        for _end_ms, job_id, shown in heapq.nlargest(MOST_ENDED, ended, key=lambda one: one[:2]):
+            other = wanted.get(job_id)
+            if other is None or other.metadata["workspace"] == shown.metadata["workspace"]:
+                wanted[job_id] = shown
         return wanted
 
     async def _lines(self, served: Served, wanted: Mapping[str, Shown]) -> list[JobLine]:

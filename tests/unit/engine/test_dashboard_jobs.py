@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,36 @@ def test_a_job_that_ended_between_two_looks_is_listed_with_the_node_of_its_log(
 
 
 @pytest.mark.long
+def test_the_same_job_in_a_copied_workspace_does_not_hide_the_others(tmp_path: Path) -> None:
+    """Both workspaces have the ended job; what ran on in the original was canceled in the copy."""
+
+    async def scene(here: Scene) -> None:
+        ended, goes_on = here.start(here.submit()), here.submit()
+        here.complete(ended)
+        here.store.close()
+        copy = tmp_path / "copy"
+        shutil.copytree(here.folder, copy)
+        here.store = SqlStore(here.folder / "store.db")
+        here.served = Served(str(here.folder), "ws", here.store)
+        there = SqlStore(copy / "store.db")
+        views = [
+            QueueView(Served(str(copy), "ws2", there), "local"),
+            QueueView(here.served, "local"),
+        ]
+        there.request_cancel(goes_on.id)
+        here.clock.ahead_s += 10.0
+        for view in views:
+            await view.look()
+        here.jobs.look(views, None, ["node0"])
+        await here.jobs.settled()
+        there.close()
+        assert here.shown(ended).status == "SUCCEEDED"
+        assert here.shown(goes_on).status == "PENDING"
+
+    (tmp_path / "w").mkdir()
+    play(tmp_path / "w", scene)
+
+
 def test_a_long_queue_is_listed_up_to_a_bound_and_costs_nothing_while_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
