@@ -349,7 +349,7 @@ def check_unused(datastore: str, datasets: Iterable[DatasetRecord], *, force: bo
     if datastore in BUILT_IN_DATASTORES:
         raise DatastoreInUse(
             f"{datastore} belongs to every workspace and cannot be removed. To work with another "
-            "one by default, make that the default datastore."
+            "one by default, add that with --default (in Python: set_as_default())."
         )
     users = [
         f"{record.name}:{record.version}"
@@ -360,7 +360,8 @@ def check_unused(datastore: str, datasets: Iterable[DatasetRecord], *, force: bo
         more = f" and {len(users) - NAMES_SHOWN} more" if len(users) > NAMES_SHOWN else ""
         raise DatastoreInUse(
             f"datastore {datastore!r} has the files of {', '.join(users[:NAMES_SHOWN])}{more}, "
-            "which could no longer be read. To remove it anyway, force it."
+            "which could no longer be read. To remove it anyway, give --force "
+            "(in Python: force=True)."
         )
 
 

@@ -97,6 +97,10 @@ class DataNotFound(DatastoreError, LookupError):
     is_permanent = True
 
 
+class BucketNotFound(DataNotFound):
+    """The storage answered: there is no such bucket."""
+
+
 class AccessDenied(DatastoreError):
     """The storage answered: it refuses these credentials."""
 

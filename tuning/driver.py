@@ -303,9 +303,10 @@ class Driver:
         notice = metric_missing(self.state.trials, self.spec.metric)
         if notice is None:
             return
-        known = [one.message for one in self._store.events(self.id) if one.kind == METRIC_MISSING]
-        if not known or (notice.near and not any("Did you mean" in text for text in known)):
-            self._store.add_event(self.id, METRIC_MISSING, notice.text)
+        known = [one for one in self._store.events(self.id) if one.kind == METRIC_MISSING]
+        if not known or (notice.near and not any(one.data.get("near") for one in known)):
+            data = {"near": notice.near}
+            self._store.add_event(self.id, METRIC_MISSING, notice.text, data=data)
 
     def _gone(self, trial: TrialRecord) -> TrialRecord:
         return conclude(

@@ -27,7 +27,7 @@ class SweepError(SpecError, HyperDriveConfigException):
         super().__init__(text, problems=listed)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.message.split(":\n", 1)[0], self.problems)
+        return _rebuild, (self.headline, self.problems)
 
 
 def _rebuild(message: str, problems: tuple[Problem, ...]) -> SweepError:

@@ -8,6 +8,7 @@ from botocore import exceptions as boto
 
 from rayjobs.datastore.errors import (
     AccessDenied,
+    BucketNotFound,
     DataChanged,
     DataNotFound,
     DatastoreError,
@@ -75,7 +76,7 @@ def _explain_answer(error: Any, *, what: str, where: str) -> DatastoreError:
     text = str(error.response.get("Error", {}).get("Message", "")) or code
     status = status_of(error)
     if code == "NoSuchBucket":
-        return DataNotFound(f"cannot {what}: there is no bucket at {where}. Check its name.")
+        return BucketNotFound(f"cannot {what}: there is no bucket at {where}. Check its name.")
     if code in _DENIED or status in (401, 403):
         return AccessDenied(
             f"cannot {what} on {where}: {text} ({code or status}). Check the credentials that the "

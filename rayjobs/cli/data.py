@@ -320,7 +320,6 @@ def rm(settings: Settings, name: str, force: bool) -> None:
     Its version number is not reused.
     """
     from rayjobs.datastore.catalogue import parse_version
-    from rayjobs.datastore.errors import DatasetInUse
 
     title, _, text = name.removeprefix(DATASET).partition(":")
     with settings.open() as workspace:
@@ -331,11 +330,7 @@ def rm(settings: Settings, name: str, force: bool) -> None:
                 f"{name!r} names no version; the newest is {title}:{newest}. Write NAME:VERSION."
             )
         workspace.catalogue.dataset(title, version)
-        try:
-            models = workspace.catalogue.remove_dataset(title, version, force=force)
-        except DatasetInUse as error:
-            # The library's message ends with a Python argument; here it is an option.
-            raise DatasetInUse(str(error).replace("force it.", "give --force.")) from None
+        models = workspace.catalogue.remove_dataset(title, version, force=force)
     if settings.as_json:
         print_json({"deleted": f"{title}:{version}", "models": list(models)})
         return

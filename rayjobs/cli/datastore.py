@@ -170,22 +170,12 @@ def rm(settings: Settings, name: str, *, force: bool) -> None:
     Refused while an unfinished job reads from it or writes to it, or (without --force) while a
     registered dataset has its files there. `workspaceblobstore` always stays.
     """
-    from rayjobs.datastore.errors import DatastoreInUse
     from rayjobs.datastore.stores import Datastore
 
     with settings.open() as workspace:
         found = Datastore.get(workspace, name)
         before = workspace.catalogue.default_datastore()
-        try:
-            found.unregister(force=force)
-        except DatastoreInUse as error:
-            # The library's message ends in Python; here these are an option and another command.
-            text = str(error).replace("force it.", "give --force.")
-            raise type(error)(
-                text.replace(
-                    "make that the default datastore", "add that with --default (--overwrite)"
-                )
-            ) from None
+        found.unregister(force=force)
         after = workspace.catalogue.default_datastore()
     settings.note(f"removed datastore {name}; its data stays")
     if after != before:

@@ -162,7 +162,7 @@ def _of_sweep(job: Job | JobLine, outlook: Outlook, members: Mapping[JobState, i
 def _of_array(job: Job | JobLine, outlook: Outlook, members: Mapping[JobState, int]) -> Outlook:
     text = members_text(members)
     if job.state.is_final:
-        if job.state is JobState.CANCELED and job.reason.startswith("canceled"):
+        if job.state is JobState.CANCELED and job.cancel_requested_at is not None:
             text = f"{job.reason.partition(';')[0]}; {text}"
         return replace(outlook, members=members, reason=outlook.reason if job.failure else text)
     state = outlook.state

@@ -322,7 +322,6 @@ def named_by_option(
     for option, part in (("env_var", "environment_variables"), ("secret", "secrets")):
         if options.get(option):
             given[part] = NAMED[part]
-    problems: Sequence[Problem] = error.values.get("problems") or ()
     problems = [
         replace(
             problem,
@@ -330,15 +329,10 @@ def named_by_option(
             message=_in_options(problem.message, typed, {}),
             remedy=_in_options(problem.remedy, typed, {}),
         )
-        for problem in problems
+        for problem in error.problems
     ]
-    head = error.message.split(":\n", 1)[0]
-    renamed: SpecError | CannotBePlacedError
-    if isinstance(error, SpecError):
-        renamed = SpecError(head, problems=problems)
-    else:
-        lines = "".join(f"\n  - {problem}" for problem in problems)
-        renamed = CannotBePlacedError(f"{head}:{lines}", problems=tuple(problems))
+    kind = SpecError if isinstance(error, SpecError) else CannotBePlacedError
+    renamed = kind(error.headline, problems=problems)
     renamed.__cause__ = error.__cause__
     return renamed
 

@@ -11,6 +11,7 @@ from rayjobs.data.pins import CHANGED_EVENT
 from rayjobs.jobs import unstored
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
+from rayjobs.results.left_out import LeftOut
 from rayjobs.results.metrics import number_text, summaries
 from rayjobs.store.base import Store
 from rayjobs.workspace.folder import OpenWorkspace
@@ -35,7 +36,7 @@ def left_out(store: Store, job: Job) -> list[str]:
     found = [
         plain_text(event.message)
         for event in store.events(job.id)
-        if event.kind == "left_out" and event.attempt == job.attempt
+        if event.kind == LeftOut.KIND and event.attempt == job.attempt
     ]
     more = len(found) - LEFT_OUT_SHOWN
     return found[:LEFT_OUT_SHOWN] + (

@@ -36,6 +36,8 @@ Examples:
   rayjobs top --json | jq '.nodes[].gpus_used'
 """
 
+NOT_RUNNING = "not running"  # the state of a target that can be started
+
 
 @click.command(epilog=EPILOG)
 @click.option("--target", metavar="NAME", help="Which target (default: see `rayjobs target use`).")
@@ -125,7 +127,7 @@ def _status(target: str) -> tuple[dict[str, Any] | None, str]:
             address, unreached = why_unreached(target, home=home())
         except NotFoundError:
             address, unreached = "", ""
-        return None, f"cluster unreachable at {address}" if unreached else "not running"
+        return None, f"cluster unreachable at {address}" if unreached else NOT_RUNNING
     return status, "running"
 
 
@@ -198,7 +200,7 @@ def _lines(seen: dict[str, Any]) -> list[str]:
         f"target {seen['target']} ({seen['state']}): {len(seen['running'])} running, "
         f"{seen['queue_length']} waiting{waits}",
     ]
-    if seen["state"] == "not running":
+    if seen["state"] == NOT_RUNNING:
         lines.append(f"  `rayjobs target start {seen['target']}` starts it")
     for node in seen["nodes"]:
         use = f"{node['cpus_used']:g}/{counted(node['cpus'], 'CPU')}"

@@ -81,9 +81,7 @@ def why(settings: Settings, job: str) -> None:
         )
     if found.state is JobState.QUEUED:
         place = f" (number {outlook.position} in the queue)" if outlook.position else ""
-        reason = outlook.reason
-        rest = reason[5:] if reason.startswith("waits ") else f": {reason}"
-        click.echo(plain_text(f"{found.id} waits{place}{rest}"))
+        click.echo(plain_text(f"{found.id} is {outlook.state}{place}: {outlook.reason}"))
         details = facts(_details(found, decision, ahead, waits_for))
         if details:
             click.echo(plain_text(details))

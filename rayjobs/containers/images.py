@@ -28,6 +28,7 @@ from rayjobs.environments.building import (
     POLL_S,
     BuildLog,
     Control,
+    ProgramFailedError,
     run,
     tied_to_this_process,
 )
@@ -397,11 +398,10 @@ class Images:
                 control=work.control,
                 doing=f"the image {asked.text!r} cannot be unpacked",
             )
-        except PrepareError as error:
-            last_line = error.lines[-1] if error.lines else ""
-            if not last_line.startswith(unpacking.REFUSED):
+        except ProgramFailedError as error:
+            if error.status != unpacking.REFUSED or not error.lines:
                 raise
-            refusal = BadImageError(last_line.removeprefix(unpacking.REFUSED))
+            refusal = BadImageError(unpacking.reason(error.lines[-1]))
             raise _bad(asked, refusal, error.lines) from error
 
     def _discard(self, folder: Path) -> None:

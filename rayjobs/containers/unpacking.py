@@ -20,7 +20,8 @@ from rayjobs.core.text import counted, duration_text
 
 ROOTFS = "rootfs"
 RECORD = "image.json"
-REFUSED = "error: refused: "
+REFUSED = 3  # its exit code for an image that must not be unpacked
+_ERROR = "error: "
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -56,8 +57,13 @@ def unpack(image: sources.Image, folder: Path) -> dict[str, object]:
     return record
 
 
+def reason(line: str) -> str:
+    """Return why the program failed, from the last line of its output."""
+    return line.removeprefix(_ERROR)
+
+
 def main(arguments: list[str]) -> int:
-    """Run the program; after a failure, the last line of its output has the cause."""
+    """Run the program; after a failure, the last line of its output has the cause (`reason`)."""
     source, folder, most_bytes, *name = arguments
     try:
         with sources.opened(
@@ -65,10 +71,10 @@ def main(arguments: list[str]) -> int:
         ) as image:
             unpack(image, Path(folder))
     except BadImageError as error:
-        print(f"{REFUSED}{error}")
-        return 1
+        print(f"{_ERROR}{error}")
+        return REFUSED
     except OSError as error:
-        print(f"error: {os.strerror(error.errno or 0)}: {error.filename or folder}")
+        print(f"{_ERROR}{os.strerror(error.errno or 0)}: {error.filename or folder}")
         return 1
     return 0
 

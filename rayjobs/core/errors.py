@@ -26,8 +26,8 @@ UserErrorException``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rayjobs.core.text import counted
@@ -71,12 +71,19 @@ class Problem:
         message: What is wrong, including the value.
         remedy: What to write instead.
         is_missing: It names a file or folder that does not exist.
+        is_unknown_key: The field does not exist, for example because its key is misspelt.
     """
 
     path: str
     message: str
     remedy: str = ""
     is_missing: bool = False
+    is_unknown_key: bool = False
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Problem:
+        """Return the problem that another process sent; entries of a later version are dropped."""
+        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
 
     def __str__(self) -> str:
         at = f"{self.path}: " if self.path else ""
@@ -87,6 +94,10 @@ class SpecError(RayjobsError, UserErrorException):
     """A spec is wrong; `problems` lists everything at once.
 
     If all problems are missing files, the exit code is that of other missing files.
+
+    Attributes:
+        headline: The message without the list of problems.
+        problems: All problems that were found.
     """
 
     exit_code = 2
@@ -94,18 +105,23 @@ class SpecError(RayjobsError, UserErrorException):
     def __init__(self, message: str = "", *, problems: Sequence[Problem] = ()) -> None:
         listed = tuple(problems)
         text = message or (f"the job's spec has {counted(len(listed), 'problem')}")
-        full = "\n".join([f"{text}:", *(f"  - {problem}" for problem in listed)])
-        super().__init__(full if listed else text, problems=listed)
+        super().__init__(_with_list(text, listed), problems=listed)
+        self.headline = text
         self.problems = listed
         if listed and all(problem.is_missing for problem in listed):
             self.exit_code = NotFoundError.exit_code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_spec_error, (self.message.split(":\n", 1)[0], self.problems)
+        return _rebuild_spec_error, (self.headline, self.problems)
 
 
 def _rebuild_spec_error(message: str, problems: tuple[Problem, ...]) -> SpecError:
     return SpecError(message, problems=problems)
+
+
+def _with_list(headline: str, problems: Sequence[Problem]) -> str:
+    lines = [f"  - {problem}" for problem in problems]
+    return "\n".join([f"{headline}:", *lines]) if lines else headline
 
 
 class UsageError(RayjobsError, UserErrorException):
@@ -125,9 +141,22 @@ class NotFoundError(RayjobsError, UserErrorException):
 
 
 class CannotBePlacedError(RayjobsError, ExperimentExecutionException):
-    """The job asks for more than the target can ever have."""
+    """The job asks for more than the target can ever have.
+
+    Attributes:
+        headline: The message without the list of problems.
+        problems: What the target can never hold; empty if the headline says it.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, *, problems: Sequence[Problem] = ()) -> None:
+        self.headline = message
+        self.problems = tuple(problems)
+        super().__init__(_with_list(message, self.problems))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.headline, {"problems": self.problems})
 
 
 class UnreachableError(RayjobsError, ServiceException):

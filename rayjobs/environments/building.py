@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import BUILD_LOG
@@ -108,6 +108,19 @@ def hidden(text: str, secrets: Sequence[str]) -> str:
     return _PASSWORD.sub(r"\1****@", text)
 
 
+class ProgramFailedError(PrepareError):
+    """A program of a build ended with an exit code other than 0.
+
+    Attributes:
+        status: The exit code.
+    """
+
+    def __init__(self, message: str, *, status: int, **values: Any) -> None:
+        super().__init__(message, **values)
+        self.values["status"] = status
+        self.status = status
+
+
 async def run(
     arguments: Sequence[str],
     *,
@@ -129,8 +142,8 @@ async def run(
 
     Raises:
         StoppedError, PrepareError: see `Control.check`.
-        PrepareError: class ``environment``, with the relevant lines; ``storage`` for a full disk;
-            ``system`` if it was killed.
+        ProgramFailedError: class ``environment``, with the relevant lines.
+        PrepareError: class ``storage`` for a full disk; ``system`` if it was killed.
     """
     control.check()
     if shown is None:
@@ -235,8 +248,12 @@ def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
     message = f"{doing}: {sentence(relevant) or f'exit code {code}'}. Full log: {BUILD_LOG}"
     # Packages that do not exist or conflict will do so the next time too.
     is_permanent = any(words in line for line in lines for words in _FOR_GOOD)
-    return PrepareError(
-        message, failure_class="environment", lines=relevant, is_permanent=is_permanent
+    return ProgramFailedError(
+        message,
+        status=code,
+        failure_class="environment",
+        lines=relevant,
+        is_permanent=is_permanent,
     )
 
 

@@ -65,6 +65,7 @@ class Ending:
         self.outcome: Optional[Outcome] = None
         self.reason = ""
         self.end_reason: Optional[EndReason] = None
+        self.disk_full = False  # when a rank failed
         self.first_failed: int | None = None
         self.is_over = False
         self.is_consequence = False  # of an event on another node
@@ -121,6 +122,7 @@ class Ending:
             self.first_failed = over[0].plan.rank
             self.begin(Outcome.OUT_OF_MEMORY, self._memory_text(over[0].plan.rank))
             return
+        self.disk_full = _is_full(self._plan.root)
         self.begin(Outcome.FAILED, self._failure_text(first))
 
     def begin_over_memory(self) -> None:
@@ -163,7 +165,7 @@ class Ending:
             text = f"rank {rank.plan.rank} was killed by {name}"
         else:
             text = f"rank {rank.plan.rank} ended with exit code {rank.exit_code}"
-        if _is_full(self._plan.root):
+        if self.disk_full:
             text += "; the disk that holds the attempt's files is full (ENOSPC)"
         return text
 
@@ -267,6 +269,7 @@ class Ending:
             cold=cold,
             usage=usage,
             stacks=stacks,
+            disk_full=self.disk_full,
         )
 
 

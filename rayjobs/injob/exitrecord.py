@@ -190,6 +190,7 @@ class ExitRecord(Message):
         started_at: Seconds of the wall clock; None if no host survived to report it.
         duration_s: Since its ranks were released.
         reason: A sentence for people.
+        disk_full: Whether the disk of the attempt's files was full when a rank failed.
         end_reason: Why its end was requested; None: it was not.
         is_consequence: Whether an event on another node caused the end.
         first_failed_rank: The rank that caused the end; None: no rank did.
@@ -222,14 +223,17 @@ class ExitRecord(Message):
     usage: Optional[UsageRecord] = None
     stacks: Tuple[RankStack, ...] = ()
     boot_id: Optional[str] = None
+    disk_full: bool = False
     version: int = 1
 
     @classmethod
     def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Set the end's reason, which version 0.1.0 recorded only as a sentence."""
-        if values.get("outcome") != Outcome.CANCELED or "end_reason" in values:
-            return values
-        return {**values, "end_reason": reason_of_sentence(str(values.get("reason") or ""))}
+        """Set what an earlier version recorded only in the sentence: end_reason and disk_full."""
+        sentence = str(values.get("reason") or "")
+        found = {"disk_full": "ENOSPC" in sentence, **values}
+        if values.get("outcome") == Outcome.CANCELED:
+            found.setdefault("end_reason", reason_of_sentence(sentence))
+        return found
 
     @classmethod
     def of_lost_host(

@@ -328,7 +328,7 @@ def _class_of(record: ExitRecord, rank: RankExit, log_end: tracebacks.LogEnd) ->
     if any(text in log_end.error for text in _FULL):
         return FailureClass.STORAGE
     # On a full disk the traceback itself may be missing from the log.
-    if "ENOSPC" in record.reason and not log_end.is_traceback:
+    if record.disk_full and not log_end.is_traceback:
         return FailureClass.STORAGE
     if any(text in log_end.error for text in _NO_MEMORY):
         return FailureClass.OUT_OF_MEMORY
@@ -408,7 +408,7 @@ def _message(blamed: _Blamed) -> str:
         what += "; it printed nothing"
     if log_end.error in _TYPING:
         what += f"; {_TYPING[log_end.error]}"
-    if "ENOSPC" in record.reason and "No space" not in what:
+    if record.disk_full and "No space" not in what:
         what += "; the disk that holds the attempt's files is full"
     return what
 

@@ -22,6 +22,7 @@ from rayjobs.jobs.records import Job, ModelDraft, ModelRefusal
 from rayjobs.models import files as modelfiles
 from rayjobs.models import lineage
 from rayjobs.protocol.collected import RequestedModel
+from rayjobs.results.left_out import LeftOut
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import BlobStore
 
@@ -30,14 +31,14 @@ MOST_BYTES = 64 * 1024**2  # of one rank's file of requests
 _DAMAGED = "its request is damaged"
 
 
-def read(root: Path, node: int, left_out: list[str] | None = None) -> list[RequestedModel]:
+def read(root: Path, node: int, left_out: list[LeftOut] | None = None) -> list[RequestedModel]:
     """Return what the ranks of a node asked for, in order.
 
     What one rank asks for twice (the same name and path) is one request with the later texts.
     The path is the run's name of the file: another node's files stand below ``node-<k>/``.
 
     Args:
-        left_out: Gets a sentence for each file that is not read.
+        left_out: Gets an entry for each file that is not read.
 
     Raises:
         OSError: a file of requests cannot be read.
@@ -51,7 +52,7 @@ def read(root: Path, node: int, left_out: list[str] | None = None) -> list[Reque
         try:
             records = read_all(str(paths.model_requests(rank)), most_bytes=MOST_BYTES)
         except UnusableFileError as error:
-            left_out.append(f"models that rank {rank} registers: {error}")
+            left_out.append(LeftOut(f"models that rank {rank} registers: {error}"))
             continue
         for record in records:
             one = _checked(record)

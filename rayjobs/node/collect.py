@@ -25,6 +25,7 @@ from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.calls import StoreProgress
 from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.results.collect import MetricFollower, Publisher, deliver, log_tails, missing_records
+from rayjobs.results.left_out import LeftOut
 from rayjobs.results.live_logs import Sender
 from rayjobs.results.live_logs import folder as live_folder
 from rayjobs.store.dropped import RESTORED_EVENT
@@ -200,14 +201,14 @@ class Collecting:
             problems.append(f"metrics: {error}.")
             if isinstance(error, StoreUnreachableError):
                 outage = problems[-1]
-        left_out += self._metrics[_key(on)].left_out.values()
+        left_out += map(LeftOut, self._metrics[_key(on)].left_out.values())
         self._learn_protection(on)
         publisher = self._publisher(on)
         problems += publisher.finish()
         outage = outage or publisher.outage or None
         left_out += publisher.left_out
         # Before outputs are stored, since that may change the same folder.
-        left_out += self._compare_inputs(on)
+        left_out += map(LeftOut, self._compare_inputs(on))
         self._compare_environment(on)
         has_ended_well = record is not None and record.outcome is Outcome.COMPLETED
         if (has_ended_well or self._data.has_mounted_outputs(root)) and self._is_current(on):
@@ -225,22 +226,22 @@ class Collecting:
             problems.append(f"models that the script registers: {error.strerror or error}.")
         watch("the job's history", 0)
         noted = self._noted.setdefault(_key(on), set())
-        for sentence in left_out:
-            if sentence not in noted:
-                noted.add(sentence)
-                self._workspaces.note(on, "left_out", sentence)
+        for one in left_out:
+            if one.sentence not in noted:
+                noted.add(one.sentence)
+                self._workspaces.note(on, LeftOut.KIND, one.sentence, one.data)
         watch("the end of the logs", 0)
         if not problems:
             self._remove_sent(on)
-            for one in (
+            for kept in (
                 self._publishers,
                 self._metrics,
                 self._progress,
                 self._noted,
                 self._senders,
             ):
-                for key in [key for key in [*one] if key.startswith(f"{on.marker} ")]:
-                    one.pop(key, None)
+                for key in [key for key in [*kept] if key.startswith(f"{on.marker} ")]:
+                    kept.pop(key, None)
             self._places.pop(on.marker, None)
         facts = self._data.facts(root)
         if not problems and not facts.refused and root.is_dir():

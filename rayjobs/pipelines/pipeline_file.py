@@ -19,6 +19,7 @@ from rayjobs.pipelines.spec import (
     PipelineSpec,
     Reuse,
     has_type,
+    texts_in,
     type_of,
     with_values,
 )
@@ -27,7 +28,7 @@ from rayjobs.spec.components import component_folder
 from rayjobs.spec.container_files import anchored_container
 from rayjobs.spec.environment import anchored
 from rayjobs.spec.file import load_spec_file, merge
-from rayjobs.spec.problems import near, problem_of
+from rayjobs.spec.problems import near, place, problem_of
 from rayjobs.spec.sources import output_source
 
 TOP_KEYS = frozenset(
@@ -258,7 +259,9 @@ class _Reading:
         unknown = [str(key) for key in given if key not in known]
         for key in unknown:
             remedy = near(key, [*known]) or f"Use: {', '.join(known)}."
-            self._note(f"{path}.{key}", "is not a known key.", remedy)
+            self.problems.append(
+                Problem(f"{path}.{key}", "is not a known key.", remedy, is_unknown_key=True)
+            )
         return not unknown
 
     def _anchored(self, path: str, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,9 +302,23 @@ def _job_problems(
     except SpecError as error:
         found += error.problems
     found += file_problems(job)
+    unknown = [place(at) for at, text in texts_in(job) if "${{" in text]
     for one in found:
-        if "${{" not in one.message:
+        if not any(_is_due_to(one, path) for path in unknown):
             yield below(name, one)
+
+
+def _is_due_to(problem: Problem, path: str) -> bool:
+    """Whether a problem may pass once the value at a path is known."""
+    if _is_at(path, problem.path):
+        return True
+    # A file that is not found is a problem of the part of the job that names it.
+    return problem.is_missing and _is_at(problem.path, path)
+
+
+def _is_at(path: str, inner: str) -> bool:
+    """Whether `inner` is a path or leads to something below it."""
+    return inner == path or inner.startswith((f"{path}.", f"{path}["))
 
 
 def _as_stored(one: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from rayjobs.pipelines.spec import (
     chosen_values,
     outputs_of,
     step_sources,
+    texts_in,
     variable_of,
     with_values,
 )
@@ -50,6 +50,8 @@ STEP_TAG = "step"
 PIPELINE_TAG = "pipeline"
 # Fields of a job that may name local files, which are packed.
 _PACKED_FIELDS = {"environment", "resume_from"}
+# Fields of a job that its script cannot read.
+_FOR_PEOPLE = frozenset({"name", "display_name", "tags", "notify"})
 # Azure ML's names for a run's properties.
 RUN_PROPERTY = STEP_OF
 REUSED_PROPERTY = "azureml.isreused"
@@ -223,7 +225,7 @@ def plan(
     graph = Graph(order, edges)
     chosen = chosen_values(spec, values or {})
     packer = packer or Packer(workspace)
-    packer.file = _own_file(spec)
+    packer.file = _own_file(spec, chosen)
     run_id = ids.job_id(experiment)
     maker = _Maker(
         workspace=workspace,
@@ -258,12 +260,23 @@ def plan(
     )
 
 
-def _own_file(spec: PipelineSpec) -> Path | None:
-    """Return the pipeline's file; None if there is none, or if a step names it and may read it."""
+def _own_file(spec: PipelineSpec, values: Mapping[str, Any]) -> Path | None:
+    """Return the pipeline's file; None if there is none, or if a step names it and may read it.
+
+    Args:
+        spec: The pipeline.
+        values: The value of each parameter: a step may name the file by one.
+    """
     if spec.file is None:
         return None
-    jobs = json.dumps([dict(step.job) for step in spec.steps.values()], default=str)
-    return None if Path(spec.file).name in jobs else Path(spec.file)
+    name = Path(spec.file).name
+    for step in spec.steps.values():
+        read = {key: one for key, one in step.job.items() if key not in _FOR_PEOPLE}
+        sweep = step.sweep.definition if step.sweep is not None else {}
+        given = with_values([read, dict(step.params), dict(sweep)], values)
+        if any(name in text for _, text in texts_in(given)):
+            return None
+    return Path(spec.file)
 
 
 def packed(workspace: OpenWorkspace, spec: PipelineSpec) -> PipelineSpec:
@@ -345,11 +358,8 @@ class _Maker:
         if self.problems:
             raise PipelineError(problems=[*self.problems, *self._unplaced])
         if self._unplaced:
-            lines = "\n".join(f"  - {problem}" for problem in self._unplaced)
-            raise CannotBePlacedError(
-                f"the pipeline has steps that can never be placed:\n{lines}",
-                problems=tuple(self._unplaced),
-            )
+            headline = "the pipeline has steps that can never be placed"
+            raise CannotBePlacedError(headline, problems=self._unplaced)
         for name, one in checked.items():
             try:
                 checked[name] = replace(one, spec=self.packer.start(one.spec))
@@ -393,7 +403,7 @@ class _Maker:
                 self._check_sweep(name, step, job)
             checked = self._checked_like(job)
         except CannotBePlacedError as error:
-            self._unplaced += [below(name, one) for one in error.values.get("problems", ())]
+            self._unplaced += [below(name, one) for one in error.problems]
             return None
         except SpecError as error:
             files = file_problems(values) if step.snapshot is None else []
@@ -538,7 +548,7 @@ def _outputs_with_places(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def below(step: str, one: Problem) -> Problem:
     """Return a problem of a step's job with its path in the pipeline."""
-    meant = near(one.path, sorted(OWN_KEYS)) if "is not a known key" in one.message else ""
+    meant = near(one.path, sorted(OWN_KEYS)) if one.is_unknown_key else ""
     path = f"steps.{step}.{one.path}" if one.path else f"steps.{step}"
     return replace(one, path=path, remedy=meant or one.remedy)
 

@@ -173,6 +173,20 @@ def parameters_in(value: Any) -> Iterator[str]:
             yield from parameters_in(one)
 
 
+def texts_in(
+    value: Any, at: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield each text in `value` with its place: the keys and indices that lead to it."""
+    if isinstance(value, str):
+        yield at, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from texts_in(one, (*at, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            yield from texts_in(one, (*at, index))
+
+
 def with_values(value: Any, values: Mapping[str, Any]) -> Any:
     """Return `value` with each placeholder replaced by its parameter's value.
 

@@ -35,6 +35,7 @@ from rayjobs.jobs.records import MetricPoint, StoredFile
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.results import log_times
 from rayjobs.results.driver_log import compact, first_gap, problem_of, read_tail
+from rayjobs.results.left_out import LeftOut
 from rayjobs.results.metrics import point_of
 from rayjobs.store.attempts import SCRIPT_ERROR
 from rayjobs.store.base import Store
@@ -64,11 +65,15 @@ class Found:
 
     Attributes:
         files: (name, path) of the files to store, by name.
-        left_out: Sentences about files that are not stored.
+        left_out: What is not stored.
     """
 
     files: list[tuple[str, Path]] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Note that a file or folder is not stored."""
+        self.left_out.append(LeftOut(f"{name}: {why}", name))
 
 
 def scan_files(on: AttemptOnNode) -> Found:
@@ -106,7 +111,7 @@ def scan_files(on: AttemptOnNode) -> Found:
         if not why and path == paths.environment_lock and _size_of(path) > MOST_RECORD_BYTES:
             why = f"{path.name} has more than {MOST_RECORD_BYTES} bytes"
         if why:
-            found.left_out.append(f"{name}: {why}")
+            found.leave_out(name, why)
         else:
             names[name] = path
     found.files = sorted(names.items())
@@ -122,8 +127,8 @@ def _size_of(path: Path) -> int:
 
 def missing_records(
     on: AttemptOnNode, record: ExitRecord | None, *, restored: str = ""
-) -> list[str]:
-    """Return sentences about what an attempt's folder lacks at its end.
+) -> list[LeftOut]:
+    """Return what an attempt's folder lacks at its end.
 
     Args:
         record: The exit record: a rank that was never started has no log.
@@ -132,27 +137,31 @@ def missing_records(
     paths = AttemptPaths(Path(on.root))
     if not os.path.lexists(paths.root):
         if restored:  # it had ended, and storing its records removed its folder
-            return [f"the attempt's folder is gone, since the attempt had ended: {restored}"]
-        return [
+            gone = f"the attempt's folder is gone, since the attempt had ended: {restored}"
+            return [LeftOut(gone, has_lost_files=True)]
+        gone = (
             "the attempt's folder was gone at its end, so its log, metrics and outputs are not "
             f"stored: something removed {paths.root}, which RAYJOBS_ATTEMPT_DIR names. Remove "
             "only files of your own there"
-        ]
+        )
+        return [LeftOut(gone, has_lost_files=True)]
     lost = []
     whats = {paths.work: "outputs", paths.driver_log(0).parent: "log", paths.metrics(0).parent: ""}
     for folder, what in whats.items():
         if folder.is_symlink() or not folder.is_dir():
-            lost.append(
+            gone = (
                 f"the attempt's folder {folder.name}/ was gone at its end, so "
                 f"{what or 'metrics that were logged last'} may be missing: something removed or "
                 f"replaced {folder}"
             )
+            lost.append(LeftOut(gone, has_lost_files=True))
     world_size = on.node_count * len(on.ranks)
     for rank in record.ranks if record is not None else ():
         log = paths.driver_log(rank.rank)
         if rank.started_at and log.parent.is_dir() and not os.path.lexists(log):
             name = driver_log_name(rank.rank, world_size)
-            lost.append(f"{name}: the log was gone at the attempt's end: something removed {log}")
+            gone = f"{name}: the log was gone at the attempt's end: something removed {log}"
+            lost.append(LeftOut(gone, name))
     return lost
 
 
@@ -163,17 +172,17 @@ def _walk(folder: Path, name: str, inside: Path, found: Found) -> Iterator[tuple
         at, at_name, above = pending.pop()
         real = os.path.realpath(at)
         if not Path(real).is_relative_to(inside):
-            found.left_out.append(f"{at_name}: a link that leads out of the job's directory")
+            found.leave_out(at_name, "a link that leads out of the job's directory")
             continue
         if real in above:
-            found.left_out.append(f"{at_name}: a link that leads to a folder above it")
+            found.leave_out(at_name, "a link that leads to a folder above it")
             continue
         try:
             entries = sorted(os.scandir(at), key=lambda entry: entry.name)
         except FileNotFoundError:
             continue
         except OSError as error:
-            found.left_out.append(f"{at_name}: cannot be read ({error.strerror})")
+            found.leave_out(at_name, f"cannot be read ({error.strerror})")
             continue
         for entry in entries:
             if entry.name.startswith(PART):
@@ -186,11 +195,11 @@ def _walk(folder: Path, name: str, inside: Path, found: Found) -> Iterator[tuple
             elif kind == "file":
                 count += 1
                 if count > MOST_FILES:
-                    found.left_out.append(f"{name}: more than {MOST_FILES} files; the rest is left")
+                    found.leave_out(name, f"more than {MOST_FILES} files; the rest is left")
                     return
                 yield shown, path
             elif kind:
-                found.left_out.append(f"{shown}: {kind}")
+                found.leave_out(shown, kind)
 
 
 def _text(name: str) -> str:
@@ -257,7 +266,7 @@ class Publisher:
         self.outage = (
             ""  # why the last `finish` did not store everything, if a server is unavailable
         )
-        self.left_out: list[str] = []
+        self.left_out: list[LeftOut] = []
         self._blobs = blobs
         self._publish = publish
         self._drop = drop
@@ -452,10 +461,11 @@ class Publisher:
             return self._blobs.add_file(path)
         gap = first_gap(path)
         if gap is not None:
-            self.left_out.append(
+            hole = (
                 f"{name}: the bytes after {gap} are not stored: the file has a hole there, "
                 "which no rank made by printing"
             )
+            self.left_out.append(LeftOut(hole, name))
         with compact(path) as whole:
             return self._blobs.add_file(whole)
 

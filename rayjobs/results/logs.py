@@ -25,6 +25,7 @@ from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results import driver_log, live_logs, log_times, merged_logs, remote_logs
 from rayjobs.results.gone import why_gone
+from rayjobs.results.left_out import LeftOut
 from rayjobs.results.log_times import RankTimes
 
 if TYPE_CHECKING:
@@ -383,12 +384,8 @@ class Logs:
                 path = AttemptPaths(root).driver_log(rank)
                 if wanted == self.driver_name(rank) and os.path.lexists(path):
                     return driver_log.problem_of(path)
-        left_out = [one for one in self._store.events(self.job_id) if one.kind == "left_out"]
-        messages = [
-            one.message
-            for one in left_out
-            if one.message.startswith((f"{wanted}: ", "the attempt's folder "))
-        ]
+        left_out = [one for one in self._store.events(self.job_id) if one.kind == LeftOut.KIND]
+        messages = [one.message for one in left_out if LeftOut.explains(one, wanted)]
         return messages[-1] if messages else why_gone(self._store, self._store.job(self.job_id))
 
     def _no_log(self, name: str | None, job: Job) -> str:

@@ -270,7 +270,7 @@ def _refused(error: Exception, lines: Lines, *, may_repeat: bool) -> Response:
     # A request that may have had an effect, and would have it twice, must not be repeated: clients
     # repeat an answer with an error in it only if it has this header.
     headers = {"Retry-After": "1"} if status == 503 and may_repeat else None
-    whole = str(error).split(":\n", 1)[0] if isinstance(error, SpecError) else str(error)
+    whole = error.headline if isinstance(error, SpecError) else str(error)
     message = without_address(whole)
     if message != whole and status >= 500:
         lines.add(f"{status} {' '.join(whole.split())}")

@@ -32,6 +32,7 @@ _TOP_OF_WORKSPACE = frozenset(
     {WORKSPACE_RECORD, "blobs", "cache", "datastores", "prune.lock", ".gitignore"}
 )
 _TOP_OF_HOME = frozenset({"targets", "node", "workspace"})
+_TOP_OF_NODE = _NODE_FOLDERS | {"data", "environments"}
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _STORE_TABLES = frozenset({"jobs", "attempts", "allocations", "events"})
 _TOKEN_BYTES = (32, 512)
@@ -54,19 +55,17 @@ class OwnRecords:
         The source directory itself is never left out, only the records in it.
         """
         full = os.path.join(self._root, path) if path else self._root  # noqa: PTH118 - speed
-        what = None
+        what, top = None, frozenset[str]()
         is_workspace = WORKSPACE_RECORD in names and (STORE in names or _is_workspace(full))
         if is_workspace or ({STORE, "blobs"} <= names and _is_store(Path(full, STORE))):
-            what = "a workspace"
+            what, top = "a workspace", _TOP_OF_WORKSPACE
         elif full == self._home or ("targets" in names and _is_home(full)):
-            what = "a RAYJOBS_HOME"
+            what, top = "a RAYJOBS_HOME", _TOP_OF_HOME
         elif names >= _NODE_FOLDERS:
-            what = "the scratch folder of a node"
-        if what is None or path:
+            what, top = "the scratch folder of a node", _TOP_OF_NODE
+        if path:
             return what
-        self._top = _TOP_OF_WORKSPACE if what == "a workspace" else _TOP_OF_HOME
-        if what.startswith("the scratch"):
-            self._top = _NODE_FOLDERS | {"data", "environments"}
+        self._top = top
         return None
 
     def file_at_top(self, name: str) -> str | None:

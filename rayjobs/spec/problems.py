@@ -229,7 +229,7 @@ def _unknown_key(location: Sequence[str | int]) -> Problem:
         remedy = f"Did you mean `{moved.rpartition('.')[2]}`?"
     else:
         remedy = near(key, known) or f"Known here: {', '.join(sorted(known))}."
-    return Problem(place(location), "is not a known key.", remedy)
+    return Problem(place(location), "is not a known key.", remedy, is_unknown_key=True)
 
 
 def _choices(location: Sequence[str | int]) -> Sequence[Any]:

@@ -260,7 +260,8 @@ class StoreCatalogue:
                 raise DatasetInUse(
                     f"dataset {title} is in the lineage of models: {references.listed(models)}. "
                     f"Without it their training data can no longer be fetched by version. "
-                    f"Nothing was deleted. To delete it anyway, force it."
+                    f"Nothing was deleted. To delete it anyway, give --force "
+                    f"(in Python: force=True)."
                 )
             connection.execute(
                 "UPDATE datasets SET removed_at = :now WHERE name = :name AND removed_at IS NULL"

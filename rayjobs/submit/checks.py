@@ -85,11 +85,8 @@ def refuse(spec: JobSpec, problems: Sequence[Problem], capacity: Capacity | None
     if problems:
         raise SpecError(problems=[*problems, *unplaced])
     if unplaced:
-        lines = "\n".join(f"  - {problem}" for problem in unplaced)
-        raise CannotBePlacedError(
-            f"the job can never be placed on the target {spec.target!r}:\n{lines}",
-            problems=tuple(unplaced),
-        )
+        headline = f"the job can never be placed on the target {spec.target!r}"
+        raise CannotBePlacedError(headline, problems=unplaced)
 
 
 def check(spec: JobSpec, *, source: Path | None = None, job_id: str | None = None) -> list[Problem]:

@@ -76,7 +76,7 @@ def load_project(start: Path | None = None) -> Project:
                 if near
                 else f"Its keys are {', '.join(_KEYS)}; defaults of jobs go below `job`."
             )
-            problems.append(Problem(str(key), "is not a known key.", remedy))
+            problems.append(Problem(str(key), "is not a known key.", remedy, is_unknown_key=True))
     for key in ("target", "experiment"):
         if key in data and (not isinstance(data[key], str) or not data[key]):
             problems.append(Problem(key, f"{data[key]!r} is not a name."))

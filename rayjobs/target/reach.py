@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from dataclasses import dataclass
 
 from rayjobs.core.errors import TargetError
 from rayjobs.core.text import duration_text
@@ -18,23 +19,42 @@ _SETTINGS = 4
 _FRAME_HEADER_BYTES = 9
 
 
+@dataclass(frozen=True)
+class Reach:
+    """Whether a Ray cluster answers at an address.
+
+    Attributes:
+        problem: Why none can be reached; empty if one answers.
+        is_late: Nothing has answered yet; with more time, something may.
+    """
+
+    problem: str = ""
+    is_late: bool = False
+
+
 def why_unreachable(address: str, *, timeout_s: float = LIMIT_S) -> str:
-    """Return why no Ray cluster can be reached at an address; empty if one answers.
+    """Return why no Ray cluster can be reached at an address; empty if one answers."""
+    return look(address, timeout_s=timeout_s).problem
+
+
+def look(address: str, *, timeout_s: float = LIMIT_S) -> Reach:
+    """Return whether a Ray cluster answers at an address.
 
     Args:
         address: `host:port` of the cluster's GCS.
         timeout_s: The time limit for the whole check, including name resolution.
     """
-    found: list[str] = []
+    found: list[Reach] = []
 
-    def look() -> None:
+    def look_there() -> None:
         found.append(_look(address, time.monotonic() + timeout_s))
 
     # Name resolution has no timeout, hence a thread that may be left behind.
-    looking = threading.Thread(target=look, name="reach", daemon=True)
+    looking = threading.Thread(target=look_there, name="reach", daemon=True)
     looking.start()
     looking.join(timeout_s + 0.1)
-    return found[0] if found else f"no answer within {duration_text(timeout_s)}"
+    late = Reach(f"no answer within {duration_text(timeout_s)}", is_late=True)
+    return found[0] if found else late
 
 
 def check_reachable(name: str, address: str, *, timeout_s: float = LIMIT_S) -> None:
@@ -67,7 +87,7 @@ def unreachable_text(name: str, address: str, reason: str) -> str:
     )
 
 
-def _look(address: str, deadline: float) -> str:
+def _look(address: str, deadline: float) -> Reach:
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=_left_s(deadline)) as connection:
@@ -78,15 +98,17 @@ def _look(address: str, deadline: float) -> str:
                 connection.settimeout(_left_s(deadline))
                 part = connection.recv(4096)
                 if not part:
-                    return "whatever listens there closed the connection; it is not Ray's GCS"
+                    return Reach(
+                        "whatever listens there closed the connection; it is not Ray's GCS"
+                    )
                 answer += part
     except TimeoutError:
-        return "no answer in time"
+        return Reach("no answer in time", is_late=True)
     except (OSError, ValueError) as error:
-        return str(getattr(error, "strerror", None) or error)
+        return Reach(str(getattr(error, "strerror", None) or error))
     if answer[3] != _SETTINGS:
-        return "something other than Ray's GCS listens there"
-    return ""
+        return Reach("something other than Ray's GCS listens there")
+    return Reach()
 
 
 def _left_s(deadline: float) -> float:

@@ -82,11 +82,11 @@ def look_after(
     if _is_at_work(values):  # no report yet on a new try after failures
         return fails if failures else starts
     if not failures and record.address is not None:
-        if reason := reach.why_unreachable(record.address, timeout_s=QUICK_LOOK_S):
-            error = reach.unreachable_text(name, record.address, reason)
-            if not reason.startswith("no answer"):  # otherwise it may need more time
-                failed(location, error, before=0)
-                return Condition(Standing.FAILING, error)
+        found = reach.look(record.address, timeout_s=QUICK_LOOK_S)
+        if found.problem and not found.is_late:
+            error = reach.unreachable_text(name, record.address, found.problem)
+            failed(location, error, before=0)
+            return Condition(Standing.FAILING, error)
     elif failures and left_s > 0:
         return fails
     begun = _begin(location, workspace)

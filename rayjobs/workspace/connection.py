@@ -448,7 +448,7 @@ def error_of(status: int, body: bytes, address: str) -> Exception:
     found = getattr(errors, kind, None)
     if found is errors.SpecError:
         return errors.SpecError(
-            message, problems=[errors.Problem(**one) for one in sent.get("problems", ())]
+            message, problems=[errors.Problem.from_json(one) for one in sent.get("problems", ())]
         )
     if isinstance(found, type) and issubclass(found, RayjobsError):
         values = {"matches": tuple(sent["matches"])} if "matches" in sent else {}

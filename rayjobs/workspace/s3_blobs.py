@@ -599,15 +599,15 @@ class S3Blobs:
         """Convert errors of the storage and the disk to those of a blob store."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        from rayjobs.datastore.errors import DataNotFound, DatastoreError
+        from rayjobs.datastore.errors import BucketNotFound, DataNotFound, DatastoreError
 
         try:
             yield
         except RayjobsError:
             raise
+        except BucketNotFound as error:
+            raise StoreError(self._sentence(error)) from error
         except DataNotFound as error:
-            if "no bucket" in str(error):
-                raise StoreError(self._sentence(error)) from error
             raise self._missing(key) from error
         except DatastoreError as error:
             raise self._failed(error) from error

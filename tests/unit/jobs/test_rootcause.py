@@ -387,12 +387,14 @@ def test_of_several_nodes_the_first_to_fail_is_the_cause() -> None:
     assert (failure.rank, failure.exit_code) == (2, 5)
 
 
-def test_a_full_disk_without_a_traceback_is_reported() -> None:
+@pytest.mark.parametrize("facts", [{"disk_full": True}, {}], ids=["now", "an earlier version"])
+def test_a_full_disk_without_a_traceback_is_reported(facts: dict[str, bool]) -> None:
     rank = rank_record(exit_code=120)
     reason = (
         "rank 0 ended with exit code 120; the disk that holds the attempt's files is full (ENOSPC)"
     )
-    _, failure = diagnose([record("failed", rank, reason=reason)], {0: b"epoch 1\n"})
+    ended = record("failed", rank, reason=reason, **facts)
+    _, failure = diagnose([ended], {0: b"epoch 1\n"})
     assert failure is not None
     assert failure.failure_class is F.STORAGE
     assert failure.message.endswith("the disk that holds the attempt's files is full")

@@ -426,6 +426,31 @@ def test_a_pipeline_file_beside_the_scripts_is_no_part_of_their_code(played: Pla
     assert reused(run("fourth", arguments=["--config", "pipeline.yaml"])) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_packed"),
+    [
+        ({"arguments": ["--config", "${{ parameters.config }}"]}, True),
+        ({"environment_variables": {"CONFIG": "/here/größe.yaml"}}, True),
+        ({"params": {"config": "größe.yaml"}}, True),
+        ({"tags": {"from": "größe.yaml"}}, False),
+    ],
+    ids=["a parameter", "a variable", "params", "a tag"],
+)
+def test_a_step_may_read_the_file_of_its_pipeline_if_a_value_names_it(
+    played: Played, changes: dict[str, Any], is_packed: bool
+) -> None:
+    data = {
+        "name": "digits",
+        "parameters": {"config": "größe.yaml", "epochs": 3},
+        "steps": steps(prep=changes),
+    }
+    file = played.source / "größe.yaml"
+    file.write_text(write_yaml(data))
+    digest = played.run(load_pipeline(file)).steps[0].snapshot
+    assert digest is not None
+    assert (file.name in files_of(digest, played.workspace.blobs.open)) is is_packed
+
+
 def test_hash_paths_alone_decide_where_they_are_given(played: Played) -> None:
     changes = steps(prep={"reuse": {"hash_paths": ["prep.py"]}})
     played.run(played.spec(steps=changes))

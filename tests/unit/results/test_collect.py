@@ -130,7 +130,7 @@ def test_links_and_odd_files_are_handled(root: Path, tmp_path: Path) -> None:
         "outputs/inside/a",
         "outputs/real/a",
     ]
-    told = "\n".join(found.left_out)
+    told = "\n".join(one.sentence for one in found.left_out)
     for name in ("outside", "folder_outside", "loop", "nowhere", "fifo", "sock"):
         assert f"outputs/{name}: " in told
 

@@ -12,6 +12,7 @@ import pytest
 from rayjobs.core.errors import NotFoundError
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Job
+from rayjobs.results.left_out import LeftOut
 from rayjobs.results.logs import Logs, prefixed, real_name
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
@@ -31,6 +32,22 @@ def job(workspace: OpenWorkspace) -> Job:
         NewJob(spec=JobSpec(script="a.py"), experiment="e", snapshot=None, user="me")
     )
     return job
+
+
+def test_a_log_that_was_left_out_says_why(workspace: OpenWorkspace, job: Job) -> None:
+    name = "azureml-logs/70_driver_log.txt"
+    for one in (
+        LeftOut(f"{name}: a named pipe", name),
+        LeftOut("outputs/a: a socket", "outputs/a"),
+    ):
+        workspace.store.add_event(job.id, LeftOut.KIND, one.sentence, data=one.data)
+    with pytest.raises(NotFoundError, match="has no log: .*: a named pipe"):
+        Logs(workspace, job.id).read()
+    lost = LeftOut("its folder is gone", has_lost_files=True)
+    workspace.store.add_event(job.id, LeftOut.KIND, lost.sentence, data=lost.data)
+    for file in (None, "logs/own.txt"):
+        with pytest.raises(NotFoundError, match="has no log: its folder is gone"):
+            Logs(workspace, job.id).read(file)
 
 
 def test_a_live_log_is_read_where_it_is_and_later_from_the_store(

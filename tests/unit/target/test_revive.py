@@ -156,12 +156,12 @@ def test_jobs_of_a_cluster_that_is_gone_are_told_its_address_at_once(
     assert "can be reached at 127.0.0.1:1: Connection refused" in condition.reason
     assert begun == []
 
-    def silent(_address: str, *, timeout_s: float) -> str:
+    def silent(_address: str, *, timeout_s: float) -> reach.Reach:
         assert timeout_s < 1, "a read of the store does not wait for a cluster"
-        return "no answer in time"
+        return reach.Reach("no answer in time", is_late=True)
 
     lab.paths.revival.unlink()
-    monkeypatch.setattr(reach, "why_unreachable", silent)
+    monkeypatch.setattr(reach, "look", silent)
     assert _look(lab, tmp_path).standing is Standing.STARTING
     assert begun == ["lab"]  # it looks for as long as it takes
 
