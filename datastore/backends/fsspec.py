@@ -13,6 +13,7 @@ import os
 import posixpath
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ _MARKS = (
     "created",
 )
 _PARTIAL = ".partial-"
+# Words of file systems for refused credentials: they have no common class of errors.
+_DENIED = ("forbidden", "unauthorized", "authentication", "403", "401")
 
 
 class FsspecBackend:
@@ -145,7 +148,7 @@ class FsspecBackend:
         """See `Backend`."""
         if not clean_path(path):
             return None
-        with _Explained(self.where):
+        with _explained(self.where):
             try:
                 info = self.file_system.info(self._full(path))
             except (FileNotFoundError, NotADirectoryError):
@@ -154,7 +157,7 @@ class FsspecBackend:
 
     def walk(self, path: str) -> Iterator[StoredFile]:
         """See `Backend`."""
-        with _Explained(self.where):
+        with _explained(self.where):
             top = self._full(path)
             try:
                 found = self.file_system.find(top, detail=True)
@@ -170,7 +173,7 @@ class FsspecBackend:
 
     def children(self, path: str) -> list[StoredFile | Folder]:
         """See `Backend`."""
-        with _Explained(self.where):
+        with _explained(self.where):
             try:
                 found = self.file_system.ls(self._full(path), detail=True)
             except (FileNotFoundError, NotADirectoryError):
@@ -191,9 +194,9 @@ class FsspecBackend:
         running, size = hashlib.sha256(), 0
         try:
             with (
-                _Explained(self.where),
+                _explained(self.where),
                 self.file_system.open(self._full(file.path), "rb") as source,
-                _Local(to),
+                _local(to),
                 to.open("xb") as out,
             ):
                 while chunk := source.read(CHUNK_BYTES):
@@ -219,7 +222,7 @@ class FsspecBackend:
         end = min(file.size, start + length)
         if start >= end:
             return b""
-        with _Explained(self.where):
+        with _explained(self.where):
             data = bytes(self.file_system.cat_file(self._full(file.path), start=start, end=end))
         now = self.stat(file.path)
         if now is None or now.size != file.size or (not file.digest and now.etag != file.etag):
@@ -239,7 +242,7 @@ class FsspecBackend:
         target = self._full(path)
         parent, _, name = target.rpartition("/")
         partial = f"{parent}/.{name[:100]}{_PARTIAL}{secrets.token_hex(6)}"
-        with _Explained(self.where):
+        with _explained(self.where):
             system = self.file_system
             try:
                 system.makedirs(parent, exist_ok=True)
@@ -261,7 +264,7 @@ class FsspecBackend:
 
     def remove(self, path: str) -> None:
         """See `Backend`."""
-        with _Explained(self.where):
+        with _explained(self.where):
             try:
                 self.file_system.rm_file(self._full(path))
             except FileNotFoundError:
@@ -270,7 +273,7 @@ class FsspecBackend:
 
     def check(self) -> None:
         """See `Backend`."""
-        with _Explained(self.where):
+        with _explained(self.where):
             root = self._open()[1]
             if root and not self.file_system.exists(root):
                 raise DataNotFound(f"{self.where} does not exist.")
@@ -293,43 +296,32 @@ def _text(mark: Any) -> str:
     return str(round(mark * 1e6)) if isinstance(mark, float) else str(mark)
 
 
-class _Explained:
-    """Turns errors of file systems into errors of this package."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception):
-            return
-        if isinstance(error, DatastoreError | Stopped):
-            return
-        if isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise DataNotFound(f"{self._where}: {error} does not exist.") from error
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Turn errors of file systems into errors of this package."""
+    try:
+        yield
+    except (DatastoreError, Stopped):
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DataNotFound(f"{where}: {error} does not exist.") from error
+    except Exception as error:
         message = f"{type(error).__name__}: {error}"
         words = f"{type(error).__name__} {error}".lower()
-        if isinstance(error, PermissionError) or any(
-            word in words for word in ("forbidden", "unauthorized", "authentication", "403", "401")
-        ):
-            raise AccessDenied(f"{self._where}: {message}; check the credentials.") from error
+        if isinstance(error, PermissionError) or any(word in words for word in _DENIED):
+            raise AccessDenied(f"{where}: {message}; check the credentials.") from error
         if isinstance(error, IsADirectoryError | FileExistsError):
-            raise InvalidReference(f"{self._where}: {message}.") from error
-        raise DatastoreUnavailable(f"{self._where}: {message}.") from error
+            raise InvalidReference(f"{where}: {message}.") from error
+        raise DatastoreUnavailable(f"{where}: {message}.") from error
 
 
-class _Local:
-    """Marks an error of the local disk as such."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OSError) and error.filename == os.fspath(self._path):
-            text = error.strerror or error
-            raise TransferFailed(f"cannot write {self._path}: {text}.") from error
+@contextmanager
+def _local(path: Path) -> Iterator[None]:
+    """Mark an error of the local disk as such."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename != os.fspath(path):
+            raise
+        text = error.strerror or error
+        raise TransferFailed(f"cannot write {path}: {text}.") from error

@@ -6,7 +6,6 @@ Source: ``azureml.core.Experiment.start_logging`` and ``azureml.core.Run.child_r
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
 import os
 import sys
@@ -14,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.api.run import JobRun
@@ -81,15 +79,9 @@ class InteractiveRun(JobRun):
         self._store.request_cancel(self.id, by=user_name())
         _forget(self.id)
 
-    def __exit__(
-        self,
-        kind: builtins.type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Complete the run, or fail it after an exception other than ``SystemExit(0)``."""
-        is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
-        if error is None or is_exit:
+    def _leave(self, error: BaseException | None) -> None:
+        """Complete the run, or fail it after an error."""
+        if error is None:
             self.complete()
         else:
             self.fail(error_details=error)

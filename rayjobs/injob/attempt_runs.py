@@ -10,8 +10,7 @@ import shutil
 import time
 import uuid
 import warnings
-from types import TracebackType
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from rayjobs.injob import logvalues, modelrequests, runcalls
 from rayjobs.injob.azureml.exceptions import WrongValueError
@@ -520,15 +519,9 @@ class ChildRun(AttemptRun):
                 stacklevel=3,
             )
 
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
-        """Complete the run, or fail it after an error; ``SystemExit(0)`` is not an error."""
-        is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
-        if error is None or is_exit:
+    def _leave(self, error: Optional[BaseException]) -> None:
+        """Complete the run, or fail it after an error."""
+        if error is None:
             self.complete()
         else:
             self.fail(error_details=error)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from types import TracebackType
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Type
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from rayjobs.injob import modelrequests
 from rayjobs.injob.attempt_runs import children_tags
@@ -158,15 +157,9 @@ class OfflineRun(LoggingRun):
         """Note that the run was canceled."""
         self.status = "Canceled"
 
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
-        """Set Completed, or Failed after an error; ``SystemExit(0)`` is not an error."""
-        is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
-        if error is None or is_exit:
+    def _leave(self, error: Optional[BaseException]) -> None:
+        """Set Completed, or Failed after an error."""
+        if error is None:
             self.complete()
         else:
             self.status = "Failed"

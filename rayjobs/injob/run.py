@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from types import TracebackType
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from rayjobs.injob import logvalues, modelrequests
@@ -288,13 +287,13 @@ class LoggingRun(Run):
         """Return the run."""
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
-        """Leave the end of a submitted run to its exit code; errors propagate."""
+    def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
+        """End the run, if its kind has an end here; ``SystemExit(0)`` is not an error."""
+        is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
+        self._leave(None if is_exit else error)
+
+    def _leave(self, error: Optional[BaseException]) -> None:
+        """Leave the end of a submitted run to its exit code."""
 
     def start(self) -> None:
         """Do nothing: the run has started."""

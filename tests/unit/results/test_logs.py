@@ -41,7 +41,7 @@ def test_a_log_that_was_left_out_says_why(workspace: OpenWorkspace, job: Job) ->
         LeftOut("outputs/a: a socket", "outputs/a"),
     ):
         workspace.store.add_event(job.id, LeftOut.KIND, one.sentence, data=one.data)
-    with pytest.raises(NotFoundError, match="has no log: .*: a named pipe"):
+    with pytest.raises(NotFoundError, match=r"has no log: .*: a named pipe"):
         Logs(workspace, job.id).read()
     lost = LeftOut("its folder is gone", has_lost_files=True)
     workspace.store.add_event(job.id, LeftOut.KIND, lost.sentence, data=lost.data)
