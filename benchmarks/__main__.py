@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bench_log, bench_store
 from benchmarks.figures import Figure, machine, machine_line, table
 
 PARTS = (
@@ -53,86 +53,38 @@ def measure(parts: Sequence[str], *, rounds: int, quick: bool) -> list[Figure]:
 
 
 def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
-    # Ray is imported by those that need it alone.
-    if name == "store":
-        return lambda rounds, quick: bench_store.measure(
-            rounds=rounds, submits=20 if quick else 200
-        )
-    if name in ("team", "http"):
-        return _of_a_team(name)
-    if name == "log":
-        return lambda rounds, quick: bench_log.measure(
-            rounds=rounds, calls=1000 if quick else 20_000
-        )
-    if name == "environments":
-        from benchmarks import bench_environments
+    """Return what measures a part, by the number of rounds and whether it is to be quick."""
 
-        return lambda rounds, _quick: bench_environments.measure(rounds=rounds)
-    if name == "images":
-        from benchmarks import bench_images
+    def of(module: str) -> Any:
+        return importlib.import_module(f"benchmarks.bench_{module}")
 
-        return lambda rounds, quick: bench_images.measure(rounds=rounds, quick=quick)
-    if name == "first":
-        from benchmarks import bench_first
+    def jobs(quick: bool) -> int:
+        return 200 if quick else 10_000
 
-        return lambda rounds, _quick: bench_first.measure(rounds=rounds)
-    if name == "warm":
-        from benchmarks import bench_warm
-
-        return lambda rounds, _quick: bench_warm.measure(head, rounds=rounds)
-    if name == "cli":
-        from benchmarks import bench_cli
-
-        return lambda rounds, _quick: bench_cli.measure(head, rounds=rounds)
-    if name == "memory":
-        from benchmarks import bench_memory
-
-        return lambda rounds, _quick: bench_memory.measure(head, rounds=rounds)
-    if name == "ddp":
-        from benchmarks import bench_distributed
-
-        return lambda rounds, _quick: bench_distributed.measure_ddp(head, rounds=rounds)
-    if name == "horovod":
-        from benchmarks import bench_distributed
-
-        return lambda rounds, _quick: bench_distributed.measure_horovod(head, rounds=rounds)
-    if name == "container":
-        from benchmarks import bench_container
-
-        return lambda rounds, _quick: bench_container.measure(rounds=rounds)
-    if name == "sweep":
-        return _sweep
-    if name == "pipelines":
-        from benchmarks import bench_pipelines
-
-        return lambda rounds, quick: bench_pipelines.measure(head, rounds=rounds, quick=quick)
-    if name == "queue":
-        from benchmarks import bench_queue
-
-        return lambda rounds, quick: bench_queue.measure(
-            rounds=rounds, jobs=200 if quick else 10_000
-        )
-    if name == "listing":
-        from benchmarks import bench_listing
-
-        return lambda rounds, quick: bench_listing.measure(
-            rounds=rounds, jobs=200 if quick else 10_000
-        )
-    from benchmarks import bench_data
-
-    return lambda rounds, quick: bench_data.measure(rounds=rounds, mib=16 if quick else 512)
-
-
-def _of_a_team(name: str) -> Callable[[int, bool], list[Figure]]:
-    if name == "team":
-        from benchmarks import bench_team
-
-        return lambda rounds, quick: bench_team.measure(rounds=rounds, submits=20 if quick else 200)
-    from benchmarks import bench_http
-
-    return lambda rounds, quick: bench_http.measure(
-        rounds=rounds, jobs=200 if quick else 10_000, requests=200 if quick else 10_000
-    )
+    # Modules are imported when they measure: Ray is needed by some only.
+    parts: Mapping[str, Callable[[int, bool], Any]] = {
+        "store": lambda n, quick: of("store").measure(rounds=n, submits=20 if quick else 200),
+        "team": lambda n, quick: of("team").measure(rounds=n, submits=20 if quick else 200),
+        "http": lambda n, quick: of("http").measure(
+            rounds=n, jobs=jobs(quick), requests=jobs(quick)
+        ),
+        "log": lambda n, quick: of("log").measure(rounds=n, calls=1000 if quick else 20_000),
+        "environments": lambda n, _quick: of("environments").measure(rounds=n),
+        "images": lambda n, quick: of("images").measure(rounds=n, quick=quick),
+        "first": lambda n, _quick: of("first").measure(rounds=n),
+        "warm": lambda n, _quick: of("warm").measure(head, rounds=n),
+        "cli": lambda n, _quick: of("cli").measure(head, rounds=n),
+        "memory": lambda n, _quick: of("memory").measure(head, rounds=n),
+        "ddp": lambda n, _quick: of("distributed").measure_ddp(head, rounds=n),
+        "horovod": lambda n, _quick: of("distributed").measure_horovod(head, rounds=n),
+        "container": lambda n, _quick: of("container").measure(rounds=n),
+        "sweep": _sweep,
+        "pipelines": lambda n, quick: of("pipelines").measure(head, rounds=n, quick=quick),
+        "queue": lambda n, quick: of("queue").measure(rounds=n, jobs=jobs(quick)),
+        "listing": lambda n, quick: of("listing").measure(rounds=n, jobs=jobs(quick)),
+        "data": lambda n, quick: of("data").measure(rounds=n, mib=16 if quick else 512),
+    }
+    return parts[name]
 
 
 def _sweep(rounds: int, quick: bool) -> list[Figure]:

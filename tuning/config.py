@@ -181,16 +181,7 @@ class HyperDriveConfig:
                 f"the goal is {self.primary_metric_goal!r}.",
                 "Give PrimaryMetricGoal.MAXIMIZE or PrimaryMetricGoal.MINIMIZE.",
             )
-        limits = {"max_total_runs": MAX_TOTAL}
-        if self._concurrent_given:  # by default it is max_total_runs, which may be above 100
-            limits["max_concurrent_runs"] = MAX_CONCURRENT
-        for name, most in limits.items():
-            value = getattr(self, name)
-            if not is_whole(value, at_least=1) or value > most:
-                wrong(name, f"the value is {value!r}.", f"Give a whole number of 1 … {most}.")
-        minutes = self.max_duration_minutes
-        if not isinstance(minutes, int | float) or isinstance(minutes, bool) or not minutes > 0:
-            wrong("max_duration_minutes", f"the value is {minutes!r}.", "Give minutes above 0.")
+        found += self._problems_of_limits()
         if isinstance(self.hyperparameter_sampling, BayesianParameterSampling) and not isinstance(
             self.policy, NoTerminationPolicy
         ):
@@ -211,6 +202,22 @@ class HyperDriveConfig:
                 "Give a letter or digit, then letters, digits, _ and -, 200 characters at most.",
             )
         found.extend(self._warm_start_problems())
+        return found
+
+    def _problems_of_limits(self) -> list[Problem]:
+        found = []
+        limits = {"max_total_runs": MAX_TOTAL}
+        if self._concurrent_given:  # by default it is max_total_runs, which may be above 100
+            limits["max_concurrent_runs"] = MAX_CONCURRENT
+        for name, most in limits.items():
+            value = getattr(self, name)
+            if not is_whole(value, at_least=1) or value > most:
+                remedy = f"Give a whole number of 1 … {most}."
+                found.append(Problem(name, f"the value is {value!r}.", remedy))
+        minutes = self.max_duration_minutes
+        if not isinstance(minutes, int | float) or isinstance(minutes, bool) or not minutes > 0:
+            what = f"the value is {minutes!r}."
+            found.append(Problem("max_duration_minutes", what, "Give minutes above 0."))
         return found
 
     def _warm_start_problems(self) -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -16,10 +17,12 @@ from rayjobs.core.errors import RayjobsError
 from rayjobs.core.paths import home
 from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
+from rayjobs.store.base import Store
 from rayjobs.store.requests import JobFilter
 from rayjobs.submit import copies
 from rayjobs.target import abandoned
 from rayjobs.target.condition import Standing
+from rayjobs.workspace.folder import OpenWorkspace
 
 EPILOG = """\b
 Examples:
@@ -59,46 +62,14 @@ def cancel(
     if sum((bool(jobs), experiment is not None, cancel_all)) != 1:
         raise click.UsageError("name the jobs, or give one of --experiment and --all.")
     with settings.open() as workspace:
-        store = workspace.store
         if jobs:
-            found: list[Job | JobLine] = []
-            for text in jobs:
-                try:
-                    found.append(store.find(text))
-                except RayjobsError:
-                    if len(jobs) > 1:
-                        settings.note(f"nothing was canceled, because of the name {text!r}:")
-                    raise
+            found = _named(settings, workspace.store, jobs)
         else:
-            unfinished = [state for state in JobState if state not in FINAL]
-            found = [
-                *store.job_lines(JobFilter(states=unfinished, experiment=experiment, members=False))
-            ]
-            if not found:
-                from rayjobs.cli.unknown_names import require_experiment
-
-                require_experiment(store, experiment)
-        results: list[dict[str, Any]] = []
-        for job in {job.id: job for job in found}.values():
-            copies.require_own(workspace, job, "cancel")
-            state = store.request_cancel(job.id, by=getpass.getuser())
-            results.append({"id": job.id, "state": state, "was": job.state})
-            if state.is_final:
-                continue
-            condition = wake_quietly(job.target, workspace.path)
-            if condition.standing is Standing.RUNNING:
-                continue
-            why = abandoned.why_gone(job.target, home=home())
-            if force and why:
-                abandoned.end(store, job.id, by=getpass.getuser(), why=why)
-                results[-1]["state"] = store.job(job.id).state
-            elif why:
-                settings.note(
-                    f"{job.id} cannot be ended there: {why}. If that cluster is gone for good, "
-                    f"`rayjobs cancel --force {short_id(job)}` ends the job's record"
-                )
-            else:
-                settings.note(f"{condition.reason}; {job.id} ends once it runs")
+            found = _unfinished(workspace.store, experiment)
+        results: list[dict[str, Any]] = [
+            {"id": job.id, "state": _cancel(settings, workspace, job, force), "was": job.state}
+            for job in {job.id: job for job in found}.values()
+        ]
     if settings.as_json:
         print_json(results)
         return
@@ -106,6 +77,64 @@ def cancel(
         click.echo(f"{result['id']}{_outcome(result['was'], result['state'])}")
     if not results:
         settings.note("Nothing to cancel.")
+
+
+def _named(settings: Settings, store: Store, names: tuple[str, ...]) -> Sequence[Job | JobLine]:
+    """Return the jobs of these names. Raises what `Store.find` raises."""
+    found = []
+    for text in names:
+        try:
+            found.append(store.find(text))
+        except RayjobsError:
+            if len(names) > 1:
+                settings.note(f"nothing was canceled, because of the name {text!r}:")
+            raise
+    return found
+
+
+def _unfinished(store: Store, experiment: str | None) -> Sequence[Job | JobLine]:
+    """Return the unfinished jobs of an experiment, or of all.
+
+    Raises:
+        NotFoundError: there is no such experiment.
+    """
+    states = [state for state in JobState if state not in FINAL]
+    found = store.job_lines(JobFilter(states=states, experiment=experiment, members=False))
+    if not found:
+        from rayjobs.cli.unknown_names import require_experiment
+
+        require_experiment(store, experiment)
+    return found
+
+
+def _cancel(
+    settings: Settings, workspace: OpenWorkspace, job: Job | JobLine, force: bool
+) -> JobState:
+    """Request a job's end, wake its target, and return the job's state now.
+
+    Raises:
+        UsageError: the job runs in another workspace.
+    """
+    store = workspace.store
+    copies.require_own(workspace, job, "cancel")
+    state = store.request_cancel(job.id, by=getpass.getuser())
+    if state.is_final:
+        return state
+    condition = wake_quietly(job.target, workspace.path)
+    if condition.standing is Standing.RUNNING:
+        return state
+    why = abandoned.why_gone(job.target, home=home())
+    if force and why:
+        abandoned.end(store, job.id, by=getpass.getuser(), why=why)
+        return store.job(job.id).state
+    if why:
+        settings.note(
+            f"{job.id} cannot be ended there: {why}. If that cluster is gone for good, "
+            f"`rayjobs cancel --force {short_id(job)}` ends the job's record"
+        )
+    else:
+        settings.note(f"{condition.reason}; {job.id} ends once it runs")
+    return state
 
 
 def _outcome(was: JobState, now: JobState) -> str:

@@ -238,20 +238,7 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
         is_late = job.state is JobState.FINALIZING and job.reason
         return Outlook(own, "cancel requested" + (f"; {job.reason}" if is_late else ""))
     if answer.is_absent:
-        condition = answer.condition
-        reason = condition.reason if condition is not None else ""
-        reason = reason or f"target {answer.target!r} is being stopped"
-        if condition is not None and condition.is_unknown and job.state is not JobState.QUEUED:
-            hint = f"`rayjobs cancel --force {job.id.rpartition('_')[2]}` ends the job's record"
-            return Outlook(NOT_RESPONDING, f"target {answer.target!r} was removed; {hint}")
-        way_out = _way_out(job, condition)
-        if job.cancel_requested_at is not None:
-            return Outlook(NOT_RESPONDING, f"cancel requested; {reason}{way_out}")
-        if job.state is JobState.QUEUED or waits_for_first(job):
-            return Outlook(own, reason)
-        if condition is not None and condition.is_stopped and not condition.may_run_on:
-            return Outlook(str(JobState.QUEUED), f"{reason}: then the {job.kind} continues")
-        return Outlook(NOT_RESPONDING, f"{reason}; the job may still run{way_out}")
+        return _without_target(job, answer)
     if answer.status is None:
         there = answer.condition.reason if answer.condition is not None else ""
         return Outlook(own, job.reason or (there if job.state is JobState.QUEUED else ""))
@@ -271,6 +258,24 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
     return Outlook(
         own, str(entry.get("reason") or job.reason), position if isinstance(position, int) else None
     )
+
+
+def _without_target(job: Job | JobLine, answer: _Answer) -> Outlook:
+    """Return the outlook of an unfinished job whose target does not run."""
+    condition = answer.condition
+    reason = condition.reason if condition is not None else ""
+    reason = reason or f"target {answer.target!r} is being stopped"
+    if condition is not None and condition.is_unknown and job.state is not JobState.QUEUED:
+        hint = f"`rayjobs cancel --force {job.id.rpartition('_')[2]}` ends the job's record"
+        return Outlook(NOT_RESPONDING, f"target {answer.target!r} was removed; {hint}")
+    way_out = _way_out(job, condition)
+    if job.cancel_requested_at is not None:
+        return Outlook(NOT_RESPONDING, f"cancel requested; {reason}{way_out}")
+    if job.state is JobState.QUEUED or waits_for_first(job):
+        return Outlook(str(state_now(job)), reason)
+    if condition is not None and condition.is_stopped and not condition.may_run_on:
+        return Outlook(str(JobState.QUEUED), f"{reason}: then the {job.kind} continues")
+    return Outlook(NOT_RESPONDING, f"{reason}; the job may still run{way_out}")
 
 
 def _way_out(job: Job | JobLine, condition: Condition | None) -> str:

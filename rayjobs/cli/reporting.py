@@ -57,21 +57,26 @@ def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayj
             _print_traceback(error, settings)
             return of_data_error(error)
         except Exception as error:
-            if (missing := explained(error)) is not None:
-                say(f"error: {missing.message}")
-                _print_traceback(error, settings)
-                return missing.exit_code
-            if isinstance(error, FileNotFoundError) and _is_folder_gone():
-                say(
-                    "error: the current directory no longer exists: it was removed or "
-                    "replaced. Change to one that exists, such as with `cd ~`."
-                )
-                _print_traceback(error, settings)
-                return Exit.USAGE
-            _print_unexpected(error, settings)
-            return Exit.FAILED
+            return _unexpected(error, settings)
     except BrokenPipeError:
         return _pipe_closed()
+
+
+def _unexpected(error: Exception, settings: Settings) -> int:
+    """Report an error that is not one of ours, and return the exit code."""
+    if (missing := explained(error)) is not None:
+        say(f"error: {missing.message}")
+        _print_traceback(error, settings)
+        return missing.exit_code
+    if isinstance(error, FileNotFoundError) and _is_folder_gone():
+        say(
+            "error: the current directory no longer exists: it was removed or "
+            "replaced. Change to one that exists, such as with `cd ~`."
+        )
+        _print_traceback(error, settings)
+        return Exit.USAGE
+    _print_unexpected(error, settings)
+    return Exit.FAILED
 
 
 def _is_folder_gone() -> bool:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from rayjobs.core.errors import CannotBePlacedError, Problem, SpecError
+from rayjobs.spec.problems import SHORT_KEYS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -233,6 +234,106 @@ def from_options(
     _set_entry(data, script, options.get("source"))
     if arguments:
         data["arguments"] = list(arguments)
+    _set_named(data, options, problems)
+    if options.get("notify"):
+        data["notify"] = list(options["notify"])
+    if options.get("after"):
+        data["depends_on"] = [_after(text) for text in options["after"]]
+    return data
+
+
+OVERWRITE = "overwrite"  # may follow an output's path, as its mode may
+# Short keys that options set → the fields that problems name.
+_FIELDS: Mapping[str, str] = {
+    f"{part}.{short}" if part else short: f"{part}.{field}" if part else field
+    for part, keys in SHORT_KEYS.items()
+    for short, field in keys.items()
+}
+# Parts of a spec with named entries → the option that adds one.
+NAMED: Mapping[str, str] = {
+    "inputs": "--input",
+    "outputs": "--output",
+    "secrets": "--secret",
+    "environment_variables": "--env-var",
+    "tags": "--tag",
+    "retries": "--retries",
+}
+
+
+def named_by_option(
+    error: SpecError | CannotBePlacedError,
+    options: Mapping[str, Any],
+    *,
+    only_options: bool = False,
+    defaults: Mapping[str, str] | None = None,
+) -> SpecError | CannotBePlacedError:
+    """Return the error, with its problems named after the options that were typed.
+
+    Args:
+        defaults: Fields that a default set, and where the default comes from.
+        only_options: There is no job file, so an option can fix every problem.
+    """
+    typed = _typed(options, only_options=only_options) | dict(defaults or {})
+    for short, field in _FIELDS.items():
+        if short in typed:
+            typed[field] = typed[short]
+    if "array" in typed:
+        typed |= dict.fromkeys(("array.indices", "array.limit"), typed["array"])
+    given = {part: flag for part, flag in NAMED.items() if only_options or options.get(part)}
+    for option, part in (("env_var", "environment_variables"), ("secret", "secrets")):
+        if options.get(option):
+            given[part] = NAMED[part]
+    problems = [
+        replace(
+            problem,
+            path=_in_options(problem.path, typed, given),
+            message=_in_options(problem.message, typed, {}),
+            remedy=_in_options(problem.remedy, typed, {}),
+        )
+        for problem in error.problems
+    ]
+    kind = SpecError if isinstance(error, SpecError) else CannotBePlacedError
+    renamed = kind(error.headline, problems=problems)
+    renamed.__cause__ = error.__cause__
+    return renamed
+
+
+def _typed(options: Mapping[str, Any], *, only_options: bool) -> dict[str, str]:
+    """Return what was typed for each path of a spec that options set."""
+    typed = {
+        path: _flag(option)
+        for option, path in PLAIN.items()
+        if only_options or options.get(option) is not None
+    }
+    for option in ("image", "dockerfile"):
+        if only_options or options.get(option) is not None:
+            typed[f"container.{option}"] = _flag(option)
+    for option, path in (("after", "depends_on"), ("notify", "notify")):
+        if only_options or options.get(option):
+            typed[path] = _flag(option)
+    if options.get("node_type"):
+        typed["resources.node_types"] = "--node-type"
+    if options.get("spot") is not None:
+        typed["resources.spot"] = "--spot" if options["spot"] else "--no-spot"
+    return typed
+
+
+def _in_options(text: str, typed: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """Return a text in which each path of a spec is replaced by what was typed for it."""
+    for path, flag in sorted(typed.items(), key=lambda one: -len(one[0])):
+        if "." not in path and text != path and not text.startswith(f"{path}["):
+            continue  # a plain word, such as target or priority: replace it only as a whole path
+        name = re.escape(path)
+        # "Set resources.gpus=1 (`--gpus-per-proc 1`)": the option is there already.
+        text = re.sub(rf"(?<![\w.]){name}(?:=\S+)? \((`--[^`]*`)\)", r"\1", text)
+        text = re.sub(rf"(?<![\w.]){name}(?![\w]|\.\w)(?:\[\d+\](?:\.\w+)?)?", flag, text)
+    for part, flag in given.items():
+        text = re.sub(rf"^{part}\.([\w-]+(?: [^.]*)?)(?:\.\w+)*$", rf"{flag} \1", text)
+    return text
+
+
+def _set_named(data: dict[str, Any], options: Mapping[str, Any], problems: list[Problem]) -> None:
+    """Set the parts with named entries: variables, tags, secrets, inputs, outputs, retries."""
     readers: Sequence[tuple[str, str, Callable[[str], tuple[str, Any]]]] = (
         ("env_var", "environment_variables", _pair),
         ("tags", "tags", _pair),
@@ -257,98 +358,6 @@ def from_options(
                 continue
             given[name] = value
             first[name] = shown
-    if options.get("notify"):
-        data["notify"] = list(options["notify"])
-    if options.get("after"):
-        data["depends_on"] = [_after(text) for text in options["after"]]
-    return data
-
-
-# Parts of a spec with named entries → the option that adds one.
-OVERWRITE = "overwrite"  # may follow an output's path, as its mode may
-
-NAMED: Mapping[str, str] = {
-    "inputs": "--input",
-    "outputs": "--output",
-    "secrets": "--secret",
-    "environment_variables": "--env-var",
-    "tags": "--tag",
-    "retries": "--retries",
-}
-
-
-def named_by_option(
-    error: SpecError | CannotBePlacedError,
-    options: Mapping[str, Any],
-    *,
-    only_options: bool = False,
-    defaults: Mapping[str, str] | None = None,
-) -> SpecError | CannotBePlacedError:
-    """Return the error, with its problems named after the options that were typed.
-
-    Args:
-        defaults: Fields that a default set, and where the default comes from.
-        only_options: There is no job file, so an option can fix every problem.
-    """
-    typed = {
-        path: _flag(option)
-        for option, path in PLAIN.items()
-        if only_options or options.get(option) is not None
-    }
-    typed |= defaults or {}
-    for short in ("max_duration", "grace", "stall_timeout"):
-        if short in typed:
-            typed[f"{short}_s"] = typed[short]
-    if "log_cap" in typed:
-        typed["log_cap_mib"] = typed["log_cap"]
-    if "array" in typed:
-        typed |= dict.fromkeys(("array.indices", "array.limit"), typed["array"])
-    if "container.shm_size" in typed:
-        typed["container.shm_mib"] = typed["container.shm_size"]
-    for option in ("image", "dockerfile"):
-        if only_options or options.get(option) is not None:
-            typed[f"container.{option}"] = _flag(option)
-    if options.get("node_type"):
-        typed["resources.node_types"] = "--node-type"
-    if options.get("spot") is not None:
-        typed["resources.spot"] = "--spot" if options["spot"] else "--no-spot"
-    if "resources.memory" in typed:
-        typed["resources.memory_gib"] = typed["resources.memory"]
-    if only_options or options.get("after"):
-        typed["depends_on"] = "--after"
-    if only_options or options.get("notify"):
-        typed["notify"] = "--notify"
-    given = {part: flag for part, flag in NAMED.items() if only_options or options.get(part)}
-    for option, part in (("env_var", "environment_variables"), ("secret", "secrets")):
-        if options.get(option):
-            given[part] = NAMED[part]
-    problems = [
-        replace(
-            problem,
-            path=_in_options(problem.path, typed, given),
-            message=_in_options(problem.message, typed, {}),
-            remedy=_in_options(problem.remedy, typed, {}),
-        )
-        for problem in error.problems
-    ]
-    kind = SpecError if isinstance(error, SpecError) else CannotBePlacedError
-    renamed = kind(error.headline, problems=problems)
-    renamed.__cause__ = error.__cause__
-    return renamed
-
-
-def _in_options(text: str, typed: Mapping[str, str], given: Mapping[str, str]) -> str:
-    """Return a text in which each path of a spec is replaced by what was typed for it."""
-    for path, flag in sorted(typed.items(), key=lambda one: -len(one[0])):
-        if "." not in path and text != path and not text.startswith(f"{path}["):
-            continue  # a plain word, such as target or priority: replace it only as a whole path
-        name = re.escape(path)
-        # "Set resources.gpus=1 (`--gpus-per-proc 1`)": the option is there already.
-        text = re.sub(rf"(?<![\w.]){name}(?:=\S+)? \((`--[^`]*`)\)", r"\1", text)
-        text = re.sub(rf"(?<![\w.]){name}(?![\w]|\.\w)(?:\[\d+\](?:\.\w+)?)?", flag, text)
-    for part, flag in given.items():
-        text = re.sub(rf"^{part}\.([\w-]+(?: [^.]*)?)(?:\.\w+)*$", rf"{flag} \1", text)
-    return text
 
 
 def _put(data: dict[str, Any], path: str, value: Any) -> None:

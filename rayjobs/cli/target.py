@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +19,7 @@ from rayjobs.core.text import counted, duration_text, size_text, verb
 
 if TYPE_CHECKING:
     from rayjobs.target.targets import TargetView
+    from rayjobs.target.unfinished import Unfinished
 
 NO_TOKEN = (
     "the cluster of target {name} requires no token: anyone who can reach it can run code on it, "
@@ -407,47 +408,82 @@ def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
             settings.note(f"the target's actor was not ended: {error.message}")
     if not unreached:  # jobs may have ended while it stopped
         jobs = jobs.still(unfinished.of_target(name, home=home()))
-    if settings.as_json:
-        print_json(
-            {
-                "name": name,
-                "ran": ran,
-                "state": "stopped",
-                "canceled": canceled,
-                "cancel_requested": asked,
-                "unreachable": address if unreached else None,
-                "put_back": [job.id for _path, job in jobs.running if job.id not in asked],
-                "waiting": [job.id for _path, job in jobs.waiting],
-            }
-        )
-        return
-    click.echo(f"target {name} is stopped" if ran or unreached else f"target {name} did not run")
-    if unreached:
-        settings.note(
-            f"{counted(len(canceled), 'job')} canceled; the target's actor could not be reached at "
-            f"{address}"
-        )
-    elif canceled:
-        settings.note(f"canceled: {counted(len(canceled), 'job')}")
-    if asked:
-        settings.note(
-            f"{counted(len(asked), 'running job')} may still run there: the cancel is recorded, "
-            f"and is carried out once `rayjobs target start {name}` reaches the cluster:"
-        )
-        for line in jobs.lines():
-            settings.note(line)
-        settings.note(
-            f"If that cluster is gone for good, `rayjobs target rm {name} --cancel` ends their "
-            f"records and removes the target"
-        )
-    elif jobs:
-        stay, start = verb(len(jobs.all), "stays", "stay"), verb(len(jobs.all), "starts", "start")
-        settings.note(f"{jobs.text} {stay} in the queue and {start} with the target's next start:")
-        for line in jobs.lines():
-            settings.note(line)
-        settings.note("  rayjobs cancel JOB...   cancel the jobs that you no longer need")
-    for path, reason in jobs.unreadable:
-        settings.note(f"the jobs of {path} could not be listed: {reason}")
+    _Stopped(name, ran, address if unreached else None, jobs, canceled, asked).report(settings)
+
+
+@dataclass(frozen=True)
+class _Stopped:
+    """What a stop did.
+
+    Attributes:
+        ran: Whether the target ran.
+        unreachable: The address of a cluster that was not reached; None: it was, or there is none.
+        jobs: The jobs that are unfinished afterwards.
+        canceled: Ids of the jobs that it canceled.
+        asked: Ids of the jobs whose cancel is recorded, but could not be carried out.
+    """
+
+    name: str
+    ran: bool
+    unreachable: str | None
+    jobs: Unfinished
+    canceled: list[str]
+    asked: list[str]
+
+    def report(self, settings: Settings) -> None:
+        """Print it."""
+        if settings.as_json:
+            print_json(self._json())
+            return
+        is_stopped = self.ran or self.unreachable is not None
+        click.echo(f"target {self.name} {'is stopped' if is_stopped else 'did not run'}")
+        canceled = counted(len(self.canceled), "job")
+        if self.unreachable is not None:
+            settings.note(
+                f"{canceled} canceled; the target's actor could not be reached at "
+                f"{self.unreachable}"
+            )
+        elif self.canceled:
+            settings.note(f"canceled: {canceled}")
+        self._report_jobs(settings)
+
+    def _json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "ran": self.ran,
+            "state": "stopped",
+            "canceled": self.canceled,
+            "cancel_requested": self.asked,
+            "unreachable": self.unreachable,
+            "put_back": [job.id for _path, job in self.jobs.running if job.id not in self.asked],
+            "waiting": [job.id for _path, job in self.jobs.waiting],
+        }
+
+    def _report_jobs(self, settings: Settings) -> None:
+        jobs = self.jobs
+        if self.asked:
+            settings.note(
+                f"{counted(len(self.asked), 'running job')} may still run there: the cancel is "
+                f"recorded, and is carried out once `rayjobs target start {self.name}` reaches "
+                f"the cluster:"
+            )
+            for line in jobs.lines():
+                settings.note(line)
+            settings.note(
+                f"If that cluster is gone for good, `rayjobs target rm {self.name} --cancel` ends "
+                f"their records and removes the target"
+            )
+        elif jobs:
+            stay = verb(len(jobs.all), "stays", "stay")
+            start = verb(len(jobs.all), "starts", "start")
+            settings.note(
+                f"{jobs.text} {stay} in the queue and {start} with the target's next start:"
+            )
+            for line in jobs.lines():
+                settings.note(line)
+            settings.note("  rayjobs cancel JOB...   cancel the jobs that you no longer need")
+        for path, reason in jobs.unreadable:
+            settings.note(f"the jobs of {path} could not be listed: {reason}")
 
 
 def _kind(view: TargetView) -> str:

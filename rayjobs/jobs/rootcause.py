@@ -139,68 +139,87 @@ def diagnose(
     lost = next((one for one in bad if one.outcome in NODE_LOST), None)
     if lost is not None and _is_of_a_lost_node(record, words):
         return Outcome.NODE_LOST, Failure(FailureClass.NODE_LOST, lost.reason or "node lost")
-    outcome = record.outcome
-    if outcome is Outcome.CANCELED:
-        end = ENDS[record.end_reason or EndReason.CANCELED]
-        if end.failure_class is None:
-            return end.outcome, None
-        # The process that ended it with its node may have died before it recorded that.
-        is_lost = record.end_reason is EndReason.PLACE_LOST
-        message = (
-            f"{record.reason}; its remaining processes were ended first"
-            if is_lost
-            else record.reason
-        )
-        return end.outcome, Failure(end.failure_class, message)
+    if record.outcome is Outcome.CANCELED:
+        return _of_request(record)
     rank = _own_failure(record, words)
+    if record.outcome is Outcome.FAILED and rank is not None:
+        blamed = _Blamed(record, rank, words[rank.rank])
+        if _lost_peer(blamed.log_end):
+            blamed = _who_was_leaving(bad, words) or blamed
+        tail = tails.get(blamed.rank.rank, b"")
+        failure = _of_script(blamed, tail, data, has_only_its_packages=has_only_its_packages)
+    elif record.outcome is Outcome.STALLED:
+        failure = _stalled(record, bad)
+    else:
+        failure = _of_attempt(record, rank, words, brings_programs=brings_programs)
+    return record.outcome, failure
+
+
+def _of_request(record: ExitRecord) -> tuple[Outcome, Failure | None]:
+    """Return the outcome of an attempt whose end was requested, and its failure if it is one."""
+    end = ENDS[record.end_reason or EndReason.CANCELED]
+    if end.failure_class is None:
+        return end.outcome, None
+    # The process that ended it with its node may have died before it recorded that.
+    is_lost = record.end_reason is EndReason.PLACE_LOST
+    more = "; its remaining processes were ended first" if is_lost else ""
+    return end.outcome, Failure(end.failure_class, f"{record.reason}{more}")
+
+
+def _of_attempt(
+    record: ExitRecord, rank: RankExit | None, words: _Words, *, brings_programs: bool
+) -> Failure:
+    """Return the failure of an attempt that did not end by its script."""
+    outcome = record.outcome
     number = None if rank is None else rank.rank
-    log_end = words[number] if number is not None else None
-    if outcome is Outcome.STALLED:
-        return outcome, _stalled(record, bad)
     if outcome is Outcome.TIME_LIMIT:
         number = _any_rank(record) if number is None else number
         lines = words[-1 if number is None else number].lines[-3:]
         reason = record.reason or "the attempt reached its time limit"
-        return outcome, Failure(
+        return Failure(
             failure_class_of(outcome), f"{reason}; raise --max-duration", rank=None, lines=lines
         )
     if outcome is Outcome.OUT_OF_MEMORY:
-        return outcome, _failure(
-            failure_class_of(outcome), _memory_message(record, number), rank, log_end
-        )
+        log_end = None if number is None else words[number]
+        return _failure(failure_class_of(outcome), _memory_message(record, number), rank, log_end)
     if outcome is Outcome.NOT_STARTABLE:
         # Without a rank it was a volume of the job's container, not a program.
         is_program = brings_programs and rank is not None
         whose = FailureClass.ENVIRONMENT if is_program else FailureClass.USER
-        failure = _failure(whose, record.reason, rank, None)
-        return outcome, replace(failure, is_permanent=True)
-    if outcome is not Outcome.FAILED:
-        reason = record.reason or "the attempt host failed"
-        return outcome, _failure(FailureClass.SYSTEM, reason, rank, None)
-    if rank is None:
+        return replace(_failure(whose, record.reason, rank, None), is_permanent=True)
+    if outcome is Outcome.FAILED:
         reason = record.reason or "the attempt failed, and no rank is named"
-        return outcome, Failure(FailureClass.USER, reason)
-    assert log_end is not None
-    blamed = _Blamed(record, rank, log_end)
-    if _lost_peer(log_end):
-        blamed = _who_was_leaving(bad, words) or blamed
-    record, rank, log_end = blamed.record, blamed.rank, blamed.log_end
-    failure_class = _class_of(record, rank, log_end)
-    if failure_class is FailureClass.USER:
-        cause = _data_cause(log_end, tails.get(rank.rank, b""), data)
-        if cause:
-            message = f"{cause} ({_message(blamed)})"
-            troubles = [one for node in data for one in node.troubles]
-            is_outage = any(one.is_outage for one in troubles)
-            failure = _failure(FailureClass.DATA, message, rank, log_end)
-            # If a storage also failed, that may have been the cause.
-            is_permanent = not is_outage and any(one.is_permanent for one in troubles)
-            return outcome, replace(failure, is_outage=is_outage, is_permanent=is_permanent)
-        message = _message(blamed) + _refused_write(log_end, data)
-        if has_only_its_packages:
-            message += _missing_package(log_end)
-        return outcome, _failure(failure_class, message, rank, log_end)
-    return outcome, _failure(failure_class, _message(blamed), rank, log_end)
+        return Failure(FailureClass.USER, reason)
+    reason = record.reason or "the attempt host failed"
+    return _failure(FailureClass.SYSTEM, reason, rank, None)
+
+
+def _of_script(
+    blamed: _Blamed, tail: bytes, data: Sequence[DataFacts], *, has_only_its_packages: bool
+) -> Failure:
+    """Return the failure of the rank that ended first.
+
+    Args:
+        tail: The end of its log.
+        data: Per node, the facts about its inputs.
+        has_only_its_packages: See `diagnose`.
+    """
+    rank, log_end = blamed.rank, blamed.log_end
+    failure_class = _class_of(blamed.record, rank, log_end)
+    message = _message(blamed)
+    if failure_class is not FailureClass.USER:
+        return _failure(failure_class, message, rank, log_end)
+    if cause := _data_cause(log_end, tail, data):
+        troubles = [one for node in data for one in node.troubles]
+        is_outage = any(one.is_outage for one in troubles)
+        failure = _failure(FailureClass.DATA, f"{cause} ({message})", rank, log_end)
+        # If a storage also failed, that may have been the cause.
+        is_permanent = not is_outage and any(one.is_permanent for one in troubles)
+        return replace(failure, is_outage=is_outage, is_permanent=is_permanent)
+    message += _refused_write(log_end, data)
+    if has_only_its_packages:
+        message += _missing_package(log_end)
+    return _failure(failure_class, message, rank, log_end)
 
 
 def _failure(

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from rayjobs.core.errors import RayjobsError, StoreError, StoreUnreachableError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore.progress import Progress as TransferProgress
 from rayjobs.datastore.progress import line_of
+from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.models import requested
 from rayjobs.node.collections import Collections, Progress, on_own_thread
@@ -210,14 +211,7 @@ class Collecting:
         # Before outputs are stored, since that may change the same folder.
         left_out += map(LeftOut, self._compare_inputs(on))
         self._compare_environment(on)
-        has_ended_well = record is not None and record.outcome is Outcome.COMPLETED
-        if (has_ended_well or self._data.has_mounted_outputs(root)) and self._is_current(on):
-            note = partial(self._workspaces.record, on)
-            watch("the job's outputs", _bytes_below(AttemptPaths(root).written))
-            if has_ended_well:
-                problems += self._data.store_outputs(root, self._workspaces.of(on), note=note)
-            else:
-                problems += self._data.flush_outputs(root, note=note)
+        problems += self._bring_outputs(on, record)
         watch("the models that the script registers", 0)
         requests: list[RequestedModel] = []
         try:
@@ -225,24 +219,10 @@ class Collecting:
         except OSError as error:
             problems.append(f"models that the script registers: {error.strerror or error}.")
         watch("the job's history", 0)
-        noted = self._noted.setdefault(_key(on), set())
-        for one in left_out:
-            if one.sentence not in noted:
-                noted.add(one.sentence)
-                self._workspaces.note(on, LeftOut.KIND, one.sentence, one.data)
+        self._note_left_out(on, left_out)
         watch("the end of the logs", 0)
         if not problems:
-            self._remove_sent(on)
-            for kept in (
-                self._publishers,
-                self._metrics,
-                self._progress,
-                self._noted,
-                self._senders,
-            ):
-                for key in [key for key in [*kept] if key.startswith(f"{on.marker} ")]:
-                    kept.pop(key, None)
-            self._places.pop(on.marker, None)
+            self._forget(on)
         facts = self._data.facts(root)
         if not problems and not facts.refused and root.is_dir():
             AttemptPaths(root).stored.touch()
@@ -256,6 +236,35 @@ class Collecting:
             outage=outage
             or next((str(one) for one in problems if isinstance(one, OutageProblem)), None),
         )
+
+    def _bring_outputs(self, on: AttemptOnNode, record: ExitRecord | None) -> list[str]:
+        """Store the outputs of an attempt that may have some; return the problems."""
+        root = Path(on.root)
+        has_ended_well = record is not None and record.outcome is Outcome.COMPLETED
+        if not (has_ended_well or self._data.has_mounted_outputs(root)) or not self._is_current(on):
+            return []
+        note = partial(self._workspaces.record, on)
+        size_bytes = _bytes_below(AttemptPaths(root).written)
+        self._progress_of(on).watch("the job's outputs", size_bytes)
+        if has_ended_well:
+            return [*self._data.store_outputs(root, self._workspaces.of(on), note=note)]
+        return [*self._data.flush_outputs(root, note=note)]
+
+    def _note_left_out(self, on: AttemptOnNode, left_out: Iterable[LeftOut]) -> None:
+        """Write into the job's history what is not stored, each once."""
+        noted = self._noted.setdefault(_key(on), set())
+        for one in left_out:
+            if one.sentence not in noted:
+                noted.add(one.sentence)
+                self._workspaces.note(on, LeftOut.KIND, one.sentence, one.data)
+
+    def _forget(self, on: AttemptOnNode) -> None:
+        """Drop what is kept of an attempt whose files are all stored."""
+        self._remove_sent(on)
+        for kept in (self._publishers, self._metrics, self._progress, self._noted, self._senders):
+            for key in [key for key in [*kept] if key.startswith(f"{on.marker} ")]:
+                kept.pop(key, None)
+        self._places.pop(on.marker, None)
 
     def _restored(self, on: AttemptOnNode) -> str:
         """Return the note of a restore of the store since the attempt began, or ""."""

@@ -68,27 +68,16 @@ def draw(before: Mapping[str, Sequence[str]], statuses: Mapping[str, str]) -> li
         at = _place(lanes, taken, ending)
         while len(lanes) <= at:
             lanes.append(None)
-        cells = []
-        first = min(taken, default=at)
-        for index in range(len(lanes)):
-            lane = lanes[index]
-            if index == at:
-                cells.append(glyph_of(statuses.get(name, "")))
-            elif index in taken and index < at:
-                cells.append(_joint(is_first=index == first, ends=index in ending))
-            elif index in taken:
-                cells.append("╯" if index in ending else "┤")
-            elif lane is not None:
-                cells.append("┼" if first < index < at else "│")
-            else:
-                cells.append(
-                    "─" if first < index < at or at < index < max(taken, default=at) else " "
-                )
+        first, last = min(taken, default=at), max([*taken, at])
         line = ""
-        last = max([*taken, at])
-        for index, cell in enumerate(cells):
-            line += cell
-            if index < len(cells) - 1:
+        for index, lane in enumerate(lanes):
+            if index == at:
+                line += glyph_of(statuses.get(name, ""))
+            elif index in taken:
+                line += _joint(index, first, at, ends=index in ending)
+            else:
+                line += _passed(index, first, at, last, is_used=lane is not None)
+            if index < len(lanes) - 1:
                 line += "─" if first <= index < last else " "
         for index in ending:
             lanes[index] = None
@@ -110,7 +99,17 @@ def _place(lanes: list[str | None], taken: list[int], ending: list[int]) -> int:
     return max(start, len(lanes)) if start > 0 or lanes else 0
 
 
-def _joint(*, is_first: bool, ends: bool) -> str:
-    if is_first:
+def _joint(index: int, first: int, at: int, *, ends: bool) -> str:
+    """Return how a lane meets the line to the step that reads it, in lane `at`."""
+    if index > at:
+        return "╯" if ends else "┤"
+    if index == first:
         return "╰" if ends else "├"
     return "┴" if ends else "┼"
+
+
+def _passed(index: int, first: int, at: int, last: int, *, is_used: bool) -> str:
+    """Return what stands in a lane that the step does not read."""
+    if is_used:
+        return "┼" if first < index < at else "│"
+    return "─" if first < index < at or at < index < last else " "

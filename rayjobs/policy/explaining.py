@@ -47,17 +47,9 @@ def reason_of(decisions: Decisions, key: str) -> str:
             assert job.group_limit is not None
             return _of_array(decisions, job, job.group_limit)
         case Rule.USER_JOBS:
-            assert limits.jobs_per_user is not None
-            most = counted(limits.jobs_per_user, "job")
-            running = sum(one.user == job.user for one in decisions.holding)
-            return f"at most {most} of {_who(job)} may run at a time ({running} running)"
+            return _of_users_jobs(decisions, job)
         case Rule.USER_GPUS:
-            assert limits.gpus_per_user is not None
-            most = f"jobs of {_who(job)} may hold {limits.gpus_per_user:g} GPUs at a time"
-            if job.gpus > limits.gpus_per_user + SLACK:
-                return f"{most}, and this job requests {job.gpus:g}"
-            held = sum(one.gpus for one in decisions.holding if one.user == job.user)
-            return f"{most}; they hold {held:g}, and this one asks for {job.gpus:g}"
+            return _of_users_gpus(decisions, job)
         case Rule.OWN_ORDER:
             return f"an earlier job of {_who(job)} waits for that user's limit"
         case Rule.TARGET_JOBS:
@@ -69,15 +61,35 @@ def reason_of(decisions: Decisions, key: str) -> str:
             )
         case Rule.YIELDING:
             return "first in line; starts when the jobs that are ending have ended"
-        case Rule.CAPACITY if take(decisions.capacities, job.shape) is not None:
-            if decisions.situation.may_start == 0:
-                return "first in line; no more nodes may start before others have stopped"
-            return "first in line; waits until the nodes of an earlier job have started"
         case Rule.CAPACITY:
-            free = describe_free(decisions.capacities)
-            return f"first in line; waits for {job.shape.describe()}: {free}"
+            return f"first in line; {_of_capacity(decisions, job)}"
     ahead = decisions.positions.get(key, 1) - 1
     return f"waits for {counted(ahead, 'job')} ahead of it"
+
+
+def _of_users_jobs(decisions: Decisions, job: Waiting) -> str:
+    limit = decisions.situation.limits.jobs_per_user
+    assert limit is not None
+    running = sum(one.user == job.user for one in decisions.holding)
+    return f"at most {counted(limit, 'job')} of {_who(job)} may run at a time ({running} running)"
+
+
+def _of_users_gpus(decisions: Decisions, job: Waiting) -> str:
+    limit = decisions.situation.limits.gpus_per_user
+    assert limit is not None
+    most = f"jobs of {_who(job)} may hold {limit:g} GPUs at a time"
+    if job.gpus > limit + SLACK:
+        return f"{most}, and this job requests {job.gpus:g}"
+    held = sum(one.gpus for one in decisions.holding if one.user == job.user)
+    return f"{most}; they hold {held:g}, and this one asks for {job.gpus:g}"
+
+
+def _of_capacity(decisions: Decisions, job: Waiting) -> str:
+    if take(decisions.capacities, job.shape) is None:
+        return f"waits for {job.shape.describe()}: {describe_free(decisions.capacities)}"
+    if decisions.situation.may_start == 0:
+        return "no more nodes may start before others have stopped"
+    return "waits until the nodes of an earlier job have started"
 
 
 def summary(decisions: Decisions, key: str) -> tuple[Rule, str, int]:

@@ -181,6 +181,39 @@ class _Stream:
         return [(shown, self.times.at(self.end))] if shown else []
 
 
+class _Pending:
+    """Lines that have arrived and are not shown yet.
+
+    Attributes:
+        size: Their bytes.
+        since_s: When the oldest of them arrived.
+    """
+
+    def __init__(self) -> None:
+        self.size, self.since_s = 0, 0.0
+        self._lines: dict[str, dict[int, list[Timed]]] = {}
+        self._newest: dict[str, _Stream] = {}
+
+    def add(self, stream: _Stream, lines: list[Timed], now_s: float) -> None:
+        """Add lines of a rank."""
+        if not lines:
+            return
+        self.since_s = self.since_s if self.size else now_s
+        self.size += sum(len(data) + 1 for data, _ in lines)
+        job = stream.source.job
+        self._newest[job] = stream
+        self._lines.setdefault(job, {}).setdefault(stream.rank, []).extend(lines)
+
+    def take(self, *, fold: bool) -> list[Line]:
+        """Return all lines in order, and keep none."""
+        merged = [
+            _merged(self._newest[job].source, self._newest[job].attempt, lines, fold)
+            for job, lines in self._lines.items()
+        ]
+        self._lines, self.size = {}, 0
+        return list(heapq.merge(*merged, key=lambda line: line.at or 0.0))
+
+
 def follow_lines(
     sources: Callable[[], Iterable[Source]],
     wanted: Wanted,
@@ -199,49 +232,30 @@ def follow_lines(
         is_over: Whether no new sources will come.
     """
     streams: list[_Stream] = []
-    pending: dict[str, dict[int, list[Timed]]] = {}
-    of_job: dict[str, Source] = {}
-    attempts: dict[str, int] = {}
+    pending = _Pending()
     asked_s = float("-inf")
-    size, since_s = 0, 0.0
     is_past, began_s, short_polls = True, time.monotonic(), 0
     while True:
         now_s = time.monotonic()
         was_over = is_over()
         if now_s - asked_s >= NEW_SOURCES_S or was_over:
             asked_s = now_s
-            for source in sources():
-                of_job[source.job] = source
-                for rank in source.ranks:
-                    streams.append(_Stream(source, rank, source.logs.follow(rank, poll_s=0.0)))
-        is_news = is_full = False
-        for stream in [*streams]:
-            part = next(stream.parts, None)
-            if part is None:
-                streams.remove(stream)
-                lines = stream.left()
-            else:
-                is_news = is_news or bool(part.data)
-                is_full = is_full or len(part.data) >= CHUNK_BYTES
-                lines = stream.lines(part, now_s)
-            lines = [one for one in lines if wanted.takes(*one)]
-            if lines:
-                since_s = since_s if size else now_s
-                size += sum(len(data) + 1 for data, _ in lines)
-                attempts[stream.source.job] = stream.attempt
-                pending.setdefault(stream.source.job, {}).setdefault(stream.rank, []).extend(lines)
+            streams += [
+                _Stream(source, rank, source.logs.follow(rank, poll_s=0.0))
+                for source in sources()
+                for rank in source.ranks
+            ]
+        is_news, is_full = _poll(streams, pending, wanted, now_s)
         is_end = not streams and was_over
         several = len(streams) > 1
-        waits = now_s - since_s < TOGETHER_S and (is_news or several)
+        waits = now_s - pending.since_s < TOGETHER_S and (is_news or several)
         short_polls = 0 if is_full else short_polls + 1
         ends_past = is_past and (short_polls >= SHORT_POLLS or now_s - began_s >= PAST_S)
-        if size and (is_end or size >= _MOST_BYTES or ends_past or not waits):
-            merged = [_merged(of_job[job], attempts[job], pending[job], fold) for job in pending]
-            yield list(heapq.merge(*merged, key=lambda line: line.at or 0.0))
-            pending, size = {}, 0
+        if pending.size and (is_end or pending.size >= _MOST_BYTES or ends_past or not waits):
+            yield pending.take(fold=fold)
             is_pause = ends_past
         else:
-            is_pause = ends_past or not (is_news or size)
+            is_pause = ends_past or not (is_news or pending.size)
         if is_pause:
             is_past = False
             yield []
@@ -249,6 +263,28 @@ def follow_lines(
             return
         if not is_full:
             pause(POLL_S)
+
+
+def _poll(
+    streams: list[_Stream], pending: _Pending, wanted: Wanted, now_s: float
+) -> tuple[bool, bool]:
+    """Read what the streams have, and drop those that have ended.
+
+    Returns:
+        Whether there was anything, and whether there may be more at once.
+    """
+    is_news = is_full = False
+    for stream in [*streams]:
+        part = next(stream.parts, None)
+        if part is None:
+            streams.remove(stream)
+            lines = stream.left()
+        else:
+            is_news = is_news or bool(part.data)
+            is_full = is_full or len(part.data) >= CHUNK_BYTES
+            lines = stream.lines(part, now_s)
+        pending.add(stream, [one for one in lines if wanted.takes(*one)], now_s)
+    return is_news, is_full
 
 
 def _merged(

@@ -33,52 +33,62 @@ def merged_lines(
     Each rank's lines keep their order. Of two ranks' different lines the earlier comes first; if
     their times are equal or unknown, the order has no meaning.
     """
-    waiting = {rank: _Lines(log) for rank, log in sorted(logs.items())}
-    # How many ranks have each line among their next ones; a head is ready when all of these show
-    # it.
-    windows: Counter[bytes] = Counter()
-    heads: dict[bytes, _Head] = {}
-    # By time, then by rank. A ready head may become unready, so it is checked when taken.
-    ready: list[tuple[float, int, bytes]] = []
+    merge = _Merge(logs)
+    while merge.heads:
+        yield merge.take()
 
-    def show(rank: int) -> None:
-        lines = waiting[rank]
-        if not lines:
-            return
-        head = heads.setdefault(lines.head, _Head())
-        head.add(rank, lines.at)
-        if len(head.ranks) == windows[lines.head]:
-            heapq.heappush(ready, (*head.key, lines.head))
 
-    def look_ahead(lines: _Lines) -> None:
-        for line in lines.fill():
-            windows[line] += 1
+class _Merge:
+    """The next lines of all ranks."""
 
-    for lines in waiting.values():
-        look_ahead(lines)
-    for rank in waiting:
-        show(rank)
-    while heads:
-        # A line that another rank is about to print waits for it, unless all lines do.
-        chosen: bytes | None = None
-        while ready and chosen is None:
-            at, first, line = heapq.heappop(ready)
-            head = heads.get(line)
-            if head and head.key == (at, first) and len(head.ranks) == windows[line]:
-                chosen = line
+    def __init__(self, logs: Mapping[int, Iterator[Timed]]) -> None:
+        self.heads: dict[bytes, _Head] = {}
+        self._waiting = {rank: _Lines(log) for rank, log in sorted(logs.items())}
+        # How many ranks have each line among their next ones; a head is ready when all of these
+        # show it.
+        self._windows: Counter[bytes] = Counter()
+        # By time, then by rank. A ready head may become unready, so it is checked when taken.
+        self._ready: list[tuple[float, int, bytes]] = []
+        for lines in self._waiting.values():
+            self._windows.update(lines.fill())
+        for rank in self._waiting:
+            self._show(rank)
+
+    def take(self) -> tuple[tuple[int, ...], bytes, float | None]:
+        """Return the next line, the ranks that printed it, and when the first of them did."""
+        chosen = self._first_ready()
         if chosen is None:
-            chosen = min(heads, key=lambda line: heads[line].key)
-        head = heads.pop(chosen)
+            chosen = min(self.heads, key=lambda line: self.heads[line].key)
+        head = self.heads.pop(chosen)
         ranks = sorted(head.ranks)
         for rank in ranks:
-            if waiting[rank].drop():
-                windows[chosen] -= 1
-            look_ahead(waiting[rank])
-        if not windows[chosen]:
-            del windows[chosen]
+            lines = self._waiting[rank]
+            if lines.drop():
+                self._windows[chosen] -= 1
+            self._windows.update(lines.fill())
+        if not self._windows[chosen]:
+            del self._windows[chosen]
         for rank in ranks:
-            show(rank)
-        yield tuple(ranks), chosen, head.at
+            self._show(rank)
+        return tuple(ranks), chosen, head.at
+
+    def _first_ready(self) -> bytes | None:
+        """Return the first line that no other rank is about to print; None: all lines wait."""
+        while self._ready:
+            at, first, line = heapq.heappop(self._ready)
+            head = self.heads.get(line)
+            if head and head.key == (at, first) and len(head.ranks) == self._windows[line]:
+                return line
+        return None
+
+    def _show(self, rank: int) -> None:
+        lines = self._waiting[rank]
+        if not lines:
+            return
+        head = self.heads.setdefault(lines.head, _Head())
+        head.add(rank, lines.at)
+        if len(head.ranks) == self._windows[lines.head]:
+            heapq.heappush(self._ready, (*head.key, lines.head))
 
 
 class _Head:

@@ -28,7 +28,7 @@ from rayjobs.core.errors import (
 from rayjobs.core.store_address import without_address
 from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable
 from rayjobs.injob.uploads import clean_name
-from rayjobs.jobs.records import Job, ModelDraft
+from rayjobs.jobs.records import ModelDraft
 from rayjobs.jobs.writers import Writer
 from rayjobs.models.uploaded import UPLOADED
 from rayjobs.remote import operations, plain
@@ -492,6 +492,18 @@ def _own(workspace: OpenWorkspace, job_id: str, caller: Caller, kind: str) -> No
         )
 
 
+def _check_job(workspace: OpenWorkspace, new: NewJob, caller: Caller, known: KnownTargets) -> None:
+    if new.kind != "job" or new.claim is not None or new.id is not None:
+        raise Refusal(403, "only the server sets kind, id and claim of a job")
+    if new.parent is not None:
+        parent = workspace.store.job(new.parent)
+        if parent.user != caller.user:
+            raise Refusal(403, f"the parent {parent.id} is {parent.user}'s")
+    _check_spec(workspace, new.spec, known)
+    if new.snapshot is not None:
+        submitting.check_snapshot(workspace, new.snapshot)
+
+
 def _checked(workspace: OpenWorkspace, new: object, caller: Caller, known: KnownTargets) -> Any:
     """Return the submission, owned by the user, after checking its spec."""
     kind = type(new).__name__
@@ -504,15 +516,7 @@ def _checked(workspace: OpenWorkspace, new: object, caller: Caller, known: Known
         _check_writer(new)
         return replace(new, user=caller.user)
     if isinstance(new, NewJob):
-        if new.kind != "job" or new.claim is not None or new.id is not None:
-            raise Refusal(403, "only the server sets kind, id and claim of a job")
-        if new.parent is not None:
-            parent: Job = workspace.store.job(new.parent)
-            if parent.user != caller.user:
-                raise Refusal(403, f"the parent {parent.id} is {parent.user}'s")
-        _check_spec(workspace, new.spec, known)
-        if new.snapshot is not None:
-            submitting.check_snapshot(workspace, new.snapshot)
+        _check_job(workspace, new, caller, known)
     key = made.idempotency_key
     if key is not None:
         # Each user has separate keys: guessing a key never gives another user's job.

@@ -124,21 +124,12 @@ def entries(source: Source) -> Iterator[tuple[Entry, Content]]:
         block = read_exactly(source, BLOCK)
         if block == b"\0" * BLOCK:
             return
-        try:
-            info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
-            raise SnapshotError(f"the snapshot's archive has a bad header: {error}") from error
-        if info.size < 0:
-            raise SnapshotError(f"the snapshot's archive gives {info.name!r} a negative size")
-        if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
-            if info.size > LONGEST_NAME:
-                raise SnapshotError("the snapshot's archive has a name longer than 64 KiB")
-            raw = read_exactly(source, info.size + -info.size % BLOCK)[: info.size]
-            text = raw.rstrip(b"\0").decode("utf-8", "surrogateescape")
-            if info.type == tarfile.GNUTYPE_LONGNAME:
-                name = text
-            else:
-                target = text
+        info = _header(block)
+        if info.type == tarfile.GNUTYPE_LONGNAME:
+            name = _long_name(source, info.size)
+            continue
+        if info.type == tarfile.GNUTYPE_LONGLINK:
+            target = _long_name(source, info.size)
             continue
         path = (info.name if name is None else name).removesuffix("/")
         link = info.linkname if target is None else target
@@ -157,3 +148,22 @@ def entries(source: Source) -> Iterator[tuple[Entry, Content]]:
                 f"the snapshot's archive has {path!r} of the tar type {info.type!r}; snapshots "
                 f"have files, folders and symbolic links only"
             )
+
+
+def _header(block: bytes) -> tarfile.TarInfo:
+    """Return the header in a block. Raises SnapshotError for a bad one."""
+    try:
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError as error:
+        raise SnapshotError(f"the snapshot's archive has a bad header: {error}") from error
+    if info.size < 0:
+        raise SnapshotError(f"the snapshot's archive gives {info.name!r} a negative size")
+    return info
+
+
+def _long_name(source: Source, size: int) -> str:
+    """Return a name that is too long for a header. Raises SnapshotError for an absurd one."""
+    if size > LONGEST_NAME:
+        raise SnapshotError("the snapshot's archive has a name longer than 64 KiB")
+    raw = read_exactly(source, size + -size % BLOCK)[:size]
+    return raw.rstrip(b"\0").decode("utf-8", "surrogateescape")

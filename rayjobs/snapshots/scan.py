@@ -90,14 +90,20 @@ class Scan:
         return len(self.stats)
 
 
-def _ours(own: OwnRecords, folder: str, names: AbstractSet[str]) -> LeftOut | None:
-    """Return why a folder is left out as written by rayjobs, or None."""
+def _whole_folder(
+    own: OwnRecords, rules: Rules, folder: str, names: AbstractSet[str]
+) -> LeftOut | None:
+    """Return why a folder with these names in it is left out as a whole, or None."""
     if folder and DOWNLOAD_MARK in names:
         return LeftOut(folder + "/", Why.DOWNLOAD, f"{folder}/{DOWNLOAD_MARK}")
     if folder and VENDORED in names:
         return LeftOut(folder + "/", Why.VENDORED, f"{folder}/{VENDORED}")
     what = own.folder(folder, names)
-    return None if what is None else LeftOut(folder + "/", Why.RECORDS, what)
+    if what is not None:
+        return LeftOut(folder + "/", Why.RECORDS, what)
+    if folder and not names.isdisjoint(ENVIRONMENT_SIGNS):
+        return rules.environment_reason(folder, folder.rpartition("/")[2])
+    return None
 
 
 def scan(root: Path, rules: Rules, limits: Limits) -> Scan:
@@ -110,15 +116,10 @@ def scan(root: Path, rules: Rules, limits: Limits) -> Scan:
     while pending:
         folder = pending.pop()
         listed = _list_folder(found, folder)
-        ours = _ours(own, folder, {entry.name for entry in listed})
-        if ours is not None:
-            found.left_out.append(ours)
+        left = _whole_folder(own, rules, folder, {entry.name for entry in listed})
+        if left is not None:
+            found.left_out.append(left)
             continue
-        if folder and any(entry.name in ENVIRONMENT_SIGNS for entry in listed):
-            left = rules.environment_reason(folder, folder.rpartition("/")[2])
-            if left is not None:
-                found.left_out.append(left)
-                continue
         if folder:
             found.entries.append(Entry(folder, Kind.FOLDER))
         prefix = folder + "/" if folder else ""
@@ -135,39 +136,40 @@ def scan(root: Path, rules: Rules, limits: Limits) -> Scan:
             if is_folder:
                 pending.append(path)
                 continue
-            try:
-                info = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # removed since it was listed
-            except OSError as error:
-                found.unreadable.append(f"{path} ({error.strerror})")
-                continue
-            if stat.S_ISREG(info.st_mode):
-                what = own.file(path, entry.name, info.st_size)
-                if what is not None:
-                    found.left_out.append(LeftOut(path, Why.RECORDS, what))
-                    continue
-                is_executable = bool(info.st_mode & 0o100)
-                found.entries.append(Entry(path, Kind.FILE, info.st_size, is_executable))
-                found.stats[path] = (
-                    info.st_size,
-                    info.st_mtime_ns,
-                    info.st_ctime_ns,
-                    info.st_ino,
-                )
-            elif stat.S_ISLNK(info.st_mode):
-                target = _inside_target(found, path)
-                if target is not None:
-                    links[path] = target
-            else:
-                kind = _special_kind(info.st_mode)
-                found.left_out.append(LeftOut(path, Why.SPECIAL, kind))
+            _look_at(entry, path, found, own, links)
         if seen > limits.files * SCAN_FACTOR:
             found.is_complete = False
             break
     _keep_links(found, links)
     found.entries.sort(key=lambda entry: os.fsencode(entry.path))
     return found
+
+
+def _look_at(
+    entry: os.DirEntry[str], path: str, found: Scan, own: OwnRecords, links: dict[str, str]
+) -> None:
+    """Add a file or link to the scan, or note why it is left out."""
+    try:
+        info = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return  # removed since it was listed
+    except OSError as error:
+        found.unreadable.append(f"{path} ({error.strerror})")
+        return
+    if stat.S_ISREG(info.st_mode):
+        what = own.file(path, entry.name, info.st_size)
+        if what is not None:
+            found.left_out.append(LeftOut(path, Why.RECORDS, what))
+            return
+        is_executable = bool(info.st_mode & 0o100)
+        found.entries.append(Entry(path, Kind.FILE, info.st_size, is_executable))
+        found.stats[path] = (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+    elif stat.S_ISLNK(info.st_mode):
+        target = _inside_target(found, path)
+        if target is not None:
+            links[path] = target
+    else:
+        found.left_out.append(LeftOut(path, Why.SPECIAL, _special_kind(info.st_mode)))
 
 
 def _list_folder(found: Scan, folder: str) -> list[os.DirEntry[str]]:

@@ -224,6 +224,14 @@ def canonical(data: Mapping[str, Any], problems: list[Problem] | None = None) ->
     for part in ("environment_variables", "tags"):
         if isinstance(result.get(part), dict):
             result[part] = {key: _text(value) for key, value in result[part].items()}
+    _write_out(result)
+    if problems is not None:
+        _check_secrets(result, problems)
+    return result
+
+
+def _write_out(result: dict[str, Any]) -> None:
+    """Turn each part that is written as one value into the mapping or list that it stands for."""
     for part, field in _ONE_TEXT.items():
         if isinstance(result.get(part), dict):
             result[part] = {
@@ -241,9 +249,6 @@ def canonical(data: Mapping[str, Any], problems: list[Problem] | None = None) ->
     retries = result.get("retries")
     if is_whole(retries):
         result["retries"] = {"user": retries}
-    if problems is not None:
-        _check_secrets(result, problems)
-    return result
 
 
 def _convert(

@@ -89,6 +89,8 @@ _FORMS: Mapping[str, tuple[int, str, str]] = {
 # Their values may be secret, so a message only names the key.
 _UNSHOWN = frozenset({"secrets", "environment_variables"})
 _LONGEST_SHOWN = 60
+_NAMES = "Use letters, digits, `_`, `-` and `.`, a letter or digit first, 128 at most."
+_NAMES_BEGIN = "Names begin with a letter or _, then letters, digits and _."
 
 
 def place(location: Sequence[str | int]) -> str:
@@ -115,7 +117,6 @@ def problem_of(error: ErrorDetails, *, in_python: bool = False) -> Problem:
     """
     location, kind, context = _without_tags(error["loc"]), error["type"], error.get("ctx", {})
     at = place(location)
-    field = str(location[-1]) if location else ""
     if kind == "extra_forbidden":
         return _unknown_key(location)
     if kind == "missing":
@@ -128,52 +129,69 @@ def problem_of(error: ErrorDetails, *, in_python: bool = False) -> Problem:
             "Set RAYJOBS_SECRET_REGISTRY on the target (`rayjobs target secret`) and write "
             "`password: RAYJOBS_SECRET_REGISTRY`, or `password: {file: PATH}`.",
         )
-    unit = f"It is {_UNITS[field]}." if field in _UNITS else ""
-    if location and location[-1] == "[key]":
-        what = "a letter or _, then letters, digits and _"
-        return Problem(at, "is not a valid name.", f"Names begin with {what}.")
-    if kind == "literal_error":
-        choices = [str(choice) for choice in _choices(location)] or [str(context["expected"])]
-        remedy = near(str(error["input"]), choices) or ""
-        return Problem(at, f"{given} is not one of: {', '.join(choices)}.", remedy)
-    if kind in _BOUNDS:
-        sign, key = _BOUNDS[kind]
-        return Problem(
-            at, f"{given} is out of range.", f"It must be {sign} {context[key]:g}. {unit}".strip()
-        )
-    if kind == "string_pattern_mismatch":
-        remedy = (
-            "Use letters, digits, `_`, `-` and `.`, a letter or digit first, 128 at most."
-            if field == "name"
-            else "Names begin with a letter or _, then letters, digits and _."
-        )
-        return Problem(at, f"{given} is not a valid name.", remedy)
-    if kind == "string_type":
-        remedy = "Put it in quotes." if isinstance(error["input"], int | float) else "Write text."
-        return Problem(at, f"{given} is not text.", remedy)
-    if kind in ("tuple_type", "list_type"):
-        return Problem(at, f"{given} is not a list.", 'Write a list, such as ["--epochs", "3"].')
+    if (found := _of_value(error, location, given)) is not None:
+        return Problem(at, *found)
     if kind in ("dict_type", "mapping_type", "model_type", "model_attributes_type"):
-        forms = _FORMS.get(str(location[0])) if location else None
         if in_python:
             part = context.get("class_name")
             remedy = f"Give a {part} or a dict." if part else "Give a dict."
             return Problem(at, f"{given} is not a group of settings.", remedy)
-        if forms is not None and len(location) == forms[0]:
-            return Problem(at, f"{given} is neither {forms[1]} nor a group of settings.", forms[2])
-        return Problem(
-            at,
-            f"{given} is a single value, but this key contains several settings.",
-            "Write them as `key: value` lines below it.",
-        )
-    if kind.startswith(("int_", "float_", "finite_")):
-        whole = "a whole number" if kind.startswith("int_") else "a number"
-        return Problem(at, f"{given} is not {whole}.", unit)
-    if kind.startswith("bool_"):
-        return Problem(at, f"{given} is neither true nor false.", "Write true or false.")
+        return _not_a_group(at, location, given)
     if kind == "value_error":
         return Problem(at, f"{context['error']}.")
-    return Problem(at, f"{given}: {error['msg']}.", unit)
+    return Problem(at, *_of_type(error, given, _unit(location)))
+
+
+def _unit(location: Sequence[str | int]) -> str:
+    field = str(location[-1]) if location else ""
+    return f"It is {_UNITS[field]}." if field in _UNITS else ""
+
+
+def _not_a_group(at: str, location: Sequence[str | int], given: str) -> Problem:
+    forms = _FORMS.get(str(location[0])) if location else None
+    if forms is not None and len(location) == forms[0]:
+        return Problem(at, f"{given} is neither {forms[1]} nor a group of settings.", forms[2])
+    return Problem(
+        at,
+        f"{given} is a single value, but this key contains several settings.",
+        "Write them as `key: value` lines below it.",
+    )
+
+
+def _of_value(
+    error: ErrorDetails, location: Sequence[str | int], given: str
+) -> tuple[str, str] | None:
+    """Return message and remedy for a value of the right type that is not allowed."""
+    kind, context = error["type"], error.get("ctx", {})
+    if location and location[-1] == "[key]":
+        return "is not a valid name.", _NAMES_BEGIN
+    if kind == "literal_error":
+        choices = [str(choice) for choice in _choices(location)] or [str(context["expected"])]
+        return f"{given} is not one of: {', '.join(choices)}.", near(str(error["input"]), choices)
+    if kind in _BOUNDS:
+        sign, key = _BOUNDS[kind]
+        remedy = f"It must be {sign} {context[key]:g}. {_unit(location)}".strip()
+        return f"{given} is out of range.", remedy
+    if kind == "string_pattern_mismatch":
+        is_name = location[-1:] == ("name",)
+        return f"{given} is not a valid name.", _NAMES if is_name else _NAMES_BEGIN
+    return None
+
+
+def _of_type(error: ErrorDetails, given: str, unit: str) -> tuple[str, str]:
+    """Return message and remedy for a value of the wrong type."""
+    kind = error["type"]
+    if kind == "string_type":
+        is_number = isinstance(error["input"], int | float)
+        return f"{given} is not text.", "Put it in quotes." if is_number else "Write text."
+    if kind in ("tuple_type", "list_type"):
+        return f"{given} is not a list.", 'Write a list, such as ["--epochs", "3"].'
+    if kind.startswith(("int_", "float_", "finite_")):
+        whole = "a whole number" if kind.startswith("int_") else "a number"
+        return f"{given} is not {whole}.", unit
+    if kind.startswith("bool_"):
+        return f"{given} is neither true nor false.", "Write true or false."
+    return f"{given}: {error['msg']}.", unit
 
 
 def spec_error(model: type[BaseModel], error: ValidationError) -> SpecError:

@@ -516,23 +516,7 @@ def _data(spec: JobSpec) -> Iterator[Problem]:
                     "Give each its own name; they become environment variables.",
                 )
     for name, one in spec.inputs.items():
-        path = f"inputs.{name}.source"
-        if one.source.startswith("dataset:"):
-            if _DATASET.fullmatch(one.source) is None:
-                yield Problem(
-                    path,
-                    f"{one.source!r} is not a dataset.",
-                    "Write dataset:NAME or dataset:NAME:3.",
-                )
-        elif one.source.startswith(OUTPUT):
-            pass  # `rayjobs.data.pins` looks for its job in the workspace
-        elif one.source.startswith("saved:"):
-            if _SAVED.fullmatch(one.source) is None:
-                yield Problem(
-                    path, f"{one.source!r} is not a digest.", "Name a registered dataset."
-                )
-        else:
-            yield from _in_datastore(path, one.source, is_input=True)
+        yield from _source(f"inputs.{name}.source", one.source)
         yield from _place_of_files(f"inputs.{name}", one.path_on_compute)
     for name, output in spec.outputs.items():
         yield from _in_datastore(f"outputs.{name}.destination", output.destination)
@@ -544,6 +528,20 @@ def _data(spec: JobSpec) -> Iterator[Problem]:
                     f"{output.destination!r} has the field {{{field}}}.",
                     "Only {run-id} and {output-name} are filled in.",
                 )
+
+
+def _source(path: str, source: str) -> Iterator[Problem]:
+    if source.startswith(OUTPUT):
+        return  # `rayjobs.data.pins` looks for its job in the workspace
+    if source.startswith("dataset:"):
+        if _DATASET.fullmatch(source) is None:
+            remedy = "Write dataset:NAME or dataset:NAME:3."
+            yield Problem(path, f"{source!r} is not a dataset.", remedy)
+    elif source.startswith("saved:"):
+        if _SAVED.fullmatch(source) is None:
+            yield Problem(path, f"{source!r} is not a digest.", "Name a registered dataset.")
+    else:
+        yield from _in_datastore(path, source, is_input=True)
 
 
 def _place_of_files(path: str, place: str | None) -> Iterator[Problem]:

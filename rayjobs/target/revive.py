@@ -20,7 +20,7 @@ from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.jobs.serving import Serving
 from rayjobs.target import elsewhere, keeping, local_head, reach, starting, stop_record, wake_client
 from rayjobs.target.condition import Condition, Standing, looked_after_by
-from rayjobs.target.record import load_target
+from rayjobs.target.record import TargetRecord, load_target
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.workspace import connection
 
@@ -76,6 +76,13 @@ def look_after(
             Standing.ABSENT,
             f"target {name!r} does not run; start it by `rayjobs target start {name}`",
         )
+    return _revived(location, workspace, record, starts)
+
+
+def _revived(
+    location: TargetLocation, workspace: Path | str, record: TargetRecord, starts: Condition
+) -> Condition:
+    """Begin to revive a target that died, unless that goes on or a pause is not over."""
     values = _read(location)
     failures, left_s = int(values.get("failures", 0)), _pause_left_s(values)
     fails = Condition(Standing.FAILING, str(values.get("error", starts.reason)))
@@ -84,7 +91,7 @@ def look_after(
     if not failures and record.address is not None:
         found = reach.look(record.address, timeout_s=QUICK_LOOK_S)
         if found.problem and not found.is_late:
-            error = reach.unreachable_text(name, record.address, found.problem)
+            error = reach.unreachable_text(location.name, record.address, found.problem)
             failed(location, error, before=0)
             return Condition(Standing.FAILING, error)
     elif failures and left_s > 0:

@@ -228,12 +228,7 @@ class Connection:
                 was_sent = True
                 answer = self._exchange(connection, verb, path, query, data, headers)
                 self._has_answered = True
-                if take is None:
-                    self._read.append(connection)
-                    return answer
-                taken = take(answer)
-                self._free.append((number, connection))
-                return taken
+                return self._taken(take, answer, number, connection)
             except _BusyError as busy:
                 _drop(connection)
                 failure, said = str(busy), busy.error
@@ -262,14 +257,24 @@ class Connection:
             except BaseException:
                 _drop(connection)
                 raise
-        if said is not None:
-            raise said
-        what = (
-            f"server {self.address}"
-            if len(self._servers) == 1
-            else (f"servers {' and '.join(self._servers)}")
-        )
-        raise UnreachableError(f"the {what} cannot be reached: {failure}")
+        several = len(self._servers) > 1
+        what = f"servers {' and '.join(self._servers)}" if several else f"server {self.address}"
+        raise said or UnreachableError(f"the {what} cannot be reached: {failure}")
+
+    def _taken(
+        self,
+        take: Callable[[http.client.HTTPResponse], Any] | None,
+        answer: http.client.HTTPResponse,
+        number: int,
+        connection: http.client.HTTPConnection,
+    ) -> Any:
+        """Return what `take` makes of an answer; without it, the answer, for the caller to read."""
+        if take is None:
+            self._read.append(connection)
+            return answer
+        taken = take(answer)
+        self._free.append((number, connection))
+        return taken
 
     def _why_wrong(self, number: int, error: Exception) -> str:
         """Return why another try cannot help before the address is another one; else empty."""

@@ -355,6 +355,16 @@ class World:
             for one in evidence.attempts[job.id]:
                 if one.failure is not None and OUR_FAULT.match(one.failure.message):
                     found.append(Violation("fault", f"{job.id}: {one.failure.message}"))
+        found += self._done_again(evidence)
+        if self.machine.groups:
+            found.append(Violation("I5", f"groups are left: {sorted(self.machine.groups)}"))
+        for row in evidence.allocations:
+            if row.state is not AllocationState.RELEASED:
+                found.append(Violation("I5", f"the place {row.name} is {row.state}"))
+        return found
+
+    def _done_again(self, evidence: Evidence) -> list[Violation]:
+        found = []
         good: dict[tuple[str, int], int] = {}
         for host in self.machine.history:
             if host.record is not None and host.record.outcome is Outcome.COMPLETED:
@@ -371,11 +381,6 @@ class World:
             ]
             if len(well) > 1:
                 found.append(Violation("once", f"{job_id} ran to its good end in attempts {well}"))
-        if self.machine.groups:
-            found.append(Violation("I5", f"groups are left: {sorted(self.machine.groups)}"))
-        for row in evidence.allocations:
-            if row.state is not AllocationState.RELEASED:
-                found.append(Violation("I5", f"the place {row.name} is {row.state}"))
         return found
 
 

@@ -110,13 +110,17 @@ def _is_open(pid: int) -> bool:
 
 def tokens(context: DoctorContext) -> Iterator[Finding]:
     """The token files, and the folders that hold files and sockets."""
-    files = {
-        record.name: Path(record.token_file)
-        if record.token_file
-        else TargetPaths.of(record.name, under=context.home).token
-        for record in all_targets(home=context.home)
-        if not record.without_token
-    }
+    good: list[str] = []
+    yield from _secrets_of_targets(context)
+    yield from _token_files(context, good)
+    yield from _folders_of_sockets(context)
+    if good:
+        yield Finding("token", Level.OK, f"readable only by you: {', '.join(good)}")
+    else:
+        yield Finding("token", Level.OK, "none yet; it is created when the local target starts")
+
+
+def _secrets_of_targets(context: DoctorContext) -> Iterator[Finding]:
     for record in all_targets(home=context.home):
         if record.without_token:
             yield Finding(
@@ -126,7 +130,6 @@ def tokens(context: DoctorContext) -> Iterator[Finding]:
                 f"{record.address} can run code on it",
                 "start the cluster with RAY_AUTH_MODE=token, then `rayjobs target rm` and create",
             )
-    good = []
     for record in all_targets(home=context.home):
         secrets = TargetSecrets(record.name, home=context.home).path
         if secrets.exists() and (problem := exposed(secrets, 0o077)):
@@ -136,6 +139,17 @@ def tokens(context: DoctorContext) -> Iterator[Finding]:
                 f"the secrets file of target {record.name}, {secrets}, {problem}",
                 f"chmod 600 {secrets}; change the secrets if others may have seen them",
             )
+
+
+def _token_files(context: DoctorContext, good: list[str]) -> Iterator[Finding]:
+    """Yield what is wrong with the token files; adds targets whose file is right to `good`."""
+    files = {
+        record.name: Path(record.token_file)
+        if record.token_file
+        else TargetPaths.of(record.name, under=context.home).token
+        for record in all_targets(home=context.home)
+        if not record.without_token
+    }
     for name, path in files.items():
         problem = exposed(path, 0o077)
         if problem:
@@ -156,6 +170,9 @@ def tokens(context: DoctorContext) -> Iterator[Finding]:
                 f"the token file of target {name} is gone: {path}",
                 f"Put it back (0600), or forget the target: rayjobs target rm {name}",
             )
+
+
+def _folders_of_sockets(context: DoctorContext) -> Iterator[Finding]:
     # Others may look into a home's folder: its files are private one by one.
     folders = {runtime_folder(context.home): 0o077, context.home: 0o022}
     if context.workspace is not None:
@@ -165,10 +182,6 @@ def tokens(context: DoctorContext) -> Iterator[Finding]:
         if problem:
             level = Level.FAIL if forbidden == 0o077 else Level.WARN
             yield Finding("token", level, f"the folder {folder} {problem}", f"chmod 700 {folder}")
-    if good:
-        yield Finding("token", Level.OK, f"readable only by you: {', '.join(good)}")
-    else:
-        yield Finding("token", Level.OK, "none yet; it is created when the local target starts")
 
 
 def exposed(path: Path, forbidden: int) -> str:

@@ -75,31 +75,7 @@ def convert(
         if folder is not None and os.path.isdir(folder) and os.listdir(folder):
             raise InvalidDatasetError(f"{folder} is not empty; name a new folder")
     done = Converted()
-    kept: dict[str, list[str]] = {}
-    names: set[str] = set()
-
-    def keep(one: tuple[str, Callable[[], bytes]]) -> tuple[str, str, bytes, str]:
-        name, read = one
-        data = read()
-        try:
-            decode(data, name)
-        except UnreadableImageError as error:  # fault 185: an image that no decoder takes
-            return name, "", b"", error.reason
-        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        return name, parts[-2] if len(parts) > 1 else "", data, ""
-
-    with ThreadPoolExecutor(cores()) as pool:
-        members = _members(source, done)
-        while block := list(islice(members, AT_ONCE)):
-            for name, folder, data, problem in pool.map(keep, block):
-                if problem:
-                    done.unreadable[name] = problem
-                    continue
-                path = os.path.join(folder, _free_name(names, folder, os.path.basename(name)))
-                os.makedirs(os.path.join(target, folder), exist_ok=True)
-                with open(os.path.join(target, path), "wb") as file:
-                    file.write(data)
-                kept.setdefault(folder, []).append(path)
+    kept = _copied(source, target, done)
     if not kept:
         raise InvalidDatasetError(
             f"{source} has no image that can be read: {len(done.unreadable)} unreadable, "
@@ -118,6 +94,37 @@ def convert(
         with open(report, "w", encoding="utf-8") as written:
             json.dump(done.to_json(), written, indent=2, ensure_ascii=False)
     return done
+
+
+def _copied(source: str, target: str, done: Converted) -> dict[str, list[str]]:
+    """Copy all images that can be read below `target`; return their paths there by class."""
+    kept: dict[str, list[str]] = {}
+    names: set[str] = set()
+    with ThreadPoolExecutor(cores()) as pool:
+        members = _members(source, done)
+        while block := list(islice(members, AT_ONCE)):
+            for name, folder, data, problem in pool.map(_checked, block):
+                if problem:
+                    done.unreadable[name] = problem
+                    continue
+                path = os.path.join(folder, _free_name(names, folder, os.path.basename(name)))
+                os.makedirs(os.path.join(target, folder), exist_ok=True)
+                with open(os.path.join(target, path), "wb") as file:
+                    file.write(data)
+                kept.setdefault(folder, []).append(path)
+    return kept
+
+
+def _checked(one: tuple[str, Callable[[], bytes]]) -> tuple[str, str, bytes, str]:
+    """Return an image's name, class and bytes, and why it cannot be read."""
+    name, read = one
+    data = read()
+    try:
+        decode(data, name)
+    except UnreadableImageError as error:  # fault 185: an image that no decoder takes
+        return name, "", b"", error.reason
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+    return name, parts[-2] if len(parts) > 1 else "", data, ""
 
 
 def _chosen(paths: list[str], share: float, seed: int) -> list[str]:
