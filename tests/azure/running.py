@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.azure.notebook_files import write_notebook
 
+LIMIT_S = 200.0
 TWINS = Path(__file__).parent / "twins"
 CONFIG = {
     "subscription_id": "00000000-aaaa-bbbb-cccc-000000000001",
@@ -45,7 +46,7 @@ def map_urls(cwd: Path, **named: Path) -> None:
 
 
 def azureml_run(
-    *arguments: str, cwd: Path, limit_s: float = 200, **variables: str
+    *arguments: str, cwd: Path, limit_s: float = LIMIT_S, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``rayjobs azureml run`` with these arguments to its end."""
     return subprocess.run(
@@ -56,3 +57,16 @@ def azureml_run(
         text=True,
         timeout=limit_s,
     )
+
+
+def ran(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder; it must end well."""
+    done = azureml_run(*arguments, cwd=folder, limit_s=LIMIT_S, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def said_by(folder: Path, program: str, **variables: str) -> str:
+    """Run a program that must end well; return all that it printed."""
+    done = ran(folder, program, **variables)
+    return done.stdout + done.stderr

@@ -10,7 +10,7 @@ from rayjobs.api.workspace import Workspace
 from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
 from rayjobs.target import timekeeper
-from tests.azure.running import azureml_run, copy_twin
+from tests.azure.running import copy_twin, ran
 from tests.support.jobs import until
 from tests.support.local_target import LocalTarget
 
@@ -19,8 +19,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 def test_steps_parameters_reuse_mpi_and_a_sweep(local_target: LocalTarget, own_home: Path) -> None:
     folder = copy_twin("pipelines", own_home)
-    done = azureml_run("driver.py", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ran(folder, "driver.py")
     lines = done.stdout.splitlines()
     for line in (
         "problems []",
@@ -59,8 +58,7 @@ def test_outputs_as_inputs_many_files_and_a_schedule(
     local_target: LocalTarget, own_home: Path
 ) -> None:
     folder = copy_twin("pipeline_data", own_home)
-    done = azureml_run("driver.py", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ran(folder, "driver.py")
     lines = done.stdout.splitlines()
     for line in (
         "status Finished",

@@ -10,7 +10,6 @@ import socket
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from rayjobs.api.model import Model
 from rayjobs.api.run import JobRun
 from rayjobs.api.workspace import Workspace
 from rayjobs.tuning import HyperDriveRun
-from tests.azure.running import CONFIG, as_notebook, azureml_run, copy_twin, map_urls
+from tests.azure.running import CONFIG, as_notebook, azureml_run, copy_twin, map_urls, ran, said_by
 from tests.support.local_target import LocalTarget
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -28,8 +27,7 @@ def test_script_estimator_and_sweep_of_one_driver(
     local_target: LocalTarget, own_home: Path
 ) -> None:
     folder = copy_twin("first", own_home)
-    done = azureml_run("driver.py", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ran(folder, "driver.py")
     lines = done.stdout.splitlines()
     assert lines[1:5] == ["team-ws", "group-1", "local", CONFIG["subscription_id"]]
     assert "metrics ['accuracy', 'lr']" in lines
@@ -50,13 +48,6 @@ def test_script_estimator_and_sweep_of_one_driver(
     workspace.close()
 
 
-def ran(folder: Path, program: str, *options: str, **variables: Any) -> str:
-    """Run a twin to its end; return what it printed."""
-    done = azureml_run(*options, program, cwd=folder, **variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 def runs_of(experiment: str) -> list[JobRun]:
     """Return an experiment's runs, the newest first, of a workspace that stays open."""
     return list(Workspace().experiments[experiment].get_runs())
@@ -72,17 +63,14 @@ def test_distributed_training_on_a_gpu_cluster_runs_on_cpus_only_when_that_is_al
     refused = azureml_run("gpus.py", "job.py", cwd=folder)
     assert refused.returncode == 1
     assert "allow CPUs: `rayjobs azureml run --allow-cpu`" in refused.stderr
-    done = azureml_run("--allow-cpu", "gpus.py", "job.py", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ran(folder, "--allow-cpu", "gpus.py", "job.py")
     assert "per process 2" in done.stdout
     assert f"{CONFIG['workspace_name']} {CONFIG['subscription_id']}" in done.stdout
     assert "with gloo in place of nccl" in done.stderr
     (run,) = runs_of("ddp-twin")
     assert "outputs/model.pt" in run.get_file_names()
     assert "azureml-logs/70_driver_log_1.txt" in run.get_file_names()
-    done = azureml_run("--allow-cpu", "gpus.py", "per_node.py", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "per node 2" in done.stdout
+    assert "per node 2" in ran(folder, "--allow-cpu", "gpus.py", "per_node.py").stdout
     for run in runs_of("ddp-twin"):
         assert run.get_metrics()["accuracy"] > 0.5
 
@@ -92,8 +80,8 @@ def test_transfer_learning_is_swept_and_the_best_model_registered(
 ) -> None:
     folder = copy_twin("transfer", own_home)
     map_urls(folder, fowl=pictures(own_home / "fowl_data.zip"))
-    said = ran(folder, "driver.py", "--allow-cpu")
-    assert "pytorch-birds\tpytorch-birds:1\t1" in said
+    done = ran(folder, "--allow-cpu", "driver.py")
+    assert "pytorch-birds\tpytorch-birds:1\t1" in done.stdout
     sweep, single = runs_of("pytorch-birds")
     assert single.get_metrics()["best_val_acc"][-1] > 0.9
     assert isinstance(sweep, HyperDriveRun)
@@ -109,7 +97,7 @@ def test_runs_are_started_tagged_found_canceled_and_failed(
     local_target: LocalTarget, own_home: Path
 ) -> None:
     folder = copy_twin("runs", own_home)
-    said = ran(folder, as_notebook(folder / "manage-runs.cells").name)
+    said = said_by(folder, as_notebook(folder / "manage-runs.cells").name)
     assert "Has it completed? Completed" in said
     assert "refused: " in said
     assert "'quality': 'fantastic run'" in said
@@ -136,7 +124,7 @@ def test_training_reads_a_table_and_mounted_files(
 ) -> None:
     folder = copy_twin("datasets", own_home)
     write_iris(folder / "train-dataset" / "iris.csv")
-    said = ran(folder, as_notebook(folder / "train-with-datasets.cells").name)
+    said = said_by(folder, as_notebook(folder / "train-with-datasets.cells").name)
     assert "files ['outputs/ridge_0.95.pkl']" in said
     assert "model sklearn_diabetes ['diabetes:1']" in said
     ridge, iris = runs_of("train-with-datasets")
@@ -152,7 +140,7 @@ def test_all_kinds_of_values_are_logged_and_read_back(
     local_target: LocalTarget, own_home: Path
 ) -> None:
     folder = copy_twin("logging", own_home)
-    said = ran(folder, as_notebook(folder / "logging-api.cells").name, MPLBACKEND="Agg")
+    said = said_by(folder, as_notebook(folder / "logging-api.cells").name, MPLBACKEND="Agg")
     assert "myfile.txt" in said.split("files ")[1].splitlines()[0]
     assert "tags {'My Favorite Run': None, 'Competition Rank': '1'}" in said
     (run,) = runs_of("logging-api-test")
@@ -164,8 +152,7 @@ def test_all_kinds_of_values_are_logged_and_read_back(
 def test_horovod_trains_on_two_nodes(local_target: LocalTarget, own_home: Path) -> None:
     folder = copy_twin("horovod", own_home)
     (folder / "gpus.py").write_text(NO_GPUS)
-    done = azureml_run("--allow-cpu", "gpus.py", "distributed.py", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ran(folder, "--allow-cpu", "gpus.py", "distributed.py")
     (run,) = runs_of("pytorch-distr-hvd")
     assert run.get_metrics()["ranks"] == 2
     assert run.get_metrics()["accuracy"][-1] > 0.6
@@ -176,7 +163,7 @@ def test_a_generic_estimator_passes_flags_and_is_swept(
     local_target: LocalTarget, own_home: Path
 ) -> None:
     folder = copy_twin("estimator", own_home)
-    said = ran(folder, as_notebook(folder / "how-to-use-estimator.cells").name)
+    said = said_by(folder, as_notebook(folder / "how-to-use-estimator.cells").name)
     assert "cpu-cluster AmlCompute Succeeded" in said
     sweep, *singles = runs_of("estimator-test")
     assert sweep.type == "hyperdrive"
@@ -193,7 +180,7 @@ def test_run_history_is_shown_in_tensorboard(local_target: LocalTarget, own_home
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     notebook = as_notebook(folder / "export-run-history-to-tensorboard.cells")
-    assert "shown True" in ran(folder, notebook.name, TWIN_PORT=port)
+    assert "shown True" in said_by(folder, notebook.name, TWIN_PORT=port)
     (run,) = runs_of("export-to-tensorboard")
     assert len(run.get_metrics()["mse"]) == len(list(run.get_children())) == 7
     assert len(list((folder / "exportedTBlogs").rglob("events.out.tfevents*"))) == 8

@@ -9,11 +9,11 @@ import pytest
 
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.paths import NodePaths
-from rayjobs.datastore import Datastore
 from rayjobs.datastore.materialise import mounts_root
 from rayjobs.datastore.mountfiles import mount_points
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Input
+from tests.storage.photos import register_photos
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server, s3_server  # noqa: F401
@@ -45,14 +45,11 @@ def test_a_server_killed_while_a_job_reads_is_a_failure_of_class_data(
     tmp_path: Path,
 ) -> None:
     with Proxy(s3_server.port) as proxy:
-        given = s3_server.record().settings
-        store = Datastore.register_s3(
+        store = register_photos(
             jobs.workspace,
-            "photos",
-            given["bucket"],
-            prefix=given["prefix"],
+            s3_server,
+            aws_profile,
             endpoint=proxy.endpoint,
-            profile=aws_profile,
             connect_timeout_s=10,
             attempts=1,
         )

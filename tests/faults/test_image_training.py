@@ -14,7 +14,6 @@ import torch
 
 from rayjobs.cli.main import run
 from rayjobs.core.failures import FailureClass
-from rayjobs.datastore import Datastore
 from rayjobs.images.component.imagemodels.directory import open_labeled
 from rayjobs.images.component.imagemodels.loading import MEASURED
 from rayjobs.images.component.imagemodels.schedule import batches_of_epoch
@@ -24,6 +23,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.metrics import series
 from rayjobs.spec.model import Input
+from tests.storage.photos import register_photos
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server, s3_server  # noqa: F401
@@ -157,14 +157,11 @@ def test_a_training_whose_storage_is_lost_goes_on_after_its_return(
     stage = "waits at the first batch"
     undisturbed = trainings.submit("")
     with Proxy(s3_server.port) as proxy:
-        given = s3_server.record().settings
-        store = Datastore.register_s3(
+        store = register_photos(
             jobs.workspace,
-            "photos",
-            given["bucket"],
-            prefix=given["prefix"],
+            s3_server,
+            aws_profile,
             endpoint=proxy.endpoint,
-            profile=aws_profile,
             connect_timeout_s=10,
             attempts=1,
         )

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from rayjobs.core.failures import FailureClass
-from rayjobs.datastore import Datastore
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.pipeline_file import pipeline_of
 from rayjobs.pipelines.submitter import resume_pipeline, submit_pipeline
+from tests.storage.photos import register_photos
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.server import S3Server, start_server
 from tests.support.jobs import Jobs, until
@@ -45,16 +45,8 @@ class Chain:
         self.turns.mkdir()
         (folder / "source").mkdir()
         (folder / "source" / "step.py").write_text(STEP)
-        given = server.record().settings
-        self.photos = Datastore.register_s3(
-            jobs.workspace,
-            "photos",
-            given["bucket"],
-            prefix=given["prefix"],
-            endpoint=server.endpoint,
-            profile=profile,
-            connect_timeout_s=2,
-            attempts=1,
+        self.photos = register_photos(
+            jobs.workspace, server, profile, connect_timeout_s=2, attempts=1
         )
         made = {"outputs": {"made": {"destination": "photos/{run-id}/made"}}}
         steps: dict[str, dict[str, Any]] = {

@@ -12,6 +12,7 @@ from rayjobs.datastore import Datastore
 from rayjobs.housekeeping import scratch
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Output
+from tests.storage.photos import register_photos
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server, s3_server  # noqa: F401
@@ -37,15 +38,7 @@ def proxy(
 ) -> Iterator[Proxy]:
     """What the job's datastore `photos` is reached through."""
     with Proxy(s3_server.port) as opened:
-        given = s3_server.record().settings
-        Datastore.register_s3(
-            jobs.workspace,
-            "photos",
-            given["bucket"],
-            prefix=given["prefix"],
-            endpoint=opened.endpoint,
-            profile=aws_profile,
-        )
+        register_photos(jobs.workspace, s3_server, aws_profile, endpoint=opened.endpoint)
         yield opened
 
 

@@ -151,11 +151,16 @@ def test_variables_that_the_queue_sets_are_refused(name: str) -> None:
     assert f"secrets.{name}" in said(spec(secrets={name: {"file": "/x"}}))
 
 
+@pytest.mark.parametrize("devices", ["0", "1,0", "GPU-1"])
+def test_a_job_does_not_choose_its_gpus(devices: str) -> None:
+    chosen = said(spec(environment_variables={"CUDA_VISIBLE_DEVICES": devices}))
+    assert chosen.keys() == {"environment_variables.CUDA_VISIBLE_DEVICES"}
+
+
 def test_other_variables_are_the_jobs_own() -> None:
     mine = {"AZUREML_COMPUTE_USE_COMMON_RUNTIME": "true", "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
     assert said(spec(environment_variables=mine)) == {}
-    assert said(spec(environment_variables={"CUDA_VISIBLE_DEVICES": "0"}))
     both = spec(environment_variables={"A": "1"}, secrets={"A": {"file": "/x"}})
     assert said(both).keys() == {"secrets.A"}
 
