@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ The estimate is the policy's current one; `rayjobs report queue` shows how good
 such estimates were.
 """
 HELD = "held"
-SETTLES_S = 2.0
 # Rules that more capacity would satisfy.
 ABOUT_CAPACITY = ("capacity", "line", "yielding", "never_fits")
 # The basis of an estimate, in words.
@@ -111,20 +110,20 @@ def _decision(workspace: Path, job: Job) -> dict[str, Any] | None:
     if job.state is not JobState.QUEUED:
         return None
     request = TargetRequest("explain", key=key_of(workspace, job))
-    deadline_s = time.monotonic() + SETTLES_S
-    while True:
-        try:
-            answer = ask_target(job.target, home(), request, timeout_s=ANSWER_S)
-        except TimeoutError:
-            return None
-        decision = (answer or {}).get("decision")
-        if not isinstance(decision, dict):
-            return None
-        # The target sees a hold or its release a moment after the store has it.
-        is_of_now = (decision.get("rule") == HELD) == (job.held is not None)
-        if is_of_now or time.monotonic() > deadline_s:
-            return decision
-        time.sleep(0.05)
+    decision = _asked(job.target, request)
+    if decision is None or (decision.get("rule") == HELD) == (job.held is not None):
+        return decision
+    # The target sees a hold or its release a moment after the store has it.
+    return _asked(job.target, replace(request, after_turn=True))
+
+
+def _asked(target: str, request: TargetRequest) -> dict[str, Any] | None:
+    try:
+        answer = ask_target(target, home(), request, timeout_s=ANSWER_S)
+    except TimeoutError:
+        return None
+    decision = (answer or {}).get("decision")
+    return decision if isinstance(decision, dict) else None
 
 
 def _outrun(store: Store, job: Job) -> dict[str, Any] | None:

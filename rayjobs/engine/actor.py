@@ -206,8 +206,7 @@ class TargetActor:
         if asked.op == "status":
             return {**me, **engine.status(asked.keys)}
         if asked.op == "explain":
-            decision = engine.explain(asked.key)
-            return {**me, "decision": None if decision is None else decision.to_dict()}
+            return {**me, "decision": await _decision_of(engine, asked)}
         if asked.op == "store":
             return {**me, **await _store_late(engine, asked)}
         if asked.op in ("evict", "stacks", "session"):
@@ -274,6 +273,13 @@ class TargetActor:
                 self.paths.root / "activity.json",
                 {"busy": busy, "at": now_s, "pid": os.getpid()},
             )
+
+
+async def _decision_of(engine: Engine, asked: TargetRequest) -> dict[str, Any] | None:
+    if asked.after_turn:
+        await engine.turned()
+    decision = engine.explain(asked.key)
+    return None if decision is None else decision.to_dict()
 
 
 async def _answer_of_job(engine: Engine, asked: TargetRequest) -> dict[str, Any]:

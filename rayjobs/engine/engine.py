@@ -108,6 +108,8 @@ class Engine:
         self.is_superseded = False
         self._note = note
         self._wake = asyncio.Event()
+        self._turns_begun = self._turns_ended = 0
+        self._turn_ended = asyncio.Condition()
         self._stopping = False
         self._retired_until_s: float | None = None
         self._tidied_s = clock.monotonic_s()
@@ -173,12 +175,20 @@ class Engine:
             return None
         return policy.explain(self.decisions, key)
 
+    async def turned(self) -> None:
+        """Begin a turn soon, and wait for its end: it sees all that the stores have by now."""
+        turn = self._turns_begun + 1
+        self.wake()
+        async with self._turn_ended:
+            await self._turn_ended.wait_for(lambda: self._turns_ended >= turn)
+
     # -- the loop --------------------------------------------------------------------------------
     async def run(self) -> None:
         """Serve until `stop`, or until another actor has claimed a workspace of this one."""
         try:
             while not self._stopping:
                 self._wake.clear()
+                self._turns_begun += 1
                 try:
                     await self.turn()
                 except RayjobsError as error:
@@ -187,6 +197,9 @@ class Engine:
                     # One bad turn must not end the whole queue.
                     log.exception("an unexpected error in the queue's loop")
                     await asyncio.sleep(POLL_S)
+                async with self._turn_ended:
+                    self._turns_ended = self._turns_begun
+                    self._turn_ended.notify_all()
                 try:
                     # Not wait_for: in Python 3.11 it loses a cancel that meets the wake.
                     async with asyncio.timeout(POLL_S):

@@ -23,6 +23,7 @@ class TargetRequest(Message):
         names: Environment variables whose values the actor returns.
         keys: Jobs whose state to return; None: all.
         key: The job whose decision to return.
+        after_turn: Return the decision of a turn that begins after the request.
         job: Id of the job to evict, whose stacks to return, whose outputs to store, or to reach.
         notice_s: Seconds that an evicted job gets; None: it is killed immediately.
         step: Of a session at a rank of the job.
@@ -35,6 +36,7 @@ class TargetRequest(Message):
     names: tuple[str, ...] = ()
     keys: tuple[str, ...] | None = None
     key: str = ""
+    after_turn: bool = False
     job: str = ""
     notice_s: float | None = None
     step: SessionStep | None = None

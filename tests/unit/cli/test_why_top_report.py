@@ -97,7 +97,7 @@ def test_why_waits_until_the_target_has_seen_a_hold_and_its_release(
     job = queue.submit()
     in_line, held = decision(queue, job), decision(queue, job, rule="held", reason="is held")
     queue.workspace.store.hold(job.id, reason="by ada")
-    with target(status(queue, job), in_line, in_line, held):
+    with target(status(queue, job), in_line, held):
         assert json.loads(terminal.type("why", "--json", job.id).out)["decision"]["rule"] == "held"
     queue.workspace.store.release(job.id)
     with target(status(queue, job), held, in_line):

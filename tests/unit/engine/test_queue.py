@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,25 @@ from rayjobs.policy import Waiting
 from rayjobs.spec.model import Array, Dependency, JobSpec, Resources, Retries
 from rayjobs.store.requests import JobFilter, NewJob
 from tests.fakes.world import World, play
+
+
+def test_a_turn_that_begins_after_a_hold_knows_of_it(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        runs = here.submit(resources=Resources(cpus=1))
+        await here.launched(runs)
+        waits = here.submit(resources=Resources(cpus=1))
+        key = f"{here.folder}::{waits.id}"
+        await here.until(lambda: here.engine.explain(key))
+        for count in range(10):  # whatever the engine is at when it is asked
+            await asyncio.sleep(0.001 * count)
+            here.store.hold(waits.id, reason="by ada")
+            await here.engine.turned()
+            assert (held := here.engine.explain(key)) and held.rule == "held"
+            here.store.release(waits.id)
+            await here.engine.turned()
+            assert (freed := here.engine.explain(key)) and freed.rule != "held"
+
+    play(scene, tmp_path, cpus=1.0)
 
 
 def submit_array(here: World, indices: str, limit: int | None = None) -> Job:
