@@ -76,7 +76,7 @@ def test_why_tells_rule_room_those_ahead_and_the_start(queue: Queue, terminal: T
         said = terminal.type("why", job.id).out
         data = json.loads(terminal.type("why", "--json", job.id).out)
     lines = said.splitlines()
-    assert lines[0] == f"{job.id} waits (number 3 in the queue) for 2 jobs ahead of it"
+    assert lines[0] == f"{job.id} is Queued (number 3 in the queue): waits for 2 jobs ahead of it"
     for part in (
         "Rule",
         f"{tail(first)} first, a job of /elsewhere",
