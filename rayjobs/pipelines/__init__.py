@@ -1,5 +1,8 @@
 """Pipelines: steps that pass data to each other, each a job in the queue.
 
+`pipeline_file` reads a file, `planning` makes the rows of a run, `reuse` decides which steps take
+earlier results, `submitter` writes the run, `scheduling` starts runs of schedules.
+
 Names are imported on first use.
 """
 

@@ -1,7 +1,9 @@
 """Which queued jobs start now, which are preempted, and why the others wait: pure functions.
 
-`decide` turns a `Situation` into `Decisions`. Nothing here reads a clock, a file or a cluster, so
-the target's engine, `rayjobs simulate` and the tests run the same code.
+`deciding` starts jobs, `preempting` chooses those that make room, `reserving` keeps nodes for the
+head of the queue, `explaining` says why a job waits. `decide` turns a `Situation` into `Decisions`.
+Nothing here reads a clock, a file or a cluster, so the target's engine, `rayjobs simulate` and the
+tests run the same code.
 """
 
 from __future__ import annotations
