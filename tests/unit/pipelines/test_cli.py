@@ -265,7 +265,7 @@ def test_a_run_whose_target_is_on_its_way_up_is_queued(typed: Typed) -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         explained = typed.rayjobs("why", run_id)[0]
         assert f"{run_id} is a pipeline; this explains prep, its next step" in explained
-        assert "waits: target 'local' is being started" in explained
+        assert "is Queued: target 'local' is being started" in explained
         shown = typed("show", run_id)[0]
         assert "State       Queued" in shown and "is being started" in shown
         (listed,) = [
