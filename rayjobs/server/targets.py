@@ -122,6 +122,21 @@ def _name_of(request: Request) -> str:
     return name
 
 
+async def _check_allowed(workspace: OpenWorkspace, asked: TargetRequest, caller: Caller) -> None:
+    """Refuse what this client may not request from a target."""
+    if asked.op in OF_A_JOB:
+        if caller.token.role < Role.SUBMITTER:
+            role = caller.token.role.name.lower()
+            raise Refusal(403, f"{caller.user} has the role {role}; this needs the role submitter")
+        job = await in_thread(workspace.store.job, asked.job)
+        if job.user != caller.user and caller.token.role < Role.ADMIN:
+            raise Refusal(403, f"job {job.id} is {job.user}'s")
+    elif asked.op not in READ:
+        raise Refusal(403, f"a client may not request from a target: {asked.op!r:.40}")
+    elif asked.op == "explain" and not asked.key.startswith(f"{workspace.path}::"):
+        raise Refusal(403, "a client may only request jobs of its workspace")
+
+
 def _asking(workspace: OpenWorkspace) -> Handler:
     """Return the handler that passes a client's request to a target."""
 
@@ -135,19 +150,7 @@ def _asking(workspace: OpenWorkspace) -> Handler:
         serving = await with_target(elsewhere.find_quietly, workspace.path, name, home=at)
         if serving is None:
             _name_of(request)
-        if asked.op in OF_A_JOB:
-            if caller.token.role < Role.SUBMITTER:
-                role = caller.token.role.name.lower()
-                raise Refusal(
-                    403, f"{caller.user} has the role {role}; this needs the role submitter"
-                )
-            job = await in_thread(workspace.store.job, asked.job)
-            if job.user != caller.user and caller.token.role < Role.ADMIN:
-                raise Refusal(403, f"job {job.id} is {job.user}'s")
-        elif asked.op not in READ:
-            raise Refusal(403, f"a client may not request from a target: {asked.op!r:.40}")
-        elif asked.op == "explain" and not asked.key.startswith(f"{workspace.path}::"):
-            raise Refusal(403, "a client may only request jobs of its workspace")
+        await _check_allowed(workspace, asked, caller)
         step = None if asked.step is None else asked.step.op
         if asked.op in ("evict", "store") or step in (sessionsteps.EXEC, sessionsteps.PORT):
             request.state.is_change = True

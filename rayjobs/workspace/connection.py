@@ -15,7 +15,7 @@ import socket
 import ssl
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -200,27 +200,10 @@ class Connection:
         repeats: bool | None = None,
     ) -> Any:
         may_repeat = verb in ("GET", "HEAD", "PUT", "DELETE") if repeats is None else repeats
-        pause_s, failure = FIRST_PAUSE_S, ""
         said: Exception | None = None
-        number, began_s, is_noted = self._number, time.monotonic(), False
-        hopeless: set[int] = set()  # servers whose address is wrong
-        for attempt in itertools.count():
-            # A running program waits for a server that restarts; a first command soon reports that
-            # there is no server.
-            limit_s = PATIENCE_S if self._has_answered else FIRST_PATIENCE_S
-            is_over = attempt and time.monotonic() - began_s > limit_s
-            if is_over and attempt >= len(self._servers):
-                break
-            if len(hopeless) == len(self._servers):
-                break
-            if attempt and not is_noted and time.monotonic() - began_s > NOTED_S:
-                note(f"waiting for {self._servers[number]}: {failure}")
-                is_noted = True
-            if attempt:
-                number = self._number = (number + 1) % len(self._servers)
-            if attempt and attempt % len(self._servers) == 0:
-                time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads clients
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        tries = _Tries(self._servers, self._number, self._patience_s)
+        for number in tries:
+            self._number = number
             was_sent, connection = False, None
             try:
                 # The server may have closed an idle connection.
@@ -231,7 +214,7 @@ class Connection:
                 return self._taken(take, answer, number, connection)
             except _BusyError as busy:
                 _drop(connection)
-                failure, said = str(busy), busy.error
+                tries.failure, said = str(busy), busy.error
             except ssl.SSLCertVerificationError as error:
                 _drop(connection)
                 raise UnreachableError(
@@ -241,14 +224,14 @@ class Connection:
             except (OSError, http.client.HTTPException) as error:
                 _drop(connection)
                 self._close_free()
-                failure, said = str(error) or type(error).__name__, None
+                tries.failure, said = str(error) or type(error).__name__, None
                 if not self._has_answered and (why := self._why_wrong(number, error)):
-                    hopeless.add(number)
-                    failure = why
+                    tries.hopeless.add(number)
+                    tries.failure = why
                 elif was_sent and not may_repeat:
                     raise UnreachableError(
-                        f"{self.address} did not answer {verb} {path} ({failure}); the request may "
-                        f"have succeeded anyway: check before you repeat it"
+                        f"{self.address} did not answer {verb} {path} ({tries.failure}); the "
+                        f"request may have succeeded anyway: check before you repeat it"
                     ) from error
             except RayjobsError:
                 assert connection is not None
@@ -259,7 +242,12 @@ class Connection:
                 raise
         several = len(self._servers) > 1
         what = f"servers {' and '.join(self._servers)}" if several else f"server {self.address}"
-        raise said or UnreachableError(f"the {what} cannot be reached: {failure}")
+        raise said or UnreachableError(f"the {what} cannot be reached: {tries.failure}")
+
+    def _patience_s(self) -> float:
+        # A running program waits for a server that restarts; a first command soon reports that
+        # there is no server.
+        return PATIENCE_S if self._has_answered else FIRST_PATIENCE_S
 
     def _taken(
         self,
@@ -392,6 +380,39 @@ class Connection:
                 raise lost
             yield {}
             time.sleep(AGAIN_S)
+
+
+class _Tries:
+    """Yields which server to try, one after the other, with pauses between the rounds.
+
+    Ends once each was tried and the time is up, or all addresses are wrong.
+
+    Attributes:
+        failure: Why the last try failed.
+        hopeless: Servers whose address is wrong.
+    """
+
+    def __init__(self, servers: Sequence[str], first: int, limit_s: Callable[[], float]) -> None:
+        self.failure = ""
+        self.hopeless: set[int] = set()
+        self._servers, self._number, self._limit_s = servers, first, limit_s
+
+    def __iter__(self) -> Iterator[int]:
+        count, began_s, pause_s = len(self._servers), time.monotonic(), FIRST_PAUSE_S
+        is_noted = False
+        yield self._number
+        for attempt in itertools.count(1):
+            waited_s = time.monotonic() - began_s
+            if len(self.hopeless) == count or (attempt >= count and waited_s > self._limit_s()):
+                return
+            if not is_noted and waited_s > NOTED_S:
+                note(f"waiting for {self._servers[self._number]}: {self.failure}")
+                is_noted = True
+            self._number = (self._number + 1) % count
+            if attempt % count == 0:
+                time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads clients
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            yield self._number
 
 
 def _whole(answer: http.client.HTTPResponse) -> bytes:

@@ -424,7 +424,7 @@ def test_update_changes_priority_and_tags(queue: Queue, terminal: Terminal) -> N
 
 def test_why_names_what_a_job_waits_for(queue: Queue, terminal: Terminal) -> None:
     waiting, ended = queue.submit(), queue.failed()
-    assert "waits: target 'local' does not run" in terminal.type("why", waiting.id).out
+    assert "is Queued: target 'local' does not run" in terminal.type("why", waiting.id).out
     assert "is not waiting: it is Failed" in terminal.type("why", ended.id).out
 
 

@@ -57,10 +57,8 @@ def instance(schema: dict[str, Any], named: dict[str, Any], depth: int = 0) -> A
             kinds = [one for one in schema[name] if one.get("type") != "null"]
             numbers = [one for one in kinds if one.get("type") in ("integer", "number")]
             return instance((numbers or kinds)[0], named, depth + 1)
-    if "enum" in schema:
-        return schema["enum"][0]
-    if "const" in schema:
-        return schema["const"]
+    if "enum" in schema or "const" in schema:
+        return [*schema.get("enum", ()), schema.get("const")][0]
     kind = schema.get("type")
     if kind in ("integer", "number"):
         return MARK
@@ -103,25 +101,29 @@ def requests(document: dict[str, Any]) -> Iterator[tuple[str, str, str | None]]:
         if path in LEFT_OUT:
             continue
         for verb, operation in verbs.items():
-            schema = schema_of(operation)
-            parameters = operation.get("parameters", [])
-            where = path
-            for one in parameters:
-                if one["in"] == "path":
-                    where = where.replace("{" + one["name"] + "}", "REAL")
-            if schema is not None:
-                value = instance(schema, named)
-                for number in NUMBERS:
-                    for text in with_one_number(value, number):
-                        yield verb.upper(), where, text
-            for one in parameters:
-                if one["in"] in ("query", "path"):
-                    for number in NUMBERS:
-                        if one["in"] == "query":
-                            yield verb.upper(), f"{where}?{one['name']}={quote(number)}", None
-                        else:
-                            put = path.replace("{" + one["name"] + "}", quote(number))
-                            yield verb.upper(), put.replace("{", "a").replace("}", "a"), None
+            for where, text in requests_of(path, operation, named):
+                yield verb.upper(), where, text
+
+
+def requests_of(
+    path: str, operation: dict[str, Any], named: dict[str, Any]
+) -> Iterator[tuple[str, str | None]]:
+    """Yield path with query, and body of each request to send to an operation."""
+    schema, parameters = schema_of(operation), operation.get("parameters", [])
+    where = path
+    for one in parameters:
+        if one["in"] == "path":
+            where = where.replace("{" + one["name"] + "}", "REAL")
+    for number in NUMBERS:
+        if schema is not None:
+            for text in with_one_number(instance(schema, named), number):
+                yield where, text
+        for one in parameters:
+            if one["in"] == "query":
+                yield f"{where}?{one['name']}={quote(number)}", None
+            elif one["in"] == "path":
+                put = path.replace("{" + one["name"] + "}", quote(number))
+                yield put.replace("{", "a").replace("}", "a"), None
 
 
 @pytest.mark.timeout(300)
