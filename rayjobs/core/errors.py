@@ -70,7 +70,7 @@ class Problem:
         path: The field, such as ``resources.gpus``; empty for the whole spec.
         message: What is wrong, including the value.
         remedy: What to write instead.
-        is_missing: It names a file or folder that does not exist.
+        is_missing: It names a thing that does not exist: a file, target, job, dataset or datastore.
         is_unknown_key: The field does not exist, for example because its key is misspelt.
     """
 
@@ -93,7 +93,7 @@ class Problem:
 class SpecError(RayjobsError, UserErrorException):
     """A spec is wrong; `problems` lists everything at once.
 
-    If all problems are missing files, the exit code is that of other missing files.
+    If all problems name what does not exist, the exit code is that of `NotFoundError`.
 
     Attributes:
         headline: The message without the list of problems.

@@ -85,12 +85,12 @@ def pin(
                     f"it: {error}"
                 )
                 continue
-            problems.append(Problem(f"inputs.{name}.source", str(error)))
+            problems.append(_problem(f"inputs.{name}.source", error))
     for name, output in spec.outputs.items():
         try:
             catalogue.datastore(output.destination.partition("/")[0])
         except DatastoreError as error:
-            problems.append(Problem(f"outputs.{name}.destination", str(error)))
+            problems.append(_problem(f"outputs.{name}.destination", error))
         try:
             if output.register_as is not None:
                 check_dataset_name(output.register_as.name)
@@ -99,6 +99,10 @@ def pin(
     if problems or pinned == dict(spec.inputs):
         return spec, problems, warnings
     return spec.model_copy(update={"inputs": pinned}), problems, warnings
+
+
+def _problem(path: str, error: DatastoreError) -> Problem:
+    return Problem(path, str(error), is_missing=isinstance(error, LookupError))
 
 
 def _unknown_outputs(
@@ -120,7 +124,8 @@ def _unknown_outputs(
         try:
             job = workspace.store.job(job_id)
         except NotFoundError:
-            yield Problem(path, f"there is no job {job_id!r}.", _meant_job(workspace, job_id))
+            meant = _meant_job(workspace, job_id)
+            yield Problem(path, f"there is no job {job_id!r}.", meant, is_missing=True)
             continue
         if output not in job.spec.outputs:
             names = ", ".join(job.spec.outputs) or "none"

@@ -503,7 +503,9 @@ def _with_known_dependencies(
         try:
             job = workspace.store.find(dependency.job)
         except (NotFoundError, UsageError) as error:
-            problems.append(Problem(f"depends_on[{index}].job", f"{error}"))
+            is_missing = isinstance(error, NotFoundError)
+            path = f"depends_on[{index}].job"
+            problems.append(Problem(path, f"{error}", is_missing=is_missing))
             continue
         found.append(dependency.model_copy(update={"job": job.id}))
     if problems or not found:
@@ -540,7 +542,8 @@ def facts_of(workspace: OpenWorkspace, target: str) -> TargetFacts:
     try:
         known = capacity_of(target)
     except (NotFoundError, UsageError) as error:
-        return TargetFacts(None, None, (Problem("target", str(error)),))
+        is_missing = isinstance(error, NotFoundError)
+        return TargetFacts(None, None, (Problem("target", str(error), is_missing=is_missing),))
     return TargetFacts(None, known if known.nodes else None)
 
 

@@ -88,7 +88,7 @@ def test_an_error_names_what_set_the_target(
     (folder / "train.py").write_text("print(1)\n")
     monkeypatch.setenv("RAYJOBS_TARGET", "lab")
     done = terminal.type("submit", "-d", "train.py")
-    assert done.code == 2
+    assert done.code == 3
     assert "RAYJOBS_TARGET: there is no target 'lab'" in " ".join(done.err.split())
     (folder / "rayjobs.yaml").write_text("job: {environment: missing.txt, priority: x}\n")
     done = terminal.type("submit", "-d", "train.py")
