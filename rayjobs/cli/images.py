@@ -40,6 +40,7 @@ _TRAINING = (
     "threads",
     "checkpoint_every",
     "precision",
+    "gradient_parts",
     "onnx",
 )
 _MODES = click.Choice(("mount", "download"))
@@ -230,6 +231,12 @@ def _convert_here(
     "--precision",
     type=click.Choice(("auto", "fp32", "bf16")),
     help="Precision [auto: measured on CUDA].",
+)
+@click.option(
+    "--gradient-parts",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Parts of a batch with a gradient each; 2: the sums of two processes [1].",
 )
 @click.option("--compile", "compiles", is_flag=True, help="Use torch.compile.")
 @click.option("--onnx", is_flag=True, help="Also export the model to ONNX.")

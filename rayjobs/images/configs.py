@@ -30,7 +30,7 @@ def training_config(
         parameters: epochs, batch_size, warmup_epochs, learning_rate, random_seed, patience,
             print_frequency.
         settings: Further options of the script: image_size, augmentation, cache, threads,
-            checkpoint_every, precision, compile, register, onnx.
+            checkpoint_every, precision, compile, gradient_parts, register, onnx.
         more: Further arguments of ScriptRunConfig: compute_target, distributed_job_config, …
 
     Raises:

@@ -37,7 +37,7 @@ def checked_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 # Options of the script `train.py` that are not parameters of Azure ML's component.
 SETTINGS = (
     "image_size", "augmentation", "cache", "threads", "checkpoint_every", "precision", "compile",
-    "register", "onnx",
+    "gradient_parts", "register", "onnx",
 )  # fmt: skip
 
 

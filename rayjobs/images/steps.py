@@ -116,7 +116,7 @@ class TrainPytorchModel(ImageStep):
         parameters: The training's epochs, batch_size, warmup_epochs, learning_rate, random_seed,
             patience, print_frequency; each a value or a PipelineParameter.
         settings: Further options of the script: image_size, augmentation, cache, threads,
-            checkpoint_every, precision, compile, register, onnx.
+            checkpoint_every, precision, compile, gradient_parts, register, onnx.
         more: See `ImageStep`. `runconfig` sets nodes and processes.
 
     Raises:

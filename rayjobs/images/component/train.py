@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=int, default=0)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--compile", action="store_true", default=None)
+    parser.add_argument("--gradient-parts", type=int, default=1)
     parser.add_argument("--backend")
     parser.add_argument("--register", help="Name under which the model is registered.")
     parser.add_argument("--onnx", action="store_true", help="Export the model as ONNX, too.")
@@ -51,6 +52,10 @@ def main() -> None:
     ):
         if value not in known:
             raise ParameterOutOfRangeError(f"{name} is {value!r}; use one of: {', '.join(known)}")
+    if arguments.gradient_parts < 1:
+        raise ParameterOutOfRangeError(
+            f"gradient_parts is {arguments.gradient_parts}; it must be 1 or more"
+        )
     if os.path.isdir(arguments.model):
         network, weights = networks.read_untrained(arguments.model)
     else:
@@ -69,6 +74,7 @@ def main() -> None:
         threads=arguments.threads,
         precision=arguments.precision,
         compiles=arguments.compile,
+        gradient_parts=arguments.gradient_parts,
     )
     module = networks.build(network, len(training.classes), weights)
     work = Training(module, training, validation, how=how, settings=settings, ranks=ranks)

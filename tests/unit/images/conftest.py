@@ -22,6 +22,8 @@ from rayjobs.images.component.imagemodels.training import (
 
 COLORS = ("blue", "green", "red")
 HOW = Preprocessing(image_size=12, augmentation="crop-flip")
+DEEP = Preprocessing(image_size=40, augmentation="crop-flip")
+"""Large enough that the last layers of resnet18 have more than one value for each image."""
 
 
 def save_images(root: Path, count: int, *, seed: int = 0, suffix: str = ".png") -> Path:
@@ -90,14 +92,20 @@ def training(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
-    def make(root: Path = data, *, module: nn.Module | None = None, **changes: object) -> Training:
+    def make(
+        root: Path = data,
+        *,
+        module: nn.Module | None = None,
+        how: Preprocessing = HOW,
+        **changes: object,
+    ) -> Training:
         values = {"epochs": 2, "batch_size": 8, "learning_rate": 0.1, "threads": 2, **changes}
         set_up_determinism(1)
         return Training(
             module or tiny(),
             open_labeled(str(root / "train")),
             open_labeled(str(root / "val")),
-            how=HOW,
+            how=how,
             settings=Settings(**values),  # type: ignore[arg-type]
             ranks=Ranks(),
         )

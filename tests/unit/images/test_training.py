@@ -11,11 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
+from rayjobs.images.component.imagemodels import networks
 from rayjobs.images.component.imagemodels.errors import (
     DivergedError,
     ImageModelError,
@@ -28,8 +31,12 @@ from rayjobs.images.component.imagemodels.schedule import (
     best_epoch,
     is_stopped,
 )
-from rayjobs.images.component.imagemodels.training import Progress, Training
-from tests.unit.images.conftest import InDouble, save_images, tiny
+from rayjobs.images.component.imagemodels.training import (
+    Progress,
+    Training,
+    set_up_determinism,
+)
+from tests.unit.images.conftest import DEEP, InDouble, save_images, tiny
 
 pytestmark = pytest.mark.long
 
@@ -204,9 +211,22 @@ def test_two_processes_give_the_curve_of_one(training: Make, data: Path, tmp_pat
     ]
     assert [one.wait(200) for one in ranks] == [0, 0]
     # In float64 rounding is so small that a defect cannot hide behind it.
-    for kind, module, most in (("float32", tiny(), 1e-4), ("float64", InDouble(tiny()), 1e-11)):
+    # A deep network shows each bit that differs within three epochs.
+    cases: tuple[tuple[str, Callable[[], nn.Module], float, dict[str, Any]], ...] = (
+        ("float32", tiny, 1e-4, {}),
+        ("float64", lambda: InDouble(tiny()), 1e-11, {}),
+        (
+            "resnet18",
+            lambda: networks.build("resnet18", 3),
+            1e-5,
+            {"gradient_parts": 2, "how": DEEP, "learning_rate": 0.002},
+        ),
+    )
+    for kind, made, most, changes in cases:
         shutil.rmtree("outputs", ignore_errors=True)
-        alone = training(epochs=3, batch_size=8, learning_rate=0.1, module=module).run()
+        set_up_determinism(1)
+        given = {"epochs": 3, "batch_size": 8, "learning_rate": 0.1, "threads": 1, **changes}
+        alone = training(module=made(), **given).run()
         together = json.loads((folder / kind / "curve.json").read_text())
         for mine, theirs in zip(curve(alone), together, strict=True):
             assert theirs == pytest.approx(mine, abs=most)

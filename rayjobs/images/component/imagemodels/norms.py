@@ -1,6 +1,11 @@
 """Batch normalization over the batch of all processes, also without CUDA.
 
 torch.nn.SyncBatchNorm runs on GPUs alone. Source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
+
+The result is that of `torch.nn.BatchNorm2d` on the whole batch, to the last bit but for chance:
+PyTorch adds up in float64 on CPUs, where the order of the images leaves no trace once the sum is
+rounded, and every other step is computed here with its roundings. So each step says how PyTorch
+does it, and tests compare the bits.
 """
 
 from __future__ import annotations
@@ -10,20 +15,77 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional
+
+_CHANNELS = (0, 2, 3)
 
 
-class _SumOverRanks(torch.autograd.Function):
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    """Return values of channels in the shape (1, channels, 1, 1)."""
+    return values[None, :, None, None]
+
+
+class _Normalize(torch.autograd.Function):
     @staticmethod
-    def forward(_context: Any, values: torch.Tensor) -> torch.Tensor:
-        total = values.clone()
-        dist.all_reduce(total)
-        return total
+    def forward(
+        context: Any,
+        values: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        running: tuple[torch.Tensor, torch.Tensor],
+        momentum: float,
+        eps: float,
+    ) -> torch.Tensor:
+        kind, double = values.dtype, torch.float64
+        count = values.new_full((1,), values.numel() // values.shape[1], dtype=double)
+        sums = torch.cat([values.sum(dim=_CHANNELS, dtype=double), count])
+        dist.all_reduce(sums)
+        total = sums[-1]
+        mean = (sums[:-1] / total).to(kind)
+        # In a second pass: the difference of squares loses half of the digits.
+        centered = values - _wide(mean)
+        squares = centered.mul_(centered).sum(dim=_CHANNELS, dtype=double)
+        dist.all_reduce(squares)
+        summed = squares.to(kind)  # PyTorch keeps the sum in the kind of the values
+        scale = torch.rsqrt((summed / total).double() + eps).to(kind)
+        mean_of_all, variance_of_all = running
+        unbiased = summed / (total - 1).clamp(min=1)
+        mean_of_all.lerp_(mean, momentum)
+        variance_of_all.lerp_(unbiased, momentum)
+        context.save_for_backward(values, weight, mean, scale, total)
+        slope = scale * weight
+        # One rounding for product and sum, as a processor's fused operation has it.
+        start = (bias.double() - mean.double() * slope.double()).to(kind)
+        # x · slope + start by PyTorch's own loop, which uses the fused operation.
+        zeros, ones = torch.zeros_like(mean), torch.ones_like(mean)
+        return functional.batch_norm(values, zeros, ones, slope, start, False, 0.0, 0.0)
 
     @staticmethod
-    def backward(_context: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        total = gradients[0].clone()
-        dist.all_reduce(total)
-        return total
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        values, weight, mean, scale, total = context.saved_tensors
+        given = gradients[0].contiguous()
+        kind, double = values.dtype, torch.float64
+        images, channels, height, width = values.shape
+        # PyTorch sums each channel of each image in the kind of the values, those of the images in
+        # float64. Taken as one image of many channels, its own loop gives the sums of each.
+        shape = (1, images * channels, height, width)
+        ones = values.new_ones(images * channels)
+        _, products, sums = torch.ops.aten.native_batch_norm_backward(
+            given.view(shape), values.view(shape), ones, None, None, mean.repeat(images), ones,
+            True, 0.0, [False, True, True],
+        )  # fmt: skip
+        both = torch.stack([sums, products]).view(2, images, channels).sum(dim=1, dtype=double)
+        dist.all_reduce(both)
+        summed, product = both.unbind()
+        slope = product.to(kind) * scale * scale / total
+        rest = given - _wide((summed / total).to(kind))
+        rest = rest.addcmul_(values - _wide(mean), _wide(slope).expand_as(rest), value=-1)
+        rest = rest.mul_(_wide(scale)).mul_(_wide(weight))
+        # Every process has the sums of all, of which DistributedDataParallel takes the mean after
+        # it took the sum: a part for each.
+        world = dist.get_world_size()
+        of_weight = (product * scale.double()).to(kind) / world
+        return rest, of_weight, summed.to(kind) / world, None, None, None
 
 
 class SynchronizedBatchNorm2d(nn.BatchNorm2d):
@@ -33,26 +95,16 @@ class SynchronizedBatchNorm2d(nn.BatchNorm2d):
         """Normalize a part of the global batch, of the shape (n, channels, height, width)."""
         if not self.training:
             return super().forward(values)
-        count = values.new_full((1,), values.shape[0] * values.shape[2] * values.shape[3])
-        sums = _SumOverRanks.apply(torch.cat([values.sum(dim=(0, 2, 3)), count]))
-        total = sums[-1]
-        mean = sums[:-1] / total
-        centered = values - mean[None, :, None, None]
-        # In a second pass: the difference of squares loses half of the digits.
-        squares = _SumOverRanks.apply((centered * centered).sum(dim=(0, 2, 3)))
-        variance = squares / total
-        with torch.no_grad():
-            assert self.running_mean is not None and self.running_var is not None
-            assert self.num_batches_tracked is not None and self.momentum is not None
-            self.num_batches_tracked.add_(1)
-            unbiased = variance * total / (total - 1).clamp(min=1)
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(unbiased, self.momentum)
-        scale = self.weight * torch.rsqrt(variance + self.eps)
-        result: torch.Tensor = (
-            centered * scale[None, :, None, None] + self.bias[None, :, None, None]
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None and self.momentum is not None
+        self.num_batches_tracked.add_(1)
+        running = (self.running_mean, self.running_var)
+        # Statistics of values of 16 bits are computed in 32.
+        given = values.to(self.weight.dtype).contiguous()
+        result: torch.Tensor = _Normalize.apply(
+            given, self.weight, self.bias, running, self.momentum, self.eps
         )
-        return result
+        return result.to(values.dtype)
 
 
 def synchronized(module: nn.Module) -> nn.Module:

@@ -38,18 +38,20 @@ class Schedule:
 
 
 def batches_of_epoch(
-    count: int, *, batch_size: int, world: int, rank: int, seed: int, epoch: int
+    count: int, *, batch_size: int, world: int, rank: int, seed: int, epoch: int, parts: int = 1
 ) -> list[list[int]]:
     """Return the batches of one process in an epoch.
 
     The global batch has `batch_size` × `world` images, and each process takes every `world`-th of
     them; so the processes of a job train on the same batches as one process with a batch that is as
     large. A last batch with less than one image for each process, or of one image, is left out:
-    batch normalization has no variance of it.
+    batch normalization has no variance of it. With `parts`, a batch has first the images that the
+    first of so many processes would have, then those of the second, and so on.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
-    parts = [part for part in order.split(batch_size * world) if len(part) >= max(2, world)]
-    return [part[rank::world].tolist() for part in parts]
+    batches = [batch for batch in order.split(batch_size * world) if len(batch) >= max(2, world)]
+    own = [batch[rank::world] for batch in batches]
+    return [torch.cat([batch[one::parts] for one in range(parts)]).tolist() for batch in own]
 
 
 def shares(count: int, *, batch_size: int, world: int, rank: int) -> list[list[int]]:

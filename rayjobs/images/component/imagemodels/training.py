@@ -22,10 +22,11 @@ from rayjobs.injob.run import Run
 from .augmenting import crop_and_flip, enlarged, random_parts
 from .decoding import Preprocessing
 from .directory import ImageDirectory
-from .errors import DivergedError, InvalidDatasetError
+from .errors import DivergedError, InvalidDatasetError, ParameterOutOfRangeError
 from .loading import Loader, LoadingPlan, make_plan, open_cache
 from .normalizing import Normalizer
 from .norms import synchronized
+from .parts import in_parts
 from .ranks import Ranks, packed, unpacked
 from .schedule import Schedule, batches_of_epoch, best_epoch, global_sizes, is_stopped, shares
 
@@ -46,6 +47,8 @@ class Settings:
         threads: Threads that decode in each process; None: measured.
         precision: auto, fp32 or bf16.
         compiles: Whether torch.compile is used; None: where a measurement on CUDA says so.
+        gradient_parts: Parts of a batch whose gradients are added up apart; with 2, the sums are
+            those of two processes, digit by digit.
     """
 
     epochs: int = 5
@@ -60,6 +63,7 @@ class Settings:
     threads: int | None = None
     precision: str = "auto"
     compiles: bool | None = None
+    gradient_parts: int = 1
 
 
 @dataclass
@@ -126,6 +130,13 @@ class Training:
         )
         self.progress = Progress()
         is_cuda = ranks.device.type == "cuda"
+        if settings.gradient_parts > 1:
+            if is_cuda or settings.compiles or settings.precision == "bf16":
+                raise ParameterOutOfRangeError(
+                    f"gradient_parts is {settings.gradient_parts}; more than 1 is for CPUs and "
+                    f"float32, without torch.compile"
+                )
+            module = in_parts(module, settings.gradient_parts)
         if ranks.world > 1:
             # Each process normalizes by the global batch: the loss curve is that of one process.
             if is_cuda:
@@ -206,6 +217,7 @@ class Training:
             rank=ranks.rank,
             seed=settings.random_seed,
             epoch=epoch,
+            parts=settings.gradient_parts,
         )
         wrapped.train()
         began, waited, seen = time.perf_counter(), loader.wait_s, 0
