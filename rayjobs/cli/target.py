@@ -167,8 +167,10 @@ def rm(settings: Settings, name: str, cancels: bool, force: bool) -> None:
     """
     from rayjobs.core.paths import home
     from rayjobs.target import unfinished
+    from rayjobs.target.record import load_target
     from rayjobs.target.targets import remove_target
 
+    load_target(name, home=home())  # an unknown name changes nothing
     if cancels:
         jobs = unfinished.of_target(name, home=home())
         ended = unfinished.cancel_for_good(name, jobs, home=home(), say=settings.note)

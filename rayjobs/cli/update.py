@@ -112,4 +112,6 @@ def update(
         listed = ", ".join(f"{key}={value}" for key, value in new.tags.items()) or "no tags"
         held = f", held: {plain_text(new.held)}" if new.held else ", released" if release else ""
         number = f", revision {revision}" if revision > 1 else ""
-        click.echo(f"{new.id} priority {new.priority}, {listed}{held}{number}")
+        named = {str(option).replace("_", "-"): value for option, value in options.items() if value}
+        sizes = "".join(f", {option} {value}" for option, value in named.items())
+        click.echo(f"{new.id} priority {new.priority}{sizes}, {listed}{held}{number}")

@@ -304,7 +304,9 @@ def what_becomes(name: str, jobs: Unfinished) -> str:
             f"`rayjobs target start {name}` reaches the cluster."
         )
     if jobs.waiting:
-        sentences.append("Waiting jobs stay queued until then.")
+        sentences.append(
+            f"Waiting jobs stay queued until `rayjobs target start {name}` reaches the cluster."
+        )
     return " ".join(sentences)
 
 

@@ -48,7 +48,8 @@ def test_a_waiting_job_gets_a_new_revision_in_its_place(queue: Queue, terminal: 
     assert "max_duration_s none → 7200" in told.message
     assert "resources.cpus 1 → 2" in told.message
     assert JobSpec.model_validate_json(told.data["before"]) == job.spec  # kept as it was
-    assert terminal.type("update", job.id, "--max-duration", "none", "--untag", "a").code == 0
+    done = terminal.type("update", job.id, "--max-duration", "none", "--untag", "a")
+    assert done.out == f"{job.id} priority 3, max-duration none, no tags, revision 3\n"
     assert store.job(job.id).spec.max_duration_s is None
     assert dict(store.job(job.id).spec.tags) == {}
     assert store.revision(job.id) == 3
