@@ -27,7 +27,7 @@ from mutants import FOLDER, Mutant, MutantError, fingerprint, load, mutation
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = FOLDER / "proven.json"
 PAGE = Path("docs") / "proven.md"
-TEST_TIMEOUT_S = 120
+TEST_TIMEOUT_S = 240  # twice the deadlines that tests have under load
 RUN_TIMEOUT_S = 1800
 
 
