@@ -6,7 +6,9 @@ Source: ``azureml.tensorboard.Tensorboard`` and ``azureml.tensorboard.export``.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,9 +18,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import UsageError
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.datastore.digests import digest_of_stream
+from rayjobs.results.driver_log import open_log
+from rayjobs.results.logs import roots_here
 from rayjobs.store.requests import JobFilter
 
 if TYPE_CHECKING:
+    from rayjobs.jobs.records import StoredFile
     from rayjobs.workspace.folder import OpenWorkspace
 
 MARK = "tfevents"
@@ -37,7 +44,12 @@ def runs_below(workspace: OpenWorkspace, run: str) -> list[str]:
 
 
 class EventFiles:
-    """A folder with the event files of runs, in one subfolder per run."""
+    """A folder with the event files of runs, in one subfolder per run.
+
+    A node stores a file once it has not changed for some seconds, which the event file of a steady
+    training never does. So files of attempts on this machine are read where the scripts write them.
+    A file only grows here, because TensorBoard keeps it open.
+    """
 
     def __init__(self, workspace: OpenWorkspace, runs: Iterable[str], folder: Path) -> None:
         self._workspace = workspace
@@ -52,15 +64,66 @@ class EventFiles:
             StoreError: a file cannot be read.
         """
         for run in self._runs:
+            live = {} if self._workspace.store.job(run).state.is_final else self._live(run)
+            for name, source in live.items():
+                path = self._place(run, name)
+                if _grow(path, source):
+                    self._known[path] = ""
             for one in self._workspace.store.files(run):
-                if MARK not in PurePosixPath(one.name).name:
+                if MARK not in PurePosixPath(one.name).name or one.name in live:
                     continue
-                path = self.folder / run / one.name
+                path = self._place(run, one.name)
                 if self._known.get(path) != one.digest:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    self._workspace.blobs.get_to(one.blob, path, digest=one.digest)
+                    self._complete(path, one)
                     self._known[path] = one.digest
         return len(self._known)
+
+    def _place(self, run: str, name: str) -> Path:
+        path = self.folder / run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _live(self, run: str) -> dict[str, Path]:
+        """Return the event files of the newest attempt's nodes on this machine, by stored name."""
+        found: dict[str, Path] = {}
+        for root, first, count in roots_here(self._workspace.store, run):
+            prefix = f"node-{first // count}/" if first else ""
+            work = AttemptPaths(root).work
+            for top in (work / "outputs", work / "logs"):
+                for folder, _, files in os.walk(top):
+                    for file in files:
+                        path = Path(folder) / file
+                        if MARK in file:
+                            found[prefix + path.relative_to(work).as_posix()] = path
+        return found
+
+    def _complete(self, path: Path, stored: StoredFile) -> None:
+        """Bring a file to its stored content; append what is missing, if it is a part of that."""
+        blobs = self._workspace.blobs
+        if path.exists():
+            with path.open("ab") as file, blobs.open(stored.blob) as source:
+                source.seek(file.tell())
+                shutil.copyfileobj(source, file)
+            with path.open("rb") as file:
+                if digest_of_stream(file) == stored.digest:
+                    return
+        blobs.get_to(stored.blob, path, digest=stored.digest)
+
+
+def _grow(path: Path, source: Path) -> bool:
+    """Append to a file what a growing one has more; return whether that one can be read."""
+    try:
+        with open_log(source) as growing:
+            has = path.stat().st_size if path.exists() else 0
+            if os.fstat(growing.fileno()).st_size < has:  # another attempt writes it again
+                path.unlink()
+                has = 0
+            growing.seek(has)
+            with path.open("ab") as file:
+                shutil.copyfileobj(growing, file)
+    except OSError:
+        return False  # not a regular file, or removed
+    return True
 
 
 class Server:

@@ -49,7 +49,8 @@ def tensorboard(settings: Settings, job: str, port: int, folder: str | None) -> 
         server = Server(target, port)
         try:
             click.echo(server.url)
-            settings.note(f"{counted(count, 'event file')}; Ctrl-C ends it")
+            later = "" if count else "; files of jobs on other machines appear once they are stored"
+            settings.note(f"{counted(count, 'event file')}{later}; Ctrl-C ends it")
             while server.is_running:
                 time.sleep(REFRESH_S)
                 files.refresh()

@@ -19,10 +19,14 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 Json = Dict[str, Any]
 
 _FILTER = re.compile(
-    r"""\s*(tags?|params?|parameters?|metrics?|attributes?|run)?\.?[`"]?([^`"=!<>\s]+)[`"]?\s*"""
+    r"""\s*(?:(\w+)\.)?[`"]?([^`"=!<>\s]+)[`"]?\s*"""
     r"""(=|!=|<=|>=|<|>|LIKE|ILIKE)\s*(?:'([^']*)'|"([^"]*)"|([-+.\w]+))\s*\Z""",
     re.IGNORECASE,
 )
+_ORDER = re.compile(
+    r"""\s*(?:(\w+)\.)?(?:`([^`]+)`|"([^"]+)"|([^\s`"]+))(?:\s+(ASC|DESC))?\s*\Z""", re.IGNORECASE
+)
+_KINDS = ("metric", "param", "parameter", "tag", "attribute", "attr", "run")
 _ENDED = ("FINISHED", "FAILED", "KILLED")
 MOST_RUNS = 1000
 
@@ -271,6 +275,7 @@ class Tracking:
             run_id, name, artifacts = self._sink.create_run(experiment, name, tags)
             body["_created"] = [run_id, name, artifacts]
         run = RunState(run_id, str(body.get("experiment_id") or "0"), name, artifacts)
+        run.start_ms = int(body.get("start_time") or run.start_ms)
         self._runs[run_id] = run
         for one in body.get("tags") or ():
             self._set(run, one)
@@ -355,6 +360,8 @@ class Tracking:
         matches = _filter(str(body.get("filter") or ""))
         kept = [run for run in found if matches(run)]
         kept.sort(key=lambda run: run.start_ms, reverse=True)
+        for clause in reversed([str(one) for one in body.get("order_by") or ()]):
+            _sort(kept, clause)
         most = int(body.get("max_results") or MOST_RUNS)
         return {"runs": [run.to_json() for run in kept[:most]]}
 
@@ -482,10 +489,56 @@ def _filter(text: str) -> Callable[[RunState], bool]:
         match = _FILTER.match(part)
         if match is None:
             raise _wrong("the search filter %r is not understood." % part)
-        kind, key, sign = (match[1] or "attribute").lower(), match[2], match[3].upper()
+        kind, key, sign = _kind(match[1], part), match[2], match[3].upper()
         wanted = next((one for one in match.groups()[3:] if one is not None), "")
         tests.append((kind, key, sign, wanted))
     return lambda run: all(_is_so(run, *test) for test in tests)
+
+
+def _kind(text: Optional[str], clause: str) -> str:
+    """Return what a clause is about, in the singular.
+
+    Raises:
+        TrackingError: it is none of those that MLflow has.
+    """
+    kind = (text or "attribute").lower()
+    kind = kind[:-1] if kind.endswith("s") else kind
+    if kind not in _KINDS:
+        known = "metrics, params, tags and attributes"
+        raise _wrong("%r is about %r; runs have %s." % (clause, text, known))
+    return kind
+
+
+def _sort(runs: List[RunState], clause: str) -> None:
+    """Sort runs by one clause, such as ``metrics.loss DESC``; those without the value come last.
+
+    The order of equal runs stays.
+
+    Raises:
+        TrackingError: the clause is not understood.
+    """
+    match = _ORDER.match(clause)
+    if match is None:
+        raise _wrong("the order %r is not understood; write `metrics.loss DESC`." % clause)
+    kind = _kind(match[1], clause)
+    key = next(one for one in match.groups()[1:4] if one is not None)
+    values = [(_value(run, kind, key), run) for run in runs]
+    have = [pair for pair in values if pair[0] is not None]
+    have.sort(key=lambda pair: pair[0], reverse=(match[5] or "").upper() == "DESC")
+    runs[:] = [run for _, run in have] + [run for value, run in values if value is None]
+
+
+def _value(run: RunState, kind: str, key: str) -> Any:
+    """Return a run's metric (None for NaN too), parameter, tag or attribute; None without one."""
+    if kind == "metric":
+        points = run.metrics.get(key)
+        value = float(points[-1]["value"]) if points else None
+        return None if value != value else value
+    if kind in ("param", "parameter"):
+        return run.params.get(key)
+    if kind == "tag":
+        return {**run.tags, "mlflow.runName": run.name}.get(key)
+    return run.info.get({"Created": "start_time", "created": "start_time"}.get(key, key))
 
 
 def _is_so(run: RunState, kind: str, key: str, sign: str, wanted: str) -> bool:

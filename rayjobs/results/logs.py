@@ -29,6 +29,7 @@ from rayjobs.results.left_out import LeftOut
 from rayjobs.results.log_times import RankTimes
 
 if TYPE_CHECKING:
+    from rayjobs.store.base import Store
     from rayjobs.workspace.folder import OpenWorkspace
 
 LOG_FOLDERS = ("azureml-logs/", "logs/", "user_logs/")
@@ -344,18 +345,7 @@ class Logs:
         return None
 
     def _roots(self, number: int | None = None) -> Iterator[tuple[Path, int, int]]:
-        """Yield (folder, first rank, ranks) of an attempt's nodes that are on this machine."""
-        attempts = self._store.attempts(self.job_id)
-        chosen = [one for one in attempts if number is None or one.number == number]
-        if not chosen:
-            return
-        per_node = self._store.job(self.job_id).spec.distribution.processes_per_node
-        for host in chosen[-1].hosts:
-            root = Path(host.root)
-            # On another machine the same path is another folder.
-            is_here = host.boot_id in (None, boot_id())
-            if is_here and host.root and root.is_dir():
-                yield root, host.node * per_node, per_node
+        return roots_here(self._store, self.job_id, number)
 
     def _live_files(self) -> Iterator[tuple[str, Path]]:
         for root, first, count in self._roots():
@@ -399,6 +389,27 @@ class Logs:
                 f" ({job.reason})" if job.reason else ""
             )
         return f"job {job.id} ({job.state}) has no logs"
+
+
+def roots_here(
+    store: Store, job_id: str, number: int | None = None
+) -> Iterator[tuple[Path, int, int]]:
+    """Yield (folder, first rank, ranks) of an attempt's nodes that are on this machine.
+
+    Args:
+        number: The attempt's number; None: the newest.
+    """
+    attempts = store.attempts(job_id)
+    chosen = [one for one in attempts if number is None or one.number == number]
+    if not chosen:
+        return
+    per_node = store.job(job_id).spec.distribution.processes_per_node
+    for host in chosen[-1].hosts:
+        root = Path(host.root)
+        # On another machine the same path is another folder.
+        is_here = host.boot_id in (None, boot_id())
+        if is_here and host.root and root.is_dir():
+            yield root, host.node * per_node, per_node
 
 
 def recent(read: Callable[[], Job], fresh_s: float) -> Callable[[], Job]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from rayjobs.api.mlflow_runs import tracking_uri
 from rayjobs.injob import mlflow_server
 from rayjobs.injob.metricsfile import read_all
 from rayjobs.injob.mlflow_server import TrackingServer, tracking_of
+from rayjobs.injob.mlflow_tracking import TrackingError
 
 pytestmark = pytest.mark.long
 
@@ -126,6 +127,67 @@ def test_what_a_script_logs_with_mlflow_is_the_jobs(
     # A server that takes over knows what the one before it knew.
     again = tracking_of(attempt).call("GET", "runs/get", {"run_id": "mnist_1_0a1b"})["run"]
     assert {one["key"] for one in again["data"]["metrics"]} == {"loss", "late"}
+
+
+@pytest.fixture
+def losses(attempt: dict[str, str]) -> Callable[..., list[str]]:
+    """A search among four child runs, which returns their names."""
+    tracking = tracking_of(attempt)
+    own = tracking.call("GET", "runs/get", {"run_id": "mnist_1_0a1b"})["run"]["info"]
+    experiment = own["experiment_id"]
+    for number, (name, loss) in enumerate(
+        (("a", 0.5), ("b", 0.1), ("c", None), ("d", 0.3), ("e", float("nan")))
+    ):
+        values = {"experiment_id": experiment, "run_name": name, "start_time": 1000 + number}
+        values["tags"] = [{"key": "mlflow.parentRunId", "value": "mnist_1_0a1b"}]
+        made = tracking.call("POST", "runs/create", values)["run"]["info"]["run_id"]
+        if loss is not None:
+            point = {"run_id": made, "key": "loss", "value": loss}
+            tracking.call("POST", "runs/log-metric", point)
+        tracking.call("POST", "runs/log-parameter", {"run_id": made, "key": "n", "value": name})
+
+    def search(*order: str, asked: str = "params.n != ''", most: int = 100) -> list[str]:
+        body = {"experiment_ids": [experiment], "filter": asked, "max_results": most}
+        answer = tracking.call("POST", "runs/search", {**body, "order_by": list(order)})
+        return [one["info"]["run_name"] for one in answer["runs"]]
+
+    return search
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        ((), "edcba"),  # the newest first
+        (("metrics.loss ASC",), "bdaec"),
+        (("metric.`loss`",), "bdaec"),
+        (('metrics."loss" desc',), "adbec"),
+        (("params.n DESC",), "edcba"),
+        (("tags.mlflow.runName ASC",), "abcde"),
+        (("attributes.start_time ASC",), "abcde"),
+        (("start_time ASC",), "abcde"),
+        (("tags.none", "metrics.loss DESC"), "adbec"),
+    ],
+)
+def test_a_search_is_sorted(
+    losses: Callable[..., list[str]], order: tuple[str, ...], names: str
+) -> None:
+    assert "".join(losses(*order)) == names
+    assert "".join(losses(*order, most=1)) == names[0]
+
+
+@pytest.mark.parametrize(
+    ("order", "asked", "message"),
+    [
+        ("nothing.loss ASC", "", "'nothing'; runs have metrics"),
+        ("metrics.loss FOO", "", "is not understood"),
+        ("metrics.loss", "metricss.loss > 0.2", "'metricss'; runs have metrics"),
+    ],
+)
+def test_a_search_that_is_not_understood_is_refused(
+    losses: Callable[..., list[str]], order: str, asked: str, message: str
+) -> None:
+    with pytest.raises(TrackingError, match=message):
+        losses(order, asked=asked)
 
 
 DRIVER = """

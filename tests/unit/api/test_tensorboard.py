@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from tensorboardX import SummaryWriter
 
 from rayjobs import Workspace
-from rayjobs.api.tensorboard import Tensorboard, export_to_tensorboard
+from rayjobs.api.tensorboard import EventFiles, Tensorboard, export_to_tensorboard
+from rayjobs.jobs.hosts import HostRecord
 from tests.unit.cli.conftest import Terminal, terminal
 from tests.unit.models.conftest import Runs
 
@@ -50,6 +52,57 @@ def test_event_files_are_fetched_and_what_is_missing_is_said(
     refused = terminal.type("tensorboard", none.id)
     assert (refused.code, "SummaryWriter(" in refused.err) == (3, True)
     assert terminal.type("tensorboard", "nothing").code == 3
+
+
+def test_the_event_file_of_a_running_job_grows(runs: Runs, tmp_path: Path) -> None:
+    """It changes all the time, so it is stored only at the end; and TensorBoard keeps it open."""
+    job = runs.begin()
+    paths = runs.paths(job)
+    hosts = [HostRecord(root=str(paths.root))]
+    runs.workspace.store.set_hosts(job.id, attempt=1, hosts=hosts)
+    folder = paths.work / "outputs" / "tb"
+    folder.mkdir()
+    events = folder / "events.out.tfevents.1.host"
+    (folder / "tfevents-link").symlink_to("/etc/hostname")
+    shown = EventFiles(runs.workspace.opened, [job.id], tmp_path / "shown")
+    assert shown.refresh() == 0
+    events.write_bytes(b"one")
+    assert shown.refresh() == 1
+    copy = tmp_path / "shown" / job.id / "outputs" / "tb" / events.name
+    with copy.open("rb") as reader:
+        assert reader.read() == b"one"
+        with events.open("ab") as file:
+            file.write(b"two")
+        assert shown.refresh() == 1
+        assert reader.read() == b"two"
+        with events.open("ab") as file:
+            file.write(b"three")
+        runs.end(job)
+        shutil.rmtree(paths.root)
+        assert shown.refresh() == 1
+        assert reader.read() == b"three"
+    assert [path.name for path in (tmp_path / "shown").rglob("*tfevents*")] == [events.name]
+
+
+def test_event_files_that_were_written_again_replace_their_copies(
+    runs: Runs, tmp_path: Path
+) -> None:
+    job = runs.begin()
+    paths = runs.paths(job)
+    hosts = [HostRecord(root=str(paths.root))]
+    runs.workspace.store.set_hosts(job.id, attempt=1, hosts=hosts)
+    events = paths.work / "outputs" / "tfevents"
+    shown = EventFiles(runs.workspace.opened, [job.id], tmp_path / "shown")
+    copy = tmp_path / "shown" / job.id / "outputs" / events.name
+    for text in (b"first and long", b"second"):
+        events.write_bytes(text)
+        assert shown.refresh() == 1
+        assert copy.read_bytes() == text
+    events.write_bytes(b"last, other bytes")
+    runs.end(job)
+    shutil.rmtree(paths.root)
+    assert shown.refresh() == 1
+    assert copy.read_bytes() == b"last, other bytes"
 
 
 def test_without_tensorboard_the_way_out_is_named(
