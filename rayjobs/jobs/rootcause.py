@@ -85,7 +85,7 @@ STALLED_LINES = 16
 
 @dataclass(frozen=True)
 class _Blamed:
-    """The rank that made an attempt fail, with its node's record and its log's last words.
+    """The rank that made an attempt fail, with its node's record and the end of its log.
 
     Attributes:
         was_leaving: Whether it had failed, and was killed from outside while it exited.
@@ -183,7 +183,7 @@ def _of_attempt(
         log_end = None if number is None else words[number]
         return _failure(failure_class_of(outcome), _memory_message(record, number), rank, log_end)
     if outcome is Outcome.NOT_STARTABLE:
-        # Without a rank it was a volume of the job's container, not a program.
+        # Without a rank, the cause is a volume of the job's container, not a program.
         is_program = brings_programs and rank is not None
         whose = FailureClass.ENVIRONMENT if is_program else FailureClass.USER
         return replace(_failure(whose, record.reason, rank, None), is_permanent=True)
@@ -242,8 +242,8 @@ def _blame_order(record: ExitRecord, words: _Words) -> tuple[bool, bool, bool, f
     """Return the sort key of nodes by blame: those that failed by themselves, then the earliest.
 
     Clocks of two machines may differ: times decide only if nothing else does. A cancel on one node
-    because of another's failure must not hide that failure, nor must an end that MPI brought to all
-    nodes, nor a consequence on a rank elsewhere.
+    because of another's failure must not hide that failure; neither must an end that MPI caused on
+    all nodes, or a consequence on a rank elsewhere.
     """
     outcome = record.outcome
     rank = _own_failure(record, words)
@@ -258,8 +258,8 @@ def _blame_order(record: ExitRecord, words: _Words) -> tuple[bool, bool, bool, f
 def _own_failure(record: ExitRecord, words: _Words) -> RankExit | None:
     """Return the rank with which a node's end began.
 
-    Of ranks found dead together, this is one that was not left by a peer; ranks that ended later
-    may have been asked to.
+    If several ranks were found dead together, this is one that did not lose a peer. Ranks that
+    ended later may have been asked to end.
     """
     first = _first_rank(record)
     if first is None or record.outcome is not Outcome.FAILED:
@@ -355,11 +355,11 @@ def _class_of(record: ExitRecord, rank: RankExit, log_end: tracebacks.LogEnd) ->
 
 
 def _data_cause(log_end: tracebacks.LogEnd, tail: bytes, data: Sequence[DataFacts]) -> str | None:
-    """Return why an attempt failed because of its data; None if, as far as known, it did not.
+    """Return why an attempt failed because of its data; None if nothing indicates that.
 
-    A script that reads from a mount sees an I/O error without a cause: the mount's process knows
-    it. Trouble alone is no proof: it may have passed, and the script may have failed for another
-    reason.
+    A script that reads from a mount sees an I/O error without a cause, which only the mount's
+    process knows. An error of the mount alone proves nothing: it may have been transient, and the
+    script may have failed for another reason.
     """
     text = tail.decode("utf-8", "replace")
     for node in data:
@@ -415,14 +415,14 @@ def _message(blamed: _Blamed) -> str:
     else:
         what = f"{who} exited with code {code}"
         if isinstance(code, int) and 128 < code < 128 + 65 and not log_end.is_traceback:
-            what += f" (a shell also says so of a process ended by {signal_name(code - 128)})"
+            what += f" (a shell also reports {signal_name(code - 128)} with this code)"
         elif code in _CODES:
             what += f" ({_CODES[code]})"
     if log_end.error and (log_end.is_traceback or number is None):
         what += f": {log_end.error}"
         what += f" ({log_end.at})" if log_end.at else ""
     elif number is None and code == 1 and log_end.lines:
-        what += f"; its last line: {log_end.lines[-1].strip()}"  # sys.exit("text") prints it there
+        what += f"; its last line: {log_end.lines[-1].strip()}"  # the text of sys.exit("text")
     elif not log_end.lines:
         what += "; it printed nothing"
     if log_end.error in _TYPING:

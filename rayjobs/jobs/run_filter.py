@@ -1,4 +1,4 @@
-"""Which runs a listing returns: by type, tags, properties and state, as Azure ML filters them."""
+"""Filters a list of runs by type, tags, properties and state, as Azure ML does."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def type_of(kind: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFilter:
-    """A run must meet every condition.
+    """Conditions, all of which a run must meet.
 
     Attributes:
-        type: ``job``, ``sweep`` or ``interactive``, or Azure ML's name of it
+        type: ``job``, ``sweep`` or ``interactive``, or Azure ML's name for it
             (``azureml.scriptrun``, ``hyperdrive``).
-        tags: Tags that it has; a value of None accepts every value.
+        tags: Tags that the run must have; a value of None accepts any value.
         properties: The same for properties.
-        status: Its state.
+        status: The run's state.
     """
 
     type: str | None = None

@@ -1,4 +1,4 @@
-"""Which machine serves a target of a workspace that several machines use."""
+"""Records which machine serves a target of a workspace that several machines use."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 from rayjobs.core.text import duration_text
 
-# A target gives a sign of life this often, and is taken for dead after this time without one.
+# How often a target gives a sign of life, and after what time without one it counts as dead.
 BEAT_S = 3.0
 LIVE_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claimant:
-    """Who claims a target.
+    """The home that claims a target.
 
     Attributes:
         owner: Identifies the home on its machine; random, the same for all its actors.
         host: The machine's name.
         home: The home's folder.
-        version: Of rayjobs.
+        version: Its version of rayjobs.
     """
 
     owner: str
@@ -33,8 +33,8 @@ class Serving:
     """The last claim of a target.
 
     Attributes:
-        epoch: Of the actor that claimed; empty after a take-over, until its actor claims.
-        silent_s: How long ago it gave a sign of life, by the store's clock; None: never.
+        epoch: The epoch of the actor that claimed it; empty from a takeover until an actor claims.
+        silent_s: The seconds since its last sign of life, by the store's clock; None: never.
     """
 
     target: str
@@ -44,31 +44,32 @@ class Serving:
 
     @property
     def is_live(self) -> bool:
-        """Whether an actor serves it now."""
+        """Whether an actor serves the target now."""
         return self.silent_s is not None and self.silent_s < LIVE_S
 
     @property
     def sentence(self) -> str:
-        """Where the target runs, or what to do where none does."""
+        """Where the target runs, or what to do if it does not run."""
         host = self.claimant.host
         if self.is_live:
             return f"target {self.target!r} of this workspace runs on {host}"
-        since = "" if self.silent_s is None else f" (it answered {_ago(self.silent_s)} ago)"
+        silent_s = self.silent_s
+        since = "" if silent_s is None else f" (last sign of life: {_ago(silent_s)} ago)"
         return (
             f"target {self.target!r} of this workspace belongs to {host} and does not run "
             f"there{since}, so nothing serves the workspace. Start it there with `rayjobs target "
-            f"start {self.target}`; or serve it from this machine: `rayjobs workspace take-over "
-            f"{self.target}`"
+            f"start {self.target}`, or serve the workspace from this machine with `rayjobs "
+            f"workspace take-over {self.target}`"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFacts:
-    """What is known of a store's server, or its library.
+    """The known facts about a store's server, or about its library.
 
     Attributes:
         server: Its name and version.
-        schema: Version of the store's schema.
+        schema: The version of the store's schema.
         clock_s: Its time, in seconds since 1970.
     """
 
@@ -78,7 +79,7 @@ class StoreFacts:
 
     @property
     def json(self) -> dict[str, str | int]:
-        """What does not change from call to call."""
+        """The facts that do not change from call to call."""
         return {"server": self.server, "schema": self.schema}
 
 

@@ -37,8 +37,8 @@ _CRASH = re.compile(r"^Fatal Python error: (?P<what>.+)$")
 _STACK = re.compile(r"^(?P<current>Current thread|Thread) 0x[0-9a-f]+.*most recent call first")
 _STACK_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+),? in (?P<where>.+)$')
 _ABORTED = "Aborted"
-# Frames of the code that starts a script, or that it calls, do not interest its author. This
-# package need not be among the libraries: it may be used from its source folder.
+# Frames of rayjobs' own code do not help the author of a script. This package need not be among
+# the libraries: it may be used from its source folder.
 _OURS = re.compile(rf"(?:/rayjobs/injob/|^{re.escape(str(Path(__file__).parents[1]))}/)")
 _LIBRARY = re.compile(r"(?:/site-packages/|/dist-packages/|/lib/python\d|^<frozen |^<string>)")
 
@@ -52,8 +52,8 @@ class LogEnd:
         at: ``train.py:12 in main``; empty if unknown.
         lines: The lines that matter, oldest first.
         is_traceback: Whether `error` is the final line of a traceback (or a syntax error).
-        ends_log: Whether the process ended with it, by its log: torch printed it as uncaught, or
-            only exit output followed.
+        ends_log: Whether, according to the log, the process ended with it: torch printed it as
+            uncaught, or only exit output followed.
         raised_in: The file of a traceback's innermost frame; empty if unknown.
         is_crash: Whether `error` is a crash in native code, for which `faulthandler` has printed
             the Python stack.
@@ -185,7 +185,7 @@ def _block(lines: list[str], start: int) -> LogEnd:
     if index >= len(lines):
         index = len(lines) - 1
     final = lines[index].lstrip(" |")
-    # A message of several lines belongs to the exception, up to the first empty line.
+    # The message of an exception may have several lines, up to the first empty one.
     more = []
     for line in lines[index + 1 : index + 4]:
         if not line.strip() or _HARMLESS.match(line):

@@ -1,4 +1,4 @@
-"""Whether outputs of an ended job are only on its nodes, and may be stored there later. Pure."""
+"""Decides whether an ended job has outputs only on its nodes that can still be stored. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ STORED_EVENT = "stored_later"
 
 
 def why_not(job: Job, attempts: Sequence[Attempt], events: Iterable[Event]) -> str:
-    """Return why nothing is left to be stored of a job, as a sentence; empty: something may be."""
+    """Return a sentence that says why a job has nothing left to store; empty: it may have."""
     if not job.spec.outputs:
         return (
-            f"job {job.id} has no outputs in datastores, which alone can be stored later. "
-            f"`rayjobs show {job.id}` says where its other files are, if they were not stored."
+            f"job {job.id} has no outputs in datastores, and only those can be stored later. "
+            f"`rayjobs show {job.id}` says where its other files are if they were not stored."
         )
     if not job.state.is_final:
         return f"job {job.id} is {job.state}: its outputs are stored at its end."
@@ -28,13 +28,13 @@ def why_not(job: Job, attempts: Sequence[Attempt], events: Iterable[Event]) -> s
         return f"the outputs of job {job.id} were stored after its end."
     if job.failure is not None and job.failure.failure_class is FailureClass.DATA:
         return (
-            f"the outputs of job {job.id} were refused, since other files are at their "
-            f"destination: {job.failure.message}"
+            f"the outputs of job {job.id} were refused because their destination has other files: "
+            f"{job.failure.message}"
         )
     exits = attempts[-1].exits if attempts else ()
     if not exits or any(one.outcome is not Outcome.COMPLETED for one in exits):
         return (
-            f"the script of job {job.id} did not end well: only the outputs of a script that did "
+            f"the script of job {job.id} did not succeed: only the outputs of a successful script "
             f"are stored."
         )
     return ""

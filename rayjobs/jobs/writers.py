@@ -18,9 +18,9 @@ class ProcessWriter:
     """A process outside the queue, such as a notebook's kernel.
 
     Attributes:
-        namespace: Its PID namespace: its pid means nothing in another one.
-        host: Name of its machine.
-        machine: Id of its machine, which survives a restart; empty if it has none.
+        namespace: Its PID namespace, outside which its pid has no meaning.
+        host: The name of its machine.
+        machine: The id of its machine, which survives a restart; empty if it has none.
     """
 
     pid: int
@@ -57,7 +57,7 @@ class ProcessWriter:
 
     @property
     def is_of_earlier_boot(self) -> bool:
-        """Whether its machine, this one, has restarted since."""
+        """Whether this machine is its machine and has restarted since."""
         if self.boot_id == boot_id() or self.host != socket.gethostname():
             return False
         # Machines may share a name: only a known and equal id proves that it is this one.
@@ -70,7 +70,7 @@ class ProcessWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptWriter:
-    """An attempt of a job: its script made the run."""
+    """An attempt of a job whose script started the run."""
 
     job: str
     attempt: int

@@ -1,7 +1,8 @@
 """Builds and installs Horovod on the node for an environment with its own torch.
 
-The target's Horovod is native code for the target's torch, and cannot be used there. The wheel is
-kept (`install.cache_folder`), so it is compiled once for each torch, Python and Open MPI of a node.
+The target's Horovod is native code for the target's torch, so such an environment cannot use it.
+The wheel is kept (`install.cache_folder`), so each node compiles it once for each torch, Python and
+Open MPI.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from rayjobs.environments.horovod import install
 
 TORCH = "torch"
 INSTEAD = (
-    "Ask for `torch` without a version, so that the target's is used; or use torch.distributed "
-    "(backend gloo or nccl); or make a virtual environment with that torch where it can be built, "
-    "run `rayjobs horovod install --env PATH`, and submit with `--env PATH`"
+    "Request `torch` without a version to get the target's; or use torch.distributed (backend gloo "
+    "or nccl); or create a virtual environment with that torch where Horovod can be built, run "
+    "`rayjobs horovod install --env PATH` there, and submit with `--env PATH`"
 )
 PROGRAM = Path(install.__file__)
 
 Run = Callable[[list[str], str], Awaitable[None]]
-"""Runs a program, its output in the build's log; the text says what it is for."""
+"""Runs a program and writes its output to the build log; the text describes a failure."""
 
 
 def key_with(key: str) -> str:
-    """Return the name of the environment that extends another one by Horovod."""
+    """Return the key of an environment that adds Horovod to the one with this key."""
     return hashlib.sha256(f"{key} horovod".encode()).hexdigest()[:32]
 
 
@@ -35,8 +36,8 @@ async def add(python: Path, run: Run) -> None:
     """Build Horovod for the torch of an interpreter's environment, and install it there.
 
     Raises:
-        PrepareError: class ``environment``: it cannot be built here; names what is missing and the
-            ways out. Others as those of `run`.
+        PrepareError: class ``environment``: it cannot be built here; the message names what is
+            missing and the remedies. Other classes: see `run`.
     """
     try:
         await run([sys.executable, "-I", str(PROGRAM), str(python)], "Horovod cannot be added")
@@ -44,7 +45,8 @@ async def add(python: Path, run: Run) -> None:
         if error.failure_class != "environment":
             raise
         raise PrepareError(
-            f"the environment has a torch of its own, and no Horovod for it: {error}. {INSTEAD}",
+            f"the environment has its own torch, and Horovod cannot be built for it: {error}. "
+            f"{INSTEAD}",
             failure_class="environment",
             lines=error.lines,
             is_permanent=True,

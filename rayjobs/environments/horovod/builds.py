@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-# Named in the library only where it was built to take tensors that are on a GPU: with NCCL (also
-# AMD's), or with CUDA or HIP alone, where MPI exchanges them.
+# The library names one of these only if it was built to exchange tensors on a GPU: with NCCL (or
+# AMD's RCCL), or with only CUDA or HIP, where MPI exchanges them.
 _GPU = (b"ncclCommInitRank", b"cudaEventRecord", b"hipEventRecord")
 _LIBRARY = "torch/mpi_lib_v2*.so"
 
 
 @dataclass(frozen=True)
 class Build:
-    """A Horovod that is installed.
+    """An installed Horovod.
 
     Attributes:
-        library: Its part for PyTorch.
-        has_gpu_operations: It exchanges tensors that are on GPUs.
+        library: Its library for PyTorch.
+        has_gpu_operations: Whether it exchanges tensors that are on GPUs.
     """
 
     library: Path
@@ -27,17 +27,17 @@ class Build:
 
     @property
     def note(self) -> Path:
-        """The record of `rayjobs horovod install` about its build."""
+        """The file in which `rayjobs horovod install` records its build."""
         return self.library.parents[1] / "rayjobs-build.txt"
 
 
 def of_interpreter(python: Path) -> Build | None:
-    """Return the Horovod of an interpreter's environment without importing it; None: no such.
+    """Return the Horovod of an interpreter's environment, without an import; None if it has none.
 
     Args:
         python: The interpreter, as ``…/bin/python``.
     """
-    prefix = python.absolute().parent.parent  # of a virtual environment: its link is not followed
+    prefix = python.absolute().parent.parent  # do not follow the link of a virtual environment
     for packages in sorted(prefix.glob("lib*/python3*/*-packages")):
         build = of_package(packages / "horovod")
         if build is not None:
@@ -46,7 +46,7 @@ def of_interpreter(python: Path) -> Build | None:
 
 
 def of_package(folder: Path) -> Build | None:
-    """Return the Horovod whose package is in a folder; None: it has no part for PyTorch."""
+    """Return the Horovod whose package is in a folder; None if it has no library for PyTorch."""
     for library in sorted(folder.glob(_LIBRARY)):
         changed_ns = library.stat().st_mtime_ns
         return Build(library, _takes_gpu_tensors(library, changed_ns))

@@ -1,4 +1,4 @@
-"""Whether a script imports Horovod, itself or by modules of its own folder."""
+"""Finds out whether a script, or a module in its source folder that it imports, uses Horovod."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def imports_horovod(script: Path, folder: Path) -> bool:
     """Return whether a script, or a module that it imports from its source folder, names Horovod.
 
     Args:
-        folder: The source folder, from which modules are imported as from the script's own.
+        folder: The source folder; modules are imported from it and from the script's own folder.
     """
     todo, seen = [script], {script}
     roots = tuple(dict.fromkeys((script.parent, folder)))
@@ -35,7 +35,7 @@ def _modules(file: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return  # the job's own Python says what is wrong
+        return  # the job's own Python reports the error
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for one in node.names:

@@ -1,8 +1,8 @@
-"""Builds Horovod inside a container image whose Python has a torch and no Horovod.
+"""Builds Horovod inside a container image whose Python has torch but no Horovod.
 
-The image stays as it is: the build is an environment of the node that holds Horovod alone, and what
-it needs and the image lacks. Jobs see it read-only, and find it by ``PYTHONPATH``. Compiler and
-headers are the image's own, so what comes out runs with the image's libraries.
+The image does not change: the build is an environment of the node with only Horovod and those of
+its requirements that the image lacks. Jobs see it read-only, and find it through ``PYTHONPATH``.
+The compiler and headers are the image's own, so the result runs with the image's libraries.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rayjobs.environments.steps import Steps, cannot_be_kept
 from rayjobs.environments.work import Work
 from rayjobs.injob import container, recordfiles
 
-FORMAT = 1  # raised when the same Horovod must be built in another way
+FORMAT = 1  # increase it when the same Horovod must be built differently
 PACKAGES = "packages"
 BUILD_TOOLS = ("pip", "setuptools", "wheel", "packaging", "cloudpickle")
 INSTEAD = "use an image that has Horovod, or use torch.distributed (backend gloo or nccl)"
-# Of the image's Python, 3.8 or newer: it finds packages and programs without importing any.
+# For the image's Python, 3.8 or newer: finds packages and programs without importing any.
 _ASK = r"""
 import glob, importlib.util, json, os, re, shutil, subprocess, sys, sysconfig
 from importlib import metadata
@@ -51,7 +51,7 @@ def folder(name):
     places = list(spec.submodule_search_locations or ()) if spec else []
     return os.path.dirname(places[0]) if places else (spec.origin or "") if spec else ""
 
-def said(*words):
+def output_of(*words):
     try:
         return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               universal_newlines=True).stdout
@@ -69,7 +69,7 @@ try:
         for_cuda = re.search(r"^cuda[^=\n]*=\s*['\"]([^'\"]+)", file.read(), re.M)
 except OSError:
     for_cuda = None
-found = re.search(r"version (\d+)\.(\d+)", said("cmake", "--version"))
+found = re.search(r"version (\d+)\.(\d+)", output_of("cmake", "--version"))
 cuda = first([os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"],
              "include/cuda_runtime.h", "bin/nvcc", "lib*/libcudart.so*")
 nccl = [os.environ.get("NCCL_HOME"), cuda, "/usr", "/usr/local"]
@@ -94,7 +94,7 @@ _CHECK = """
 import horovod.torch as hvd
 assert hvd.gloo_built(), "built without Gloo"
 """
-# Of make; of the compiler, and of the linker.
+# Output of make for a killed compiler; errors of the compiler and the linker.
 _KILLED = re.compile(r"^.*\*\*\* \[.*\] Killed", re.MULTILINE)
 _WRONG = re.compile(
     r"^.*(?:: (?:fatal )?error: |: undefined reference to|cannot find -l|CMake Error).*"
@@ -106,14 +106,14 @@ _CHECK_MPI = 'assert hvd.mpi_built(), "built without MPI"\n'
 
 @dataclass(frozen=True)
 class Asked:
-    """A job's wish for Horovod in its image.
+    """A job's request for Horovod in its image.
 
     Attributes:
         python: The job's Python, as a path in the image.
-        variables: Of the job, as far as they decide where that looks for packages.
-        environment: Folder of the environment that is added to the image; None: none is.
-        needs_mpi: MPI starts the ranks.
-        on_gpus: The ranks exchange tensors that are on GPUs.
+        variables: The job's variables that determine where its Python looks for packages.
+        environment: The folder of the environment that is added to the image; None if none is.
+        needs_mpi: Whether MPI starts the ranks.
+        on_gpus: Whether the ranks exchange tensors that are on GPUs.
     """
 
     python: str
@@ -125,7 +125,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What an image's Python said; see `_ASK`."""
+    """The answer of an image's Python to `_ASK`."""
 
     horovod: str
     torch: str
@@ -152,18 +152,18 @@ class HorovodInImages:
     """The builds of Horovod for the images of one node. Its methods run on one event loop."""
 
     def __init__(self, root: Path) -> None:
-        """Keep them among the node's environments, below `root`."""
+        """Keep the builds among the node's environments, below `root`."""
         self._cache = Cache(root)
         self._steps = Steps(self._cache)
 
     async def realise(self, asked: Asked, work: Work) -> Path | None:
-        """Return the folder of packages with Horovod for a job; None: its image needs none.
+        """Return the folder of packages with Horovod for a job; None if its image needs none.
 
-        One attempt builds; others of the node that ask for the same wait for it.
+        One attempt builds it; other attempts of the node that need the same build wait.
 
         Raises:
-            PrepareError: class ``environment``: it cannot be built, and what the image lacks;
-                others as those of `Steps.run`.
+            PrepareError: class ``environment``: it cannot be built; the message names what the
+                image lacks. Other classes: see `Steps.run`.
         """
         image = work.image
         assert image is not None
@@ -177,7 +177,7 @@ class HorovodInImages:
                 _require_gpu_operations(seen, asked, image)
                 return None
             key = _key(seen, asked, image)
-            if asked.needs_mpi and not seen.with_mpi:  # one without MPI may be there
+            if asked.needs_mpi and not seen.with_mpi:  # a build without MPI may exist
                 _require_tools(seen, asked, image)
             async with self._steps.building(), self._steps.alone(key, work):
                 folder = self._cache.folder(key)
@@ -199,7 +199,7 @@ class HorovodInImages:
             await self._steps.run(
                 [asked.python, "-c", _ASK, str(file)],
                 work,
-                f"{asked.python} in {image.name} cannot be asked for its torch",
+                f"{asked.python} in {image.name} cannot be queried for its torch",
                 reads=_environment(asked),
                 quietly=True,
                 variables=_of_job(asked),
@@ -236,8 +236,8 @@ class HorovodInImages:
             if error.failure_class != "environment":
                 raise
             raise PrepareError(
-                f"{image.name} has torch {seen.torch_version} and no Horovod, and it cannot be "
-                f"built there: {error}. {INSTEAD[0].upper()}{INSTEAD[1:]}",
+                f"{image.name} has torch {seen.torch_version} but no Horovod, and Horovod cannot "
+                f"be built in it: {error}. {INSTEAD[0].upper()}{INSTEAD[1:]}",
                 failure_class="environment",
                 lines=error.lines,
                 is_permanent=True,
@@ -251,7 +251,7 @@ class HorovodInImages:
     async def _compile(
         self, folder: Path, packages: Path, seen: _Seen, asked: Asked, work: Work
     ) -> None:
-        """Compile Horovod in the image, and install it and what it needs into a folder."""
+        """Compile Horovod in the image, and install it with its requirements into a folder."""
         tools, wheels = folder / "tools", folder / "wheels"
         install = [settings.find_uv(), "pip", "install", "--python", asked.python]
         reads = _environment(asked)
@@ -260,7 +260,7 @@ class HorovodInImages:
         await step(
             [*install, "--target", str(tools), *wanted],
             work,
-            "the tools of its build cannot be fetched",
+            "the build tools cannot be fetched",
         )
         of_job = asked.variables.get("PYTHONPATH")
         path = [str(tools), *([of_job] if of_job else [])]
@@ -289,20 +289,20 @@ class HorovodInImages:
         )
         if seen.lacks:
             await step(
-                [*install, *target, *seen.lacks], work, "what Horovod needs cannot be installed"
+                [*install, *target, *seen.lacks], work, "Horovod's requirements cannot be installed"
             )
         check = _CHECK + (_CHECK_MPI if seen.with_mpi else "")
         await step(
             [asked.python, "-c", check],
             work,
-            "it was built and does not work",
+            "the built Horovod does not work",
             variables=_of_job(asked, packages),
         )
 
 
 @contextmanager
 def _in_compilers_words(log: Path, begins: int) -> Iterator[None]:
-    """Let a failure say what the compiler said: what pip ends with is a trace of its own."""
+    """Make a failure quote the compiler's error: pip's output ends with its own traceback."""
     try:
         yield
     except PrepareError as error:
@@ -313,7 +313,7 @@ def _in_compilers_words(log: Path, begins: int) -> Iterator[None]:
             text = file.read().decode("utf-8", "replace")
         if found := _KILLED.search(text):
             raise PrepareError(
-                f"the compiler of Horovod was killed ({found[0].strip()[-200:]}): the node may "
+                f"Horovod's compiler was killed ({found[0].strip()[-200:]}): the node may "
                 f"have too little memory",
                 failure_class="system",
                 lines=error.lines,
@@ -328,10 +328,10 @@ def _in_compilers_words(log: Path, begins: int) -> Iterator[None]:
 
 
 def of_attempt(paths: AttemptPaths) -> Path | None:
-    """Return the folder of packages with the Horovod that an attempt uses; None: it uses none.
+    """Return the folder of packages with the Horovod that an attempt uses; None if it uses none.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: the attempt's record of it cannot be read.
+        OSError, ValueError, KeyError, TypeError: the attempt's record cannot be read.
     """
     try:
         return Path(str(recordfiles.read_json(str(paths.root), paths.horovod.name)["packages"]))
@@ -340,7 +340,7 @@ def of_attempt(paths: AttemptPaths) -> Path | None:
 
 
 def with_horovod(variables: Mapping[str, str], packages: Path | None) -> dict[str, str]:
-    """Return a rank's variables with which its Python finds Horovod after the user's own paths."""
+    """Return a rank's variables, with the folder of Horovod after the user's own module paths."""
     if packages is None:
         return dict(variables)
     own = variables.get("PYTHONPATH")
@@ -356,9 +356,9 @@ def _environment(asked: Asked) -> tuple[Path, ...]:
 
 
 def _is_there(seen: _Seen, asked: Asked) -> bool:
-    """Whether the job finds a Horovod that was built for the torch it finds.
+    """Whether the job finds a Horovod that was built for the job's torch.
 
-    An environment that brings its own torch hides the one for which an image's Horovod was built.
+    An environment with its own torch hides the torch for which the image's Horovod was built.
     """
     if not seen.horovod:
         return False
@@ -376,10 +376,11 @@ def _cmake() -> str:
 
 
 def _require_tools(seen: _Seen, asked: Asked, image: Image) -> None:
-    """Check that an image has what a build needs; CMake is fetched.
+    """Check that an image has the tools that a build needs, except CMake, which is fetched.
 
     Raises:
-        PrepareError: class ``environment``: what it lacks, all of it, and what to do.
+        PrepareError: class ``environment``: it lacks some; the message lists all of them and the
+            remedy.
     """
     lacks = {name: name for name in ("g++", "make") if name not in seen.programs}
     if not seen.has_headers:
@@ -389,8 +390,8 @@ def _require_tools(seen: _Seen, asked: Asked, image: Image) -> None:
     if not lacks:
         return
     raise PrepareError(
-        f"{image.name} has torch {seen.torch_version} and no Horovod, and it cannot be built "
-        f"there: the image lacks {_listed(list(lacks))}. Install them in the image (of Debian or "
+        f"{image.name} has torch {seen.torch_version} but no Horovod, and Horovod cannot be built "
+        f"in it: the image lacks {_listed(list(lacks))}. Install them in the image (for Debian or "
         f"Ubuntu: `RUN apt-get update && apt-get install -y {' '.join(lacks.values())}` in a "
         f"Dockerfile, which `--dockerfile` builds), or {INSTEAD}",
         failure_class="environment",
@@ -405,7 +406,7 @@ def _listed(words: list[str]) -> str:
 def _require_gpu_operations(
     seen: _Seen, asked: Asked, image: Image, packages: Path | None = None
 ) -> None:
-    """Check that a job on GPUs has a Horovod that takes tensors there.
+    """Check that the Horovod of a job on GPUs exchanges tensors there.
 
     Raises:
         PrepareError: class ``environment``: it was built for the CPU.
@@ -425,7 +426,7 @@ def _require_gpu_operations(
 
 
 def _key(seen: _Seen, asked: Asked, image: Image) -> str:
-    """Return the name of a build: the same image, Python and torch give the same."""
+    """Return the key of a build: it is the same for the same image, Python and torch."""
     values = [
         FORMAT, "horovod", recipe.VERSION, recipe.digest(gpu=seen.with_gpu), image.key,
         asked.python, seen.python, seen.torch, seen.torch_version, seen.with_gpu, seen.with_mpi,

@@ -1,7 +1,7 @@
 """Builds Horovod once for an environment's PyTorch, keeps the wheel, and installs it.
 
-As a program (`python -I install.py PYTHON`) it does so as a step of an environment's build, and
-says how it goes.
+As a program (`python -I install.py PYTHON`), this is a step of an environment's build, and prints
+its progress.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Installed:
 
     Attributes:
         wheel: The wheel that was installed, in the cache.
-        was_built: It was built now, and not found there.
-        has_gpu_operations: Tensors on GPUs can be exchanged.
+        was_built: Whether this call built it.
+        has_gpu_operations: Whether it exchanges tensors that are on GPUs.
     """
 
     wheel: Path
@@ -54,23 +54,23 @@ class Installed:
 
 
 def cache_folder() -> Path:
-    """Return the folder of wheels: outside any checkout, so that other checkouts find them."""
+    """Return the folder of wheels. All checkouts share it."""
     return Path(platformdirs.user_cache_path("rayjobs")) / "horovod"
 
 
 def install(
     python: Path, *, gpu: bool | None = None, jobs: int | None = None, say: Say = lambda _text: None
 ) -> Installed:
-    """Install Horovod into the environment of an interpreter, built for its PyTorch if need be.
+    """Install Horovod into the environment of an interpreter; build it if there is no wheel yet.
 
     Args:
-        gpu: With GPU operations (NCCL); None: where PyTorch is a build for CUDA, and the full
-            CUDA toolkit and NCCL are found.
-        jobs: Compilers at a time; None: as many as there are CPUs.
-        say: Called with each stage.
+        gpu: Whether to include GPU operations (NCCL); None: if PyTorch is a build for CUDA, and
+            the full CUDA toolkit and NCCL are found.
+        jobs: How many compilers may run at a time; None: see `needs.compilers`.
+        say: Called with a line about each stage.
 
     Raises:
-        PrepareError: something is missing, or the build failed; says what to do.
+        PrepareError: something is missing, or the build failed; the message names the remedy.
     """
     say(f"looking at {python}")
     environment = needs.environment_of(python)
@@ -85,7 +85,7 @@ def install(
         if wheel is None:
             wheel = _build(environment, folder, tools if with_gpu else None, jobs, say)
         else:
-            say(f"taking the wheel that was built before: {wheel}")
+            say(f"using the wheel of an earlier build: {wheel}")
         say("installing it")
         _install(environment, wheel, folder / "install.log")
         _note_build(environment, gpu=with_gpu)
@@ -97,7 +97,7 @@ def _decide_gpu(gpu: bool | None, environment: needs.Environment, tools: needs.G
         return environment.cuda is not None and not tools.missing
     if gpu and environment.cuda is None:
         raise PrepareError(
-            f"GPU operations need a PyTorch for CUDA, and {environment.torch} is for the CPU",
+            f"GPU operations need a PyTorch for CUDA, but {environment.torch} is for the CPU",
             failure_class="environment",
         )
     if gpu and tools.missing:
@@ -149,7 +149,7 @@ def _build(
         _run(
             [find_uv(), "pip", "install", "--quiet", "--python", str(environment.python),
              "--target", str(tools), *_BUILD_TOOLS],
-            {}, log, "the tools of the build cannot be fetched",
+            {}, log, "the build tools cannot be fetched",
         )  # fmt: skip
         variables = recipe.write(work, gpu=gpu is not None) | {
             "PYTHONPATH": str(tools),
@@ -164,7 +164,7 @@ def _build(
             variables, log, "Horovod cannot be built", say=say,
         )  # fmt: skip
         (made,) = (work / "made").glob("horovod-*.whl")
-        # Whole or not at all: it may come from another file system.
+        # Atomically: the build folder may be on another file system.
         kept = folder / made.name
         write_atomic(kept, made.read_bytes())
     return kept
@@ -177,15 +177,13 @@ def _install(environment: needs.Environment, wheel: Path, log: Path) -> None:
          "--reinstall-package", "horovod", str(wheel)],
         {}, log, "the wheel cannot be installed",
     )  # fmt: skip
-    # The installer does not see the packages that an environment sees of another one.
+    # The installer does not see packages that an environment uses from another one.
     if subprocess.run([python, "-c", _HAS], capture_output=True, cwd="/", check=False).returncode:
         _run(
             [find_uv(), "pip", "install", "--quiet", "--python", python, *DEPENDENCIES],
-            {}, log, "what Horovod needs cannot be installed",
+            {}, log, "Horovod's requirements cannot be installed",
         )  # fmt: skip
-    _run(
-        [python, "-c", _CHECK], {}, log, f"Horovod was installed and does not work; {wheel} is bad"
-    )
+    _run([python, "-c", _CHECK], {}, log, f"the installed Horovod does not work; {wheel} is bad")
 
 
 def _note_build(environment: needs.Environment, *, gpu: bool) -> None:
@@ -222,7 +220,7 @@ def _run(
     *,
     say: Say | None = None,
 ) -> None:
-    """Run a step; its output goes to the log.
+    """Run a step, and write its output to the log.
 
     Raises:
         PrepareError: it failed.
@@ -263,12 +261,12 @@ def _run(
 
 
 def default_python() -> Path:
-    """Return the interpreter of the environment that rayjobs itself is in."""
+    """Return the interpreter that runs rayjobs."""
     return Path(sys.executable)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program; the last lines of its output say why it failed."""
+    """Run the program; if it fails, the last lines of its output say why."""
     try:
         install(Path(arguments[0]), say=_say)
     except (PrepareError, OSError) as error:

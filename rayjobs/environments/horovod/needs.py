@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
 
-OLDEST_CMAKE = (3, 21)  # the first that takes a toolchain file by a variable
+OLDEST_CMAKE = (3, 21)  # the first version that reads CMAKE_TOOLCHAIN_FILE from the environment
 _ASK_S = 120.0
-_COMPILER_KIB = 2_200_000  # of torch's headers
+_COMPILER_KIB = 2_200_000  # memory of one compiler, because of torch's headers
 _FACTS = """
 import json, sys, sysconfig
 import torch
@@ -32,8 +32,8 @@ class Environment:
 
     Attributes:
         python: Its interpreter.
-        torch: The version of its PyTorch, with the build's name.
-        cuda: The CUDA version of that build; None of a build for the CPU.
+        torch: The version of its PyTorch, with the name of the build.
+        cuda: The CUDA version of that build; None for a build for the CPU.
         tag: Python's version and the platform.
     """
 
@@ -75,7 +75,7 @@ def environment_of(python: Path) -> Environment:
 
 
 def compilers() -> int:
-    """Return how many compilers may run at a time: one for each CPU that has the memory for it."""
+    """Return how many compilers may run at a time: one per CPU, if the memory suffices."""
     cpus = len(os.sched_getaffinity(0))
     try:
         found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
@@ -85,15 +85,15 @@ def compilers() -> int:
 
 
 def mpi_version() -> str:
-    """Return the version of Open MPI, which a kept wheel needs as well.
+    """Return the version of Open MPI; a wheel works only with the one that it was built for.
 
     Raises:
         PrepareError: there is no mpirun, or it is not Open MPI's.
     """
     if shutil.which("mpirun") is None:
         raise PrepareError(
-            "Horovod needs Open MPI, and there is no mpirun here. Install it: sudo apt-get install "
-            "openmpi-bin libopenmpi-dev",
+            "Horovod needs Open MPI, but this machine has no mpirun. Install it: sudo apt-get "
+            "install openmpi-bin libopenmpi-dev",
             failure_class="environment",
         )
     return _version("mpirun", r"\(Open MPI\) (\d+)\.(\d+)")
@@ -103,8 +103,8 @@ def check_tools() -> None:
     """Check the requirements of a build.
 
     Raises:
-        PrepareError: something is missing or too old; the text lists everything and how to install
-            it.
+        PrepareError: something is missing or too old; the message lists everything, with the
+            command that installs it.
     """
     missing = {name: package for name, package in _PROGRAMS.items() if shutil.which(name) is None}
     if missing:
@@ -118,8 +118,8 @@ def check_tools() -> None:
     if cmake < OLDEST_CMAKE:
         oldest = ".".join(map(str, OLDEST_CMAKE))
         raise PrepareError(
-            f"Horovod cannot be built here: CMake is {found}, and {oldest} is needed. Install a "
-            f"newer one: pip install cmake",
+            f"Horovod cannot be built here: CMake is {found}, but at least {oldest} is required. "
+            f"Install a newer one: pip install cmake",
             failure_class="environment",
         )
 
@@ -130,8 +130,8 @@ def _version(program: str, pattern: str) -> str:
     if match is None:
         output = (done.stdout + done.stderr).strip()[:80]
         raise PrepareError(
-            f"Horovod cannot be built here: `{program} --version` says {output!r}, which is not "
-            f"what it is to be",
+            f"Horovod cannot be built here: `{program} --version` prints {output!r}, which has no "
+            f"version in the expected form",
             failure_class="environment",
         )
     return ".".join(match.groups())
@@ -139,7 +139,7 @@ def _version(program: str, pattern: str) -> str:
 
 @dataclass(frozen=True)
 class GpuTools:
-    """The locations of the CUDA toolkit and NCCL; `missing` lists absent ones."""
+    """The locations of the CUDA toolkit and NCCL; `missing` lists the absent ones."""
 
     cuda: Path | None
     nccl: Path | None

@@ -1,7 +1,7 @@
-"""The recipe by which Horovod 0.28.1 is compiled for a current PyTorch, as files for CMake.
+"""The recipe that compiles Horovod 0.28.1 for a current PyTorch, as files for CMake.
 
-Nothing of Horovod is copied or kept: CMake is given a toolchain file, which hooks into Horovod's
-own build and edits pip's temporary copy of one source file.
+It copies and keeps no part of Horovod: CMake gets a toolchain file, which hooks into Horovod's own
+build and edits pip's temporary copy of one source file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 VERSION = "0.28.1"  # the last release
 
 # Read at the end of `project(horovod)`. Not CMAKE_PROJECT_INCLUDE: the bundled gloo's own
-# project() would run it again, and the replaced find_package call itself for ever.
+# project() would run it again, and the replaced find_package would call itself forever.
 _TOOLCHAIN = 'set(CMAKE_PROJECT_horovod_INCLUDE "{hook}")\n'
 
 # The headers of current PyTorch need C++20; Horovod asks for C++14 and strips -std from CXXFLAGS.
@@ -31,8 +31,8 @@ endmacro()
 
 _CUDA_STANDARD = "set(CMAKE_CUDA_STANDARD 20)\n"
 
-# Process sets forget HOROVOD_GLOO_IFACE and take whatever the host's name resolves to: on several
-# nodes the ranks then look for each other on their own loopback.
+# Process sets ignore HOROVOD_GLOO_IFACE and use the address to which the host name resolves: on
+# several nodes, the ranks then look for each other on their own loopback.
 _GLOO_INTERFACE = """\
 set(_file "${PROJECT_SOURCE_DIR}/horovod/common/gloo/gloo_context.cc")
 file(READ "${_file}" _text)
@@ -48,17 +48,17 @@ file(WRITE "${_file}" "${_text}")
 
 
 def hook(*, gpu: bool) -> str:
-    """Return the code that CMake runs inside Horovod's project."""
+    """Return the CMake code that runs inside Horovod's project."""
     return _STANDARD + (_CUDA_STANDARD if gpu else _NO_CUDA) + _GLOO_INTERFACE
 
 
 def digest(*, gpu: bool) -> str:
-    """Return a short name of the recipe: a wheel made by another one is not taken."""
+    """Return a short digest of the recipe: wheels of another recipe are not used."""
     return hashlib.sha256(hook(gpu=gpu).encode()).hexdigest()[:8]
 
 
 def write(folder: Path, *, gpu: bool, mpi: bool = True) -> dict[str, str]:
-    """Write the files of the recipe; return the variables by which the build finds them."""
+    """Write the files of the recipe; return the variables that point the build to them."""
     hook_file, toolchain = folder / "hook.cmake", folder / "toolchain.cmake"
     hook_file.write_text(hook(gpu=gpu))
     toolchain.write_text(_TOOLCHAIN.format(hook=hook_file))

@@ -14,7 +14,7 @@ from rayjobs.environments.cache import RECORD
 from rayjobs.environments.horovod import adding, builds, imported
 from rayjobs.injob.plan import HOROVOD_GLOO, MPI, LaunchPlan
 
-# Finds it without importing it, wherever the interpreter looks for its packages.
+# Finds Horovod without importing it, wherever the interpreter looks for packages.
 _ASK = """
 import importlib.util
 spec = importlib.util.find_spec("horovod")
@@ -30,20 +30,20 @@ for name in ("horovod", "torch"):
 print(next((one.version for one in metadata.distributions(name="torch")), ""))
 """
 _ASK_S = 60.0
-# Cached answers of interpreters, by everything that they depend on.
+# Cached answers of interpreters, keyed by everything that they depend on.
 _found: dict[tuple[str | None, ...], Path] = {}
 MATTERS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE")
 _HOME = "HOME"
 
 
 def require(plan: LaunchPlan) -> None:
-    """Check that Horovod matches the torch that it was built for, and can use GPUs.
+    """Check that Horovod was built for the job's torch, and for GPUs if the job needs them.
 
-    A submit knows that of its own machine alone. Horovod that is not there at all is left to the
-    script, which may do without.
+    A submit can check only its own machine. A missing Horovod is not an error here, since the
+    script may not need it.
 
     Raises:
-        PrepareError: class ``environment``: it cannot.
+        PrepareError: class ``environment``: Horovod does not fit.
     """
     extras, env = plan.extras, plan.env
     if extras is None or extras.kind not in (MPI, HOROVOD_GLOO):
@@ -64,10 +64,10 @@ def require(plan: LaunchPlan) -> None:
 
 
 def exchanges_on_gpus(plan: LaunchPlan) -> bool:
-    """Whether the ranks have GPUs, and do not say that they exchange tensors on the CPU."""
+    """Whether the ranks have GPUs and did not choose to exchange tensors on the CPU."""
     if not plan.env.get("CUDA_VISIBLE_DEVICES"):
         return False
-    # Of horovod-gloo the variable is the launcher's.
+    # For horovod-gloo, the launcher sets the variable itself.
     extras = plan.extras
     if extras is not None and extras.kind == HOROVOD_GLOO:
         return not extras.on_cpu
@@ -75,7 +75,7 @@ def exchanges_on_gpus(plan: LaunchPlan) -> bool:
 
 
 def is_wanted(plan: LaunchPlan) -> bool:
-    """Whether a job's script uses Horovod, as far as its plan and the text of its modules say."""
+    """Whether a job's script uses Horovod, judged by its plan and the source of its modules."""
     kind = None if plan.extras is None else plan.extras.kind
     if kind != MPI:
         return kind == HOROVOD_GLOO
@@ -90,16 +90,16 @@ def _uses_it(plan: LaunchPlan, kind: str) -> bool:
 
 
 def _require_its_torch(plan: LaunchPlan) -> None:
-    """Check that an environment built by rayjobs does not mix its own torch with a Horovod.
+    """Check that an environment built by rayjobs does not combine its torch with a foreign Horovod.
 
-    Horovod is native code for one release of torch: that of the packages it is installed among.
+    Horovod is native code for one build of torch: the one that is installed next to it.
     """
     horovod, torch, *version = [*_answer(plan.python, plan.env, _ASK_TORCH), "", ""][:3]
     if not horovod or not torch or horovod == torch:
         return
     raise PrepareError(
-        f"ranks are not started on node {plan.node} of the job: its environment has torch "
-        f"{''.join(version)} of its own, and Horovod, in {horovod}, was built for the torch there. "
+        f"ranks are not started on node {plan.node} of the job: its environment has its own torch "
+        f"{''.join(version)}, but the Horovod in {horovod} was built for the torch there. "
         f"{adding.INSTEAD}",
         failure_class="environment",
         is_permanent=True,
@@ -109,7 +109,7 @@ def _require_its_torch(plan: LaunchPlan) -> None:
 def _build(python: str, env: Mapping[str, str]) -> builds.Build | None:
     key = (python, *(env.get(name) for name in (*MATTERS, _HOME)))
     known = _found.get(key)
-    # What was found may have been rebuilt since, which its file shows, or be gone.
+    # It may have been rebuilt, which its file's time shows, or removed in the meantime.
     build = None if known is None else builds.of_package(known)
     if build is not None:
         return build
@@ -121,7 +121,7 @@ def _build(python: str, env: Mapping[str, str]) -> builds.Build | None:
 
 
 def _ask(python: str, env: Mapping[str, str]) -> Path | None:
-    """Return the folder of an interpreter's Horovod; None: it has none."""
+    """Return the folder of an interpreter's Horovod; None if it has none."""
     place = (_answer(python, env, _ASK) or [""])[-1]
     return Path(place) if place else None
 
@@ -139,11 +139,11 @@ def _answer(python: str, env: Mapping[str, str], code: str) -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PrepareError(
-            f"{python} could not be asked for its Horovod: {error}", failure_class="environment"
+            f"{python} cannot be queried for its Horovod: {error}", failure_class="environment"
         ) from error
     if done.returncode:
-        output = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        output = done.stderr.strip().splitlines()[-1:] or [f"it exited with code {done.returncode}"]
         raise PrepareError(
-            f"{python} could not be asked for its Horovod: {output[0]}", failure_class="environment"
+            f"{python} cannot be queried for its Horovod: {output[0]}", failure_class="environment"
         )
     return done.stdout.splitlines()

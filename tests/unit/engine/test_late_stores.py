@@ -123,7 +123,7 @@ def test_other_jobs_have_nothing_to_be_stored(tmp_path: Path, how: str) -> None:
             await here.until(lambda: not here.engine.attempts)
         said = {
             "runs": "is still being recorded",
-            "failed": "did not end well",
+            "failed": "did not succeed",
             "completed": "its outputs are stored",
             "without": "has no outputs",
         }[how]

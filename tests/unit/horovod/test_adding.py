@@ -199,9 +199,9 @@ def test_where_it_cannot_be_built_the_job_is_refused_with_what_is_missing_and_wa
     with pytest.raises(PrepareError) as caught:
         build(builder, *index, "torch==9.1")
     said = str(caught.value)
-    assert "has a torch of its own, and no Horovod for it" in said
+    assert "has its own torch, and Horovod cannot be built for it" in said
     assert "cmake" in said
-    assert "Ask for `torch` without a version" in said
+    assert "Request `torch` without a version" in said
     assert caught.value.is_permanent
     assert not [one for one in builder.node.environments.iterdir() if len(one.name) == 32]
 

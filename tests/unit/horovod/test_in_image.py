@@ -300,7 +300,9 @@ def test_a_build_that_fails_is_never_used_and_says_what_the_compiler_said(
     for _ in range(2):
         with pytest.raises(PrepareError) as caught:
             bring(builder, place)
-        assert "has torch 9.9 and no Horovod, and it cannot be built there" in str(caught.value)
+        assert "has torch 9.9 but no Horovod, and Horovod cannot be built in it" in str(
+            caught.value
+        )
         assert "the compiler fails: /x/torch.h:3:10: fatal error: this torch is too" in str(
             caught.value
         )

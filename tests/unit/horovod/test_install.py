@@ -86,7 +86,7 @@ def test_an_old_cmake_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         program.write_text("#!/bin/sh\necho cmake version 3.18.4\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(PrepareError, match=r"CMake is 3\.18, and 3\.21 is needed"):
+    with pytest.raises(PrepareError, match=r"CMake is 3\.18, but at least 3\.21 is required"):
         needs.check_tools()
 
 

@@ -155,7 +155,9 @@ def test_an_interpreter_is_asked_once_and_a_new_build_is_seen(
 def test_an_interpreter_that_cannot_answer_is_named(tmp_path: Path, packages: Path) -> None:
     plan = plan_of(tmp_path, packages)
     (packages / "sitecustomize.py").write_text("import os; os._exit(3)\n")
-    with pytest.raises(PrepareError, match="could not be asked for its Horovod: it ended with 3"):
+    with pytest.raises(
+        PrepareError, match="cannot be queried for its Horovod: it exited with code 3"
+    ):
         required.require(plan)
 
 
@@ -184,7 +186,7 @@ def test_an_environment_with_a_torch_of_its_own_is_refused_next_to_another_ones_
     with pytest.raises(PrepareError) as caught:
         required.require(plan)
     said = str(caught.value)
-    assert f"has torch 1.9 of its own, and Horovod, in {packages}, was built for" in said
+    assert f"has its own torch 1.9, but the Horovod in {packages} was built for" in said
     assert "rayjobs horovod install --env PATH" in said
     assert caught.value.is_permanent
     (packages / "torch").mkdir()

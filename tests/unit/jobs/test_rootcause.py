@@ -246,7 +246,7 @@ BROKEN = [
     Broken(
         "a child of a shell that was killed",
         "working\nKilled\n",
-        "rank 0 exited with code 137 (a shell also says so of a process ended by SIGKILL): Killed",
+        "rank 0 exited with code 137 (a shell also reports SIGKILL with this code): Killed",
         code=137,
     ),
     Broken(
