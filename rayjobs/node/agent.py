@@ -123,7 +123,7 @@ class NodeAgent:
         return method.name, answer
 
     async def _hello(self, _: Nothing) -> Hello:
-        """Return this agent's identity; the first call starts the warm interpreter."""
+        """Return this agent's identity; the first call also starts the warm interpreter."""
         import ray
 
         self._node.warm_up()
@@ -252,7 +252,7 @@ class NodeAgent:
             await asyncio.sleep(wait_s)
         self.linger.leave()
         log.info("no attempt on this node: the agent leaves")
-        # Ray takes an exit for intended only from within a call.
+        # Ray treats an exit as intended only inside a call.
         ray.get_runtime_context().current_actor.leave.remote()
         await asyncio.sleep(LEAVE_S)
         log.warning("Ray has not ended this actor within %g s", LEAVE_S)

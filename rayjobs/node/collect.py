@@ -59,7 +59,7 @@ class Collecting:
         self._publishers: dict[str, Publisher] = {}
         self._metrics: dict[str, MetricFollower] = {}
         self._progress: dict[str, Progress] = {}
-        # By key: how far a later store is, as a line.
+        # By key: the progress of a later store, as a line.
         self._storing: dict[str, str] = {}
         self._noted: dict[str, set[str]] = {}
         # By marker: the current path of an attempt's workspace, from the last call about it.
@@ -107,7 +107,7 @@ class Collecting:
             log.info("logs of %s are sent later: %s", on.job, error)
 
     def _senders_of(self, on: AttemptOnNode) -> list[Sender]:
-        """Return what sends the logs to readers without this node's disk; nothing if none is."""
+        """Return the senders of the logs; empty if all readers can read this node's disk."""
         key = _key(on)
         if key not in self._senders:
             workspace = self._workspaces.of(on)
@@ -126,7 +126,7 @@ class Collecting:
         return self._senders[key]
 
     def _remove_sent(self, on: AttemptOnNode) -> None:
-        """Remove the pieces of logs that are stored whole; `rayjobs prune` removes what stays."""
+        """Remove the pieces of completely stored logs; `rayjobs prune` removes the rest."""
         try:
             for sender in self._senders_of(on):
                 sender.remove()
@@ -156,17 +156,17 @@ class Collecting:
         return await self._collections.collect(_key(on), work, self._progress_of(on))
 
     def store_progress(self, on: AttemptOnNode) -> StoreProgress:
-        """Return how far `store_late` is."""
+        """Return the progress of `store_late`."""
         return StoreProgress(self._storing.get(_key(on), ""))
 
     def _store_late(self, on: AttemptOnNode) -> Collected:
         root = Path(on.root)
         record = record_of(str(root))
         if record is None or not AttemptPaths(root).data.exists():
-            gone = f"{root} is not there any more: it was removed, or its node is another one."
+            gone = f"{root} no longer exists: it was removed, or the node was replaced."
             return Collected(problems=(gone,))
         if record.outcome is not Outcome.COMPLETED:
-            return Collected(problems=(f"the script did not end well ({record.outcome}).",))
+            return Collected(problems=(f"the script did not succeed ({record.outcome}).",))
         if self._workspaces.of(on).store.job(on.job).attempt != on.attempt:
             return Collected(problems=("a newer attempt of the job owns its outputs.",))
         watch = self._progress_of(on).watch
@@ -251,7 +251,7 @@ class Collecting:
         return [*self._data.flush_outputs(root, note=note)]
 
     def _note_left_out(self, on: AttemptOnNode, left_out: Iterable[LeftOut]) -> None:
-        """Write into the job's history what is not stored, each once."""
+        """Write each record that is not stored into the job's history, once."""
         noted = self._noted.setdefault(_key(on), set())
         for one in left_out:
             if one.sentence not in noted:
@@ -259,7 +259,7 @@ class Collecting:
                 self._workspaces.note(on, LeftOut.KIND, one.sentence, one.data)
 
     def _forget(self, on: AttemptOnNode) -> None:
-        """Drop what is kept of an attempt whose files are all stored."""
+        """Drop the state of an attempt whose files are all stored."""
         self._remove_sent(on)
         for kept in (self._publishers, self._metrics, self._progress, self._noted, self._senders):
             for key in [key for key in [*kept] if key.startswith(f"{on.marker} ")]:

@@ -1,8 +1,8 @@
 """Runs the collection of each attempt on its own thread, and detects when it is stuck.
 
-A file system that does not answer, or a script that found another way, may block a collection for
-ever. Nothing can end a thread that waits in the kernel. So no collection uses a thread that other
-attempts need, and the attempt's supervisor learns what the collection waits for.
+A file system that does not answer, or a hostile script, may block a collection forever. Nothing can
+end a thread that waits in the kernel. So no collection uses a thread that other attempts need, and
+the attempt's supervisor learns what the collection waits for.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Collections:
     """The running collections of one node, by the attempts' markers. For one event loop."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without collections."""
         self._running: dict[str, tuple[asyncio.Future[Collected], Progress]] = {}
 
     async def collect(
@@ -98,8 +98,9 @@ class Collections:
     ) -> Collected:
         """Return the result of `work`; wait for one that already runs for the attempt.
 
-        While it is stuck, this returns a result that says where instead, and the work continues. If
-        nobody asks for its own result within `KEPT_S`, it is dropped and `work` runs again.
+        If it is stuck, this returns a result that says where, and the work continues. If no caller
+        fetches the work's own result within `KEPT_S`, it is dropped, and the next call runs `work`
+        again.
         """
         running = self._running.get(marker)
         if running is None:

@@ -1,4 +1,4 @@
-"""Containers of attempts on one node: prepares images and plans what a host makes of them."""
+"""Containers of attempts on one node: prepares images, and plans the containers for hosts."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ class Capability:
 def capability_of(folder: Path) -> Capability:
     """Try a container below `folder`. Blocks."""
     try:
-        # In its own process, since it makes namespaces.
-        asked = subprocess.run(
+        # In a separate process, since it makes namespaces.
+        done = subprocess.run(
             [sys.executable, "-S", "-E", str(injob_container.__file__), str(folder)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PROBE_S,
             check=False,
         )
-        answer = injob_container.ContainerProbe.from_json(json.loads(asked.stdout))
+        answer = injob_container.ContainerProbe.from_json(json.loads(done.stdout))
         return Capability(answer.why, answer.why_no_overlay)
     except subprocess.TimeoutExpired:
         return Capability(f"the trial did not end within {duration_text(PROBE_S)}")
@@ -109,8 +109,8 @@ class NodeContainers:
         """Keep images below `root`; report on them in the workspaces of their jobs.
 
         Args:
-            shared: Where what travels with a job is unpacked.
-            most_bytes: Of one image, unpacked.
+            shared: Unpacks the files that travel with a job.
+            most_bytes: The largest size of an unpacked image.
         """
         self._root = root
         self._images = Images(root, most_bytes)
@@ -135,8 +135,8 @@ class NodeContainers:
         """Prepare an attempt's image; return None if it requests none.
 
         Raises:
-            PrepareError: see `Images.realise`; class ``user``: this node has not what a volume
-                shows; class ``environment``: this node cannot run images, or the image lacks
+            PrepareError: see `Images.realise`; class ``user``: this node lacks the path of a
+                volume; class ``environment``: this node cannot run images, or the image lacks
                 something that the job needs.
         """
         asked = request.container
@@ -204,7 +204,7 @@ class NodeContainers:
             key = f"{found.root} {info.st_ino} {info.st_mtime_ns}"
         asked, python = request.container, found.answer.python
         volumes = () if asked is None else _volumes(asked)
-        if python is not None:  # it may be one of the node, which a volume shows
+        if python is not None:  # it may be on the node, in a volume
             sources = [one.source for one in volumes if python.startswith(f"{one.target}/")]
             key = " ".join([key, *sources])
         return Image(
@@ -221,7 +221,7 @@ class NodeContainers:
     async def asked_again(
         self, request: LaunchRequest, found: ReadyImage, python: str
     ) -> ReadyImage:
-        """Return an image after asking the interpreter of an environment in it for its packages.
+        """Return an image after querying the packages of an environment's interpreter in it.
 
         Raises:
             PrepareError: it does not answer.
@@ -248,7 +248,7 @@ class NodeContainers:
             if answer.python is None:
                 raise PrepareError(
                     f"the environment that was built for {self._name_of(request)} does not work "
-                    f"there: {answer.why}",
+                    f"in it: {answer.why}",
                     failure_class="environment",
                     is_permanent=True,
                 )
@@ -257,7 +257,7 @@ class NodeContainers:
 
     @staticmethod
     def has_horovod(found: ReadyImage) -> ReadyImage:
-        """Return an image among whose packages is the Horovod that was built for it."""
+        """Return an image with the Horovod that was built for it in its list of packages."""
         facts = dict(found.answer.facts)
         packages = facts.get("packages")
         if isinstance(packages, list):
@@ -293,7 +293,7 @@ class NodeContainers:
         needs_python = request.environment is None and (plan.kind == "script" or plan.is_mpi)
         if found.answer.python is None and needs_python:
             raise PrepareError(
-                f"the image has no Python that the script can run with: {found.answer.why}. Use an "
+                f"the image has no Python that can run the script: {found.answer.why}. Use an "
                 f"image with Python 3.8 or newer, or run another program as the job's command",
                 failure_class="environment",
                 is_permanent=True,
@@ -325,7 +325,7 @@ class NodeContainers:
         problem = (
             openmpi.version_problem(program or "mpirun", version)
             if version
-            else ("there is no mpirun and no orted in its PATH")
+            else "its PATH has no mpirun and orted"
         )
         if problem:
             raise PrepareError(
@@ -351,9 +351,9 @@ class NodeContainers:
         )
 
     async def _meant(self, on: AttemptOnNode, work: ImageWork) -> MeantImage | None:
-        """Return what the job's image means; on further nodes this waits for the first one.
+        """Return the resolved image of the job; on further nodes, wait for the first one's result.
 
-        A retry takes what a tag meant in the attempt before.
+        A retry uses the image to which the tag resolved in the previous attempt.
         """
         if on.node == 0:
             if on.attempt <= 1:
@@ -364,30 +364,30 @@ class NodeContainers:
         while (found := await asyncio.to_thread(self._stored_meant, on, on.attempt)) is None:
             if not has_waited:
                 has_waited = True
-                text = "waiting until the first node knows which image is meant"
+                text = "waiting until the first node has resolved the image"
                 work.tell(text, {"step": "wait"})
             await work.control.pause()
         return found
 
     def _publish_meant(self, on: AttemptOnNode, meant: MeantImage) -> None:
         if on.node_count == 1 and meant.pinned is None:
-            return  # nobody asks for it
+            return  # nothing reads it
         path = AttemptPaths(Path(on.root)).meant_image
         path.write_text(json.dumps({"digest": meant.digest, "pinned": meant.pinned}))
         store_file(self._workspaces, on, path, IMAGE_RECORD)
 
     def _stored_meant(self, on: AttemptOnNode, attempt: int | None) -> MeantImage | None:
-        """Return what the image meant that is stored with a job, for one attempt or for any."""
+        """Return the resolved image that is stored with a job, for one attempt or for any."""
         try:
             workspace = self._workspaces.of(on)
         except (StoreError, NotFoundError, OSError) as error:
-            log.info("the workspace of %s is not known: %s", on.job, error)
+            log.info("the workspace of %s cannot be opened: %s", on.job, error)
             return None
         text = locks.stored(workspace, on.job, attempt=attempt, name=IMAGE_RECORD)
         try:
             return None if text is None else MeantImage(**json.loads(text))
         except (ValueError, TypeError):
-            return None  # of another version
+            return None  # written by another version
 
     def _bring(self, on: AttemptOnNode, digest: str, folder: Path) -> None:
         """Unpack an image that travels with a job. Blocks.
@@ -406,7 +406,7 @@ class NodeContainers:
             ) from error
 
     def prune(self) -> None:
-        """Remove what the interrupted fetches of an earlier agent left. Blocks."""
+        """Remove the leftovers of an earlier agent's interrupted fetches. Blocks."""
         ImageCache(self._root).remove_logins()
 
     def stop(self, on: AttemptOnNode) -> None:
@@ -425,10 +425,10 @@ class NodeContainers:
         """Return the plan of an attempt whose image is ready, with its container. Blocks.
 
         Args:
-            shown: Its inputs and outputs outside of its folder.
+            shown: Its inputs and outputs outside its folder.
 
         Raises:
-            PrepareError: class ``system``: the attempt's record of its image is gone.
+            PrepareError: class ``system``: the attempt's record of its image cannot be read.
         """
         asked, plan = request.container, request.plan
         assert asked is not None
@@ -438,7 +438,9 @@ class NodeContainers:
             root, variables = str(file["root"]), dict(file["variables"])
             is_private = bool(file["is_private"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PrepareError(f"the attempt's image is not known any more: {error}") from error
+            raise PrepareError(
+                f"the record of the attempt's image cannot be read: {error}"
+            ) from error
         environment = _environment_of_attempt(paths)
         horovod = _horovod_of_attempt(paths)
         arguments = parse_arguments(asked.arguments)
@@ -480,10 +482,10 @@ def _volumes(asked: ContainerRequest) -> tuple[Bind, ...]:
 
 
 def _check_volumes(asked: ContainerRequest) -> None:
-    """Check that the node has what the job's volumes show. Blocks.
+    """Check that the node has the paths of the job's volumes. Blocks.
 
     Raises:
-        PrepareError: class ``user``: it lacks one. A retry would find the same.
+        PrepareError: class ``user``: it lacks one, which a retry cannot change.
     """
     for one in _volumes(asked):
         try:
@@ -534,7 +536,9 @@ def _environment_of_attempt(paths: AttemptPaths) -> tuple[Path, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PrepareError(f"the attempt's environment is not known any more: {error}") from error
+        raise PrepareError(
+            f"the record of the attempt's environment cannot be read: {error}"
+        ) from error
 
 
 def _horovod_of_attempt(paths: AttemptPaths) -> Path | None:
@@ -542,18 +546,20 @@ def _horovod_of_attempt(paths: AttemptPaths) -> Path | None:
     try:
         return in_image.of_attempt(paths)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PrepareError(f"the attempt's Horovod is not known any more: {error}") from error
+        raise PrepareError(
+            f"the record of the attempt's Horovod cannot be read: {error}"
+        ) from error
 
 
 def _injob_binds(plan: LaunchPlan) -> tuple[Bind, ...]:
-    """Return what `from rayjobs import Run` needs: a folder of links and their targets."""
+    """Return the binds for `from rayjobs import Run`: a folder of links, and their targets."""
     folder = Path(plan.injob_path)
     targets = {str(path.resolve()) for path in folder.iterdir() if path.is_symlink()}
     return tuple(Bind(path, path, read_only=True) for path in (*sorted(targets), str(folder)))
 
 
 def _tmp_binds(plan: LaunchPlan, paths: AttemptPaths) -> tuple[Bind, ...]:
-    """Return the temporary folder by its short path, where it has one."""
+    """Return the bind of the temporary folder at its short path, if it has one."""
     at = plan.env.get("TMPDIR", str(paths.tmp))
     return () if at == str(paths.tmp) else (Bind(str(paths.tmp), at),)
 

@@ -162,7 +162,7 @@ class NodeData:
         except StoppedError:
             raise
         except DatastoreError as error:
-            # The same class, since it says whose fault it is; the name, since a job may have many
+            # Keep the class, which says whose fault it is; add the name, since a job may have many
             # inputs.
             raise type(error)(f"input {name!r}: {error}") from error
         definition = _write_definition(source, paths.inputs) if held.how == "direct" else None
@@ -220,13 +220,13 @@ class NodeData:
                 )
 
     def _start(self) -> None:
-        """Remove what dead processes left, once in this agent's life."""
+        """Remove the leftovers of dead processes, once in this agent's life."""
         from rayjobs.datastore.materialise import start_node
 
         with self._lock:
             if not self._is_started and self.folder.exists():
                 for point in start_node(self.folder):
-                    log.info("the mount %s was left by a process that is gone: taken away", point)
+                    log.info("the mount %s was left behind by a dead process: unmounted", point)
                 self._changes.sweep(self.folder.parent / "attempts")
             self._is_started = True
 
@@ -251,24 +251,24 @@ class NodeData:
 
     # -- a cancel meanwhile ----------------------------------------------------------------------
     def stop(self, on: AttemptOnNode) -> None:
-        """Let `bring` of this attempt end soon; harmless when it is over."""
+        """Make `bring` of this attempt end soon; has no effect afterwards."""
         self._stopped.add(on.marker)
 
     def _check_stopped(self, on: AttemptOnNode) -> None:
         if on.marker in self._stopped:
-            raise StoppedError("the job's end was requested while its data was prepared.")
+            raise StoppedError("the job had to end while its data was being prepared.")
 
     def _progress(self, on: AttemptOnNode, name: str, note: Note) -> Callable[[Progress], None]:
         """Return the observer of a download: it stops a canceled one, and reports a long one."""
-        told_s = time.monotonic()
+        reported_s = time.monotonic()
 
         def watch(progress: Progress) -> None:
-            nonlocal told_s
+            nonlocal reported_s
             if progress.finished:
                 return
             self._check_stopped(on)
-            if time.monotonic() - told_s >= PROGRESS_EVERY_S:
-                told_s = time.monotonic()
+            if time.monotonic() - reported_s >= PROGRESS_EVERY_S:
+                reported_s = time.monotonic()
                 note("transfer", line_of(progress), {"name": name})
 
         return watch

@@ -66,7 +66,7 @@ class Fence:
             if marker in self._ended:
                 raise PrepareError(
                     "the attempt was ended before its host started: another target actor "
-                    "looks after the job now",
+                    "has taken over the job",
                     failure_class="system",
                 )
             yield
@@ -103,7 +103,7 @@ class Ends:
         self._data = data
 
     async def ended_unheard(self, on: AttemptOnNode) -> ExitRecord:
-        """The host is gone: return its record, or prove that no process is left and record that."""
+        """Return the record of a dead host, or prove that no process is left and record that."""
         record = await asyncio.to_thread(record_of, on.root)
         if record is not None:
             return record
@@ -161,9 +161,9 @@ class Ends:
         await asyncio.to_thread(self._data.release, root)
         self._data.forget(on)
         await asyncio.to_thread(self._scratch.remove, root)
-        # Left by a killed host; any other has removed it.
+        # A killed host leaves its socket; any other host has removed it.
         await asyncio.to_thread(Path(on.socket).unlink, missing_ok=True)
-        # The job's folder goes with its last attempt.
+        # The job's folder is removed with its last attempt.
         await asyncio.to_thread(remove_if_empty, root.parent)
         return Cleaned(proven=True)
 

@@ -86,22 +86,20 @@ class NodeEnvironments:
                     await asyncio.to_thread(self._bring_sources, on, carried)
                 found = await self._environments.realise(request.environment.to_json(), work)
         if not found.built:
-            self._report(
-                on, "the environment was built before", {"step": "found", "key": found.key}
-            )
+            self._report(on, "the environment exists already", {"step": "found", "key": found.key})
         return found.python
 
     async def bring_horovod(
         self, request: LaunchRequest, image: Image, python: str, *, is_added: bool
     ) -> bool:
-        """Let an attempt in an image find Horovod, if its script uses it and the image has torch.
+        """Provide Horovod to an attempt in an image, if its script uses it and the image has torch.
 
         Args:
             python: The attempt's Python, as a path in the image.
-            is_added: It is that of an environment that is added to the image.
+            is_added: Whether it belongs to an environment that is added to the image.
 
         Returns:
-            Whether it was, or has been, built for the image.
+            Whether a Horovod built for the image is used.
 
         Raises:
             PrepareError: see `HorovodInImages.realise`.
@@ -121,7 +119,7 @@ class NodeEnvironments:
 
     @asynccontextmanager
     async def _working(self, on: AttemptOnNode, image: Image | None) -> AsyncIterator[Work]:
-        """Yield an attempt's work, which `stop` ends; its log is stored while it goes on."""
+        """Yield an attempt's work, which `stop` ends; store its log in the meantime."""
         limit_s = on.max_duration_s
         control = Control(
             marker=on.marker,
@@ -150,7 +148,7 @@ class NodeEnvironments:
             self._controls.pop(control.marker, None)
 
     def stop(self, on: AttemptOnNode) -> None:
-        """Let `bring` of this attempt end soon; harmless when it is over."""
+        """Make `bring` of this attempt end soon; has no effect afterwards."""
         control = self._controls.get(on.marker)
         if control is not None:
             control.stopped.set()
@@ -214,7 +212,7 @@ class NodeEnvironments:
         try:
             workspace = self._workspaces.of(on)
         except (StoreError, NotFoundError, OSError) as error:
-            log.info("the workspace of %s is not known: %s", on.job, error)
+            log.info("the workspace of %s cannot be opened: %s", on.job, error)
             return None
         return locks.stored(workspace, on.job, attempt=attempt)
 

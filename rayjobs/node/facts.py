@@ -59,7 +59,7 @@ class NodeFacts:
         try:
             found.update(self._environment(Path(python)) if known is None else known)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            why.append(f"packages are not known: {error}"[:300])
+            why.append(f"packages are unknown: {error}"[:300])
         if devices:
             gpus, reason = self._all_gpus()
             found["gpus"] = [
@@ -80,7 +80,7 @@ class NodeFacts:
                 if known.pop("format") == FORMAT:
                     return dict(known)
             except (OSError, ValueError, KeyError, AttributeError):
-                pass  # not looked for yet
+                pass  # not determined yet
             done = subprocess.run(
                 [str(python), "-I", "-c", PROBE],
                 stdin=subprocess.DEVNULL,
@@ -156,7 +156,7 @@ def read_gpus() -> tuple[list[dict[str, Any]], str]:
     """Return the machine's NVIDIA GPUs with driver and CUDA version, and why they are unknown."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return [], "GPUs are not known: there is no nvidia-smi here"
+        return [], "GPUs are unknown: this node has no nvidia-smi"
     try:
         done = subprocess.run(
             [program, "-q", "-x"],
@@ -167,7 +167,7 @@ def read_gpus() -> tuple[list[dict[str, Any]], str]:
         )
         root = ElementTree.fromstring(done.stdout)  # noqa: S314 - of the machine's own driver
     except (OSError, subprocess.SubprocessError, ElementTree.ParseError) as error:
-        return [], f"GPUs are not known: nvidia-smi: {error}"[:300]
+        return [], f"GPUs are unknown: nvidia-smi: {error}"[:300]
     driver, cuda = root.findtext("driver_version"), root.findtext("cuda_version")
     return [
         {

@@ -23,7 +23,7 @@ def check_folders(records: Iterable[DatastoreRecord], reaches: Reaches) -> None:
     """Check that this node has the folder of each folder datastore.
 
     Raises:
-        InvalidReference: it does not; the message says what helps.
+        InvalidReference: it does not; the message has the remedy.
     """
     for record in records:
         if record.kind != LOCAL:
@@ -33,6 +33,6 @@ def check_folders(records: Iterable[DatastoreRecord], reaches: Reaches) -> None:
             raise InvalidReference(
                 f"datastore {record.name!r} is the folder {folder} of the target's machine, and "
                 f"this node does not share it. Keep the data in object storage (`rayjobs "
-                f"datastore add NAME s3://BUCKET`), which every node reaches by itself, or mount "
+                f"datastore add NAME s3://BUCKET`), which every node can reach, or mount "
                 f"the folder at the same path on every node."
             )

@@ -126,7 +126,7 @@ async def wait_until_free(
         await asyncio.sleep(LOOK_S)
     if look.others:
         report(
-            f"{which} is used by programs that have no part in it: "
+            f"{which} is used by programs that do not belong to the job: "
             f"{'; '.join(map(str, look.others))}. The job may find too little memory there"
         )
     for gpu, mib in look.unseen_mib.items():
@@ -144,7 +144,7 @@ async def _look(devices: Collection[str], attempts: Path) -> Look:
         CannotTellError: It cannot be determined.
     """
     if shutil.which(TOOL) is None:
-        raise CannotTellError(f"there is no {TOOL} in PATH")
+        raise CannotTellError(f"PATH has no {TOOL}")
     # Await both even if one fails: no query of the tool outlives this call.
     answers = await asyncio.gather(
         _asked(devices, "--query-gpu=index,uuid,memory.used", columns=3),
@@ -168,7 +168,7 @@ async def _look(devices: Collection[str], attempts: Path) -> Look:
     for index, uuid, used in gpus:
         counted_mib = [one.mib for one in found if one.gpu == uuid]
         if not used.isdigit():
-            raise CannotTellError(f"{TOOL} says {used!r} of the memory of GPU {index}")
+            raise CannotTellError(f"{TOOL} prints {used!r} as the memory of GPU {index}")
         if all(mib.isdigit() for mib in counted_mib):
             left = int(used) - sum(map(int, counted_mib))
             if left >= UNSEEN_MIB:
@@ -218,10 +218,10 @@ async def _asked(devices: Collection[str], query: str, *, columns: int) -> list[
             await tool.wait()
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     if tool.returncode != 0:
-        why = lines[0].strip() if lines else "without a word"
-        raise CannotTellError(f"{TOOL} ended with {tool.returncode}: {why}")
+        why = lines[0].strip() if lines else "no message"
+        raise CannotTellError(f"{TOOL} exited with code {tool.returncode}: {why}")
     table = [line.split(", ", columns - 1) for line in lines]
     for line, words in zip(lines, table, strict=True):
         if len(words) != columns:
-            raise CannotTellError(f"{TOOL} says {line!r}")
+            raise CannotTellError(f"{TOOL} prints the unexpected line {line!r}")
     return table

@@ -1,4 +1,4 @@
-"""Which containment works for a node's attempts: tried once, in its own process."""
+"""Finds out which containment works on a node, by one trial in a separate process."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class NodeHold:
             if self._levels is None:
                 refused = why_no_namespace()
                 if refused:
-                    log.info("attempts are held without a PID namespace: %s", refused)
+                    log.info("attempts run without a PID namespace: %s", refused)
                 self._levels = (CGROUP, SCAN) if refused else (CGROUP, NAMESPACE, SCAN)
             return self._levels
 
 
 def why_no_namespace() -> str:
     """Return why an attempt cannot have a PID namespace here; empty if it can. Blocks."""
-    # In its own process: a process that makes a namespace can start no more threads.
+    # In a separate process: a process that makes a namespace can start no more threads.
     try:
-        asked = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-S", "-E", str(namespace.__file__)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PROBE_S,
             check=False,
         )
-        return namespace.NamespaceProbe.from_json(json.loads(asked.stdout)).why
+        return namespace.NamespaceProbe.from_json(json.loads(done.stdout)).why
     except subprocess.TimeoutExpired:
         return f"the trial did not end within {duration_text(PROBE_S)}"
     except (OSError, ValueError) as error:

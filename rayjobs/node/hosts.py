@@ -31,7 +31,7 @@ def read_secrets(references: Mapping[str, SecretSource]) -> dict[str, str]:
             if not credentials.variable(variable):
                 raise PrepareError(
                     f"the secret {name} comes from the variable {variable}, which the target does "
-                    f"not have; give it: `rayjobs target secret set {variable}`",
+                    f"not have; set it with `rayjobs target secret set {variable}`",
                     failure_class="environment",
                     is_permanent=True,
                 )
@@ -61,8 +61,8 @@ def exit_record_of_lost_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
 def record_of_dead_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
     """Write and return the exit record of an attempt whose host died before it wrote one.
 
-    An outcome that was already known is final: ranks that ended well stay completed, whatever
-    happened to the host while it ended their leftover processes.
+    A known outcome is final: ranks that succeeded stay completed, whatever happened to the host
+    while it ended their leftover processes.
     """
     lost = exit_record_of_lost_host(on, proof)
     record = exitrecord.with_outcome(on.root, lost)

@@ -1,4 +1,4 @@
-"""Detects which input files changed during an attempt, and what is known about the writer.
+"""Detects which input files changed during an attempt, and reports what is known about the writer.
 
 An attempt that had read-only files wrote to none of them; it may have renamed a folder above them.
 For any other attempt there is no proof: the time of a change says when, not who. So a change is
@@ -22,13 +22,13 @@ NAMED = 5
 
 
 class InputChanges:
-    """How the inputs of a node's attempts looked when they started.
+    """The state of the inputs of a node's attempts when these started.
 
-    It is outside the attempts' folders, where no script can replace it.
+    The files are outside the attempts' folders, where no script can replace them.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Keep it in `folder`, one file for each attempt."""
+        """Keep the state in `folder`, one file for each attempt."""
         self._folder = folder
 
     def keep(self, root: Path, inputs: Mapping[str, Mapping[str, Any]]) -> None:
@@ -78,11 +78,11 @@ class InputChanges:
         return reports
 
     def learn(self, root: Path, nodes: Mapping[int, Mapping[str, str]], *, node_count: int) -> None:
-        """Add what the other nodes of the attempt reported of how they protected its inputs.
+        """Add the reports of the attempt's other nodes on how they protected its inputs.
 
         Args:
             nodes: By number and by name of an input: ``why_open``, as in `keep`.
-            node_count: Of the attempt; a node without a report may have protected nothing.
+            node_count: The attempt's nodes; one without a report may have protected nothing.
         """
         try:
             kept = json.loads(self._file_of(root).read_text())
@@ -91,7 +91,7 @@ class InputChanges:
         was_learned = False
         for name, one in kept.items():
             for node in range(1, node_count):
-                why = nodes.get(node, {}).get(name, "how it protected its inputs is not known")
+                why = nodes.get(node, {}).get(name, "it did not report how it protects its inputs")
                 if why and not one["why_open"]:
                     one["why_open"] = f"node {node}: {why}"
                     was_learned = True
@@ -156,7 +156,7 @@ def _who(one: Mapping[str, Any], changed: Sequence[Change]) -> str:
             "or removed, by the job or by something else"
         )
     else:
-        who = "Something else did it: for this job they were read-only"
+        who = "Something else changed them: they were read-only for this job"
     version = ""
     if ":" in one["version"] and not one["version"].startswith("sha256:"):
         version = f" {one['version']} is damaged; jobs that read it fail and say how to restore it."

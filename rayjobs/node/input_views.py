@@ -1,4 +1,4 @@
-"""How a node protects the sources of inputs from attempts: tried once per node."""
+"""Finds out how a node can protect the sources of inputs from attempts, by one trial."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class InputViews:
     """How attempt hosts can protect the inputs of their attempts. Thread-safe."""
 
     def __init__(self, folder: Path, *, is_on: bool = True) -> None:
-        """Try it below `folder`, where the attempts will be, but only if `is_on`."""
+        """Try protection below `folder`, which holds the attempts, but only if `is_on`."""
         self._folder = folder
         self._is_on = is_on
         self._lock = threading.Lock()
@@ -47,15 +47,15 @@ class InputViews:
             why = "mount namespaces are switched off for this target (RAYJOBS_INPUT_VIEWS=0)"
             return Protection(why=why, why_no_overlay=why)
         try:
-            # In its own process, since it makes namespaces.
-            asked = subprocess.run(
+            # In a separate process, since it makes namespaces.
+            done = subprocess.run(
                 [sys.executable, "-S", "-E", str(views.__file__), str(self._folder)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=PROBE_S,
                 check=False,
             )
-            answer = views.ViewsProbe.from_json(json.loads(asked.stdout))
+            answer = views.ViewsProbe.from_json(json.loads(done.stdout))
             return Protection(answer.read_only, answer.overlay, answer.why, answer.why_no_overlay)
         except subprocess.TimeoutExpired:
             why = f"the trial of mount namespaces did not end within {duration_text(PROBE_S)}"

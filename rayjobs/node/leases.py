@@ -19,12 +19,12 @@ class Launching:
     """The leases of a node's starting hosts, by the attempts' markers."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without leases."""
         self._leases: dict[str, Lease] = {}
 
     @contextmanager
     def starting(self, plan: LaunchPlan) -> Iterator[Lease]:
-        """Keep the lease of a plan's host while it starts within this block."""
+        """Keep the lease of a plan's host, which starts within this block."""
         lease = Lease(plan.lease_s, since_s=plan.lease_since_s)
         self._leases[plan.marker] = lease
         try:
@@ -42,7 +42,7 @@ def require(lease: Lease) -> None:
     """Check that a host may start.
 
     Raises:
-        PrepareError: class ``system``: its lease has ended before the start.
+        PrepareError: class ``system``: its lease has expired.
     """
     why = lease.why_over()
     if why is not None:

@@ -1,4 +1,4 @@
-"""Decides when a node's agent may leave: after some time without calls and attempts."""
+"""Decides when a node's agent may leave: after some time without calls or attempts."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Node:
         self._stopped = StoppedHosts(workspaces.note)
 
     def warm_up(self) -> None:
-        """Begin to start the warm interpreter, unless it is known to run."""
+        """Begin to start the warm interpreter, unless it runs."""
         loop = asyncio.get_running_loop()
         for what_works_here in (self._hold.levels, self._views.protection):
             loop.run_in_executor(None, what_works_here)
@@ -155,7 +155,7 @@ class Node:
         token = await asyncio.to_thread(token_of, root)
         tokens = dict.fromkeys((TOKEN_VARIABLE, AZURE_TOKEN), token)
         if plan.max_duration_s is not None:
-            # It ends with the attempt, of which only the latest possible end is known now.
+            # It expires with the attempt; only the latest possible end is known now.
             tokens[AZURE_TOKEN_EXPIRY] = str(int(time.time() + plan.max_duration_s))
         plan = replace(plan, env={**plan.env, **tokens})
         plan = replace(plan, soft_files=openfiles.original(), views=views)
@@ -264,7 +264,7 @@ class Node:
             log.warning("the script of %s cannot reach its workspace: %s", on.job, error)
 
     async def stop(self, on: AttemptOnNode, cause: EndCause, *, grace_s: float) -> None:
-        """Ask the host to end its attempt; one that is gone already is fine.
+        """Ask the host to end its attempt; it may have ended already.
 
         For an attempt in preparation, this stops the build of its environment and its data
         transfers.
@@ -291,18 +291,18 @@ class Node:
 
     # -- collect ---------------------------------------------------------------------------------
     async def collect(self, on: AttemptOnNode) -> Collected:
-        """Store the last metrics and every file. Call it again while it returns problems."""
+        """Store the last metrics and every file. Repeat the call while it returns problems."""
         # Outputs are stored with current values: hours may have passed, or this is another agent.
         await self._bring_again(on)
         return await self._collecting.collect(on)
 
     async def store_late(self, on: AttemptOnNode) -> Collected:
-        """Store outputs that could not be stored at the job's end. Call it again at will."""
+        """Store outputs that could not be stored at the job's end. Repeatable."""
         await self._bring_again(on)
         return await self._collecting.store_late(on)
 
     async def store_progress(self, on: AttemptOnNode) -> StoreProgress:
-        """Return how far `store_late` is; returns at once."""
+        """Return the progress of `store_late` immediately."""
         return self._collecting.store_progress(on)
 
     def prune(self, keep_s: float = KEEP_S) -> list[Path]:
@@ -315,7 +315,7 @@ class Node:
 
 
 def _with_short_tmp(plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan with a temporary folder in whose path sockets have room. Blocks."""
+    """Return the plan with a temporary folder whose path is short enough for sockets. Blocks."""
     tmp = str(short_tmp.provide(AttemptPaths(Path(plan.root)).tmp))
     return replace(plan, env={**plan.env, "TMPDIR": tmp, "AZ_BATCHAI_JOB_TEMP": tmp})
 

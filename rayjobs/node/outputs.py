@@ -41,7 +41,7 @@ REMEMBERED = 10_000
 
 
 class OutageProblem(str):
-    """A sentence about an output whose storage does not answer: only patience helps."""
+    """A sentence about an output whose storage does not answer, so that only waiting helps."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class Outputs:
         reaches: Reaches,
         note: Note,
     ) -> str:
-        """Make the folder of one output, note it in `record`, and return where the script finds it.
+        """Make the folder of one output, add it to `record`, and return its path for the script.
 
         Raises:
             DatastoreError: the node does not have the folder, or its path is in use.
@@ -224,7 +224,7 @@ class Outputs:
         """Store what the script wrote; return the problems that may be temporary. Repeatable.
 
         Problems of a storage that does not answer are `OutageProblem`s. An output that can never be
-        stored, since other files are there, is "refused" in the record.
+        stored, because its path has other files, is "refused" in the record.
         """
         from rayjobs.datastore.outputs import DataOutput
 
@@ -298,7 +298,7 @@ class Outputs:
         found = made.manifest_of(output.record, path, moved.files)
         facts = made.pin(workspace.catalogue, name, output.record, path, found)
         dataset = _register(workspace, entry, output) if moved.files else None
-        kept = f", {len(moved.kept)} were there already, the same" if moved.kept else ""
+        kept = f", of which {len(moved.kept)} existed already" if moved.kept else ""
         text = f"{counted(len(moved.files), 'file')} in {output.record.name}/{path}{kept}"
         return _with_dataset(text, facts, dataset)
 

@@ -91,7 +91,7 @@ class Preparing:
     def _find_facts(
         self, request: LaunchRequest, built: str | None, image: ReadyImage | None
     ) -> HostFacts:
-        """Return what the attempt will run on; each list of packages is stored once, by digest."""
+        """Return the facts about what the attempt runs on; store each list of packages once."""
         on, plan = request.on, request.plan
         try:
             if image is not None:
@@ -109,8 +109,8 @@ class Preparing:
                 facts["packages"] = self._keep(on, json.dumps(packages).encode())
             return HostFacts.from_json(facts)
         except Exception as error:  # only a record: no attempt may fail for it
-            log.warning("what %s runs on is not known", on.job, exc_info=True)
-            return HostFacts(why=f"not known: {error}"[:300])
+            log.warning("the facts about the host of %s are unknown", on.job, exc_info=True)
+            return HostFacts(why=f"unknown: {error}"[:300])
 
     def _keep(self, on: AttemptOnNode, content: bytes) -> str:
         digest = digest_of(content)
@@ -138,8 +138,8 @@ class Preparing:
         on = request.on
         paths = AttemptPaths(Path(on.root))
         try:
-            # An attempt starts once, in a new folder; an existing one is of a start that was
-            # undone.
+            # An attempt starts once, in a new folder; an existing folder belongs to a start that
+            # was undone.
             self._data.release(paths.root)
             if kept := self._scratch.remove(paths.root):
                 raise PrepareError("; ".join(kept), failure_class="storage")
@@ -180,7 +180,7 @@ class Preparing:
             workspace.store, workspace.blobs, folder, own=asked.run, path=asked.path
         )
         if brought is not None and on.node == 0:
-            # Otherwise it is where the job's first attempt started: the work since then is lost.
+            # If not, the job's first attempt started from it, and the work since then is lost.
             continues = brought.checkpoint is not None and brought.checkpoint.run == asked.run
             self._workspaces.note(on, RESUMED, brought.sentence, {"continues": continues})
 

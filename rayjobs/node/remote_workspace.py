@@ -30,7 +30,7 @@ Ask = Callable[..., Any]
 def open_remote(target: str, path: str, *, scratch: Path | None = None) -> OpenWorkspace:
     """Return a workspace whose store and blobs are reached through the target's actor.
 
-    Blobs in S3 are reached directly where this node can.
+    Blobs in S3 are read and written directly, if this node can reach them.
 
     Args:
         scratch: A folder of the node for downloads.
@@ -55,9 +55,9 @@ def open_remote(target: str, path: str, *, scratch: Path | None = None) -> OpenW
 
 
 def _direct(address: S3Address, workspace: str, scratch: Path | None) -> S3Blobs | None:
-    """Return the workspace's files in S3 if this node reaches them; None: the target passes them.
+    """Return the workspace's files in S3 if this node reaches them; None: use the target's calls.
 
-    A node without credentials, or without a way to the server, still runs jobs.
+    So nodes without credentials or without access to the server can run jobs too.
     """
     blobs = S3Blobs(address, scratch or Path(tempfile.gettempdir()) / f"rayjobs-{os.getuid()}")
     try:
@@ -88,7 +88,9 @@ def ask_target(target: str, method: str, *given: Any) -> Any:
         cause = getattr(error, "cause", None)
         if isinstance(cause, (RayjobsError, DatastoreError)):
             raise cause from error
-        raise StoreError(f"the target {target} failed at {method}: {cause or error}") from error
+        raise StoreError(
+            f"the call {method} of the target {target} failed: {cause or error}"
+        ) from error
     except (RayError, ValueError) as error:
         # Ray raises ValueError for an actor that does not exist.
         raise StoreError(f"the target {target} cannot be reached: {error}") from error
@@ -152,7 +154,7 @@ class RemoteBlobs(FetchedBlobs):
     def _upload(self, path: str | Path, key: str | None, digest: str | None) -> Blob:
         try:
             with open_source(path) as stream:
-                # What is appended meanwhile waits for the next call.
+                # Bytes that are appended in the meantime wait for the next call.
                 left = os.fstat(stream.fileno()).st_size
                 data = stream.read(min(CHUNK_BYTES, left))
                 name = self._ask("append", self._path, None, data)

@@ -130,8 +130,8 @@ class RunCalls:
             method = self._methods.get(call.name)
             if method is None:
                 raise UsageError(
-                    f"this node's rayjobs knows no call {call.name!r}; the job has another version "
-                    f"of it"
+                    f"this node's rayjobs does not know the call {call.name!r}; the job uses "
+                    f"another version of rayjobs"
                 )
             return RunAnswer(method(call.asked))
         except (RayjobsError, DatastoreError) as error:
@@ -168,7 +168,8 @@ class RunCalls:
         # fault 113: own runs only
         if job.id != self._on.job:
             raise UsageError(
-                f"{run} is not a run of this job; a script changes its own run and child runs"
+                f"{run} is not a run of this job; a script can change only its own run and child "
+                f"runs"
             )
         if child and found.kind != INTERACTIVE:
             raise UsageError(f"{run} is not a child run that this script logs into")
@@ -270,7 +271,7 @@ class RunCalls:
     def _given(self, name: str) -> Path:
         path = self._exchange / Path(name).name
         if path.is_symlink() or not path.is_file():
-            raise UsageError(f"there is no file {name!r} in the exchange folder")
+            raise UsageError(f"the exchange folder has no file {name!r}")
         return path
 
     def _files(self, asked: runcalls.Files) -> list[str]:
@@ -305,8 +306,8 @@ class RunCalls:
             blob = opened.blobs.add_file(self._given(given))
             if known.get(name, blob.digest) != blob.digest:
                 raise UsageError(
-                    f"run {job.id} already has a file {name!r}; uploads are never replaced, choose "
-                    f"another name"
+                    f"run {job.id} already has a file {name!r}, and uploads are never replaced; "
+                    f"choose another name"
                 )
             files.append(
                 StoredFile(
@@ -319,7 +320,7 @@ class RunCalls:
                 )
             )
         if not opened.store.publish_files(job.id, attempt=job.attempt, files=files):
-            raise UsageError(f"run {job.id} has ended: files are added until a run ends")
+            raise UsageError(f"run {job.id} has ended, so it accepts no more files")
         for given in asked.files:
             self._given(given).unlink()
         return names
@@ -380,8 +381,8 @@ class RunCalls:
             dataset = Dataset.get_by_name(catalogue, asked.name, version)
         if not isinstance(dataset, FileDataset):
             raise UsageError(
-                f"dataset {asked.name or asked.id!r} is a table, which is read by rayjobs in the "
-                f"job's own environment: add rayjobs to it"
+                f"dataset {asked.name or asked.id!r} is a table, which only rayjobs in the job's "
+                f"own environment can read; add rayjobs to that"
             )
         folder = self._new()
         folder.mkdir()
@@ -399,8 +400,8 @@ class RunCalls:
             part == "store" and method in OF_CHILDREN | {"update", "start_run", "submit"}
         ):
             raise UsageError(
-                f"a script may not call {part}.{method}: it can read its workspace, report its "
-                f"own run and register; use a handle outside of the job for the rest"
+                f"a script may not call {part}.{method}: it can only read its workspace, log to "
+                f"its own run and register; for anything else, use a handle outside the job"
             )
         target = opened.catalogue if part == "catalogue" else opened.store
         result = getattr(target, method)

@@ -34,7 +34,7 @@ async def serving(
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None  # a connection's callback is one
+        assert task is not None  # a connection's callback runs in a task
         open_ones.add(task)
         try:
             await _serve(calls, turns, reader, writer)
@@ -83,7 +83,7 @@ async def _serve(
                     # Not in the loop's pool: the node's other jobs need its threads.
                     answer = await on_own_thread(calls.answer, line)
             except Exception as error:
-                # To the script, an error of ours must not look like a lost agent.
+                # A bug in rayjobs must not look like a lost agent to the script.
                 log.exception("a call of a script failed")
                 answer = RunAnswer(None, f"{type(error).__name__}: {error}", "SystemError")
             writer.write(_encoded(answer))
@@ -94,7 +94,7 @@ def _encoded(answer: RunAnswer) -> bytes:
     line = json.dumps(answer.to_json()).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         text = (
-            f"the answer has {len(line)} bytes, and at most {MAX_LINE_BYTES} can be sent; ask for "
+            f"the answer has {len(line)} bytes, but at most {MAX_LINE_BYTES} can be sent; request "
             f"less, such as one metric by its name"
         )
         line = json.dumps(RunAnswer(None, text, "UsageError").to_json()).encode() + b"\n"

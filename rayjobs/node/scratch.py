@@ -32,7 +32,7 @@ class Scratch:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove an empty folder; any other stays."""
+    """Remove a folder if it is empty."""
     try:
         folder.rmdir()
     except OSError:

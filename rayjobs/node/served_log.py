@@ -1,7 +1,7 @@
 """Shows a job's driver log on Ray's dashboard: as a bounded copy in the session's logs.
 
-A copy, not a link: a job could put anything at the target of a link, and Ray's agent, which ends
-its node's raylet when it dies, reads a log as a whole and as text. So the copy is UTF-8, ends after
+A copy, not a link: a job could put anything at the target of a link, and Ray's agent, whose death
+ends its node's raylet, reads a whole log into memory as text. So the copy is UTF-8, ends after
 `MOST_BYTES`, and comes from a file that was opened without following any link.
 """
 

@@ -1,7 +1,8 @@
 """Sessions of clients on this node: processes next to ranks, and connections to ports of jobs.
 
-A session buffers what its process or connection gives until the client has it, and stops reading
-while much is buffered. It ends with its process, with the attempt, or when the client is silent.
+A session buffers the output of its process or connection until the client has received it, and
+stops reading while the buffer is full. It ends with its process, with the attempt, or when the
+client is silent.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ log = logging.getLogger(__name__)
 MOST_BUFFERED = 1 << 20
 PIECE = 64 << 10
 LONGEST_WAIT_S = 10.0
-SILENT_S = 60.0  # a client that is there asks all the time
+SILENT_S = 60.0  # a living client sends requests all the time
 MOST = 256
 KILL_AFTER_S = 1.0
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
-_REST_S = 0.3  # output that arrives after the process has ended, from others that hold its pipes
+_REST_S = 0.3  # wait for output after the process has ended: others may hold its pipes
 
 
 _One = TypeVar("_One", bound=Answer)
 
 
 class _RefusedError(Exception):
-    """A step that cannot be done, as a sentence."""
+    """A step cannot be carried out; the message is a sentence."""
 
 
 class Sessions:
@@ -64,7 +65,9 @@ class Sessions:
                 return await self._begin(on, step)
             found = self._open.get(step.session)
             if found is None or found.on.marker != on.marker:
-                return SessionReply(error="there is no such session, or it was left for too long")
+                return SessionReply(
+                    error="this session does not exist, or its client was silent for too long"
+                )
             found.seen_s = time.monotonic()
             return await found.step(step)
         except _RefusedError as refused:
@@ -72,13 +75,13 @@ class Sessions:
 
     async def _begin(self, on: AttemptOnNode, step: SessionStep) -> SessionReply:
         if len(step.session) < 16:
-            raise _RefusedError("the name of a session has at least 16 characters")
+            raise _RefusedError("the name of a session must have at least 16 characters")
         if step.session in self._open:
             if self._open[step.session].on.marker != on.marker:
-                raise _RefusedError("there is a session of that name")
+                raise _RefusedError("another session has this name")
             return SessionReply()  # the answer to the same request was lost
         if len(self._open) >= MOST:
-            raise _RefusedError(f"this node has {MOST} sessions already")
+            raise _RefusedError(f"this node already has {MOST} sessions")
         made: _Session = _Process(on, step) if step.op == steps.EXEC else _Tunnel(on, step)
         self._open[step.session] = made
         try:
@@ -90,7 +93,7 @@ class Sessions:
         return SessionReply()
 
     async def _keep(self, name: str, session: _Session) -> None:
-        """Forget a session once its client has all of it, or is silent."""
+        """Remove a session when its client has received everything, or is silent."""
         try:
             while time.monotonic() - session.seen_s < self._silent_s and not session.is_done:
                 await asyncio.sleep(min(1.0, self._silent_s / 4))
@@ -109,21 +112,21 @@ class _Session(ABC):
         self.keeping: asyncio.Future[None] | None = None
         self._opening = step
         self._events: deque[SessionEvent] = deque()
-        self._first = 0  # number of the first event that is still here
+        self._first = 0  # number of the first event in `_events`
         self._buffered = 0
         self._changed = asyncio.Condition()
-        self._taken = 0  # bytes of input
+        self._taken = 0  # bytes of input that were passed on
         self._writing = asyncio.Lock()
         self._ended = False
 
     @property
     def is_done(self) -> bool:
-        """Whether its end is the only event that the client may lack."""
+        """Whether the session has ended and the client has received all events."""
         return self._ended and not self._events
 
     @abstractmethod
     async def start(self) -> None:
-        """Begin."""
+        """Start the process or connection."""
 
     @abstractmethod
     async def end(self) -> None:
@@ -131,11 +134,11 @@ class _Session(ABC):
 
     @abstractmethod
     async def _write(self, data: bytes) -> None:
-        """Pass input on; returns when it was taken."""
+        """Pass on input; return when it was accepted."""
 
     @abstractmethod
     def _finish_input(self) -> None:
-        """Pass on that there is no more input."""
+        """Signal the end of the input."""
 
     async def step(self, step: SessionStep) -> SessionReply:
         """Carry out one step."""
@@ -151,16 +154,16 @@ class _Session(ABC):
         elif step.op == steps.SIGNAL:
             await self._signal(step.number)
         else:
-            raise _RefusedError(f"there is no step {step.op!r:.40}")
+            raise _RefusedError(f"unknown step {step.op!r:.40}")
         return SessionReply()
 
     def _resize(self, rows: int, columns: int) -> None:
         """Change the terminal's size."""
-        raise _RefusedError(f"there is no terminal of {rows} × {columns}")
+        raise _RefusedError(f"this session has no terminal to resize to {rows} × {columns}")
 
     async def _signal(self, number: int) -> None:
         """Send the process a signal."""
-        raise _RefusedError(f"there is no process for the signal {number}")
+        raise _RefusedError(f"this session has no process that could get the signal {number}")
 
     async def _read(self, step: SessionStep) -> SessionReply:
         async with self._changed:
@@ -180,20 +183,20 @@ class _Session(ABC):
         async with self._writing:
             data = base64.b64decode(step.data)
             if step.at > self._taken:
-                raise _RefusedError(f"{self._taken} bytes came before, not {step.at}")
+                raise _RefusedError(f"the input continues at byte {self._taken}, not {step.at}")
             rest = data[self._taken - step.at :]
             if rest:
                 try:
                     await self._write(rest)
                 except OSError:
-                    pass  # its reader has gone: the end of the session says why
+                    pass  # the reader is gone: the end of the session says why
                 self._taken += len(rest)
             if step.is_last:
                 self._finish_input()
             return SessionReply(at=self._taken)
 
     async def _give(self, stream: int, data: bytes) -> None:
-        """Add an event, once there is room for it."""
+        """Add an event as soon as the buffer has space."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._buffered < MOST_BUFFERED or self._ended)
             if self._ended:
@@ -214,7 +217,7 @@ class _Session(ABC):
 
 
 class _Tunnel(_Session):
-    """A connection to a port at which the attempt listens."""
+    """A connection to a port on which the attempt listens."""
 
     def __init__(self, on: AttemptOnNode, step: SessionStep) -> None:
         super().__init__(on, step)
@@ -225,7 +228,7 @@ class _Tunnel(_Session):
         port = self._opening.number
         answer = await _ask(self.on, HostRequest("listens", number=port), PortAnswer)
         if not answer.addresses:
-            raise _RefusedError(f"no process of the job listens at port {port}")
+            raise _RefusedError(f"no process of the job listens on port {port}")
         problem = ""
         for address in answer.addresses:
             try:
@@ -268,7 +271,7 @@ class _Tunnel(_Session):
 
 
 class _Process(_Session):
-    """A process next to a rank, at pipes or a terminal."""
+    """A process next to a rank, with pipes or a terminal."""
 
     def __init__(self, on: AttemptOnNode, step: SessionStep) -> None:
         super().__init__(on, step)
@@ -298,7 +301,7 @@ class _Process(_Session):
                     SessionAnswer,
                 )
                 if not self._opening.terminal:
-                    # Its reader is there by now, so that its end will be seen as its end.
+                    # The process has opened it by now, so closing it here gives the process EOF.
                     self._input = os.open(files[0], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except BaseException:
                 self._close()
@@ -336,14 +339,14 @@ class _Process(_Session):
                 data = os.read(descriptor, PIECE)
             except BlockingIOError:
                 continue
-            except OSError:  # of a terminal that no process has open any more
+            except OSError:  # no process has the terminal open any more
                 return
             if not data:
                 return
             await self._give(stream, data)
 
     async def _watch(self, readers: Sequence[asyncio.Future[None]]) -> None:
-        """Give the end, once the process has ended and what it printed was read."""
+        """Report the end when the process has ended and its output was read."""
         pause_s = _FIRST_LOOK_S
         while True:
             waiting = [one for one in readers if not one.done()]
@@ -427,7 +430,7 @@ async def _ready(descriptor: int, *, writable: bool = False) -> None:
         if not ready.done():
             ready.set_result(None)
 
-    # One descriptor of its own: that of a terminal is read and written at the same time.
+    # A separate descriptor: a terminal's descriptor is read and written at the same time.
     own = os.dup(descriptor)
     try:
         (loop.add_writer if writable else loop.add_reader)(own, found)

@@ -37,7 +37,7 @@ class StoppedHosts:
     """The attempts of one node that the node ends instead of their hosts. For one event loop."""
 
     def __init__(self, note: Note) -> None:
-        """Begin with none; `note` writes into a job's history."""
+        """Start without attempts; `note` writes into a job's history."""
         self._note = note
         self._ending: dict[str, asyncio.Task[None]] = {}
 
@@ -76,7 +76,7 @@ class StoppedHosts:
         if await self._is_heard(host):
             return  # it runs again, and has read the request meanwhile
         text = (
-            f"the attempt host (pid {pid}) did not answer, as if it were stopped, so its node "
+            f"the attempt host (pid {pid}) did not answer, as if it had been stopped, so its node "
             "ended the attempt"
         )
         try:

@@ -36,8 +36,8 @@ class Sweeping:
     def uncleaned(self) -> list[Uncleaned]:
         """Return the attempts that may be cleaned up if the store has their ends.
 
-        For a launched attempt, everything must have been stored: what a storage refused stays for a
-        week, so that users can save it.
+        A launched attempt must have stored everything: files that a storage refused stay for a
+        week, so that users can save them.
         """
         return list(self._found())
 

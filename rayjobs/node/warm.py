@@ -61,7 +61,7 @@ class NodeWarm:
     def warm_up(
         self, python: str = sys.executable, *, again: bool = False
     ) -> asyncio.Task[hostclient.WarmInterpreter]:
-        """Return the start of a warm interpreter; with `again` after it was found dead.
+        """Return the task that starts a warm interpreter; `again`: it was found dead.
 
         A failed start remains the answer for a minute, so that not every job waits for a new try.
         """
@@ -135,7 +135,7 @@ class NodeWarm:
                 if warm is None:
                     warm = await asyncio.shield(self.warm_up(python, again=True))
         except TimeoutError:
-            waited = f"none came up within {duration_text(PATIENCE_S)} after one that failed"
+            waited = f"after a failed start, none came up within {duration_text(PATIENCE_S)}"
             return None, f"no warm interpreter: {waited}"
         except RayjobsError as error:
             reason = f"no warm interpreter: {error}"
@@ -156,7 +156,7 @@ class NodeWarm:
                 continue  # a job has used it meanwhile
             del self._uses[one.socket]
             self._warm.pop(one.socket, None)
-            log.info("the warm interpreter at %s ends: others were used later", one.socket)
+            log.info("the warm interpreter at %s ends: it was used least recently", one.socket)
             await hostclient.stop_warm(str(one.socket))
 
 

@@ -110,7 +110,7 @@ class Workspaces:
         message: str,
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a line into the job's history; a store that refuses does not stop the job."""
+        """Write a line into the job's history; an error of the store does not stop the job."""
         try:
             self.record(on, kind, message, data)
         except StoreError as error:

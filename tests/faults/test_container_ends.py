@@ -143,11 +143,11 @@ def test_an_image_that_lacks_python_or_mpirun_is_refused_before_its_ranks_start(
     empty = short_path / "empty"
     empty.mkdir()
     said = bring(short_path, plan, ContainerRequest(image=str(empty)), None)
-    assert "the image has no Python that the script can run with" in said
+    assert "the image has no Python that can run the script" in said
     attempt.plan["extras"] = {"kind": "mpi", "socket": "x", "nodes": []}
     plan = LaunchPlan.from_json(attempt.plan)
     said = bring(short_path, plan, ContainerRequest(image=str(image)), None)
-    assert "there is no mpirun and no orted in its PATH" in said
+    assert "its PATH has no mpirun and orted" in said
 
 
 def test_an_image_without_a_shell_is_refused_before_a_command_starts(

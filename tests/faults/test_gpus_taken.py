@@ -120,7 +120,7 @@ def test_another_program_is_reported_and_not_waited_for(
     with program() as other:
         gpu.held_by(other.pid)
         (said,) = [one.message for one in prepared(tmp_path, gpus=("2", "3")) if one.kind == "gpu"]
-    assert said.startswith("GPU 2,3 is used by programs that have no part in it")
+    assert said.startswith("GPU 2,3 is used by programs that do not belong to the job")
     assert f"pid {other.pid} (trainer) holds 29.3 GiB" in said
     assert "--id=2,3" in gpu.asked[0]
 
@@ -218,7 +218,7 @@ def test_a_tool_that_cannot_tell_is_reported_and_holds_nothing_up(gpu: Gpu, code
         gpu.held_by(other.pid)
         gpu.answers(code)
         (said,) = told()
-        assert f"GPU 2,3 could not be checked: nvidia-smi ended with {code}" in said
+        assert f"GPU 2,3 could not be checked: nvidia-smi exited with code {code}" in said
         assert len(gpu.asked) == 1
 
 
@@ -229,16 +229,14 @@ def test_an_answer_that_cannot_be_read_is_reported(gpu: Gpu, lines: str, used: s
     gpu.hides(lines, used=4)
     (gpu.folder / "memory").write_text(MEMORY.format(used))
     (said,) = told()
-    assert "could not be checked: nvidia-smi says" in said
+    assert "could not be checked: nvidia-smi prints" in said
 
 
 def test_a_machine_without_the_tool_is_reported(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(short_path))
-    assert told() == [
-        "whether others use GPU 2,3 could not be checked: there is no nvidia-smi in PATH"
-    ]
+    assert told() == ["whether others use GPU 2,3 could not be checked: PATH has no nvidia-smi"]
 
 
 def test_no_one_asks_for_a_job_without_gpus(gpu: Gpu, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_client_that_is_silent_loses_its_process(short_path: Path) -> None:
             await asyncio.sleep(0.02)
         return (await ask(steps.READ)).error
 
-    assert "no such session" in play(attempt, scene, silent_s=0.4)
+    assert "this session does not exist" in play(attempt, scene, silent_s=0.4)
     assert "sleep" not in {stat.comm for stat in attempt.members()}
     stop(attempt)
 

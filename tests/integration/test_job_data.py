@@ -260,7 +260,7 @@ def test_no_job_changes_what_it_reads_and_what_others_change_is_named(
     stored.write_text("changed by something else")
     jobs.wait(waiting, JobState.COMPLETED)
     (told,) = changes(waiting)
-    assert str(stored) in told and "Something else did it" in told
+    assert str(stored) in told and "Something else changed them" in told
 
 
 GOES_ON = """

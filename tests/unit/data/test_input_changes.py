@@ -100,7 +100,7 @@ def test_what_changes_is_named_once_and_not_blamed_on_a_job_that_could_not_do_it
     (stored / "train" / "a.txt").write_text("changed")
     (stored / "new.txt").write_text("new")
     ((text, facts),) = node.told()
-    assert str(stored / "train" / "a.txt") in text and "Something else did it" in text
+    assert str(stored / "train" / "a.txt") in text and "Something else changed them" in text
     assert "7 bytes" in text and "1 byte" in text
     assert (facts["by_job"], facts["count"], facts["name"]) == (False, 1, "digits")
     assert ("is damaged" in text) == source.startswith("dataset:")
@@ -122,7 +122,7 @@ def test_a_job_could_have_renamed_a_folder_above_read_only_files(
             (stored / "train" / path.name).write_text("another")
     ((text, facts),) = node.told()
     assert "a folder above them may have been renamed or removed, by the job" in text
-    assert "Something else did it" not in text
+    assert "Something else changed them" not in text
     assert facts["by_job"] is None
 
 
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_looked_at_is_not_told_as_a_change(
     node.data.report_changes(node.root, note=node.note)
     ((kind, text, facts),) = node.notes
     assert "1 file cannot be compared" in text and "Too many levels" in text
-    for said in ("1 file changed", "is damaged", "did it"):
+    for said in ("1 file changed", "is damaged", "changed them"):
         assert (said in text) == changes
     assert (kind == CHANGED_EVENT) == changes
     assert (facts["count"], facts["unknown_count"]) == (int(changes), 1)
@@ -164,7 +164,7 @@ def test_where_a_job_could_have_done_it_by_another_path_no_one_is_blamed(
     [
         ({1: PROTECTED, 2: PROTECTED}, ""),
         ({1: PROTECTED, 2: OPEN}, "node 2: no namespaces here"),
-        ({2: PROTECTED}, "node 1: how it protected its inputs is not known"),
+        ({2: PROTECTED}, "node 1: it did not report how it protects its inputs"),
     ],
     ids=["all", "not on one", "one said nothing"],
 )
@@ -189,7 +189,7 @@ def test_a_change_is_not_called_impossible_for_a_job_that_could_do_it_on_another
     first.data.learn_protection(first.on, lambda: history)
     ((text, facts),) = first.told()
     assert facts["by_job"] is (None if said else False)
-    assert said in text and ("Something else did it" in text) == (not said)
+    assert said in text and ("Something else changed them" in text) == (not said)
 
 
 def test_a_touched_file_of_a_version_has_not_changed(

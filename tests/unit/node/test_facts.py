@@ -88,7 +88,7 @@ def test_what_cannot_be_found_out_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     assert sh is not None
     monkeypatch.setenv("PATH", str(tmp_path))
     found = NodeFacts(tmp_path / "facts").of(str(broken), ["0"])
-    assert "packages are not known: no such thing" in found["why"]
+    assert "packages are unknown: no such thing" in found["why"]
     assert "no nvidia-smi" in found["why"]
     assert found["machine"]
     assert NodeFacts(tmp_path / "facts").of(str(tmp_path / "none"), [])["why"]
