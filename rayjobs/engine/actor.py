@@ -58,7 +58,7 @@ STOPPED = "the target was stopped; the job continues when the target is started 
 class TargetActor:
     """Runs the engine in a thread with its own loop.
 
-    So Ray's methods answer immediately, whatever the engine does.
+    So Ray's calls are answered immediately, whatever the engine does.
     """
 
     def __init__(self, target: str, home: str, shares_machine: bool) -> None:
@@ -86,7 +86,7 @@ class TargetActor:
         """Return this actor's identity when the wake socket answers."""
         if not self._ready.wait(START_TIMEOUT_S):
             raise TargetError(
-                f"the target {self.target} was not ready in {duration_text(START_TIMEOUT_S)}"
+                f"the target {self.target} was not ready within {duration_text(START_TIMEOUT_S)}"
             )
         if self._error is not None:
             raise TargetError(f"the target {self.target} could not start: {self._error}")
@@ -97,7 +97,7 @@ class TargetActor:
         if method == "secrets":  # for agents that do not share this machine's disk
             return TargetSecrets(self.target, home=self.home).values()
         if method not in ("about", "call", "read", "append", "keep", "keep_parts"):
-            raise TargetError(f"the target {self.target} serves no {method!r}")
+            raise TargetError(f"the target {self.target} does not know the call {method!r}")
         return getattr(self._server, method)(*given)
 
     def stop(self) -> None:
@@ -158,11 +158,11 @@ class TargetActor:
         await server.start()
         self._ready.set()
         warming = asyncio.ensure_future(_warm_up(engine)) if self._shares_machine else None
-        telling = asyncio.ensure_future(notifications.run())
+        notifying = asyncio.ensure_future(notifications.run())
         try:
             await engine.run()
         finally:
-            telling.cancel()
+            notifying.cancel()
             if warming is not None:
                 warming.cancel()
             await server.stop()
@@ -211,7 +211,7 @@ class TargetActor:
             return {**me, **await _store_late(engine, asked)}
         if asked.op in ("evict", "stacks", "session"):
             return {**me, **await _answer_of_job(engine, asked)}
-        return {"ok": False, "error": f"no operation {asked.op!r}"}
+        return {"ok": False, "error": f"unknown operation {asked.op!r}"}
 
     async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:
         """Start no more jobs, so that none starts before the head stops.
@@ -235,7 +235,7 @@ class TargetActor:
         from rayjobs.target import elsewhere
         from rayjobs.workspace.folder import needs_secrets, open_workspace
 
-        if needs_secrets(path):  # of the server of its records, or of its files
+        if needs_secrets(path):  # for the server that has its records or files
             credentials.give(TargetSecrets(self.target, home=self.home).values())
         opened = open_workspace(Path(path), create=False)
         store = opened.store
@@ -257,7 +257,7 @@ class TargetActor:
     def _note(self, facts: Mapping[str, Any], gauges: Gauges) -> None:
         """Report the activity to the keeper, the capacity to clients and the figures to Ray."""
         gauges.levels({"waiting": facts["waiting"], "live": facts["live"]})
-        # Clients on other machines cannot start it: it stays for them.
+        # Clients on other machines cannot start it, so it keeps running for them.
         busy = bool(facts["waiting"] or facts["live"] or self._serves_others)
         nodes = [vars(node) for node in facts["nodes"]]
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -298,7 +298,7 @@ async def _answer_of_job(engine: Engine, asked: TargetRequest) -> dict[str, Any]
 
 
 async def _store_late(engine: Engine, asked: TargetRequest) -> Mapping[str, Any]:
-    """Store what a job that has ended left on its nodes; see `LateStores.ask`."""
+    """Store the files that an ended job left on its nodes; see `LateStores.ask`."""
     served = next((one for one in engine.board.served if one.path == asked.workspace), None)
     if served is None:
         return _no(f"target {engine.target} does not serve the workspace {asked.workspace}")
@@ -309,9 +309,9 @@ async def _store_late(engine: Engine, asked: TargetRequest) -> Mapping[str, Any]
 
 
 def _evict(supervisor: AttemptSupervisor, notice_s: float | None) -> dict[str, Any]:
-    """Evict the attempt as from a spot machine; without notice, kill it immediately."""
+    """Evict the attempt as a spot node would; without notice, kill it immediately."""
     if supervisor.end_request.is_made:
-        return _no(f"job {supervisor.record.job.id} is being ended already")
+        return _no(f"job {supervisor.record.job.id} is already ending")
     grace_s = notice_s or 0.0
     how = "without notice" if notice_s is None else f"with {duration_text(grace_s)} of notice"
     supervisor.preempt(f"a simulated eviction {how}", grace_s=grace_s)
@@ -324,7 +324,7 @@ async def _stacks(engine: Engine, supervisor: AttemptSupervisor) -> dict[str, An
         pairs = zip(agents, supervisor.record.nodes, strict=True)
         found = await asyncio.gather(*(agent.call(STACKS, node.on) for agent, node in pairs))
     except RayjobsError as error:
-        return _no(f"a node of job {supervisor.record.job.id} cannot be asked: {error}")
+        return _no(f"a node of job {supervisor.record.job.id} cannot be reached: {error}")
     ranks = [
         {**rank.to_json(), "node": node.on.node}
         for node, one in zip(supervisor.record.nodes, found, strict=True)
@@ -342,7 +342,7 @@ async def _session(
     engine: Engine, supervisor: AttemptSupervisor, step: SessionStep | None
 ) -> dict[str, Any]:
     if step is None:
-        return _no("a session needs a step")
+        return _no("the request has no step of a session")
     nodes = supervisor.record.nodes
     node = next((one for one in nodes if step.rank in one.on.ranks), None)
     if node is None:
@@ -351,7 +351,7 @@ async def _session(
         agent = await engine.cluster.agent(node.node_id)
         reply = await agent.call(SESSION, SessionCall(node.on, step))
     except RayjobsError as error:
-        return _no(f"the node of rank {step.rank} cannot be asked: {error}")
+        return _no(f"the node of rank {step.rank} cannot be reached: {error}")
     return {"reply": reply.to_json()}
 
 
@@ -365,7 +365,7 @@ async def _warm_up(engine: Engine) -> None:
         for node in await engine.cluster.nodes():
             await engine.cluster.agent(node.node_id)
     except RayjobsError as error:
-        log.info("the agent was not started ahead: %s", error)
+        log.info("the agent was not started in advance: %s", error)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

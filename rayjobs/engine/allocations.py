@@ -20,8 +20,8 @@ from rayjobs.target.record import START_TIMEOUT_S
 log = logging.getLogger(__name__)
 
 PLACE_TIMEOUT_S = 30.0
-# How long an idle group waits for a job of its shape: on a full node, to create a group right after
-# another was removed takes a second whatever the settings.
+# How long an idle group waits for a job of its shape: on a full node, creating a group right after
+# another one was removed takes a second whatever the settings.
 LINGER_S = 10.0
 # How long Ray's own state may lag behind our changes.
 SETTLE_S = 2.0
@@ -36,7 +36,7 @@ class KnownAllocation:
         since_s: When it went idle, on the monotonic clock.
         draining: Its ranks are not proven dead: it is never reused.
         suspects: Nodes of the attempt whose ranks may still live here.
-        growing: Its group waits for nodes to start: `nodes` says where it would be placed now.
+        growing: Its group waits for nodes to start; `nodes` says where Ray would place it now.
     """
 
     name: str
@@ -56,11 +56,11 @@ class _Growing:
     """The request of a group that waits for nodes to start.
 
     Attributes:
-        asked: For each bundle its node; None: a node that has to start.
-        types: The types of the nodes that have to start: other types are for other groups.
-        avoid: The nodes that were alive when the group was made: they take no bundle that names no
-            node.
-        is_needless: Set when there is capacity for it without a new node.
+        asked: The node of each bundle; None: a node that has to start.
+        types: The types of the nodes that have to start; nodes of other types do not count.
+        avoid: The nodes that were alive when the group was made: bundles without a given node are
+            never placed there.
+        is_needless: Set when the group fits without a new node.
     """
 
     asked: tuple[str | None, ...] = ()
@@ -76,7 +76,7 @@ class _Growing:
         """
         mine = {node for node in self.asked if node is not None}
         old = [
-            # The used capacity there is its own.
+            # On these nodes, the group itself uses the capacity.
             capacity.plus(shape.cpus, shape.gpus, shape.memory)
             if capacity.node_id in mine
             else capacity
@@ -135,14 +135,14 @@ class Allocations:
     def capacities(
         self, nodes: list[NodeInfo], may_start: Sequence[NodeCapacity] = ()
     ) -> list[NodeCapacity]:
-        """Return each node's free capacity: its total minus our use and that of others.
+        """Return each node's free capacity: its total minus the use by rayjobs and by others.
 
-        Of the nodes that may start, those that a group already waits for count as used; a node that
-        has started meanwhile replaces one of them.
+        Nodes that may start count as used if a group already waits for them; a node that has
+        started in the meantime replaces one of them.
 
-        Idle allocations count as free: they are released on demand. Ray's figures lag behind our
-        changes by up to 0.2 s, so they only serve to find others' use, and only after some time
-        without changes of ours.
+        Idle allocations count as free: they are released on demand. Ray's figures lag behind
+        changes by up to 0.2 s, so they only serve to find the use by others, and only after some
+        time without changes by rayjobs.
         """
         ours: dict[str, list[Shape]] = {}
         every: dict[str, list[Shape]] = {}
@@ -284,7 +284,7 @@ class Allocations:
         try:
             await asyncio.wait({coming, needless}, return_when=asyncio.FIRST_COMPLETED)
             if not coming.done():
-                raise NotPlacedError("there is capacity for it by now: no node has to start")
+                raise NotPlacedError("the job fits without new nodes by now")
             return coming.result()
         finally:
             needless.cancel()

@@ -87,7 +87,9 @@ class AttemptsInProgress(Collection[str]):
             try:
                 await supervisor.ending.abandon(error)
             except Exception:
-                log.exception("attempt %d of %s was let go", record.number, record.job.id)
+                log.exception(
+                    "attempt %d of %s is no longer supervised", record.number, record.job.id
+                )
                 await supervisor.ending.let_go()
         finally:
             self._running.pop(supervisor.key, None)

@@ -227,7 +227,7 @@ class QueueView:
         try:
             found = await self.served.ask(store.jobs_of, [mark[0] for mark in marks])
         except UnreadableSpecError as error:
-            log.warning("%s: it is held, the others are read one by one", error)
+            log.warning("%s: the job is held, and the others are read one by one", error)
             found = await self.served.ask(_readable, store, marks)
         # A job may have changed since its mark was read: its next mark will differ.
         return [job for job in found if job.state is JobState.QUEUED]
@@ -269,7 +269,7 @@ class Board:
         self._aliases: dict[str, str] = {}  # other paths of workspaces that are served
         self._ids: dict[str, str | None] = {}
         self._handles: dict[str, FolderHandle] = {}
-        # By id: workspaces that another one has replaced, and since when. They may have moved.
+        # By id: workspaces that were replaced by another one, and since when. They may have moved.
         self._displaced: dict[str, tuple[Served, float]] = {}
         self._moves: list[tuple[Served, Served]] = []
         self._lock = asyncio.Lock()
@@ -485,7 +485,7 @@ class Board:
         return views
 
     def change(self, served: Served) -> Change | None:
-        """Return the change token under which a workspace's queue was read; None: it was not."""
+        """Return the change token at which a workspace's queue was read; None: it was not read."""
         view = self._views.get(served.path)
         return None if view is None or view.served is not served else view.change
 
@@ -497,7 +497,7 @@ class Board:
 def _copied(original: str) -> str:
     return (
         f"it is a copy of the workspace {original}, where its unfinished jobs run. The next job "
-        f"that you submit here makes it a workspace of its own, and ends their records here"
+        f"that you submit here makes it a separate workspace, and ends their records here"
     )
 
 

@@ -69,7 +69,7 @@ class Candidates:
 
     def shape_of(self, job: Job) -> Shape:
         """Return the resources of the job's allocation on this target."""
-        assert self._capacity is not None, "look_at comes first"
+        assert self._capacity is not None, "call look_at first"
         return Shape.from_dict(capacity.plan_shape(job.spec, self._capacity).shape)
 
     def job(self, key: str) -> tuple[Served, Job] | None:

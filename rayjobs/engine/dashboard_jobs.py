@@ -1,6 +1,6 @@
 """Copies a target's queue to Ray's list of jobs, so that Ray's dashboard shows it.
 
-Nothing waits for it: one task at a time writes the changes since the last one, at most once in
+Nothing waits for it: one task at a time writes the changes since the last one, at most once every
 `EVERY_S`. The list is bounded whatever the queue: every job with an allocation, the newest
 `MOST_WAITING` waiting jobs, and the newest `MOST_ENDED` ended ones.
 """
@@ -249,7 +249,7 @@ def _waiting(
     elif decisions is not None and key in decisions.by_key:
         rule, why, _position = summary(decisions, key)
         reason = why if rule is not Rule.START else reason
-    shown = _entry(job, path, reason or "waits for its place")
+    shown = _entry(job, path, reason or "waits for its allocation")
     # The log of an ended attempt is still served where it ran.
     return shown if known is None else replace(shown, node_id=known.node_id)
 

@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 POLL_S = 1.0
 # How often to check idle and drained groups.
 TIDY_S = 2.0
-# By then a stop has finished or was renewed, or it will never finish: its keeper died.
+# After this time a stop has finished or was repeated, or it never will: its keeper died.
 RETIRED_S = 60.0
 # With at least this many waiting jobs, decisions are made on a thread.
 LONG = 1000
@@ -66,7 +66,7 @@ class Engine:
         shown: DashboardJobs | None = None,
     ) -> None:
         self.target = target
-        # The copy of the queue on the Ray dashboard; None: none.
+        # The copy of the queue on the Ray dashboard, or None.
         self._shown = shown
         self.epoch = epoch
         self.drivers = drivers
@@ -96,7 +96,7 @@ class Engine:
         # The last decision, while jobs wait.
         self.decisions: Decisions | None = None
         self._promise: Promise | None = None
-        # Under which change of its store each workspace was seen to be this actor's.
+        # The change token of each store at which this actor was seen to own the workspace.
         self._claims: dict[str, tuple[Served, Change]] = {}
         self._again_s = self._pause_ends_s = float("-inf")
         self._limits = limits
@@ -176,7 +176,7 @@ class Engine:
         return policy.explain(self.decisions, key)
 
     async def turned(self) -> None:
-        """Begin a turn soon, and wait for its end: it sees all that the stores have by now."""
+        """Request a turn, and wait for its end: it sees everything that the stores have now."""
         turn = self._turns_begun + 1
         self.wake()
         async with self._turn_ended:
@@ -336,7 +336,7 @@ class Engine:
             )
         for served, job, error in list(self.candidates.faulty.values()):
             if job.held is None:
-                log.error("%s cannot be looked at: it is held", job.id, exc_info=error)
+                log.error("%s causes an error in the queue: it is held", job.id, exc_info=error)
                 reason = f"the target cannot look at it ({type(error).__name__}: {error})"
                 await served.ask(served.store.hold, job.id, reason=reason)
 
@@ -406,7 +406,7 @@ class Engine:
             self._tidying.cancel()
             await asyncio.gather(self._tidying, return_exceptions=True)
         for old, new in moves:
-            log.info("what runs for %s is taken over at %s", old.path, new.path)
+            log.info("the attempts of %s are taken over at %s", old.path, new.path)
             await asyncio.gather(*self.attempts.cancel(of=old), return_exceptions=True)
             self.allocations.forget_all(of=old)
             if self.drivers is not None:

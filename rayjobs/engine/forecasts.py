@@ -51,9 +51,9 @@ class Forecasts:
     async def usual(
         self, entries: Set[tuple[str, str]], served: Sequence[Served]
     ) -> dict[tuple[str, str], Learned]:
-        """Return median seconds by (experiment, entry), as far as known.
+        """Return the known median seconds by (experiment, entry).
 
-        For a new experiment, the script's median in all experiments of its workspace.
+        For a new experiment, this is the script's median in all experiments of its workspace.
 
         Args:
             entries: The entries of the waiting jobs.

@@ -1,4 +1,4 @@
-"""Stores what jobs left on their nodes because a storage was away, when a person asks for it."""
+"""Stores files that stayed on nodes during an outage of a storage, when a user requests it."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from rayjobs.engine.board import Served
 from rayjobs.jobs import unstored
 from rayjobs.protocol.calls import STORE_LATE, STORE_PROGRESS
 
-# A client is answered within this time, and asks again: an upload may take hours.
+# A client gets an answer within this time, and asks again: an upload may take hours.
 ANSWER_S = 2.0
-PROGRESS_S = 5.0  # for a node's line on how far it is
+PROGRESS_S = 5.0  # for a node's report on its progress
 log = logging.getLogger(__name__)
 
 
 class LateStores:
-    """The later stores of one target that run, by the keys of their jobs."""
+    """The running late stores of one target, by the keys of their jobs."""
 
     def __init__(self, parts: SupervisorParts, attempts: AttemptsInProgress) -> None:
-        """Begin with none."""
+        """Start without late stores."""
         self._parts = parts
         self._attempts = attempts
         self._running: dict[str, asyncio.Task[list[str]]] = {}
         self._nodes: dict[str, list[NodeOfAttempt]] = {}
 
     async def ask(self, served: Served, job: str) -> Mapping[str, Any]:
-        """Store what a job left, or go on waiting for that; say whether it is over.
+        """Begin to store a job's remaining files, or wait for a late store that already runs.
 
         Returns:
-            ``done``, and then ``problems``: a sentence for each thing that is not stored; before
-            that ``progress``: a line for each node that stores something.
+            ``done``; if true, ``problems``, a sentence for each file that could not be stored,
+            otherwise ``progress``, a line for each node that stores files.
 
         Raises:
             RayjobsError: there is nothing to store, or the job's records cannot be read.
@@ -67,8 +67,8 @@ class LateStores:
             agent = await self._parts.cluster.agent(node_id)
             answer = await asyncio.wait_for(agent.call(STORE_PROGRESS, node.on), PROGRESS_S)
         except (RayjobsError, TimeoutError) as error:
-            # The store itself says what is wrong.
-            log.debug("the progress on %s is not known: %s", node.name, error)
+            # The late store itself reports the error.
+            log.debug("the progress on %s is unknown: %s", node.name, error)
             return ""
         return answer.line
 
@@ -102,12 +102,12 @@ class LateStores:
         try:
             node_id = await self._parts.leases.living_node(node, restarted=True)
             if node_id is None:
-                return [f"{node.name} is gone, and what the script left there with it."]
+                return [f"{node.name} is gone, and with it the files that the script left there."]
             agent = await self._parts.cluster.agent(node_id)
-            # The secrets of now: those of the job may have changed since.
+            # With the current secrets: they may have changed since the job ran.
             answer = await agent.call(STORE_LATE, replace(node.on, reads_secrets=True))
         except RayjobsError as error:
-            return [f"{node.name} cannot be asked: {error}"]
+            return [f"{node.name} cannot be reached: {error}"]
         refused = () if answer.data is None else answer.data.refused
         stuck = (f"{answer.stuck}.",) if answer.stuck else ()
         return [*answer.problems, *refused, *stuck]

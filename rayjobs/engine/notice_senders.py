@@ -1,4 +1,4 @@
-"""Sends one notification, by a web request or a mail. Blocks; raises if it was not taken."""
+"""Sends one notification as a web request or a mail. Blocks; raises if it was not accepted."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TIMEOUT_S = 15.0
 
 
 class NotSentError(Exception):
-    """The receiver did not take it, as a sentence without secrets."""
+    """The receiver did not accept it; the message is a sentence without secrets."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None  # a POST would arrive as a GET, and with our header elsewhere
+        return None  # a POST would become a GET, and another host would get the header
 
 
 def send(
@@ -40,11 +40,11 @@ def send(
     """Send one notification.
 
     Args:
-        facts: What is said of the job.
-        key: The same for each try of it.
+        facts: The facts about the job that it reports.
+        key: Identifies the notification; the same for each try.
 
     Raises:
-        NotSentError: it was not taken.
+        NotSentError: it was not accepted.
     """
     missing = [name for name in receiver.secrets if name not in secrets]
     if missing:
@@ -56,7 +56,7 @@ def send(
 
 
 def _no_secret(name: str) -> str:
-    return f"the target has no secret {name}: `rayjobs target secret set {name}`"
+    return f"the target has no secret {name}; set it with `rayjobs target secret set {name}`"
 
 
 def _post(address: str, facts: Mapping[str, Any], *, key: str) -> None:
@@ -81,13 +81,13 @@ def _post(address: str, facts: Mapping[str, Any], *, key: str) -> None:
         reason = getattr(error, "reason", None) or error
         raise NotSentError(f"it cannot be reached: {reason}") from None
     except (http.client.InvalidURL, ValueError):
-        # Its words would show the address with its secrets.
+        # The error's message would show the address with its secrets.
         raise NotSentError(
             "its address, with the secrets filled in, is not a web address"
         ) from None
     except http.client.HTTPException as error:
         kind = type(error).__name__
-        raise NotSentError(f"it does not answer as a web server does ({kind})") from None
+        raise NotSentError(f"its answer is not valid HTTP ({kind})") from None
 
 
 def _mail(
@@ -99,13 +99,15 @@ def _mail(
     mailer: Mailer | None,
 ) -> None:
     if mailer is None:
-        raise NotSentError("no mail server is set: `rayjobs notify mail smtp://HOST --from WHO`")
+        raise NotSentError(
+            "no mail server is set; set one with `rayjobs notify mail smtp://HOST --from WHO`"
+        )
     try:
         message = _message(receiver, facts, key=key, mailer=mailer)
         _hand_over(message, mailer, secrets)
     except (OSError, smtplib.SMTPException) as error:
-        raise NotSentError(f"the mail server did not take it: {error}") from None
-    except ValueError as error:  # a port, a mailbox or a password that cannot be one
+        raise NotSentError(f"the mail server did not accept it: {error}") from None
+    except ValueError as error:  # an invalid port, mailbox or password
         kind = type(error).__name__
         raise NotSentError(
             f"the mailbox, or the mail server's address or password, is not valid ({kind})"
@@ -118,7 +120,7 @@ def _message(
     message = EmailMessage()
     message["From"] = mailer.sender
     message["To"] = receiver.to
-    # A name may have line feeds, which a header may not.
+    # A name may contain line feeds, but a header must not.
     name = " ".join(str(facts["name"]).split())
     message["Subject"] = f"{name} {facts['state'].lower()} ({facts['id']})"
     host = urlsplit(mailer.server).hostname

@@ -1,7 +1,7 @@
 """Notifies receivers of the ends of jobs, at least once each.
 
-It reads the history of each workspace on from where it was, writes what has to be sent, and sends
-that with threads of its own: neither the queue nor a job waits for a receiver.
+It continues to read the history of each workspace, records the due notifications, and sends them
+from its own threads: neither the queue nor a job waits for a receiver.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SENT, NOT_SENT = "notified", "not notified"
 
 
 class Notifications:
-    """What one target sends."""
+    """The notifications that one target sends."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Notifications:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="notify")
 
     async def run(self) -> None:
-        """Look and send until it is canceled."""
+        """Look for ends and send notifications until canceled."""
         try:
             while True:
                 await self.turn()
@@ -62,7 +62,7 @@ class Notifications:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def turn(self) -> None:
-        """Look at each workspace once, and begin to send what is due."""
+        """Look at each workspace once, and begin to send due notifications."""
         served = {one.path: one for one in self._served()}
         for path in self._workspaces.keys() - served.keys():
             del self._workspaces[path]
@@ -84,7 +84,7 @@ class Notifications:
 
 
 class _OfWorkspace:
-    """What one target sends for the jobs of one workspace."""
+    """The notifications that one target sends for the jobs of one workspace."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class _OfWorkspace:
         self._pauses: dict[str, tuple[float, float]] = {}  # receiver → until, seconds
 
     async def turn(self) -> None:
-        """Read on, and begin to send what is due."""
+        """Continue to read the history, and begin to send due notifications."""
         store = self.served.store
         if self._due is None:
             found = await self._call(lambda: notifications.all_due(store, self._target))
@@ -116,7 +116,7 @@ class _OfWorkspace:
                 self._due.setdefault(one.key, one)
             self._change = change
         now_s = self._clock.monotonic_s()
-        # What failed comes after the receiver's others: one that it never takes blocks none.
+        # Failed notifications go after the receiver's others, so that they block none.
         for one in sorted(self._due.values(), key=lambda due: due.tries):
             until_s, _ = self._pauses.get(one.receiver, (0.0, 0.0))
             if one.receiver not in self._sending and now_s >= until_s:
@@ -153,7 +153,7 @@ class _OfWorkspace:
             self._pause(due.receiver)
 
     def _try(self, receiver: Receiver, due: Due, job: Job) -> str:
-        """Send it; return why it was not taken."""
+        """Send a notification; return why it was not accepted, or ""."""
         try:
             send(
                 receiver,
@@ -165,15 +165,15 @@ class _OfWorkspace:
         except NotSentError as error:
             return str(error)
         except RayjobsError:
-            raise  # of the store: it says nothing about the receiver
+            raise  # an error of the store says nothing about the receiver
         except Exception as error:
-            # Its words may have a secret of the address.
+            # The error's message may contain a secret of the address.
             log.warning("a notification of %s: %s", due.job, type(error).__name__)
             return f"it failed for a reason that was not foreseen ({type(error).__name__})"
         return ""
 
     def _done(self, due: Due, receiver: Receiver) -> None:
-        # In this order: after a death in between it is sent once more, and each time is recorded.
+        # In this order: after a death in between, it is sent again, and each time is recorded.
         self.served.store.add_event(due.job, SENT, f"notified {receiver.shown}")
         notifications.drop_due(self.served.store, self._target, due)
 
@@ -182,7 +182,7 @@ class _OfWorkspace:
         assert known is not None
         self._pause(due.receiver)
         if self._clock.now() - due.first_at > GIVE_UP:
-            sentence = f"{receiver.shown} was not notified in {GIVE_UP.days} days: {problem}"
+            sentence = f"{receiver.shown} was not notified within {GIVE_UP.days} days: {problem}"
             # The event comes first, here and below: a death in between repeats it, and loses none.
             await self._call(lambda: store.add_event(due.job, NOT_SENT, sentence))
             await self._call(lambda: notifications.drop_due(store, self._target, due))
@@ -193,7 +193,9 @@ class _OfWorkspace:
             return
         again = notifications.failed(due)
         if again.tries == 1:
-            sentence = f"{receiver.shown} was not notified yet: {problem}; it is tried again"
+            sentence = (
+                f"{receiver.shown} has not been notified yet: {problem}. The target tries again"
+            )
             await self._call(lambda: store.add_event(due.job, NOT_SENT, sentence))
         await self._call(lambda: notifications.put_due(store, self._target, again))
         known[due.key] = again
@@ -205,7 +207,7 @@ class _OfWorkspace:
 
 
 def _look(store: Store, target: str) -> list[Due]:
-    """Read the history on; write and return what has to be sent."""
+    """Continue to read the history; record and return the due notifications."""
     found: list[Due] = []
     after = notifications.seen(store, target)
     while page := store.history(after=after, limit=PAGE):
@@ -228,7 +230,7 @@ def _look(store: Store, target: str) -> list[Due]:
                 notifications.put_due(store, target, due)
                 found.append(due)
         after = page[-1].serial
-        # After what is due: a death in between repeats, and loses nothing.
+        # After the due notifications: a death in between repeats them, and loses none.
         notifications.set_seen(store, target, after)
     return found
 
@@ -245,7 +247,7 @@ def _job(store: Store, job_id: str) -> Job | None:
 
 
 def _facts(job: Job, served: Served) -> dict[str, Any]:
-    """Return what a receiver gets to know of a job."""
+    """Return the facts about a job that a receiver gets."""
     return {
         "event": "job.ended",
         "id": job.id,

@@ -50,7 +50,7 @@ class PendingNodes:
         return tuple(sorted({node.split(":")[1] for node in nodes if node.startswith("new:")}))
 
     def may_start(self, nodes: Sequence[NodeInfo], allocations: Allocations) -> int:
-        """Return how many more nodes may start, beyond those that jobs already wait for."""
+        """Return how many more nodes may start, in addition to those that jobs already wait for."""
         names = {one.name for one in self.types.types}
         living = sum(node.node_type in names for node in nodes)
         up = {node.node_id for node in nodes}

@@ -293,7 +293,7 @@ def _end_at_last(progress: Progress, life_s: float = LIFE_S) -> threading.Event:
 
     def end() -> None:
         if not reported.is_set():
-            progress.failed(f"the start had not finished after {duration_text(life_s)}")
+            progress.failed(f"the start did not finish within {duration_text(life_s)}")
         os._exit(0 if reported.is_set() else 1)
 
     timer = threading.Timer(life_s, end)

@@ -38,7 +38,7 @@ def resolve(name: str) -> Start:
     """
     module, separator, attribute = name.partition(":")
     if not separator:
-        raise ValueError(f"{name!r} is not module:function")
+        raise ValueError(f"{name!r} is not of the form module:function")
     found: Start = getattr(importlib.import_module(canonical(module)), attribute)
     return found
 
@@ -66,7 +66,7 @@ class Drivers:
         self._resolve = resolve
         self._running: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, tuple[float, float]] = {}  # key → (not before, last pause)
-        # What was read of each workspace, under which change of its store.
+        # The sweeps read from each workspace, and the change token of its store at that time.
         self._parents: dict[Served, tuple[Change | None, list[tuple[str, str]]]] = {}
 
     @property

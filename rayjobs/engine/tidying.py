@@ -55,7 +55,7 @@ class Tidying:
         try:
             for held in allocations.all:
                 if held.draining and await self._recovery.prove(held.suspects):
-                    log.info("nothing is left on %s: released", held.name)
+                    log.info("no process is left on %s: released", held.name)
                     await allocations.release(held)
             await self._release_idle_on_dead_nodes()
             await self._drop_unowned_rows(nodes)
@@ -140,7 +140,7 @@ class Tidying:
             roots = tuple([one.root for one in found.folders if await self._has_ended(one)])
             if roots and (swept := await agent.call(SWEEP, Sweep(roots))).removed:
                 log.info(
-                    "%d folders of ended attempts were left on %s: removed",
+                    "removed %d folders of ended attempts on %s",
                     swept.removed,
                     node_id[:12],
                 )

@@ -71,7 +71,7 @@ class WorkspaceServer:
             with self._upload(path, name).open("ab") as stream:
                 stream.write(data)
         except OSError as error:
-            raise StoreError(f"a file of a node cannot be kept: {error.strerror}") from error
+            raise StoreError(f"a file of a node cannot be stored: {error.strerror}") from error
         return name
 
     def keep(self, path: str, upload: str, key: str | None, digest: str | None) -> Any:
@@ -102,7 +102,7 @@ class WorkspaceServer:
                     part.write_bytes(stream.read(size))
             return list(self._of(path).blobs.add_files(parts))
         except OSError as error:
-            raise StoreError(f"files of a node cannot be kept: {error.strerror}") from error
+            raise StoreError(f"files of a node cannot be stored: {error.strerror}") from error
         finally:
             for one in (file, *parts):
                 one.unlink(missing_ok=True)

@@ -267,7 +267,7 @@ def test_a_receiver_that_does_not_speak_http_is_given_up_too(place: Place) -> No
         threading.Thread(target=server.serve_forever, daemon=True).start()
         job = place.ended(f"http://127.0.0.1:{server.server_address[1]}/")
         place.notify(lambda: bool(place.due) and place.due[0].tries > 0)
-        assert "does not answer as a web server does" in place.events(job)[-1][1]
+        assert "its answer is not valid HTTP" in place.events(job)[-1][1]
         place.clock.moved_s = 4 * 86400.0
         place.notify(lambda: not place.due)
         server.shutdown()

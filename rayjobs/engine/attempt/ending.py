@@ -43,7 +43,7 @@ STUCK_LOOK_S = 2.0
 # How long to wait for a storage that does not answer: as long as the retries of its readers.
 OUTAGE_S = 300.0
 OUTAGE_LONGEST_PAUSE_S = 10.0
-# The tries, and the pause between them, if one of our processes could not open more files.
+# The tries, and the pause between them, if a process of rayjobs could not open more files.
 OUT_OF_FILES_PAUSE_S = 10.0
 OUT_OF_FILES_TRIES = 60
 
@@ -126,20 +126,20 @@ class AttemptEnding:
         outage = any(one.outage for one in collected)
         given_up = next((one.gave_up for one in collected if one.gave_up), "")
         if given_up and self._end_request.is_canceled:
-            reason = f"canceled: {given_up} What it left is still in {kept}{self._way_to_store()}"
+            reason = f"canceled: {given_up} Its files are still in {kept}{self._way_to_store()}"
             await record.finish(Outcome.CANCELED, reason=reason)
         elif failure is None and outcome is Outcome.COMPLETED and refused:
             failure = Failure(
                 FailureClass.DATA,
-                f"the script ended well, but its outputs were not stored: {refused[0]} What it "
-                f"wrote is still in {kept}/written.",
+                f"the script succeeded, but its outputs were not stored: {refused[0]} Its files "
+                f"are still in {kept}/written.",
             )
             # No retry: another attempt would find the same files there.
             await record.finish(Outcome.NOT_STORED, failure=failure)
         elif failure is None and outcome is Outcome.COMPLETED and problems:
             failure = Failure(
                 FailureClass.STORAGE,
-                f"the script ended well, but its files could not be stored: {problems[0]} "
+                f"the script succeeded, but its files could not be stored: {problems[0]} "
                 f"They are still in {kept} (work, and written for outputs)"
                 f"{self._way_to_store() if outage else self._ways_by_hand()}.",
             )
@@ -159,14 +159,14 @@ class AttemptEnding:
             await self.clean()
 
     def _way_to_store(self) -> str:
-        """Return how outputs get into their storage after the job's end, as a clause."""
+        """Return a clause that says how to store the outputs after the job's end."""
         if not self._record.job.spec.outputs:
             return ""
         job = self._record.job.id
         return f"; `rayjobs store {job}` stores the outputs once the storage answers"
 
     def _ways_by_hand(self) -> str:
-        """Return what to do about files that no command stores after the job's end, as a clause."""
+        """Return a clause that says how to save files that no command can store afterwards."""
         return f"; copy what you need from there, or `rayjobs rerun {self._record.job.id}`"
 
     async def _models(self, collected: Sequence[Collected]) -> Sequence[ModelDraft | ModelRefusal]:
@@ -259,9 +259,9 @@ class AttemptEnding:
         return last
 
     async def _wait_for_storage(self, node: NodeOfAttempt, last: Collected) -> Collected:
-        """Ask again while a storage does not answer; a cancel, and time, give it up.
+        """Retry while a storage does not answer, until a time limit or a cancel.
 
-        What the script wrote is whole on its node: to wait costs less than to do its work again.
+        The script's files are complete on its node: waiting costs less than repeating its work.
         """
         clock, end_request = self._record.clock, self._end_request
         since_s, pause_s = clock.monotonic_s(), attempt_record.STORE_PAUSE_S
@@ -280,7 +280,7 @@ class AttemptEnding:
         return last
 
     async def _report_stuck(self, why: str) -> None:
-        """Make `why`, `show` and the history say what the job's end waits for; empty: nothing."""
+        """Show in `why`, `show` and the history what the job's end waits for; empty: nothing."""
         record = self._record
         text = f"{why}; `rayjobs cancel {record.job.id}` cancels it" if why else ""
         await record.add_event("collecting", text or "the job's files are still being collected")
@@ -307,7 +307,7 @@ class AttemptEnding:
                 if settled.exit is not None and not settled.ended_now:
                     exits.append(settled.exit)
             except Exception as error:
-                log.warning("what is left of %s is not known: %s", self._record.job.id, error)
+                log.warning("the leftovers of %s are unknown: %s", self._record.job.id, error)
                 proven = False
         return SettledNodes(proven, tuple(exits))
 
@@ -388,7 +388,7 @@ class AttemptEnding:
         try:
             return await asyncio.to_thread(lost)
         except RayjobsError as error:
-            log.info("what %s lost is not known: %s", job, error)
+            log.info("the lost work of %s is unknown: %s", job, error)
             return None
 
     # -- attempts that were interrupted --------------------------------------------------------
@@ -471,5 +471,5 @@ def _prepare_models(
 ) -> Sequence[ModelDraft | ModelRefusal]:
     blobs = open_blobs(served.path)
     if blobs is None:
-        raise StoreError(f"the files of the workspace {served.path} are not there")
+        raise StoreError(f"the files of the workspace {served.path} do not exist")
     return requested.prepare(served.store, blobs, job, requests)

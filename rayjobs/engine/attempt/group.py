@@ -115,4 +115,4 @@ async def end_when_all_are_silent(
                 *(agent.call(STALLED, Stalled(node.on, reason)) for agent, node in pairs)
             )
         except RayjobsError as error:
-            log.info("whether a group has stalled is not known: %s", error)
+            log.info("cannot check whether a group has stalled: %s", error)

@@ -56,12 +56,12 @@ def launch_requests(
     lease_s: float | None,
     azure: AzureIdentity | None = None,
 ) -> tuple[list[NodeOfAttempt], list[LaunchRequest]]:
-    """Return the attempt's nodes, each with what it has to prepare and launch.
+    """Return the attempt's nodes, each with its launch request.
 
     Args:
-        greetings: For each node the answer of its agent to `HELLO`.
-        master_port: Where the ranks meet on the first node; None: nowhere.
-        target: Name of the compute target.
+        greetings: The answer of each node's agent to `HELLO`.
+        master_port: The port on the first node where the ranks meet; None: they need none.
+        target: The name of the compute target.
         lease_s: Seconds that a host may run without a renewal; None: unlimited.
         azure: The names for programs of Azure ML v1, see `azure_identity`.
 

@@ -74,7 +74,7 @@ class Leases:
         """Whether Ray has declared the node dead, which is permanent.
 
         Raises:
-            RayjobsError: the cluster cannot be asked.
+            RayjobsError: the cluster does not answer.
         """
         alive = {one.node_id for one in await self._cluster.nodes()}
         return node.node_id not in alive
@@ -87,7 +87,7 @@ class Leases:
                 same address is on the same machine. This always holds for all nodes of `local`.
 
         Raises:
-            RayjobsError: the cluster cannot be asked.
+            RayjobsError: the cluster does not answer.
         """
         nodes = await self._cluster.nodes()
         if any(one.node_id == node.node_id for one in nodes):

@@ -85,7 +85,7 @@ class AttemptRecord:
         await self.write(self.served.store.move, self.job.id, attempt=self.number, old=old, new=new)
 
     async def move_to_running(self, state: JobState) -> None:
-        """Record that the job runs, which it did before its state was written.
+        """Record that the job runs, if its host was started before its state was written.
 
         Args:
             state: The recorded state, Provisioning or Preparing.

@@ -1,6 +1,6 @@
 """Supervises one attempt from its allocation to its recorded end.
 
-Whatever dies between two lines of this file: the store and the attempt's folder on its node show
+Whatever dies between two lines of this file, the store and the attempt's folder on its node show
 how far the attempt had come, and `rayjobs.engine.recovery` continues from there.
 """
 
@@ -65,12 +65,13 @@ Result = TypeVar("Result")
 
 # Another job of the cluster took the free capacity first. This is not a failure.
 NOT_PLACED_PAUSE_S = 2.0
-# Nodes did not start: how long other jobs may try, and after how many times in a row to hold it.
+# Nodes did not start: how long other jobs go first, and after how many times in a row to hold the
+# job.
 NOT_GROWN_PAUSE_S = 30.0
 NOT_GROWN_TRIES = 3
-# After a script's own grace period, until the request to end is sent to the host again.
+# How long after the script's grace period to repeat the request to end to the host.
 STOP_AGAIN_S = 5.0
-# Until a node that prepares is asked again to end that.
+# How long to wait before a preparing node is asked to stop again.
 STOP_PREPARING_AGAIN_S = 1.0
 
 
@@ -89,7 +90,7 @@ class SupervisorParts:
         lease_s: How long a host may run without a renewal; None on one machine, where the identity
             of processes proves an end.
         shares_machine: Whether all nodes are on this machine.
-        epoch: This life of the target actor, which has claimed its workspaces; None: it has not.
+        epoch: The epoch of the target actor, which has claimed its workspaces; None: no claims.
         leases: The leases of all hosts.
     """
 
@@ -248,8 +249,9 @@ class AttemptSupervisor:
         hold = None
         if tries % NOT_GROWN_TRIES == 0:
             hold = (
-                f"{error}, {NOT_GROWN_TRIES} times running. `ray status` on the cluster says why "
-                f"nodes do not come; then release it: rayjobs update {self.record.job.id} --release"
+                f"{error}, {NOT_GROWN_TRIES} times in a row. `ray status` on the cluster says why "
+                f"nodes do not start; then release it: "
+                f"rayjobs update {self.record.job.id} --release"
             )
         await self.record.requeue(
             str(error), outcome=Outcome.NOT_GROWN, pause_s=NOT_GROWN_PAUSE_S, hold=hold
@@ -308,7 +310,7 @@ class AttemptSupervisor:
     ) -> list[Launched]:
         """Start every node's host; meanwhile, renew the leases of those that already run."""
         if self._parts.leases.lease_s is not None:
-            # Counted from before the request: if it arrives late, less of the lease is left.
+            # Count the lease from before the request: if the request is late, the lease is shorter.
             greetings = await together(agent.call(HELLO, Nothing()) for agent in agents)
             requests = [
                 replace(one, plan=replace(one.plan, lease_since_s=hello.clock_s))
@@ -329,7 +331,7 @@ class AttemptSupervisor:
     async def _prepare(
         self, agents: Sequence[Agent], requests: Sequence[LaunchRequest]
     ) -> list[LaunchRequest]:
-        """Prepare every node; a cancel, or a node that fails, ends what the others do meanwhile.
+        """Prepare every node; a cancel, or a node that fails, stops the other nodes.
 
         Returns:
             The requests, with the variables that give the ranks the paths of their data.
@@ -340,7 +342,7 @@ class AttemptSupervisor:
         failed: BaseException | None = None
         try:
             while pending := [call for call in calls if not call.done()]:
-                # Asked again: a node that has only begun may not know yet what is to be stopped.
+                # Repeated: a node that has just begun may not know yet what it has to stop.
                 is_ending = failed is not None or canceling.done()
                 waiting: list[asyncio.Future[Any]] = [*pending, *([] if is_ending else [canceling])]
                 await asyncio.wait(
@@ -364,7 +366,7 @@ class AttemptSupervisor:
             canceling.cancel()
             for call in calls:
                 call.cancel()
-        # Raised only now: no node may still prepare what is cleaned up then.
+        # Raised only now: no node may still prepare while the attempt is cleaned up.
         failed = failed or next((e for one in calls if (e := _error_of(one))), None)
         if failed is not None:
             raise failed
@@ -456,14 +458,14 @@ class AttemptSupervisor:
                 return None
             other = await leases.living_node(node)
         except RayjobsError as error:
-            log.info("whether a node of %s lives is not known: %s", self.record.job.id, error)
+            log.info("cannot check whether a node of %s is alive: %s", self.record.job.id, error)
             return None
         if other is not None:
             node.node_id = other  # that node sees the host and follows it
             return None
         if not node.is_lost:
             node.is_lost = True
-            await self._report_lost(node, "Ray has given it up")
+            await self._report_lost(node, "Ray has declared it dead")
         end.node_lost(node)  # the others need not hang until the lease ends
         if not await leases.wait_over(node):
             return None
@@ -495,5 +497,5 @@ class AttemptSupervisor:
 
 
 def _error_of(call: asyncio.Future[Any]) -> BaseException | None:
-    """Return what a call has raised; None: it has not, or it was canceled by us."""
+    """Return the error that a call raised; None: it raised none, or was canceled here."""
     return call.exception() if call.done() and not call.cancelled() else None

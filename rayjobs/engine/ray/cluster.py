@@ -43,7 +43,7 @@ EXITED = ("exit_actor() is called", "INTENDED_USER_EXIT")
 
 
 class RayCluster:
-    """Placement groups and agents of the cluster this process is connected to."""
+    """The placement groups and agents of the cluster to which this process is connected."""
 
     def __init__(self, target: str, home: Path) -> None:
         self.target = target
@@ -265,7 +265,7 @@ class RayAgent:
         try:
             return method.answer.from_json(answer)
         except MessageError as error:
-            raise AgentFaultError(f"{method.name} of the node's agent: {error}") from error
+            raise AgentFaultError(f"{method.name} of the node's agent failed: {error}") from error
 
 
 @ray.remote(max_retries=0)

@@ -115,5 +115,5 @@ def test_a_driver_that_cannot_be_started_is_said_in_the_sweeps_history(tmp_path:
 def test_names_of_drivers() -> None:
     found: object = resolve("json:dumps")
     assert found is json.dumps
-    with pytest.raises(ValueError, match="not module:function"):
+    with pytest.raises(ValueError, match="not of the form module:function"):
         resolve("json")
