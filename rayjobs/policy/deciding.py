@@ -36,7 +36,7 @@ def decide(situation: Situation) -> Decisions:
 
 
 class _Tried:
-    """What one decision knows about a shape: capacity only shrinks while it is made."""
+    """The results for one shape within a decision, which only ever uses up capacity."""
 
     __slots__ = ("fits_ever", "no_capacity", "no_spare")
 
@@ -160,7 +160,7 @@ class _Pass:
     def _take(
         self, capacities: Sequence[NodeCapacity], job: Waiting
     ) -> tuple[list[NodeCapacity], tuple[str, ...]] | None:
-        """Take the job's capacity, unless it would wait for nodes beside a job of another size.
+        """Take the job's capacity, unless a job of another size already waits for the same nodes.
 
         Ray does not keep the order of waiting groups: a later small one would take the node that a
         large one waits for.

@@ -35,7 +35,7 @@ class Kept:
     def until_s(self) -> float:
         """Jobs that release their allocation by then may use what is reserved.
 
-        If a job without a limit uses that capacity there is no latest start, and only the likely
+        If a job without a limit uses that capacity, there is no latest start, and only the likely
         start decides.
         """
         if self.promise is None or self.likely_s is None:

@@ -17,7 +17,7 @@ _TRIES = 20  # an attempt may start or change state while its record is being en
 def why_gone(name: str, *, home: Path) -> str:
     """Return why a target cannot answer; empty if it may answer.
 
-    A `local` target that died is not gone: any command brings it back.
+    A `local` target that died is not gone: any command restarts it.
     """
     try:
         record = load_target(name, home=home)
@@ -52,7 +52,7 @@ def end(
         for line in store.job_lines(JobFilter(states=unfinished, parent=job_id, members=True)):
             ended += end(store, line.id, by=by, why=why, reason=reason)
     is_asked = reason is None
-    reason = reason or f"canceled by {by}; {why}, so its processes were not seen to end"
+    reason = reason or f"canceled by {by}; {why}, so it is unknown whether its processes have ended"
     for _ in range(_TRIES):
         job = store.job(job_id)
         if job.state.is_final or (is_asked and store.request_cancel(job_id, by=by).is_final):

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--stop-seen")
     options = parser.parse_args(arguments)
     location = TargetLocation(options.name, Path(options.home))
-    # The shell's variables are not handed on; the target's own secrets reach the workspace.
+    # The shell's variables are not passed on: the workspace is opened with the target's secrets.
     credentials.give(TargetSecrets(location.name, home=location.home).values())
     failures = revive.started(location)
     try:

@@ -26,7 +26,7 @@ class Condition:
 
     Attributes:
         may_run_on: A user stopped it, and its cluster could not be reached.
-        has_begun: This look itself began to start it.
+        has_begun: Whether this look began to start it.
     """
 
     standing: Standing

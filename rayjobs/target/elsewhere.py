@@ -1,7 +1,7 @@
-"""Targets of a workspace that several machines use: whose they are, and how to reach another's.
+"""Targets of a workspace that several machines use: finds their owners, and wakes remote ones.
 
-A target belongs to the home that has claimed it in the workspace's store. Every other machine wakes
-it through the store, and never starts one of its own.
+A target belongs to the home that has claimed it in the workspace's store. All other machines wake
+it through the store, and never start their own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _guard = threading.Lock()
 
 
 def claimant(home: Path) -> Claimant:
-    """Return whom targets of this home belong to.
+    """Return the claimant for targets of this home.
 
     Raises:
         TargetError: the home cannot be written.
@@ -44,7 +44,7 @@ def claimant(home: Path) -> Claimant:
         value = str(json.loads(path.read_text(encoding="utf-8"))["id"])
     except (OSError, ValueError, KeyError, TypeError):
         value = _new_id(path)
-    # A home that is copied with its machine's image, or is on a network file system, is another.
+    # A home copied with its machine's image, or seen over a network file system, counts as another.
     owner = f"{value}-{hashlib.sha256(_machine().encode()).hexdigest()[:8]}"
     return Claimant(owner=owner, host=socket.gethostname(), home=str(home), version=__version__)
 
@@ -52,8 +52,8 @@ def claimant(home: Path) -> Claimant:
 def find(workspace: Path | str, target: str, *, home: Path) -> Serving | None:
     """Return the claim of a target that belongs to another home; None: it may run here.
 
-    None also for a client of a server: the path is one of the server's machine, and the server
-    knows whose the target is.
+    Also None for a client of a server: the path is on the server's machine, and the server knows
+    the owner.
 
     Raises:
         StoreError: the workspace's store cannot be reached.
@@ -69,11 +69,11 @@ def find(workspace: Path | str, target: str, *, home: Path) -> Serving | None:
 
 
 def find_quietly(workspace: Path | str, target: str, *, home: Path) -> Serving | None:
-    """Return the same, and None where the store cannot be asked now: whoever needs it says so."""
+    """Return the same, but None if the store is unreachable: callers that need it report that."""
     try:
         return find(workspace, target, home=home)
     except RayjobsError as error:
-        log.info("whose target %s is, is not known: %s", target, error)
+        log.info("the owner of target %s is unknown: %s", target, error)
         return None
 
 
@@ -81,7 +81,7 @@ def wake(workspace: Path | str, serving: Serving) -> None:
     """Wake a target of another home.
 
     Raises:
-        ServedElsewhereError: it does not run; the sentence says what to do.
+        ServedElsewhereError: it does not run; the message has the remedy.
         StoreError: the workspace's store cannot be reached.
     """
     if not serving.is_live:
@@ -92,7 +92,7 @@ def wake(workspace: Path | str, serving: Serving) -> None:
 
 
 def _store(address: str) -> SqlStore:
-    """Return this process's connections to a store, which stay open: callers ask every second."""
+    """Return this process's open store; it stays open, since callers may ask every second."""
     from rayjobs.store.sql import SqlStore
 
     key = (address, os.getpid())

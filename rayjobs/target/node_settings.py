@@ -1,4 +1,4 @@
-"""The settings of a node's agent: the containment of jobs, how long it stays without any."""
+"""The settings of a node's agent, such as the containment of jobs and its idle time."""
 
 from __future__ import annotations
 

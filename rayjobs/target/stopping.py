@@ -51,7 +51,7 @@ class StopRefusedError(TargetError):
 
 @dataclass(frozen=True)
 class TargetLocation:
-    """Where a target's files and sockets are."""
+    """The location of a target's files and sockets."""
 
     name: str
     home: Path

@@ -1,9 +1,9 @@
 """The timekeeper: a small process that runs schedules when due, and ends if there are none.
 
-Standard library only. One serves all workspaces of a home, whether their targets run or not: a
-submit starts them. ``python -P -m rayjobs.target.timekeeper HOME`` detaches from its caller. A
-short-lived child reads stores and submits pipelines. Killing it is harmless: each keeper of a
-target and each command that changes a schedule restarts it.
+Standard library only. One timekeeper serves all workspaces of a home, whether their targets run or
+not: a submit starts them. ``python -P -m rayjobs.target.timekeeper HOME`` detaches from its caller.
+A short-lived child reads stores and submits pipelines. Killing the timekeeper is harmless: each
+keeper of a target and each command that changes a schedule restarts it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.target import local_head
 from rayjobs.target.keeping import leave_caller
 
-# The child that runs due schedules: it is in a layer above, hence named as text.
+# The module of the child that runs due schedules: it is in a higher layer, so it is named as text.
 DUE = "rayjobs.pipelines.scheduling"
 LONGEST_SLEEP_S = 600.0
 AFTER_ERROR_S = 60.0
 CHILD_LIMIT_S = 600.0
 LOCK_PATIENCE_S = 5.0
-# A workspace that is not where it was may be on a disk that is not mounted for the moment.
+# A missing workspace may be on a disk that is temporarily not mounted.
 GONE_S = 86400.0
 AWAY = "away_since"  # in a registration: since when the store cannot be reached
 _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -85,7 +85,7 @@ def ensure(*, home: Path) -> None:
 
 
 def mend(*, home: Path) -> None:
-    """Start the timekeeper again if it was killed."""
+    """Restart the timekeeper if it was killed."""
     if running(home) is None:
         ensure(home=home)
 
@@ -100,7 +100,7 @@ def running(home: Path) -> Identity | None:
 
 
 def keep(home: Path) -> bool:
-    """Run schedules until there are none, or until the user ends it; return True for that."""
+    """Run schedules until none are left (False) or until a user ends it (True)."""
     while True:
         sleep_s = look(home)
         if sleep_s is None:
@@ -111,7 +111,7 @@ def keep(home: Path) -> bool:
 
 
 def look(home: Path) -> float | None:
-    """Run what is due; return the seconds until the next check, or None without schedules."""
+    """Run due schedules; return the seconds until the next check, or None without schedules."""
     sleeps = []
     for file, path in registered(home).items():
         mark = _mark(file)
@@ -130,7 +130,7 @@ def look(home: Path) -> float | None:
 
 
 def _mark(file: Path) -> tuple[int, int] | None:
-    """Return what another registration of the same workspace changes; None: there is none."""
+    """Return a value that changes with each registration of the workspace; None: not registered."""
     try:
         status = file.stat()
     except OSError:
@@ -139,9 +139,9 @@ def _mark(file: Path) -> tuple[int, int] | None:
 
 
 def _unregister(home: Path, file: Path, mark: tuple[int, int] | None, *, is_gone: bool) -> None:
-    """Forget a workspace without schedules, unless it was registered again since `mark`.
+    """Remove the registration of a workspace without schedules, unless it changed since `mark`.
 
-    One that is gone is forgotten after `GONE_S`.
+    A missing workspace stays registered for `GONE_S`.
     """
     with _registry(home):
         values = local_head.read_json(file)
@@ -156,7 +156,7 @@ def _unregister(home: Path, file: Path, mark: tuple[int, int] | None, *, is_gone
 
 
 def _note_found(home: Path, file: Path) -> None:
-    """Forget that a workspace was gone, or its store away."""
+    """Remove the notes that a workspace was missing or its store unreachable."""
     with _registry(home):
         values = local_head.read_json(file)
         if values is None:
@@ -167,7 +167,7 @@ def _note_found(home: Path, file: Path) -> None:
 
 
 def _note_away(home: Path, file: Path) -> None:
-    """Note since when the store of a workspace cannot be reached: late runs will say so."""
+    """Note since when a workspace's store has been unreachable: late runs report it."""
     with _registry(home):
         values = local_head.read_json(file)
         if values is not None and AWAY not in values:
@@ -223,7 +223,7 @@ def main(arguments: list[str]) -> int:
                 pid = folder(home) / "timekeeper"
                 local_head.write_private(pid, json.dumps(own_identity().to_json()))
                 is_over = keep(home)
-        # Who registered a workspace before the lock was free saw a timekeeper, and started none.
+        # A process that registered a workspace while the lock was held did not start a timekeeper.
         if mine and (is_over or not registered(home)):
             return 0
         if mine:

@@ -150,7 +150,7 @@ def test_a_dead_cluster_is_named_with_the_way_out_until_its_jobs_have_ended(
     codes = {name: follower.wait(120) for name, follower in followers.items()}
     assert codes == {"wait": 1, "logs": 0}
     assert terminal.type("target", "rm", "gone").code == 0
-    assert "not seen to end" in terminal.type("why", runs.id).out
+    assert "unknown whether its processes have ended" in terminal.type("why", runs.id).out
     go.touch()
     workspace.close()
 

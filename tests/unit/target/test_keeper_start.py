@@ -257,4 +257,4 @@ def test_a_start_that_hangs_ends_by_itself_and_says_so(tmp_path: Path) -> None:
     assert ended.returncode == 1
     (line,) = progress.read(said)
     assert (line.kind, line.start) == ("failed", "one")
-    assert "had not finished after 0.1s" in line.text
+    assert "did not finish within 0.1s" in line.text
