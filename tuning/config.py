@@ -335,8 +335,8 @@ def _submit(
     key = options.pop("idempotency_key", None)
     if options:
         raise SweepUsageError(
-            f"submit takes no {', '.join(sorted(options))} for a {type(config).__name__}; it "
-            f"takes tags, register_as and idempotency_key."
+            f"submit() does not accept {', '.join(sorted(options))} for a {type(config).__name__}; "
+            f"its options are tags, register_as and idempotency_key."
         )
     base = config.base
     if hasattr(base, "to_script_run_config"):

@@ -408,12 +408,12 @@ class ScriptRunConfig:
 
     def _tell_of_nccl(self, values: Mapping[str, Any]) -> None:
         entry = values.get("script")
-        said = own_nccl.sentence(
+        warning = own_nccl.sentence(
             None if entry is None else Path(values["source_directory"], entry),
             [str(one) for one in values.get("arguments") or [values.get("command") or ""]],
         )
-        if said is not None:
-            notice(said)
+        if warning is not None:
+            notice(warning)
 
     def to_spec(
         self,

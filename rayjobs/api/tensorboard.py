@@ -154,16 +154,16 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
         )
-        said: list[str] = []
+        lines: list[str] = []
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            said.append(line)
+            lines.append(line)
             match = _URL.search(line)
             if match is not None and "localhost" not in line.partition("http")[0]:
                 self.url = match[0]
                 break
         else:
-            raise UsageError(f"TensorBoard did not start: {''.join(said[-3:]).strip()}")
+            raise UsageError(f"TensorBoard did not start: {''.join(lines[-3:]).strip()}")
         # Read its later output, so that the pipe does not fill up.
         threading.Thread(target=self._drain, daemon=True).start()
 

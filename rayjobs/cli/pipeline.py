@@ -658,15 +658,15 @@ def stay(
                 view.job.target for view in views_of(workspace, found) if not view.is_final
             ):
                 ensure_target(target, home=home(), workspace=workspace.path, on_stage=settings.note)
-        said = ""
+        shown_reason = ""
         looked_s = time.monotonic()
         while True:
             job = store.job(pipeline_id)
             if waits_for_first(job) and time.monotonic() - looked_s >= OUTLOOK_EVERY_S:
                 looked_s = time.monotonic()
                 reason = outlooks(workspace.path, [job])[pipeline_id].reason
-                if reason and reason != said:
-                    said = reason
+                if reason and reason != shown_reason:
+                    shown_reason = reason
                     settings.note(f"Queued: {plain_text(reason)}")
             for view in views_of(workspace, found):
                 if printed.get(view.name) != view.status and view.status != "Queued":

@@ -547,7 +547,7 @@ def children_tags(
     values: List[Any] = list(range(count) if count is not None else tag_values or ())
     if len(values) > MOST_CHILDREN:
         raise WrongValueError(
-            "create_children got a request for %d runs; %d are allowed per call"
+            "create_children was asked for %d runs; a call can create at most %d"
             % (len(values), MOST_CHILDREN)
         )
     key = "azureml.batch_child_number" if tag_key is None else str(tag_key)

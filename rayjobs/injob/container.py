@@ -390,9 +390,10 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(probe(arguments[0]).to_json()))
         return 0
     with open(arguments[1], encoding="utf-8") as file:
-        asked = json.load(file)
+        request = json.load(file)
     try:
-        return run(ContainerPlan.from_json(asked["container"]), asked["arguments"], asked["env"])
+        container = ContainerPlan.from_json(request["container"])
+        return run(container, request["arguments"], request["env"])
     except OSError as error:
         print(error.strerror or str(error), file=sys.stderr)
         return 126

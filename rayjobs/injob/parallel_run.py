@@ -123,14 +123,14 @@ def _work(source: Any, settings: Settings, worker: Worker, say: Any) -> None:
             continue
         number = int(batch["number"])
         say("DEBUG", "mini-batch %d: %d items" % (number, batch["items"]))
-        asked = {"keep": settings.appends, "input": batch["input"]}
+        request = {"keep": settings.appends, "input": batch["input"]}
         if "files" in batch:
             root = input_path(batch["input"])
-            asked["paths"] = [os.path.join(root, one) if one else root for one in batch["files"]]
+            request["paths"] = [os.path.join(root, one) if one else root for one in batch["files"]]
         else:
-            asked["rows"] = batch["rows"]
+            request["rows"] = batch["rows"]
         try:
-            answer = worker.ask(asked, settings.run_invocation_timeout_s)
+            answer = worker.ask(request, settings.run_invocation_timeout_s)
         except WorkerError as error:
             source.failed(number, str(error))
             try:
@@ -335,9 +335,9 @@ class _Connection(socketserver.StreamRequestHandler):
         ledger = self.server.ledger
         try:
             for line in self.rfile:
-                asked = json.loads(line)
-                call = asked.pop("call")
-                answer = _CALLS[call](ledger, asked, self)
+                arguments = json.loads(line)
+                call = arguments.pop("call")
+                answer = _CALLS[call](ledger, arguments, self)
                 self.wfile.write(json.dumps(answer or {}).encode() + b"\n")
         except OSError:
             pass  # the same as a closed connection
@@ -347,10 +347,10 @@ class _Connection(socketserver.StreamRequestHandler):
 
 
 _CALLS: Dict[str, Any] = {
-    "take": lambda ledger, _asked, holder: ledger.take(holder),
-    "done": lambda ledger, asked, _holder: ledger.done(**asked),
-    "failed": lambda ledger, asked, _holder: ledger.failed(**asked),
-    "stop": lambda ledger, asked, _holder: ledger.stop(**asked),
+    "take": lambda ledger, _arguments, holder: ledger.take(holder),
+    "done": lambda ledger, arguments, _holder: ledger.done(**arguments),
+    "failed": lambda ledger, arguments, _holder: ledger.failed(**arguments),
+    "stop": lambda ledger, arguments, _holder: ledger.stop(**arguments),
 }
 
 

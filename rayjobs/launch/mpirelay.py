@@ -43,15 +43,15 @@ async def relay(of: Relay, start: StartDaemon) -> None:
     peers = {peer.node: peer for peer in of.peers}
     while True:
         try:
-            asked = await ask(of.socket, MpiRequest("relay"), Relayed, timeout_s=LISTEN_S)
+            requested = await ask(of.socket, MpiRequest("relay"), Relayed, timeout_s=LISTEN_S)
         except (FileNotFoundError, ConnectionRefusedError):
             return  # the host has ended
         except (OSError, TimeoutError, ValueError) as error:
             log.info("mpirun's requests: %r", error)
             await asyncio.sleep(PAUSE_S)
             continue
-        commands = asked.commands
-        if asked.over or not commands:
+        commands = requested.commands
+        if requested.over or not commands:
             return
         answers = await asyncio.gather(*(start(peers[node], commands[node]) for node in commands))
         errors = {node: error for node, error in zip(commands, answers, strict=True) if error}

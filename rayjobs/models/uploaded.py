@@ -54,10 +54,11 @@ def put(
     registering them again returns it, with the new tags added and the aliases moved.
 
     Args:
-        child_paths: Of a folder, the files and folders that belong to the model; None for all.
-        data: What it was made of, as rows of a lineage's ``data``.
-        resources: What Azure ML would deploy it with; kept for the record.
-        derived_from: The model of which this is another form: its run and lineage are this one's.
+        child_paths: The files and folders in a folder that belong to the model; None: all.
+        data: Its training data, as rows of a lineage's ``data``.
+        resources: The resources with which Azure ML would deploy it; only recorded.
+        derived_from: The model from which this one was converted; it gets that model's run and
+            lineage.
 
     Raises:
         NotFoundError: there is nothing at `path`, or at one of `child_paths`.
@@ -116,10 +117,10 @@ def put(
 
 
 def _files_of(source: Path, child_paths: Sequence[str] | None) -> dict[str, Path]:
-    """Return the files of a model to be, by the names that they have in it."""
+    """Return the files of a future model, by their names in it."""
     if source.is_file():
         if child_paths:
-            raise UsageError(f"{source} is a file; child_paths choose files of a folder")
+            raise UsageError(f"{source} is a file; child_paths can only choose files in a folder")
         beside = companions.name_of(source.name)
         files = [source] if beside is None else [source, source.with_name(beside)]
         return {one.name: one for one in files if one.is_file()}
@@ -136,7 +137,7 @@ def _files_of(source: Path, child_paths: Sequence[str] | None) -> dict[str, Path
     if left_out:
         raise UsageError(
             f"{source} has {counted(len(left_out), 'item')} that cannot be stored, such as "
-            f"{left_out[0]}; remove it, or choose files by child_paths. Nothing was registered"
+            f"{left_out[0]}; remove it, or choose files with child_paths. Nothing was registered"
         )
     names = {path.relative_to(source).as_posix(): path for path in below}
     if child_paths is not None:

@@ -262,8 +262,8 @@ def submit_built(
         options.pop(ignored, None)
     if options:
         raise UsageError(
-            f"submit takes no {', '.join(sorted(options))} for a Pipeline; it takes "
-            f"pipeline_parameters, continue_on_step_failure, regenerate_outputs, tags and "
+            f"submit() does not accept {', '.join(sorted(options))} for a Pipeline; its options "
+            f"are pipeline_parameters, continue_on_step_failure, regenerate_outputs, tags and "
             f"idempotency_key"
         )
     done = submit_pipeline(

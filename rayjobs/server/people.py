@@ -32,13 +32,13 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     async def add(request: Request, caller: Caller) -> Response:
         body = await body_of(request)
         user, role, days = body.get("user"), body.get("role", "submitter"), body.get("days", 90)
-        asked = "give `user` and `role`, texts, and `days`, a number"
+        expected = "give `user` and `role` as texts, and `days` as a number"
         if not isinstance(user, str) or not isinstance(role, str):
-            raise Refusal(400, asked)
+            raise Refusal(400, expected)
         try:
             days = plain.decoder(float)(days)
         except plain.PlainFormError as error:
-            raise Refusal(400, f"{asked}: {error}") from None
+            raise Refusal(400, f"{expected}: {error}") from None
 
         def call() -> tuple[Token, str]:
             return users.add(store, user, users.role_of(role), by=caller.user, days=days)

@@ -376,8 +376,8 @@ class GitLook:
         text = self._texts[0]
         truncated = len(text) > DIFF_BYTES
         if codes[0] != 0 and not truncated:
-            said = self._errors.decode("utf-8", "replace").strip().splitlines()
-            reason = said[0] if said else f"git ended with code {codes[0]}"
+            errors = self._errors.decode("utf-8", "replace").strip().splitlines()
+            reason = errors[0] if errors else f"git ended with code {codes[0]}"
             why = "changes are not known: " + _URL_USER.sub(r"\1", reason)[:300]
             why = "; ".join(part for part in (facts.why, why) if part)
             return GitFacts(facts.commit, facts.branch, facts.remote, why=why)

@@ -374,8 +374,8 @@ class Container(Model):
     @property
     def shm_bytes(self) -> int:
         """Size of /dev/shm in bytes; Azure ML's two GiB unless the job says otherwise."""
-        said = self.parsed_arguments.shm_size
-        mib = self.shm_mib if said is None else container_arguments.parse_shm_size(said)
+        size = self.parsed_arguments.shm_size
+        mib = self.shm_mib if size is None else container_arguments.parse_shm_size(size)
         return int((DEFAULT_SHM_MIB if mib is None else mib) * 2**20)
 
 

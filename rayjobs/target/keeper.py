@@ -61,7 +61,7 @@ class Keeper:
         self.paths = location.paths
         self.progress = Progress(self.paths.progress, start)
         self.idle_s = LocalSettings.read().idle_s
-        # Whether there is a reason to try again: unfinished jobs, as far as known.
+        # Whether there is a reason to try again: known unfinished jobs.
         self._is_wanted = is_patient
         self._idle_since_s: float | None = None
         self._actor_gone_since_s: float | None = None
@@ -289,11 +289,11 @@ class Keeper:
     # --- stopping ---------------------------------------------------------------------------------
 
     def _stop_if_asked(self) -> bool:
-        asked = local_head.read_json(self.paths.stop_request)
-        if asked is None:
+        request = local_head.read_json(self.paths.stop_request)
+        if request is None:
             return False
         self.paths.stop_request.unlink(missing_ok=True)
-        return self._stop(force=bool(asked.get("force")), request=str(asked.get("id", "")))
+        return self._stop(force=bool(request.get("force")), request=str(request.get("id", "")))
 
     def _stop_if_idle(self) -> bool:
         activity = local_head.read_json(self.location.activity)

@@ -200,7 +200,7 @@ class Connection:
         repeats: bool | None = None,
     ) -> Any:
         may_repeat = verb in ("GET", "HEAD", "PUT", "DELETE") if repeats is None else repeats
-        said: Exception | None = None
+        refusal: Exception | None = None
         tries = _Tries(self._servers, self._number, self._patience_s)
         for number in tries:
             self._number = number
@@ -214,7 +214,7 @@ class Connection:
                 return self._taken(take, answer, number, connection)
             except _BusyError as busy:
                 _drop(connection)
-                tries.failure, said = str(busy), busy.error
+                tries.failure, refusal = str(busy), busy.error
             except ssl.SSLCertVerificationError as error:
                 _drop(connection)
                 raise UnreachableError(
@@ -224,7 +224,7 @@ class Connection:
             except (OSError, http.client.HTTPException) as error:
                 _drop(connection)
                 self._close_free()
-                tries.failure, said = str(error) or type(error).__name__, None
+                tries.failure, refusal = str(error) or type(error).__name__, None
                 if not self._has_answered and (why := self._why_wrong(number, error)):
                     tries.hopeless.add(number)
                     tries.failure = why
@@ -242,7 +242,7 @@ class Connection:
                 raise
         several = len(self._servers) > 1
         what = f"servers {' and '.join(self._servers)}" if several else f"server {self.address}"
-        raise said or UnreachableError(f"the {what} cannot be reached: {tries.failure}")
+        raise refusal or UnreachableError(f"the {what} cannot be reached: {tries.failure}")
 
     def _patience_s(self) -> float:
         # A running program waits for a server that restarts; a first command soon reports that

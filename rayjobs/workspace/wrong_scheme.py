@@ -41,11 +41,11 @@ def _speaks_tls(parts: SplitResult) -> bool:
 
 
 def _speaks_http(parts: SplitResult) -> bool:
-    asked = http.client.HTTPConnection(str(parts.hostname), parts.port or 443, timeout=LOOK_S)
-    with contextlib.closing(asked):
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port or 443, timeout=LOOK_S)
+    with contextlib.closing(connection):
         try:
-            asked.request("GET", "/healthz")  # without the token
-            asked.getresponse()
+            connection.request("GET", "/healthz")  # without the token
+            connection.getresponse()
         except (OSError, http.client.HTTPException):
             return False
         return True

@@ -72,8 +72,8 @@ def _worst(found: list[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
 def per_class(confusion: np.ndarray[Any, Any], classes: Sequence[str]) -> list[dict[str, Any]]:
     """Return count, precision, recall and F1 of each class."""
     right = confusion.diagonal().astype(float)
-    true, said = confusion.sum(1).astype(float), confusion.sum(0).astype(float)
-    precision = np.divide(right, said, out=np.zeros_like(right), where=said > 0)
+    true, predicted = confusion.sum(1).astype(float), confusion.sum(0).astype(float)
+    precision = np.divide(right, predicted, out=np.zeros_like(right), where=predicted > 0)
     recall = np.divide(right, true, out=np.zeros_like(right), where=true > 0)
     both = precision + recall
     f1 = np.divide(2 * precision * recall, both, out=np.zeros_like(right), where=both > 0)
