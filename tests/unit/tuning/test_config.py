@@ -249,7 +249,7 @@ def test_everything_wrong_in_a_file_is_listed_at_once_with_path_and_remedy(tmp_p
     ("text", "says"),
     [
         ("a: [1\n", "^sweep.yaml, line 2, column 1 is not YAML: [^\n]*$"),
-        ("a: 1\na: 2\n", "line 2, column 1: the key 'a' comes twice"),
+        ("a: 1\na: 2\n", "line 2, column 1: the key 'a' appears twice"),
         ("- 1\n", "holds list data"),
         ("", "holds NoneType data"),
         ("a: !!python/object/apply:os.getcwd []\n", "line 1, column 4: the tag"),
