@@ -128,7 +128,7 @@ class BlobContract:
             lambda: blobs.delete(key),
             lambda: blobs.exists(key),
         ):
-            with pytest.raises(UsageError, match="not a key"):
+            with pytest.raises(UsageError, match="not a blob key"):
                 call()
 
     @pytest.mark.parametrize("digest", ["", "sha256:", "sha256:../../x", "deadbeef", "a/b:00"])

@@ -284,8 +284,8 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float, *, of: str) -> None:
 
     plain_head, plain_objects = S3Blobs._head_of, S3Blobs._objects
 
-    def head_of(self: S3Blobs, full: str) -> Any:
-        found = plain_head(self, full)
+    def head_of(self: S3Blobs, full: str, **how: Any) -> Any:
+        found = plain_head(self, full, **how)
         if full == self._at(s3_blobs.BLOBS, of):
             found["LastModified"] -= timedelta(seconds=seconds)
         return found
