@@ -59,10 +59,11 @@ def exit_record_of_lost_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
 
 
 def record_of_dead_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
-    """Write and return the exit record of an attempt whose host died before it wrote one.
+    """Return the exit record of an attempt whose host died before it wrote one.
 
     A known outcome is final: ranks that succeeded stay completed, whatever happened to the host
-    while it ended their leftover processes.
+    while it ended their leftover processes. Such a record is also written, once all processes are
+    proven dead.
     """
     lost = exit_record_of_lost_host(on, proof)
     record = exitrecord.with_outcome(on.root, lost)

@@ -27,7 +27,7 @@ class Rule(StrEnum):
     START = "start"  # it starts now
     DEPENDENCY = "dependency"  # waits for another job
     NEVER_FITS = "never_fits"  # the target's nodes are too small even when empty
-    HELD = "held"  # a user or the quarantine holds it
+    HELD = "held"  # on hold: by a user, or after failures that more attempts would repeat
     PAUSE = "pause"  # a retry's pause
     ARRAY_LIMIT = "array_limit"  # the limit of its array or sweep is reached
     USER_JOBS = "user_jobs"  # its user's limit of running jobs is reached
@@ -104,7 +104,9 @@ class Running:
         is_ending: Its end was requested or has begun: its capacity will be free, and it is not
             chosen as a victim again.
         is_scaling: It waits for nodes to start and has none yet: jobs ahead of it in line may take
-        its nodes. The other fields are those of `Waiting`.
+            its nodes.
+
+    The other fields are those of `Waiting`.
     """
 
     key: str
