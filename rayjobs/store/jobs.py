@@ -45,7 +45,8 @@ BY_KEY = "SELECT * FROM jobs WHERE idempotency_key = :idempotency_key"
 NAMED = """
 SELECT * FROM (
     SELECT * FROM jobs WHERE name = :text AND array_index IS NULL AND NOT EXISTS (
-        SELECT 1 FROM jobs AS above WHERE above.id = jobs.parent AND above.name = jobs.name)
+        SELECT 1 FROM jobs AS above WHERE above.id = jobs.parent
+        AND (above.name = jobs.name OR above.kind = 'sweep'))
     UNION SELECT * FROM jobs WHERE display_name = :text AND array_index IS NULL
 ) WHERE :kind IS NULL OR kind = :kind
 ORDER BY serial DESC LIMIT 200

@@ -47,6 +47,15 @@ def news(store: Store, sweep: Sweep, cursors: dict[str, Any]) -> dict[str, Child
 class SweepContract:
     """Each implementation's test class inherits it and gives `store`."""
 
+    def test_a_name_does_not_mean_the_trials_of_a_sweep(self, store: Store) -> None:
+        """Trials of HyperDrive have the name of their script, as jobs of that script have."""
+        sweep = put(store, name="search")
+        job = submit(store, JobSpec(script="train.py", name="train"))
+        named = JobSpec(script="train.py", name="train", display_name="search 1")
+        trial = submit(store, named, parent=sweep.job.id)
+        assert store.find("train").id == job.id
+        assert store.find("search 1").id == trial.id
+
     def test_a_sweep_runs_from_the_start_and_no_target_ever_starts_it(self, store: Store) -> None:
         sweep = put(store, name="search", tags={"why": "test"})
         job = store.job(sweep.job.id)
