@@ -181,7 +181,7 @@ def test_a_cancel_ends_a_download_in_the_middle(
         said.append(f"{kind} {text}")
         data.stop(told.on)
 
-    with pytest.raises(PrepareError, match="end was requested"):
+    with pytest.raises(PrepareError, match="had to end while its data was being prepared"):
         data.bring(told, workspace, note=cancel)
     assert said[0].startswith("transfer input data: 0/20 files")
     assert not (tmp_path / "a1" / "inputs" / "data").exists()
