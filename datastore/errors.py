@@ -98,7 +98,7 @@ class DataNotFound(DatastoreError, LookupError):
 
 
 class BucketNotFound(DataNotFound):
-    """The storage answered: there is no such bucket."""
+    """The storage answered: the bucket does not exist."""
 
 
 class AccessDenied(DatastoreError):

@@ -141,7 +141,7 @@ class LocalBackend:
                 raise InvalidReference(f"{in_file} is a file; give a folder.") from error
             raise self._explain(error, path) from error
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it exists only after a failure or an interruption
                 partial.unlink()
         return StoredFile(stored.path, stored.size, stored.etag, digest)
 

@@ -55,7 +55,11 @@ class Stages:
         self.job: Job = workspace.store.job(job_id)
 
     def look(self) -> Job:
-        """Return the job as it is (at most 0.1 s old); report what changed."""
+        """Return the job as it is (at most 0.1 s old); report what changed.
+
+        Raises:
+            UsageError: the workspace is a copy, and the job runs in the original.
+        """
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_EVERY_S:
             return self.job

@@ -61,7 +61,7 @@ class FollowedLogs:
                 yield part
                 if part.data:
                     continue
-                shared = self._shared_at((job.id, rank), given, parts)
+                shared = self._join((job.id, rank), given, parts)
                 if shared is not None:
                     break
                 await asyncio.sleep(POLL_S)
@@ -77,8 +77,11 @@ class FollowedLogs:
             if not client.is_behind:
                 return
 
-    def _shared_at(self, key: _Key, position: _Position, parts: Iterator[Part]) -> _Shared | None:
-        """Return the shared reader if it is at this position; without one, `parts` becomes it."""
+    def _join(self, key: _Key, position: _Position, parts: Iterator[Part]) -> _Shared | None:
+        """Return the shared reader to join; None: it is at another position, so try again.
+
+        If there is none, `parts` becomes the shared reader.
+        """
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = _Shared(parts, position)

@@ -34,7 +34,7 @@ INPUT_NAME = r"^[A-Za-z0-9_]+$"
 UMASK = r"^[0-7]{3}$"
 DEFAULT_UMASK = "022"
 DEFAULT_SHM_MIB = 2048.0
-# Far above what anybody means, and far below what overflows a float, a time or the kernel.
+# Far above any real need, and far below what overflows a float, a time or the kernel.
 MOST_GIB = 1e9
 LONGEST_S = 1e9
 MOST = 10**9

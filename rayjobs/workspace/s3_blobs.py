@@ -293,7 +293,8 @@ class S3Blobs:
         """See `BlobStore.exists`."""
         self._check(key)
         with self.errors(key):
-            # The first request of a submit: a person waits, and nothing was written yet.
+            # Two attempts instead of four, for all callers: a submit begins with this request, and
+            # a person waits for it.
             return self._relied_on(key, self._head(key, quick=True))
 
     def size(self, key: str) -> int:

@@ -134,7 +134,7 @@ class Training:
             if is_cuda or settings.compiles or settings.precision == "bf16":
                 raise ParameterOutOfRangeError(
                     f"gradient_parts is {settings.gradient_parts}; more than 1 is for CPUs and "
-                    f"float32, without torch.compile"
+                    f"float32, without torch.compile: leave it out, or change those"
                 )
             module = in_parts(module, settings.gradient_parts)
         if ranks.world > 1:
