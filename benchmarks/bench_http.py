@@ -165,6 +165,7 @@ def _measured(
             f"the same while {FOLLOWERS} clients follow {FOLLOWERS} logs, {where}",
             "s",
             median(with_many_logs),
+            most=0.5,
         ),
         Figure(f"a line to {FOLLOWERS} followers, 95th percentile, {where}", "s", arrived),
         Figure(f"the server's memory grows over {requests} requests, {where}", "MiB", growth),

@@ -23,11 +23,12 @@ from rayjobs.datastore.backends import Backend, open_backend
 from rayjobs.datastore.cache import NodeCache
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.datastore.manifest import FileEntry, Manifest
-from rayjobs.datastore.mountfiles import MountFolder, MountRecord
+from rayjobs.datastore.mountfiles import MountFolder, MountRecord, device_of
 from rayjobs.datastore.reading import check_local
 from rayjobs.datastore.sources import record_for
 
 AHEAD = 3
+READ_AHEAD_KIB = 1024
 CACHED_S = 86_400.0  # how long the kernel may cache names and sizes: they never change
 BLOCK_BYTES = 4096
 
@@ -73,12 +74,17 @@ class ReadOnlyFiles(mfusepy.Operations):
         self._last_opened = -2
         self._lock = threading.Lock()
         self._asked: set[int] = set()
+        self._has_answered = False
         self._pool: ThreadPoolExecutor | None = None
 
     # --- requests of the kernel ---
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         """Return the attributes of a file or folder."""
+        if not self._has_answered:
+            # Not earlier: the kernel sets its default when the mount has been initialized.
+            self._has_answered = True
+            read_further_ahead(self._folder.point)
         entry = self._tree.files.get(path)
         common = {"st_uid": self._owner[0], "st_gid": self._owner[1], "st_mtime": 0, "st_ctime": 0}
         if entry is not None:
@@ -173,6 +179,22 @@ class ReadOnlyFiles(mfusepy.Operations):
             self._cache.ensure(entry, backend)
         except DatastoreError:
             return  # a later open tries again and gets the error
+
+
+def read_further_ahead(point: Path) -> bool:
+    """Make the kernel read 1 MiB at a time from a mount; return whether it does.
+
+    With its default of 128 KiB, every read becomes a request. Only root may change that; without
+    the change, sequential reads are about a fifth slower, and nothing else differs.
+    """
+    device = device_of(point)
+    if device is None:
+        return False
+    try:
+        Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(str(READ_AHEAD_KIB))
+    except OSError:
+        return False
+    return True
 
 
 def serve(folder: MountFolder) -> None:

@@ -24,7 +24,6 @@ from rayjobs.datastore.manifest import Manifest
 from rayjobs.datastore.mountfiles import (
     MountFolder,
     MountRecord,
-    device_of,
     generations,
     is_mounted,
     unmount,
@@ -32,7 +31,6 @@ from rayjobs.datastore.mountfiles import (
 from rayjobs.injob.identity import Identity, is_alive, own_identity
 
 UP_LIMIT_S = 60.0
-READ_AHEAD_KIB = 1024
 _LOOK_S = 0.02
 _SYSTEM = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 _NETWORK = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
@@ -204,7 +202,6 @@ def _start(folder: MountFolder) -> None:
     deadline = time.monotonic() + UP_LIMIT_S
     while time.monotonic() < deadline:
         if is_good(folder):
-            read_further_ahead(folder.point)
             return
         if any(kind == "MountLost" for kind, _ in folder.troubles()):
             break
@@ -214,22 +211,6 @@ def _start(folder: MountFolder) -> None:
         f"the mount at {folder.point} did not start; its process printed: "
         f"{printed[-1] if printed else 'nothing'}"
     )
-
-
-def read_further_ahead(point: Path) -> bool:
-    """Make the kernel read 1 MiB at a time from a mount; return whether it does.
-
-    With its default of 128 KiB, every read becomes a request. Only root may change that; without
-    the change, sequential reads are about a fifth slower, and nothing else differs.
-    """
-    device = device_of(point)
-    if device is None:
-        return False
-    try:
-        Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(str(READ_AHEAD_KIB))
-    except OSError:
-        return False
-    return True
 
 
 def _environment(folder: MountFolder) -> dict[str, str]:

@@ -21,6 +21,7 @@ from rayjobs.workspace.folder import OpenWorkspace
 POLL_S = 0.1
 BEAT_S = 1.0  # within this time, a client learns that the stream is alive
 MOST_RATE = 500  # parts that all clients of a log get per second while it grows steadily
+MOST_POLLS = 500  # polls per second of all logs: with more than 50 logs each is polled less often
 FRESH_S = 0.3  # age of a job's record
 KEPT_S = 10.0  # a job is read along until this time after its last use
 MOST_WAITING = 1 << 20  # bytes that wait for a slow client
@@ -84,9 +85,12 @@ class FollowedLogs:
         """
         shared = self._shared.get(key)
         if shared is None:
-            shared = self._shared[key] = _Shared(parts, position)
+            shared = self._shared[key] = _Shared(parts, position, self._pause_s)
             shared.start(lambda: self._shared.pop(key))
         return shared if shared.at == position else None
+
+    def _pause_s(self) -> float:
+        return max(POLL_S, len(self._shared) / MOST_POLLS)
 
 
 class _Shared:
@@ -96,8 +100,9 @@ class _Shared:
         at: The attempt, and the position in its log, up to which all clients were given the log.
     """
 
-    def __init__(self, parts: Iterator[Part], at: _Position) -> None:
+    def __init__(self, parts: Iterator[Part], at: _Position, pause_s: Callable[[], float]) -> None:
         self._parts = parts
+        self._pause_s = pause_s  # between two polls
         self._clients: set[_Client] = set()
         self._task: asyncio.Task[None] | None = None
         self.at = at
@@ -119,7 +124,7 @@ class _Shared:
         error: BaseException | None = None
         given_s = time.monotonic()
         try:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._pause_s())
             while self._clients:
                 part = await with_files(next, self._parts, None)
                 if part is None:
@@ -131,7 +136,7 @@ class _Shared:
                         client.give(part)
                 if len(part.data) < CHUNK_BYTES:  # there is no more at the moment
                     busy_s = len(self._clients) / MOST_RATE if part.data else 0.0
-                    await asyncio.sleep(max(POLL_S, busy_s))
+                    await asyncio.sleep(max(self._pause_s(), busy_s))
         except Exception as raised:
             error = raised
         except asyncio.CancelledError:  # the server stops, but the log has not ended

@@ -74,10 +74,13 @@ def test_gradients_in_parts_are_the_sums_of_the_parts(
         for one, other in zip(values.tensor_split(2), weights.tensor_split(2), strict=True)
     ]
     found = gradients(in_parts(plain, 2), values, weights)
-    assert all(same(found[:2], whole[:2]))
+    halves = [torch.cat(both) for both in zip(*(one[:2] for one in parts), strict=True)]
+    for mine, theirs in zip(found[:2], halves, strict=True):
+        torch.testing.assert_close(mine, theirs)  # equal bits: where the processor's kernels do so
+    # A linear layer is computed in parts; a convolution's images are each computed alone.
+    assert all(same(found[:2], halves if isinstance(plain, nn.Sequential) else whole[:2]))
     first, second = (one[2:] for one in parts)
     assert all(same(found[2:], [one + other for one, other in zip(first, second, strict=True)]))
-    assert not all(same(found[2:3], whole[2:3]))
 
 
 def test_a_batch_in_parts_has_the_images_of_the_processes_in_turn() -> None:

@@ -272,6 +272,38 @@ def test_a_client_hears_of_a_silent_log_each_second(
     asyncio.run(run())
 
 
+def test_many_logs_are_each_polled_less_often(
+    workspace: OpenWorkspace,
+    polls: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The polls of all logs together are limited, so that followers leave time for the others."""
+    monkeypatch.setattr(followed_logs, "MOST_POLLS", 20)
+    new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="ada")
+
+    async def run() -> None:
+        logs, clients, files = FollowedLogs(workspace), [], []
+        for number in range(10):
+            job = workspace.store.submit(new)[0]
+            files.append(begin(workspace, job, tmp_path / f"{number}").driver_log(0))
+            files[-1].write_bytes(b"first\n")
+            clients.append(Following(logs.follow(job, 0)))
+        await until(lambda: len(logs._shared) == len(clients))
+        await sleep_polls(5)  # those that joined first pause as long as the others from now on
+        before, began_s = len(polls), time.monotonic()
+        await sleep_polls(10)
+        assert len(polls) - before <= 20 * (time.monotonic() - began_s) + len(clients)
+        for file in files:
+            with file.open("ab") as log:
+                log.write(b"second\n")
+        for client in clients:
+            await client.has(b"first\nsecond\n")
+            client.task.cancel()
+
+    asyncio.run(run())
+
+
 def test_jobs_that_are_followed_are_read_together(
     workspace: OpenWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
