@@ -57,6 +57,7 @@ def _first_line() -> float:
 def _ray_start() -> float:
     """Start a bare head with the very options of ours; end it by its processes."""
     with own_folder() as folder:
+        runtime = runtime_dir(folder / "h")
         ray_folder = local_head.ray_folder(folder / "h")
         token = folder / "token"
         token.write_text("0" * 64)
@@ -79,7 +80,7 @@ def _ray_start() -> float:
             return seconds
         finally:
             _end(ray_folder)
-            _remove(runtime_dir(folder / "h"))
+            _remove(runtime)
 
 
 def _end(ray_folder: Path) -> None:

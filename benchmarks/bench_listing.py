@@ -47,7 +47,13 @@ def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
             }
             for place, line in enumerate(lines)
         }
-        answer = {"ok": True, "waiting": reasons, "nodes": [], "allocations": []}
+        answer = {
+            "ok": True,
+            "waiting": reasons,
+            "nodes": [],
+            "allocations": [],
+            "workspaces": [str(workspace.path)],
+        }
         with _answering(answer):
             listed = [_run("ls") for _ in range(rounds)]
             as_json = [_run("ls", "--json") for _ in range(rounds)]
@@ -67,11 +73,15 @@ def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
 @contextmanager
 def _answering(answer: dict[str, Any]) -> Iterator[None]:
     """Listen where the target's actor would, and give every client the same answer."""
-    from rayjobs.core.paths import home
+    from rayjobs.core.paths import TargetPaths, home
+    from rayjobs.target.keeping import keeper_lock
     from rayjobs.target.wake_client import socket_of
 
     text = json.dumps(answer).encode() + b"\n"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+    with (
+        keeper_lock(TargetPaths.of("local", under=home())),  # else commands start the keeper again
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening,
+    ):
         address = socket_of("local", home())
         address.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         listening.bind(str(address))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,14 +15,16 @@ from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.waking import wake_quietly
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.paths import home
-from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
-from rayjobs.store.base import Store
 from rayjobs.store.requests import JobFilter
 from rayjobs.submit import copies
 from rayjobs.target import abandoned
 from rayjobs.target.condition import Standing
-from rayjobs.workspace.folder import OpenWorkspace
+
+if TYPE_CHECKING:
+    from rayjobs.jobs.records import Job, JobLine
+    from rayjobs.store.base import Store
+    from rayjobs.workspace.folder import OpenWorkspace
 
 EPILOG = """\b
 Examples:

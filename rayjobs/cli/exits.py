@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from rayjobs.core.failures import FailureClass
 from rayjobs.datastore import errors as data_errors
-from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
+
+if TYPE_CHECKING:
+    from rayjobs.jobs.records import Job
 
 
 class Exit(IntEnum):

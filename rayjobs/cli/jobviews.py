@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.cli.outlook import NOT_RESPONDING, Outlook
 from rayjobs.core.text import duration_text
 from rayjobs.jobs.outcomes import UNSEEN
-from rayjobs.jobs.records import Attempt, Job, JobLine
 from rayjobs.jobs.states import JobState
-from rayjobs.store.base import Store
+
+if TYPE_CHECKING:
+    from rayjobs.jobs.records import Attempt, Job, JobLine
+    from rayjobs.store.base import Store
 
 _MAY_BE_LOST = (JobState.FAILED, JobState.CANCELED)
 

@@ -37,13 +37,13 @@ from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import counted, duration_text, verb
-from rayjobs.jobs.records import JobLine
 from rayjobs.jobs.states import FINAL, JobState
-from rayjobs.store.base import Store
 from rayjobs.store.requests import JobFilter
 
 if TYPE_CHECKING:
+    from rayjobs.jobs.records import JobLine
     from rayjobs.results.values import Filter, Values
+    from rayjobs.store.base import Store
 
 FINISHED_SHOWN = 10
 WATCH_EVERY_S = 1.0

@@ -12,17 +12,17 @@ from rayjobs.core.paths import TargetPaths, home
 from rayjobs.core.text import counted
 from rayjobs.jobs.records import INTERACTIVE, Job, JobLine
 from rayjobs.jobs.states import JobState
-from rayjobs.store.base import Store
 from rayjobs.target.condition import looked_after_by
 from rayjobs.target.elsewhere import find_quietly
 from rayjobs.target.keeping import is_kept
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.wake_client import ask_target
-from rayjobs.workspace import connection
+from rayjobs.workspace import connection, registrations
 from rayjobs.workspace.folder import original_of
 from rayjobs.workspace.orphans import end_orphans
 
 if TYPE_CHECKING:
+    from rayjobs.store.base import Store
     from rayjobs.target.condition import Condition
 
 LOCAL = "local"
@@ -95,7 +95,9 @@ def outlooks(
         if members is not None:
             of_kind = _of_array if job.kind == "array" else _of_sweep
             outlook = of_kind(job, outlook, members)
-        found[job.id] = replace(outlook, trial=trials.get(job.id, ""))
+        if (trial := trials.get(job.id)) is not None:  # not for each of ten thousand jobs
+            outlook = replace(outlook, trial=trial)
+        found[job.id] = outlook
     return found
 
 
@@ -205,11 +207,9 @@ class _Answer:
 
 def _register(target: str, workspace: Path) -> None:
     """Make a running target serve a moved workspace, which it does not know at this path."""
-    from rayjobs.target.starting import register_workspace  # only where it is needed
-
     if connection.active() is None and original_of(workspace) is None:
         with contextlib.suppress(OSError):  # a full disk: the next command tries again
-            register_workspace(TargetPaths.of(target, under=home()), workspace)
+            registrations.register(TargetPaths.of(target, under=home()).workspaces, workspace)
 
 
 def _condition(target: str, workspace: Path, answers: bool) -> Condition | None:

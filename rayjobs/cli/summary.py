@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rayjobs.cli.jobviews import earlier_runs, end_text, ran_s, short_id, waited_s
 from rayjobs.cli.output import state_colour
-from rayjobs.cli.settings import Settings
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import counted, duration_text, size_text
 from rayjobs.data.pins import CHANGED_EVENT
 from rayjobs.jobs import unstored
-from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.left_out import LeftOut
 from rayjobs.results.metrics import number_text, summaries
-from rayjobs.store.base import Store
-from rayjobs.workspace.folder import OpenWorkspace
+
+if TYPE_CHECKING:
+    from rayjobs.cli.settings import Settings
+    from rayjobs.jobs.records import Job
+    from rayjobs.store.base import Store
+    from rayjobs.workspace.folder import OpenWorkspace
 
 METRICS_SHOWN = 8
 

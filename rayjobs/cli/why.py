@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,12 +20,14 @@ from rayjobs.core.errors import NotFoundError
 from rayjobs.core.paths import home
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import duration_text, size_text
-from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.store.base import Store
 from rayjobs.store.requests import JobFilter
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.wake_client import ask_target
+
+if TYPE_CHECKING:
+    from rayjobs.jobs.records import Job
+    from rayjobs.store.base import Store
 
 EPILOG = """\b
 Examples:

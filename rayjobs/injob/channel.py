@@ -19,6 +19,7 @@ from typing import Any, Dict, Mapping, Optional
 from rayjobs.injob import runcalls
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.runcalls import RunAnswer, RunCall
+from rayjobs.injob.token import TOKEN_VARIABLE
 
 PATIENCE_S = 60.0  # a dead agent is replaced within seconds
 ANSWER_S = 600.0  # for one call: a model's files may be large
@@ -63,7 +64,7 @@ class Channel:
         Raises:
             ChannelError: it has no token: an earlier version of rayjobs started it.
         """
-        token = environment.get(runcalls.TOKEN_VARIABLE)
+        token = environment.get(TOKEN_VARIABLE)
         run = environment.get("RAYJOBS_RUN_ID")
         metrics = environment.get("RAYJOBS_METRICS_DIR", "")
         root = environment.get("RAYJOBS_ATTEMPT_DIR") or os.path.dirname(metrics)
@@ -71,7 +72,7 @@ class Channel:
             raise ChannelError(
                 "this process has no token of its attempt (%s is not set), so it cannot reach "
                 "its workspace; keep the variables of the job when you start processes"
-                % runcalls.TOKEN_VARIABLE
+                % TOKEN_VARIABLE
             )
         return cls(root, run, int(environment.get("RAYJOBS_ATTEMPT") or 1), token)
 
@@ -196,18 +197,13 @@ class Channel:
 _channels: Dict[str, Channel] = {}
 
 
-def has_token() -> bool:
-    """Whether this process has the token of its attempt."""
-    return bool(os.environ.get(runcalls.TOKEN_VARIABLE))
-
-
 def own_channel() -> Channel:
     """Return the channel of the job that this process belongs to.
 
     Raises:
         ChannelError: it has no token.
     """
-    token = os.environ.get(runcalls.TOKEN_VARIABLE, "")
+    token = os.environ.get(TOKEN_VARIABLE, "")
     found = _channels.get(token)
     if found is None:
         found = _channels.setdefault(token, Channel.of(os.environ))

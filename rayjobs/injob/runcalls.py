@@ -15,7 +15,6 @@ from rayjobs.injob.messages import Message
 SOCKET = "run.sock"
 TOKEN_FILE = "run.token"
 EXCHANGE = "exchange"
-TOKEN_VARIABLE = "RAYJOBS_RUN_TOKEN"
 MAX_LINE_BYTES = 64 << 20  # size of a call or an answer
 
 

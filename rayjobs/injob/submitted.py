@@ -13,9 +13,10 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 from rayjobs.injob import logvalues, modelrequests
 from rayjobs.injob.attempt_runs import AttemptRun, refuse_datastore
 from rayjobs.injob.attempt_workspace import RunExperiment, RunWorkspace
-from rayjobs.injob.channel import Channel, has_token, own_channel
+from rayjobs.injob.channel import Channel, own_channel
 from rayjobs.injob.inputs import InputDatasets, read_record
 from rayjobs.injob.metricsfile import METRIC_KINDS, Appender, combine, read_all, stored_value
+from rayjobs.injob.token import has_token
 from rayjobs.injob.uploads import UploadArea, clean_name
 
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rayjobs.core.clock import Clock, SystemClock
 from rayjobs.core.errors import RayjobsError, StoreUnreachableError, UsageError
@@ -27,20 +28,22 @@ from rayjobs.core.paths import (
 from rayjobs.core.text import counted
 from rayjobs.injob import openfiles
 from rayjobs.injob.checkpoint import MANIFEST
-from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.metricsfile import METRIC_KINDS, MOST_BYTES, MOST_RANK_FILES, read_batch
 from rayjobs.injob.recordfiles import MOST_RECORD_BYTES, UnusableFileError
 from rayjobs.injob.uploads import PART
 from rayjobs.jobs.records import MetricPoint, StoredFile
-from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.results import log_times
 from rayjobs.results.driver_log import compact, first_gap, problem_of, read_tail
 from rayjobs.results.left_out import LeftOut
 from rayjobs.results.metrics import point_of
 from rayjobs.store.attempts import SCRIPT_ERROR
-from rayjobs.store.base import Store
 from rayjobs.store.requests import JobChanges
-from rayjobs.workspace.blobs import Blob, BlobStore
+
+if TYPE_CHECKING:
+    from rayjobs.injob.exitrecord import ExitRecord
+    from rayjobs.protocol.attempts import AttemptOnNode
+    from rayjobs.store.base import Store
+    from rayjobs.workspace.blobs import Blob, BlobStore
 
 _OF_STEP = re.compile(r"(?P<at>(?:node-\d+/)?outputs/checkpoints/)step-(?P<step>\d+)/(?P<name>.+)")
 _ESCAPE = re.compile(r"\\(?=x[0-9a-f]{2})")

@@ -6,12 +6,11 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import TransitionError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
-from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import Outcome
-from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import (
     INTERACTIVE,
     Attempt,
@@ -30,6 +29,10 @@ from rayjobs.store.pipelines import KIND as PIPELINE
 from rayjobs.store.pipelines import UNFINISHED as UNFINISHED_STEPS
 from rayjobs.store.pipelines import PipelineEnds
 from rayjobs.store.rows import attempt_of, failure_of, failure_text, job_of, time_text, to_json
+
+if TYPE_CHECKING:
+    from rayjobs.injob.exitrecord import ExitRecord
+    from rayjobs.jobs.hosts import HostRecord
 
 LIVE_JOBS = f"""
 SELECT * FROM jobs

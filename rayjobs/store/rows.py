@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rayjobs.core.clock import to_text
 from rayjobs.core.errors import StoreError, UnreadableSpecError, UsageError
 from rayjobs.core.failures import Failure
-from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.messages import Message, MessageError
-from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import (
     Allocation,
     AllocationState,
@@ -162,6 +160,9 @@ def line_of(row: sqlite3.Row) -> JobLine:
 
 def attempt_of(row: sqlite3.Row) -> Attempt:
     """Return the attempt of a row with all columns."""
+    from rayjobs.injob.exitrecord import ExitRecord  # a list of jobs needs neither
+    from rayjobs.jobs.hosts import HostRecord
+
     return Attempt(
         job=row["job"],
         number=row["number"],

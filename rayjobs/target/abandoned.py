@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import NotFoundError
 from rayjobs.jobs.states import FINAL, JobState
-from rayjobs.store.base import Store
 from rayjobs.store.requests import JobFilter
 from rayjobs.target import reach
 from rayjobs.target.record import load_target
+
+if TYPE_CHECKING:
+    from rayjobs.store.base import Store
 
 _TRIES = 20  # an attempt may start or change state while its record is being ended
 

@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.clock import to_text
 from rayjobs.core.errors import UsageError
-from rayjobs.store.base import Store
 from rayjobs.workspace.users import (
     AUDIT,
     HTTP_AUDIT,
@@ -19,6 +18,9 @@ from rayjobs.workspace.users import (
     ended_tokens,
     forget_token,
 )
+
+if TYPE_CHECKING:
+    from rayjobs.store.base import Store
 
 DAYS = 400.0
 PREFIXES = (AUDIT, HTTP_AUDIT)

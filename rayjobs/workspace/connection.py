@@ -5,26 +5,26 @@ Standard library only: every client command imports it.
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import logging
 import os
 import random
 import socket
-import ssl
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from rayjobs.core import errors, paths
 from rayjobs.core.errors import NotFoundError, RayjobsError, UnreachableError, UsageError
 from rayjobs.core.files import write_atomic
-from rayjobs.workspace import wrong_scheme
+
+if TYPE_CHECKING:  # imported by those that reach a server: they would slow down every command
+    import http.client
 
 ADDRESS = "RAYJOBS_ADDRESS"
 TOKEN = "RAYJOBS_TOKEN"
@@ -180,7 +180,7 @@ class Connection:
         Retries end when the answer begins. A caller that reads the body sees a lost connection as
         an error, and calls `close` at the end.
         """
-        return cast(http.client.HTTPResponse, self._send(None, verb, path, query=query, **more))
+        return cast("http.client.HTTPResponse", self._send(None, verb, path, query=query, **more))
 
     def whole(
         self, verb: str, path: str, *, query: Mapping[str, str] | None = None, **more: Any
@@ -202,6 +202,9 @@ class Connection:
         may_repeat = verb in ("GET", "HEAD", "PUT", "DELETE") if repeats is None else repeats
         refusal: Exception | None = None
         tries = _Tries(self._servers, self._number, self._patience_s)
+        import http.client
+        import ssl
+
         for number in tries:
             self._number = number
             was_sent, connection = False, None
@@ -270,6 +273,8 @@ class Connection:
         if isinstance(error, socket.gaierror):
             # The resolver has had its own tries. A program that is at work waits for the network.
             return f"the name {parts.hostname!r} cannot be resolved ({error.strerror})"
+        from rayjobs.workspace import wrong_scheme
+
         return wrong_scheme.sentence(parts, error)
 
     def _close_free(self) -> None:
@@ -319,6 +324,8 @@ class Connection:
             if error is not None:
                 failure += f": {textwrap.shorten(str(error), MOST_SAID, placeholder=' …')}"
             raise _BusyError(failure, error)
+        import http.client
+
         if answer.status in _LOST:
             raise http.client.HTTPException(f"it answered {answer.status} {answer.reason}")
         if answer.status < 400:
@@ -329,6 +336,8 @@ class Connection:
             )
         found = error_of(answer.status, text, self.address)
         if answer.status == 400 and type(found) is UnreachableError:  # a proxy's own answer
+            from rayjobs.workspace import wrong_scheme
+
             failed = http.client.HTTPException()
             if why := wrong_scheme.sentence(urlsplit(self.address), failed):
                 raise UnreachableError(why)
@@ -341,6 +350,8 @@ class Connection:
             RayjobsError: the error that the server returned.
             OSError, http.client.HTTPException: the connection was lost.
         """
+        import http.client
+
         answer = self.send("GET", path, query=query)
         try:
             while line := answer.readline():
@@ -362,6 +373,8 @@ class Connection:
             RayjobsError: the error that the server returned, or nothing arrived for two minutes.
         """
         since_s = time.monotonic()
+        import http.client
+
         while True:
             lost: UnreachableError | None = None
             try:
@@ -427,6 +440,9 @@ def connected(
     Raises:
         OSError: it cannot be reached.
     """
+    import http.client
+    import ssl
+
     host, port = str(parts.hostname), parts.port
     if parts.scheme == "https":
         context = ssl.create_default_context(cafile=os.environ.get(CERTIFICATES) or None)

@@ -10,13 +10,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rayjobs.core.clock import SystemClock, from_text, to_text
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.spec.notify import Receiver
-from rayjobs.store.base import Store
+
+if TYPE_CHECKING:
+    from rayjobs.store.base import Store
 
 _RECEIVER = "notify-to:"
 _DUE = "notify-due:"

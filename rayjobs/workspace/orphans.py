@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import StoreError
 from rayjobs.jobs.writers import ProcessWriter
-from rayjobs.store.interactive_base import InteractiveStore
+
+if TYPE_CHECKING:
+    from rayjobs.store.interactive_base import InteractiveStore
 
 log = logging.getLogger(__name__)
 

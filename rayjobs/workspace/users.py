@@ -15,12 +15,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.clock import from_text, to_text
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.ids import token as random_name
-from rayjobs.store.base import Store
+
+if TYPE_CHECKING:
+    from rayjobs.store.base import Store
 
 PREFIX = "rj_"
 DAYS = 90.0

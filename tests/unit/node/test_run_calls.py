@@ -24,6 +24,7 @@ from rayjobs.injob import runcalls
 from rayjobs.injob.attempt_runs import ChildRun
 from rayjobs.injob.channel import Channel, ChannelError
 from rayjobs.injob.runcalls import RunAnswer
+from rayjobs.injob.token import TOKEN_VARIABLE
 from rayjobs.jobs.records import StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.node.node import _end_once_moved
@@ -63,7 +64,7 @@ class Scene:
             "RAYJOBS_OUTPUTS": str(self.root / "work" / "outputs"),
             "RAYJOBS_EXPERIMENT": "mnist",
             "RAYJOBS_WORKSPACE_NAME": self.opened.name,
-            runcalls.TOKEN_VARIABLE: token_of(self.root),
+            TOKEN_VARIABLE: token_of(self.root),
         }
 
     def channel(self, patience_s: float = 5.0, token: str | None = None) -> Channel:
