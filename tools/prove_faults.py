@@ -116,7 +116,8 @@ def _read(report: Path, root: Path) -> dict[str, str]:
         outcome = next(
             (kind for kind in ("failure", "error", "skipped") if kind in kinds), "passed"
         )
-        found[test] = "failed" if outcome == "failure" else outcome
+        if found.get(test) != "failed":  # an error of its fixtures is a second case of its name
+            found[test] = "failed" if outcome == "failure" else outcome
     return found
 
 

@@ -19,7 +19,7 @@ from typing import Any, Dict, Mapping, Optional
 from rayjobs.injob import runcalls
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.runcalls import RunAnswer, RunCall
-from rayjobs.injob.token import TOKEN_VARIABLE
+from rayjobs.injob.runtoken import TOKEN_VARIABLE
 
 PATIENCE_S = 60.0  # a dead agent is replaced within seconds
 ANSWER_S = 600.0  # for one call: a model's files may be large

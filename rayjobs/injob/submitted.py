@@ -16,7 +16,7 @@ from rayjobs.injob.attempt_workspace import RunExperiment, RunWorkspace
 from rayjobs.injob.channel import Channel, own_channel
 from rayjobs.injob.inputs import InputDatasets, read_record
 from rayjobs.injob.metricsfile import METRIC_KINDS, Appender, combine, read_all, stored_value
-from rayjobs.injob.token import has_token
+from rayjobs.injob.runtoken import has_token
 from rayjobs.injob.uploads import UploadArea, clean_name
 
 

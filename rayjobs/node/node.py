@@ -23,7 +23,7 @@ from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import EndCause, Outcome
 from rayjobs.injob.plan import LaunchPlan
-from rayjobs.injob.token import TOKEN_VARIABLE
+from rayjobs.injob.runtoken import TOKEN_VARIABLE
 from rayjobs.injob.views import Views
 from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables

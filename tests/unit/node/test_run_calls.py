@@ -24,7 +24,7 @@ from rayjobs.injob import runcalls
 from rayjobs.injob.attempt_runs import ChildRun
 from rayjobs.injob.channel import Channel, ChannelError
 from rayjobs.injob.runcalls import RunAnswer
-from rayjobs.injob.token import TOKEN_VARIABLE
+from rayjobs.injob.runtoken import TOKEN_VARIABLE
 from rayjobs.jobs.records import StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.node.node import _end_once_moved

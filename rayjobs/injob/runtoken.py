@@ -1,4 +1,4 @@
-"""Says whether this process belongs to an attempt of a job. Imports nothing heavy."""
+"""Says whether this process belongs to an attempt of a job; everyday commands ask it."""
 
 from __future__ import annotations
 
