@@ -199,12 +199,12 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         repeats: bool | None = None,
     ) -> Any:
-        may_repeat = verb in ("GET", "HEAD", "PUT", "DELETE") if repeats is None else repeats
-        refusal: Exception | None = None
-        tries = _Tries(self._servers, self._number, self._patience_s)
         import http.client
         import ssl
 
+        may_repeat = verb in ("GET", "HEAD", "PUT", "DELETE") if repeats is None else repeats
+        refusal: Exception | None = None
+        tries = _Tries(self._servers, self._number, self._patience_s)
         for number in tries:
             self._number = number
             was_sent, connection = False, None
@@ -305,6 +305,8 @@ class Connection:
         data: bytes | None,
         headers: Mapping[str, str] | None,
     ) -> http.client.HTTPResponse:
+        import http.client
+
         where = urlsplit(self.address).path.rstrip("/") + quote(path, safe="/:@")
         if query:
             where += f"?{urlencode(query)}"
@@ -324,8 +326,6 @@ class Connection:
             if error is not None:
                 failure += f": {textwrap.shorten(str(error), MOST_SAID, placeholder=' …')}"
             raise _BusyError(failure, error)
-        import http.client
-
         if answer.status in _LOST:
             raise http.client.HTTPException(f"it answered {answer.status} {answer.reason}")
         if answer.status < 400:
@@ -372,9 +372,9 @@ class Connection:
         Raises:
             RayjobsError: the error that the server returned, or nothing arrived for two minutes.
         """
-        since_s = time.monotonic()
         import http.client
 
+        since_s = time.monotonic()
         while True:
             lost: UnreachableError | None = None
             try:
