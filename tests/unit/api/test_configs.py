@@ -94,20 +94,20 @@ def test_a_run_config_wins_over_the_other_arguments() -> None:
     ],
 )
 def test_what_is_wrong_is_reported_in_a_sentence(make: Callable[[], Any]) -> None:
-    with pytest.raises(UsageError, match=r"\w") as told:
+    with pytest.raises(UsageError, match=r"\w") as caught:
         made = make()
         if isinstance(made, RunConfiguration):
             ScriptRunConfig("src", "a.py", run_config=made).to_spec()
-    assert len(str(told.value)) > 20
+    assert len(str(caught.value)) > 20
 
 
 def test_wrong_values_of_the_spec_are_listed_together() -> None:
     settings = RunConfiguration("a.py")
     settings.max_run_duration_seconds = -5
     settings.cpus_per_process = -1
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as caught:
         ScriptRunConfig("src", run_config=settings).to_spec()
-    assert {problem.path for problem in told.value.problems} == {
+    assert {problem.path for problem in caught.value.problems} == {
         "max_duration_s",
         "resources.cpus",
     }
@@ -215,9 +215,9 @@ def test_numbers_that_contradict_each_other_are_refused(
 )
 def test_the_rules_of_estimators(options: dict[str, Any], where: str) -> None:
     given = {"compute_target": "local", "entry_script": "a.py", **options}
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as caught:
         PyTorch("src", **given)
-    assert where in [problem.path for problem in told.value.problems]
+    assert where in [problem.path for problem in caught.value.problems]
 
 
 def test_the_plain_estimator_knows_mpi_alone() -> None:
@@ -228,9 +228,9 @@ def test_the_plain_estimator_knows_mpi_alone() -> None:
 
 
 def test_all_problems_of_an_estimator_come_at_once() -> None:
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as caught:
         PyTorch("src", node_count=0, custom_docker_image="x", use_docker=False)
-    assert len(told.value.problems) == 4
+    assert len(caught.value.problems) == 4
 
 
 def test_what_a_job_is_made_of_says_what_it_is() -> None:

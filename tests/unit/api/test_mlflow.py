@@ -111,12 +111,12 @@ def test_what_a_script_logs_with_mlflow_is_the_jobs(
         MLFLOW_RUN_ID="mnist_1_0a1b",
         MLFLOW_EXPERIMENT_NAME="mnist",
     )
-    said = json.loads(out.splitlines()[-1])
-    assert said["steps"] == [1, 2] and "written once" in said["refused"]
-    assert said["found"] == ["fold-1"] and said["params"] == {"lr": "0.1", "name": "a"}
+    result = json.loads(out.splitlines()[-1])
+    assert result["steps"] == [1, 2] and "written once" in result["refused"]
+    assert result["found"] == ["fold-1"] and result["params"] == {"lr": "0.1", "name": "a"}
     root = Path(attempt["RAYJOBS_ATTEMPT_DIR"])
     assert (root / "uploads" / "notes" / "a.txt").read_text() == "text"
-    assert said["model"] == f"file://{root}/uploads/net"
+    assert result["model"] == f"file://{root}/uploads/net"
     records = read_all(str(root / "metrics" / f"rank-{mlflow_server.RANK}.jsonl"))
     metrics = [(one["name"], one["value"]) for one in records if one["k"] == "metric"]
     assert metrics == [("loss", 0.5), ("loss", "NaN"), ("fold-1/loss", 9.0), ("late", 1.0)]
@@ -241,9 +241,9 @@ def test_runs_of_a_driver_are_interactive_runs_of_the_workspace(
 ) -> None:
     workspace = Workspace.create("w", path=own_home / "w")
     out = run(DRIVER, tmp_path, FOLDER=str(own_home / "w"))
-    said = json.loads(out.splitlines()[-1])
-    assert (said["files"], said["text"]) == (["notes/a.txt"], "text")
-    assert said["found"] == [
+    result = json.loads(out.splitlines()[-1])
+    assert (result["files"], result["text"]) == (["notes/a.txt"], "text")
+    assert result["found"] == [
         ["FAILED", {}, {}],
         ["FINISHED", {}, {"inner": 1.0}],
         ["FINISHED", {"depth": "3"}, {"loss": 0.25}],
@@ -253,7 +253,7 @@ def test_runs_of_a_driver_are_interactive_runs_of_the_workspace(
     assert runs[1].parent is not None and runs[1].parent.id == runs[2].id
     assert (runs[2].display_name, runs[2].get_metrics()) == ("first", {"loss": [0.5, 0.25]})
     assert runs[2].get_file_names() == ["notes/a.txt"]
-    status, run_id = said["project"]
+    status, run_id = result["project"]
     assert status == "FINISHED"
     assert workspace.get_run(run_id).get_metrics() == {"alpha": 0.7}
     workspace.close()

@@ -88,7 +88,7 @@ def test_scalars_of_numpy_and_torch_are_numbers(in_job: InJob) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda run: run.log("m", [1, 2]), "log_list"),
         (lambda run: run.log("m", range(3)), "log_list"),
@@ -106,9 +106,9 @@ def test_scalars_of_numpy_and_torch_are_numbers(in_job: InJob) -> None:
     ],
 )
 def test_what_is_no_number_is_refused(
-    in_job: InJob, call: Callable[[Any], None], told: str
+    in_job: InJob, call: Callable[[Any], None], message: str
 ) -> None:
-    with pytest.raises(TypeError, match=told):
+    with pytest.raises(TypeError, match=message):
         call(Run.get_context())
     assert records(in_job) == []
 

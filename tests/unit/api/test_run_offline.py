@@ -50,9 +50,9 @@ def test_it_prints_and_remembers(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 
 def test_wrong_values_are_refused_as_in_a_job() -> None:
-    with pytest.raises(TypeError, match="log_list") as told:
+    with pytest.raises(TypeError, match="log_list") as caught:
         Run.get_context().log("m", [1])
-    assert isinstance(told.value, UserErrorException)  # which programs of Azure ML catch
+    assert isinstance(caught.value, UserErrorException)  # which programs of Azure ML catch
 
 
 def test_with_sets_the_status() -> None:

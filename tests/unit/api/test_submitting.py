@@ -144,9 +144,9 @@ def test_a_target_that_cannot_start_does_not_lose_the_job(
 def test_a_wrong_spec_is_refused_and_writes_nothing(
     workspace: Workspace, source: Path, spec: JobSpec, path: str, started: list[str]
 ) -> None:
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as caught:
         submit(workspace.opened, spec, source=source)
-    assert path in [problem.path for problem in told.value.problems]
+    assert path in [problem.path for problem in caught.value.problems]
     assert workspace.store.jobs() == []
     assert started == []
 
@@ -324,9 +324,9 @@ def test_a_failed_job_is_raised_with_its_lines(
         lines=("ValueError: x",),
     )
     end(workspace.opened, job, tmp_path / "a1", state=JobState.FAILED, failure=failure)
-    with pytest.raises(JobFailedError, match=r"failed \(user\): rank 0 exited") as told:
+    with pytest.raises(JobFailedError, match=r"failed \(user\): rank 0 exited") as caught:
         run.wait_for_completion()
-    assert "    ValueError: x" in str(told.value)
+    assert "    ValueError: x" in str(caught.value)
     details = run.wait_for_completion(raise_on_error=False)
     assert details["error"]["error"]["exitCode"] == 1
 
@@ -449,5 +449,5 @@ def test_what_an_environment_gets_instead_is_printed_once(
     )
     for seed in ("1", "2"):
         experiment.submit(ScriptRunConfig(str(source), "train.py", [seed], environment=environment))
-    said = capsys.readouterr().err
-    assert said.count("rayjobs: instead of torch==1.6.0: torch==") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.count("rayjobs: instead of torch==1.6.0: torch==") == 1

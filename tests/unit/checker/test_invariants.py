@@ -207,20 +207,20 @@ def failed_as(failure: Failure | None, *, times: int = 1, outcome: str = "failed
     return evidence
 
 
-def began_anew(it: Evidence) -> None:
+def started_over(it: Evidence) -> None:
     """Nothing was brought to the second attempt, which did all steps again."""
     first, second = it.ran
     it.ran = [first, replace(second, found=None, first=0)]
     it.events = {"j": [one for one in it.events["j"] if one.kind != "resumed"]}
 
 
-def began_anew_and_saved_again(it: Evidence) -> None:
-    began_anew(it)
+def started_over_and_saved_again(it: Evidence) -> None:
+    started_over(it)
     it.checkpoints = {"j": [Whole(9, 2)]}
 
 
-def began_anew_and_is_in_the_store_alone(it: Evidence) -> None:
-    began_anew(it)
+def started_over_and_is_in_the_store_alone(it: Evidence) -> None:
+    started_over(it)
     it.ran, it.waited_with = [], {}
     attempt_of(1, started_at=NOW)(it)
 
@@ -268,9 +268,9 @@ BROKEN: list[tuple[str, str, Callable[[Evidence], None]]] = [
     ("I8", "no log is stored", put(logs={})),
     ("I8", "its host counted 3", put(logs={("j", 0): b"ab"}, written={})),
     ("I9", "which is not whole", put(checkpoints={"j": [Whole(3, 1)]}, waited_with={})),
-    ("I9", "began anew, and step 7 was whole", began_anew),
-    ("I9", "began anew, and step 7 was whole before it", began_anew_and_saved_again),
-    ("I9", "anew, and step 7 was whole before it", began_anew_and_is_in_the_store_alone),
+    ("I9", "began anew, and step 7 was whole", started_over),
+    ("I9", "began anew, and step 7 was whole before it", started_over_and_saved_again),
+    ("I9", "anew, and step 7 was whole before it", started_over_and_is_in_the_store_alone),
     ("I9", "from step 3, and step 7 was whole", went_on_from_an_older_one),
     ("I9", "lacks steps [4]", put(curves={"j": [0, 1, 2, 3, *range(5, 12)]})),
     ("I9", "lacks steps [11]", put(curves={"j": list(range(11))})),
@@ -380,10 +380,10 @@ def test_work_of_an_hour_renews_the_budget_of_what_is_no_fault_of_the_script() -
 
 def test_a_job_that_lost_its_host_twenty_times_may_be_given_up() -> None:
     hour = {"started_at": NOW, "ended_at": NOW + timedelta(hours=1)}
-    for times, told in ((21, []), (20, ["j is Failed by system after 0 of 2 retries"])):
+    for times, found_text in ((21, []), (20, ["j is Failed by system after 0 of 2 retries"])):
         evidence = failed_as(SYSTEM, times=times, outcome="host_error")
         evidence.attempts = {"j": [replace(one, **hour) for one in evidence.attempts["j"]]}  # type: ignore[arg-type]
-        assert of_limits(evidence) == told
+        assert of_limits(evidence) == found_text
 
 
 def test_what_cannot_be_stored_is_not_retried() -> None:

@@ -30,7 +30,7 @@ def checker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("file", "code", "said"),
+    ("file", "code", "message"),
     [
         ("cli/main.py", "from rayjobs.left import work", None),
         ("core/old.py", "from rayjobs.cli import main", None),
@@ -57,7 +57,7 @@ def checker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ],
 )
 def test_an_import_up_or_sideways_is_named(
-    tmp_path: Path, checker: ModuleType, file: str, code: str, said: str | None
+    tmp_path: Path, checker: ModuleType, file: str, code: str, message: str | None
 ) -> None:
     pyproject = tmp_path / "pyproject.toml"
     pyproject.write_text(CONTRACT)
@@ -71,10 +71,10 @@ def test_an_import_up_or_sideways_is_named(
 
     found = list(checker.problems(tmp_path / "rayjobs", pyproject))
 
-    if said is None:
+    if message is None:
         assert found == []
     else:
-        assert len(found) == 1 and said in found[0]
+        assert len(found) == 1 and message in found[0]
 
 
 @pytest.mark.parametrize(

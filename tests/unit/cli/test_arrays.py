@@ -89,14 +89,14 @@ def test_an_array_without_a_place_is_shown_as_queued(array: Job, terminal: Termi
 
 
 def test_wait_says_queued_of_an_array_without_a_place(queue: Queue, array: Job) -> None:
-    said: list[str] = []
-    stages = Stages(queue.workspace, array.id, said.append)
+    messages: list[str] = []
+    stages = Stages(queue.workspace, array.id, messages.append)
     for _ in range(2):
         stages._looked_s = stages._outlook_s = -math.inf
         stages.look()
-    assert said[0] == "Queued"
-    assert all(line.startswith("Queued: 4 jobs: 4 Queued") for line in said[1:])
-    assert len(said) > 1
+    assert messages[0] == "Queued"
+    assert all(line.startswith("Queued: 4 jobs: 4 Queued") for line in messages[1:])
+    assert len(messages) > 1
     queue.start(member(queue, array, 0))
     later: list[str] = []
     Stages(queue.workspace, array.id, later.append).look()
@@ -206,17 +206,17 @@ def test_why_of_an_array_is_about_its_next_member(
     queue: Queue, array: Job, terminal: Terminal
 ) -> None:
     queue.start(member(queue, array, 0))
-    said = terminal.type("why", array.id).out
-    assert f"{array.id} is an array; this explains shards[1], its next member" in said
-    assert "target 'local' does not run" in said
+    output = terminal.type("why", array.id).out
+    assert f"{array.id} is an array; this explains shards[1], its next member" in output
+    assert "target 'local' does not run" in output
 
 
 def test_a_held_job_says_so_and_how_to_release_it(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     held = terminal.type("update", job.id, "--hold", "three hosts died of it")
     assert "held: three hosts died of it" in held.out
-    said = terminal.type("why", job.id).out
-    assert f"rayjobs update {tail(job)} --release" in said
+    output = terminal.type("why", job.id).out
+    assert f"rayjobs update {tail(job)} --release" in output
     assert "three hosts died of it" in terminal.type("show", job.id).out
     assert json.loads(terminal.type("ls", "--json").out)[0]["held"] == "three hosts died of it"
     assert terminal.type("update", job.id, "--release").code == 0

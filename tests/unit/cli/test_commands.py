@@ -304,8 +304,8 @@ def test_of_several_jobs_of_a_name_the_newest_is_read_and_it_is_said(
     older, newer = queue.completed("train"), queue.completed("train")
     for command in ("logs --list", "show", "metrics", "files", "events", "why", "wait"):
         done = terminal.type(*command.split(), "train")
-        said = f"train: the newest of 2 is {newer.id}, Completed, submitted"
-        assert (done.code, said in done.err, older.id in done.out) == (0, True, False), command
+        notice = f"train: the newest of 2 is {newer.id}, Completed, submitted"
+        assert (done.code, notice in done.err, older.id in done.out) == (0, True, False), command
     assert terminal.type("files", "train").out == terminal.type("files", newer.id).out
 
 
@@ -357,9 +357,9 @@ def test_wait_exits_as_the_job_did(queue: Queue, terminal: Terminal) -> None:
     assert terminal.type("wait", late.id).code == 124
     assert terminal.type("wait", good.id, late.id).code == 124
     assert terminal.type("wait", bad.id, late.id).code == 1
-    told = terminal.type("wait", bad.id)
-    assert told.code == 1
-    assert "ValueError: no data" in told.out
+    waited = terminal.type("wait", bad.id)
+    assert waited.code == 1
+    assert "ValueError: no data" in waited.out
     silent = terminal.type("wait", "-q", bad.id)
     assert (silent.code, silent.out, silent.err) == (1, "", "")
 
@@ -516,9 +516,9 @@ def test_what_was_downloaded_is_not_packed_with_the_next_job(
     (tmp_path / "train.py").write_text("print(1)\n")
     assert terminal.type("download", job.id).code == 0
     done = terminal.type("submit", "--dry-run", "train.py")
-    said = " ".join(f"{done.out} {done.err}".split())
-    assert f"fetched are left out: {job.id}/" in said
-    assert "1 file" in said
+    text = " ".join(f"{done.out} {done.err}".split())
+    assert f"fetched are left out: {job.id}/" in text
+    assert "1 file" in text
     (tmp_path / job.id / ".rayjobs-download").unlink()
     done = terminal.type("submit", "--dry-run", "train.py")
     assert "left out" not in f"{done.out} {done.err}"

@@ -51,36 +51,36 @@ def test_an_attempt_is_said_to_run_before_its_output_though_it_has_ended_by_then
 
 
 def test_output_that_comes_before_the_state_is_written_turns_no_stage_back(queue: Queue) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     job = queue.start(queue.submit(), until=JobState.PREPARING)
-    stages = Stages(queue.workspace, job.id, said.append)
+    stages = Stages(queue.workspace, job.id, messages.append)
     stages.printed(1)
     stages.look()
-    assert said == ["Running"]
+    assert messages == ["Running"]
     queue.workspace.store.move(job.id, attempt=1, old=JobState.PREPARING, new=JobState.RUNNING)
-    later = Stages(queue.workspace, job.id, said.append)
+    later = Stages(queue.workspace, job.id, messages.append)
     later.look()
     later.printed(1)
-    assert said == ["Running", "Running"]  # once each
+    assert messages == ["Running", "Running"]  # once each
     queue.finish(queue.workspace.store.job(job.id))
-    over = Stages(queue.workspace, job.id, said.append)
+    over = Stages(queue.workspace, job.id, messages.append)
     over.look()
     over.printed(1)
-    assert said == ["Running", "Running"]  # of a job that had ended before
+    assert messages == ["Running", "Running"]  # of a job that had ended before
 
 
 def test_a_held_job_says_once_what_ends_the_wait(queue: Queue) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     job = queue.submit()
     queue.workspace.store.hold(job.id, reason="the driver is being upgraded")
-    stages = Stages(queue.workspace, job.id, said.append)
+    stages = Stages(queue.workspace, job.id, messages.append)
     for _ in range(2):
         stages._looked_s -= LOOK_EVERY_S
         stages.look()
     short = short_id(job)
-    (told,) = [one for one in said if "is on hold" in one]
-    assert f"`rayjobs update {short} --release` lets it start" in told
-    assert f"`rayjobs cancel {short}` cancels it" in told
+    (notice,) = [one for one in messages if "is on hold" in one]
+    assert f"`rayjobs update {short} --release` lets it start" in notice
+    assert f"`rayjobs cancel {short}` cancels it" in notice
 
 
 def test_what_an_attempt_that_failed_printed_is_not_shown_as_running(queue: Queue) -> None:

@@ -57,10 +57,10 @@ def test_the_newest_of_the_earlier_logs_is_named(queue: Queue, terminal: Termina
     for attempt in (2, 10):
         queue.store_file(job, f"azureml-logs/attempt-{attempt}/70_driver_log.txt", b"earlier\n")
     ended = replace(queue.finish(job), attempt=11)
-    said: list[str] = []
-    screen = cast("Screen", SimpleNamespace(note=said.append))
+    messages: list[str] = []
+    screen = cast("Screen", SimpleNamespace(note=messages.append))
     _name_earlier(screen, Logs(queue.workspace, job.id), ended)
-    assert said[0].endswith(f"rayjobs logs {job.id} azureml-logs/attempt-10/70_driver_log.txt")
+    assert messages[0].endswith(f"rayjobs logs {job.id} azureml-logs/attempt-10/70_driver_log.txt")
 
 
 @pytest.mark.long

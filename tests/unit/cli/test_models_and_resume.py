@@ -107,8 +107,8 @@ def test_resume_submits_a_job_that_goes_on(runs: Runs, terminal: Terminal) -> No
     new = runs.workspace.store.job(done.out.strip())
     assert (new.spec.resume_from, new.snapshot) == (job.id, job.snapshot)
     assert (new.spec.arguments, new.spec.max_duration_s) == (job.spec.arguments, 7200.0)
-    told = terminal.type("resume", tail(job))
-    assert f"continues from {job.id}" in told.err
+    resumed = terminal.type("resume", tail(job))
+    assert f"continues from {job.id}" in resumed.err
 
 
 def test_resume_without_a_checkpoint_says_so(runs: Runs, terminal: Terminal) -> None:

@@ -19,8 +19,8 @@ def test_the_reason_and_place_of_a_job_that_waits(queue: Queue, terminal: Termin
     key = f"{queue.workspace.path}::{job.id}"
     waiting = {key: {"reason": "needs 4 CPUs, 1 of 2 free", "position": 3}}
     with target({"ok": True, "waiting": waiting}):
-        said = terminal.type("why", job.id).out
-        assert said == f"{job.id} is Queued (number 3 in the queue): needs 4 CPUs, 1 of 2 free\n"
+        output = terminal.type("why", job.id).out
+        assert output == f"{job.id} is Queued (number 3 in the queue): needs 4 CPUs, 1 of 2 free\n"
         assert "#3 needs 4 CPUs, 1 of 2 free" in terminal.type("ls").out
         assert "number 3 in the queue" in terminal.type("show", job.id).out
 

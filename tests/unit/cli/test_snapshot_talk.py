@@ -81,8 +81,8 @@ def test_a_warning_that_comes_back_is_shown_again(project: Path, terminal: Termi
 @pytest.mark.long
 def test_a_large_snapshot_gets_one_line_at_each_submit(project: Path, terminal: Terminal) -> None:
     for _ in range(2):
-        said = terminal.type("submit", "-d", "train.py").err
-        (line,) = [one for one in said.splitlines() if one.startswith("snapshot: ")]
+        stderr = terminal.type("submit", "-d", "train.py").err
+        (line,) = [one for one in stderr.splitlines() if one.startswith("snapshot: ")]
         assert "data/big.bin (21 MiB)" in line
         assert "left out: .env" in line
     (project / "data" / "big.bin").unlink()

@@ -350,8 +350,8 @@ def test_a_key_that_was_used_before_says_so_in_one_sentence(
 ) -> None:
     job = queue.submit()
     note_submitted(Settings(), Submitted(job, created=False), queue.workspace)
-    said = capsys.readouterr().err
-    assert said == f"nothing was submitted: job {job.id} has this key\n"
+    stderr = capsys.readouterr().err
+    assert stderr == f"nothing was submitted: job {job.id} has this key\n"
 
 
 def test_an_output_may_overwrite_what_is_stored() -> None:

@@ -15,8 +15,8 @@ def test_each_new_line_is_printed_once_and_a_long_silence_is_broken(
     reporter.show([])
     for line in ("output made: 1/3 files", "output made: 1/3 files", "output made: 2/3 files"):
         reporter.show([line])
-    said = ["output made: 1/3 files", "output made: 2/3 files"]
-    assert capsys.readouterr().err.splitlines() == said
+    lines = ["output made: 1/3 files", "output made: 2/3 files"]
+    assert capsys.readouterr().err.splitlines() == lines
     monkeypatch.setattr(store, "QUIET_S", 0.0)
     reporter.show(["output made: 2/3 files"])
     assert capsys.readouterr().err.startswith("still storing, for ")

@@ -47,7 +47,7 @@ def test_an_unknown_parent_is_not_found(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["--filter", "state=Canceled"], "matches --filter 'state=Canceled'."),
         (["--filter", "state=can*"], "matches --filter 'state=can*'."),
@@ -57,11 +57,11 @@ def test_an_unknown_parent_is_not_found(terminal: Terminal) -> None:
     ],
 )
 def test_ls_says_that_a_valid_filter_matches_no_job(
-    terminal: Terminal, typed: list[str], said: str
+    terminal: Terminal, typed: list[str], message: str
 ) -> None:
     done = terminal.type("ls", *typed)
     assert (done.code, done.out) == (0, "")
-    assert said in done.err
+    assert message in done.err
 
 
 def test_sweep_ls_refuses_an_unknown_experiment(terminal: Terminal) -> None:

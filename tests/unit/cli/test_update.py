@@ -44,10 +44,10 @@ def test_a_waiting_job_gets_a_new_revision_in_its_place(queue: Queue, terminal: 
         job.submitted_at,
         job.snapshot,
     )
-    (told,) = (one for one in store.events(job.id) if one.kind == "revision")
-    assert "max_duration_s none → 7200" in told.message
-    assert "resources.cpus 1 → 2" in told.message
-    assert JobSpec.model_validate_json(told.data["before"]) == job.spec  # kept as it was
+    (event,) = (one for one in store.events(job.id) if one.kind == "revision")
+    assert "max_duration_s none → 7200" in event.message
+    assert "resources.cpus 1 → 2" in event.message
+    assert JobSpec.model_validate_json(event.data["before"]) == job.spec  # kept as it was
     done = terminal.type("update", job.id, "--max-duration", "none", "--untag", "a")
     assert done.out == f"{job.id} priority 3, max-duration none, no tags, revision 3\n"
     assert store.job(job.id).spec.max_duration_s is None
@@ -162,8 +162,8 @@ def test_more_cpus_than_the_machine_has_are_noted_as_at_submit(
     assert done.code == 0, done.err
     assert f"note: {text}" in done.err
     assert "its threads share them" in done.err
-    told = json.loads(terminal.type("update", job.id, "--cpus-per-proc", "3000", "--json").out)
-    assert len(told["notes"]) == 1
+    result = json.loads(terminal.type("update", job.id, "--cpus-per-proc", "3000", "--json").out)
+    assert len(result["notes"]) == 1
     assert "CPUs" not in terminal.type("update", job.id, "--cpus-per-proc", "1").err
 
 

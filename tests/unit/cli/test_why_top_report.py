@@ -73,9 +73,9 @@ def test_why_tells_rule_room_those_ahead_and_the_start(queue: Queue, terminal: T
     first, job = queue.submit("first"), queue.submit("second")
     explained = decision(queue, job, key(queue, first), "/elsewhere::x_1_aa")
     with target(status(queue, job), explained):
-        said = terminal.type("why", job.id).out
+        output = terminal.type("why", job.id).out
         data = json.loads(terminal.type("why", "--json", job.id).out)
-    lines = said.splitlines()
+    lines = output.splitlines()
     assert lines[0] == f"{job.id} is Queued (number 3 in the queue): waits for 2 jobs ahead of it"
     for part in (
         "Rule",
@@ -85,7 +85,7 @@ def test_why_tells_rule_room_those_ahead_and_the_start(queue: Queue, terminal: T
         "in about 12m (from the duration of similar jobs)",
         "a priority above 5",
     ):
-        assert part in said, part
+        assert part in output, part
     assert data["decision"]["rule"] == "line"
     assert [one["name"] for one in data["ahead"]] == ["first", None]
     assert data["waits_for"] == []
@@ -130,10 +130,10 @@ def test_why_names_the_runs_behind_an_estimate_and_the_command_for_its_advice(
         change={"max_duration_s": 5280.0},
     )
     with target(status(queue, job), explained):
-        said = terminal.type("why", job.id).out
-    assert "in about 12m (from 12 runs of train.py in this workspace)" in said
+        output = terminal.type("why", job.id).out
+    assert "in about 12m (from 12 runs of train.py in this workspace)" in output
     command = f"rayjobs update {tail(job)} --max-duration 1h28m"
-    assert command in said
+    assert command in output
     assert terminal.type(*command.split()[1:]).code == 0  # what it advises can be done
     assert queue.workspace.store.job(job.id).spec.max_duration_s == 5280.0
 
@@ -151,29 +151,31 @@ def test_why_calls_it_a_guess_where_a_job_outran_all_earlier_runs(
         assert long.started_at is not None
         while (datetime.now(UTC) - long.started_at).total_seconds() <= known.longest_s:
             pass  # it has run for longer than the other one in a moment
-        said = terminal.type("why", long.id).out
+        output = terminal.type("why", long.id).out
         data = json.loads(terminal.type("why", "--json", long.id).out)
-    told = f"job {long.id} has already outrun the only earlier run of train.py in experiment mnist"
-    assert f"its end is a guess: {told} (longest {duration_text(known.longest_s)})" in said
+    message = (
+        f"job {long.id} has already outrun the only earlier run of train.py in experiment mnist"
+    )
+    assert f"its end is a guess: {message} (longest {duration_text(known.longest_s)})" in output
     assert data["outrun"]["runs"] == 1
-    assert data["outrun"]["text"].startswith(told)
+    assert data["outrun"]["text"].startswith(message)
 
 
 def test_why_works_while_the_target_is_down(queue: Queue, terminal: Terminal) -> None:
     parent = queue.submit("parent")
     job = queue.submit("child", depends_on=(Dependency(job=parent.id),))
-    said = terminal.type("why", job.id)
-    assert said.code == 0
-    assert "target 'local' does not run" in said.out
-    assert f"{parent.id} (Queued)" in said.out
+    waiting = terminal.type("why", job.id)
+    assert waiting.code == 0
+    assert "target 'local' does not run" in waiting.out
+    assert f"{parent.id} (Queued)" in waiting.out
     data = json.loads(terminal.type("why", "--json", job.id).out)
     assert data["decision"] is None
     assert data["waits_for"] == [f"{parent.id} (Queued)"]
 
 
 def test_why_of_a_job_that_has_ended_says_how(queue: Queue, terminal: Terminal) -> None:
-    said = terminal.type("why", queue.completed().id).out
-    assert "is not waiting: it is Completed" in said
+    output = terminal.type("why", queue.completed().id).out
+    assert "is not waiting: it is Completed" in output
 
 
 # -- top ---------------------------------------------------------------------------------------
@@ -222,8 +224,8 @@ def test_top_of_a_target_that_is_none_says_which_there_are(
 
 
 @pytest.fixture
-def foretold(queue: Queue) -> Queue:
-    """A job that waited as long as foretold, give or take a moment, and one that waits."""
+def predicted(queue: Queue) -> Queue:
+    """A job that waited as long as predicted, give or take a moment, and one that waits."""
     store = queue.workspace.store
     job = queue.submit()
     now = datetime.now(UTC)
@@ -236,13 +238,13 @@ def foretold(queue: Queue) -> Queue:
     return queue
 
 
-@pytest.mark.usefixtures("foretold")
+@pytest.mark.usefixtures("predicted")
 def test_report_holds_estimates_against_starts(terminal: Terminal) -> None:
     data = json.loads(terminal.type("report", "queue", "--json").out)
     assert data["jobs"] == 2
     (first,) = data["first_by_target"]
     assert (first["name"], first["count"]) == ("local", 1)
-    assert first["median_late_s"] >= 0.0  # foretold for the moment it was told in
+    assert first["median_late_s"] >= 0.0  # predicted for the moment of the prediction
     (last,) = data["last_by_target"]
     assert last["within_twice"] == 0.0
     assert last["median_late_s"] < -3500
@@ -255,7 +257,7 @@ def test_report_holds_estimates_against_starts(terminal: Terminal) -> None:
     assert "Waits by priority" in shown
 
 
-@pytest.mark.usefixtures("foretold")
+@pytest.mark.usefixtures("predicted")
 def test_report_counts_the_jobs_that_had_no_estimate(
     queue: Queue, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,11 +83,11 @@ def test_a_name_that_is_taken_is_told_the_option(queue: Queue, terminal: Termina
 
 
 def test_a_stage_that_lasts_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     noted = threading.Event()
 
     def say(text: str) -> None:
-        said.append(text)
+        messages.append(text)
         noted.set()
 
     monkeypatch.setattr(late_notes, "PATIENCE_S", 3600.0)
@@ -96,7 +96,7 @@ def test_a_stage_that_lasts_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(late_notes, "PATIENCE_S", 0.0)
         late.on_stage("packing /")
         assert noted.wait(60)
-    assert said == ["packing / …"]
+    assert messages == ["packing / …"]
 
 
 def test_a_stage_that_has_ended_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A node's images without Ray: attempts that ask for images, and what they are told."""
+"""A node's images without Ray: attempts that ask for images, and the messages they get."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Wish:
     """One attempt that asks for an image."""
 
     work: ImageWork
-    told: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    messages: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
 
     @property
     def steps(self) -> list[str]:
-        """What it was told, by kind."""
-        return [str(data["step"]) for _text, data in self.told]
+        """The steps that were reported, by kind."""
+        return [str(data["step"]) for _text, data in self.messages]
 
     @property
     def log(self) -> str:
@@ -51,10 +51,12 @@ class ImageNode:
         job = f"job{next(self._numbers)}"
         paths: AttemptPaths = self.paths.attempt(job, 1)
         paths.tmp.mkdir(parents=True)
-        told: list[tuple[str, Mapping[str, Any]]] = []
+        messages: list[tuple[str, Mapping[str, Any]]] = []
         control = Control(marker=f"rj-{self.paths.root.parent.name}-{job}")
-        work = ImageWork(paths, control, lambda text, data: told.append((text, data)), **settings)
-        return Wish(work, told)
+        work = ImageWork(
+            paths, control, lambda text, data: messages.append((text, data)), **settings
+        )
+        return Wish(work, messages)
 
     def realise(self, image: str | AskedImage, wish: Wish | None = None) -> ReadyImage:
         """Make an image ready, as a new agent of the node does."""

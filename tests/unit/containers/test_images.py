@@ -169,8 +169,8 @@ def test_an_image_that_unpacks_to_more_than_the_node_allows_is_refused_and_leave
         image_node.realise(str(asked))
     assert caught.value.failure_class == "environment"
     assert caught.value.is_permanent
-    said = "it unpacks to more than 2 MiB. If it may be that large, set RAYJOBS_IMAGE_MOST_GIB "
-    assert said in str(caught.value)
+    problem = "it unpacks to more than 2 MiB. If it may be that large, set RAYJOBS_IMAGE_MOST_GIB "
+    assert problem in str(caught.value)
     assert image_node.left_in_building == []
     assert not list(image_node.cache.root.glob("*/image.json"))
     image_node.most_bytes = 2**30

@@ -86,7 +86,7 @@ def test_files_folders_and_links_take_each_others_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("member", "says"),
+    ("member", "message"),
     [
         (file("../evil"), "leads out of the image"),
         (file("a/../../evil"), "leads out of the image"),
@@ -100,10 +100,10 @@ def test_files_folders_and_links_take_each_others_place(tmp_path: Path) -> None:
     ],
 )
 def test_a_member_that_leads_outside_refuses_the_whole_image(
-    tmp_path: Path, member: tarfile.TarInfo | tuple[tarfile.TarInfo, bytes], says: str
+    tmp_path: Path, member: tarfile.TarInfo | tuple[tarfile.TarInfo, bytes], message: str
 ) -> None:
     (tmp_path / "evil").write_text("untouched")
-    with pytest.raises(BadImageError, match=says):
+    with pytest.raises(BadImageError, match=message):
         applied(tmp_path, layer([file("a/ok"), member]))
     assert (tmp_path / "evil").read_text() == "untouched"
 

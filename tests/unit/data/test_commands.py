@@ -251,7 +251,7 @@ def test_a_place_to_resume_from_that_is_not_there_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("data", "put", "src", "nowhere/x"), 3, "it has: workspaceblobstore"),
         (
@@ -273,12 +273,12 @@ def test_mistakes_are_said(
     folder: Path,
     words: tuple[str, ...],
     code: int,
-    said: str,
+    message: str,
 ) -> None:
     terminal.type("data", "put", "src", "workspaceblobstore/src", "-q")
     done = terminal.type(*words)
     assert (done.code, done.out) == (code, "")
-    assert said in done.err
+    assert message in done.err
 
 
 def test_a_dataset_is_found_by_its_plain_name(

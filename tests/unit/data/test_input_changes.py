@@ -65,7 +65,7 @@ class Node:
             for serial, (kind, text, data) in enumerate(self.notes, 1)
         ]
 
-    def told(self) -> list[tuple[str, Mapping[str, Any]]]:
+    def changes(self) -> list[tuple[str, Mapping[str, Any]]]:
         self.data.report_changes(self.root, note=self.note)
         found = [(text, data) for kind, text, data in self.notes if kind == CHANGED_EVENT]
         self.notes.clear()
@@ -99,12 +99,12 @@ def test_what_changes_is_named_once_and_not_blamed_on_a_job_that_could_not_do_it
     assert node.data.views(node.on) is not None
     (stored / "train" / "a.txt").write_text("changed")
     (stored / "new.txt").write_text("new")
-    ((text, facts),) = node.told()
+    ((text, facts),) = node.changes()
     assert str(stored / "train" / "a.txt") in text and "Something else changed them" in text
     assert "7 bytes" in text and "1 byte" in text
     assert (facts["by_job"], facts["count"], facts["name"]) == (False, 1, "digits")
     assert ("is damaged" in text) == source.startswith("dataset:")
-    assert node.told() == []
+    assert node.changes() == []
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
@@ -120,7 +120,7 @@ def test_a_job_could_have_renamed_a_folder_above_read_only_files(
         (stored / "train").mkdir()
         for path in (stored / "renamed").iterdir():
             (stored / "train" / path.name).write_text("another")
-    ((text, facts),) = node.told()
+    ((text, facts),) = node.changes()
     assert "a folder above them may have been renamed or removed, by the job" in text
     assert "Something else changed them" not in text
     assert facts["by_job"] is None
@@ -139,8 +139,8 @@ def test_a_file_that_cannot_be_looked_at_is_not_told_as_a_change(
     node.data.report_changes(node.root, note=node.note)
     ((kind, text, facts),) = node.notes
     assert "1 file cannot be compared" in text and "Too many levels" in text
-    for said in ("1 file changed", "is damaged", "changed them"):
-        assert (said in text) == changes
+    for words in ("1 file changed", "is damaged", "changed them"):
+        assert (words in text) == changes
     assert (kind == CHANGED_EVENT) == changes
     assert (facts["count"], facts["unknown_count"]) == (int(changes), 1)
 
@@ -154,13 +154,13 @@ def test_where_a_job_could_have_done_it_by_another_path_no_one_is_blamed(
     (shown / "train" / "a.txt").write_text("a job's own")
     assert (stored / "train" / "a.txt").read_text() == "a"
     (stored / "train" / "b.txt").unlink()
-    ((text, facts),) = node.told()
+    ((text, facts),) = node.changes()
     assert facts["by_job"] is None and facts["count"] == 1
     assert "is gone" in text and "the writer is unknown" in text and "no namespaces here" in text
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("protections", "reason"),
     [
         ({1: PROTECTED, 2: PROTECTED}, ""),
         ({1: PROTECTED, 2: OPEN}, "node 2: no namespaces here"),
@@ -173,23 +173,23 @@ def test_a_change_is_not_called_impossible_for_a_job_that_could_do_it_on_another
     stored: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    told: dict[int, Protection],
-    said: str,
+    protections: dict[int, Protection],
+    reason: str,
 ) -> None:
     monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
     history: list[Event] = []
     first = Node(tmp_path / "node0", workspace, PROTECTED)
     first.facts["node_count"] = 3
     first.bring("dataset:digits:1", "mount")
-    for number, protection in told.items():
+    for number, protection in protections.items():
         other = Node(tmp_path / f"node{number}", workspace, protection)
         other.facts |= {"node": number, "node_count": 3}
         history += other.events_of_bringing("dataset:digits:1", "mount")
     (stored / "train" / "a.txt").write_text("changed")
     first.data.learn_protection(first.on, lambda: history)
-    ((text, facts),) = first.told()
-    assert facts["by_job"] is (None if said else False)
-    assert said in text and ("Something else changed them" in text) == (not said)
+    ((text, facts),) = first.changes()
+    assert facts["by_job"] is (None if reason else False)
+    assert reason in text and ("Something else changed them" in text) == (not reason)
 
 
 def test_a_touched_file_of_a_version_has_not_changed(
@@ -198,7 +198,7 @@ def test_a_touched_file_of_a_version_has_not_changed(
     node = make(PROTECTED)
     node.bring("dataset:digits:1", "mount")
     os.utime(stored / "train" / "a.txt", ns=(1, 1))
-    assert node.told() == []
+    assert node.changes() == []
 
 
 def test_what_is_kept_for_it_goes_with_the_attempt(

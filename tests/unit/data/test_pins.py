@@ -39,7 +39,7 @@ def test_what_is_there_may_be_an_input(workspace: Workspace, store: Datastore, p
 
 
 @pytest.mark.parametrize(
-    ("values", "where", "said"),
+    ("values", "where", "message"),
     [
         (
             {"inputs": {"a": {"source": "workspaceblobstore/digits/trian"}}},
@@ -79,7 +79,7 @@ def test_what_is_there_may_be_an_input(workspace: Workspace, store: Datastore, p
     ],
 )
 def test_what_cannot_be_read_is_refused_with_what_there_is(
-    workspace: Workspace, store: Datastore, values: dict[str, Any], where: str, said: str
+    workspace: Workspace, store: Datastore, values: dict[str, Any], where: str, message: str
 ) -> None:
     from rayjobs.core.errors import SpecError
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_refused_with_what_there_is(
         check(workspace.opened, spec_with(**values))
     (problem,) = refused.value.problems
     assert problem.path == where
-    assert said in str(problem)
+    assert message in str(problem)
 
 
 def test_a_path_that_a_job_before_writes_may_be_missing(
@@ -157,9 +157,9 @@ def test_a_run_says_that_an_input_changed_under_it(workspace: Workspace, store: 
         seen = {"name": "a", "how": "linked", "version": "", "files": 3, "bytes": 6}
         workspace.store.add_event(job.id, "input", "input a", attempt=attempt, data=seen)
         if attempt == 1:
-            told = {"name": "a", "count": 1}
+            event_data = {"name": "a", "count": 1}
             text = "input 'a': 1 file changed"
-            workspace.store.add_event(job.id, "input_changed", text, attempt=1, data=told)
+            workspace.store.add_event(job.id, "input_changed", text, attempt=1, data=event_data)
             (found,) = inputs_read(workspace.store, job)
             assert (found["changed"], found["how"], found["attempt"]) == (text, "linked", 1)
     (found,) = inputs_read(workspace.store, job)

@@ -87,10 +87,10 @@ def test_each_file_and_each_part_that_is_read_is_reported_and_may_end_it(folder:
     (folder / "a").write_bytes(content)
     seen = look(folder, a=digest_of(content))
     os.utime(folder / "a", ns=(1, 1))
-    told: list[tuple[str, int]] = []
-    assert list(changes(seen, looking=lambda path, size: told.append((path, size)))) == []
-    assert [size for path, size in told if path == str(folder / "a")] == [0, CHUNK_BYTES, 1, 0]
-    assert {path for path, _ in told} == {str(folder / path) for path in seen.files}
+    calls: list[tuple[str, int]] = []
+    assert list(changes(seen, looking=lambda path, size: calls.append((path, size)))) == []
+    assert [size for path, size in calls if path == str(folder / "a")] == [0, CHUNK_BYTES, 1, 0]
+    assert {path for path, _ in calls} == {str(folder / path) for path in seen.files}
 
     def ends(_path: str, size_bytes: int) -> None:
         if size_bytes:

@@ -374,12 +374,12 @@ def test_a_damaged_version_says_what_was_recorded_what_is_there_and_how_to_resto
     source = resolve_input("dataset:pets", catalogue, name="pets")
     with pytest.raises(DataChanged) as caught:
         materialise(source, None, node, into=into, protection=JOB)
-    said = str(caught.value)
-    assert str(file) in said and "dataset pets:1 recorded (registered 20" in said
-    assert f"15 bytes, {digest_of(b'pets/cats/1.jpg')[:19]}" in said
-    assert f"1 byte, {digest_of(b'x')[:19]}" in said
-    assert "rayjobs data put COPY/1.jpg images/pets/cats --overwrite" in said
-    assert "rayjobs data register pets images/pets --new-version" in said
+    message = str(caught.value)
+    assert str(file) in message and "dataset pets:1 recorded (registered 20" in message
+    assert f"15 bytes, {digest_of(b'pets/cats/1.jpg')[:19]}" in message
+    assert f"1 byte, {digest_of(b'x')[:19]}" in message
+    assert "rayjobs data put COPY/1.jpg images/pets/cats --overwrite" in message
+    assert "rayjobs data register pets images/pets --new-version" in message
     file.unlink()
     with pytest.raises(DataChanged, match="Now: it is gone"):
         materialise(source, None, node, into=into, protection=JOB)

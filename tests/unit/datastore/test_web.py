@@ -263,8 +263,8 @@ def test_what_a_command_of_a_job_opens_is_answered_by_the_map(tmp_path: Path) ->
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    answer, own_said, own_module = done.stdout.split()
-    assert (answer, own_said, own_module) == ("1,2", *[f"{own}/sitecustomize.py"] * 2)
+    answer, own_status, own_module = done.stdout.split()
+    assert (answer, own_status, own_module) == ("1,2", *[f"{own}/sitecustomize.py"] * 2)
 
 
 @pytest.mark.parametrize("before", ["", "import urllib.request, requests; urllib.request._opener"])

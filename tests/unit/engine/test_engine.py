@@ -131,9 +131,9 @@ def test_a_failing_script_is_retried_within_its_budget(tmp_path: Path) -> None:
         done = await here.state(job, JobState.FAILED)
         assert done.attempt == 2
         assert len(here.store.attempts(job.id)) == 2
-        told = [event.message for event in here.store.events(job.id)]
+        messages = [event.message for event in here.store.events(job.id)]
         again = "tries again (1 of 1) after a failure of class user: "
-        assert any(again in message for message in told), told
+        assert any(again in message for message in messages), messages
 
     play(scene, tmp_path)
 
@@ -231,7 +231,7 @@ def test_a_lost_agent_does_not_end_its_attempt(tmp_path: Path) -> None:
 def test_an_agent_that_is_lost_while_it_is_told_to_stop_leaves_no_error_unseen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard = FakeAgent.stop
+    original_stop = FakeAgent.stop
     lost: list[FakeAgent] = []
 
     async def stop(self: FakeAgent, asked: Stop) -> Nothing:
@@ -242,7 +242,7 @@ def test_an_agent_that_is_lost_while_it_is_told_to_stop_leaves_no_error_unseen(
             self.ends.pop(key).set_exception(AgentLostError("gone while it was followed"))
             await asyncio.sleep(0.01)  # the following has failed by now
             raise AgentLostError("gone while it was told to stop")
-        return await heard(self, asked)
+        return await original_stop(self, asked)
 
     monkeypatch.setattr(FakeAgent, "stop", stop)
     unseen: list[dict[str, Any]] = []

@@ -257,14 +257,14 @@ def test_a_cancel_that_its_host_did_not_hear_is_said_again(
 ) -> None:
     monkeypatch.setattr(supervisor, "STOP_AGAIN_S", 0.02)
     deaf = 2
-    heard = FakeAgent.stop
+    original_stop = FakeAgent.stop
 
     async def stop(self: FakeAgent, asked: Stop) -> Nothing:
         nonlocal deaf
         if deaf:
             deaf -= 1
             return Nothing()
-        return await heard(self, asked)
+        return await original_stop(self, asked)
 
     monkeypatch.setattr(FakeAgent, "stop", stop)
 
@@ -313,14 +313,14 @@ def test_of_a_long_error_of_an_agent_the_history_has_the_first_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "AGENT_PAUSE_S", 0.01)
-    told = (
+    message = (
         "The node's agent cannot be reached: the actor died. Its owner's address is x.\n\tclass: A"
     )
     follow, losses = FakeAgent.follow, [1]
 
     async def lost_once(self: FakeAgent, on: AttemptOnNode) -> Any:
         if losses.pop() if losses else 0:
-            raise AgentLostError(told)
+            raise AgentLostError(message)
         return await follow(self, on)
 
     monkeypatch.setattr(FakeAgent, "follow", lost_once)
@@ -332,7 +332,7 @@ def test_of_a_long_error_of_an_agent_the_history_has_the_first_sentence(
         await here.state(job, JobState.COMPLETED)
         [event] = [one for one in here.store.events(job.id) if one.kind == "agent_lost"]
         assert event.message.endswith("agent cannot be reached: the actor died.")
-        assert event.data["detail"] == told
+        assert event.data["detail"] == message
 
     play(scene, tmp_path)
 

@@ -26,7 +26,7 @@ def growth(timeout_s: float = 60.0, *, cpus: int = 2, gpus: int = 1) -> PendingN
     return PendingNodes(NodeTypes((plain, with_gpu), cpus + gpus), timeout_s=timeout_s)
 
 
-def told(here: World, job: Job) -> str:
+def scaling_reason(here: World, job: Job) -> str:
     found = here.engine.status()["scaling"].get(f"{here.folder}::{job.id}")
     return "" if found is None else str(found["reason"])
 
@@ -34,7 +34,7 @@ def told(here: World, job: Job) -> str:
 async def waits_for_nodes(here: World, job: Job, *, up: int = 0) -> None:
     nodes = job.spec.distribution.nodes
     text = f"waits for nodes to start ({up} of {nodes} up)"
-    await here.until(lambda: told(here, job) == text, f"{job.id} {text}")
+    await here.until(lambda: scaling_reason(here, job) == text, f"{job.id} {text}")
 
 
 async def runs_on(here: World, job: Job, *nodes: str) -> None:
@@ -57,7 +57,7 @@ def test_a_job_makes_its_nodes_start_and_runs_on_them(tmp_path: Path) -> None:
         await waits_for_nodes(here, job, up=1)
         here.cluster.grow("b", "cpu", 2.0)
         await runs_on(here, job, "a", "b")
-        assert told(here, job) == ""
+        assert scaling_reason(here, job) == ""
         assert not here.cluster.pending
         for node in ("a", "b"):
             here.cluster.agents[node].end(job.id, 1, exit_code=0)
@@ -196,7 +196,9 @@ def test_no_more_nodes_are_asked_for_than_may_run_together(tmp_path: Path) -> No
         await waits_for_nodes(here, first)
         second = here.submit(resources=Resources(gpus=1))
         key = f"{here.folder}::{second.id}"
-        await here.until(lambda: (told := here.engine.explain(key)) and "may start" in told.reason)
+        await here.until(
+            lambda: (explanation := here.engine.explain(key)) and "may start" in explanation.reason
+        )
         await here.until(lambda: here.cluster.pending)
         assert len(here.cluster.pending) == 1
 

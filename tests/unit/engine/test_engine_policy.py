@@ -64,8 +64,8 @@ def test_limits_are_read_before_every_decision(tmp_path: Path) -> None:
         key = f"{here.folder}::{second.id}"
 
         def refused() -> bool:
-            told = here.engine.explain(key)
-            return told is not None and told.rule is Rule.USER_JOBS
+            explanation = here.engine.explain(key)
+            return explanation is not None and explanation.rule is Rule.USER_JOBS
 
         await here.until(refused)
         limits = replace(limits, jobs_per_user=None)
@@ -130,10 +130,10 @@ def test_a_target_says_of_some_jobs_alone_why_they_wait(tmp_path: Path) -> None:
         assert asked == {
             keys[1]: {"reason": "waits for 1 job ahead of it", "position": 2, "rule": "line"}
         }
-        told = here.engine.explain(keys[0])
-        assert told is not None
-        assert told.position == 1
-        assert told.basis in ("unknown", "elapsed")  # by whether the first has run for long
+        explanation = here.engine.explain(keys[0])
+        assert explanation is not None
+        assert explanation.position == 1
+        assert explanation.basis in ("unknown", "elapsed")  # by whether the first has run for long
         assert here.engine.explain("nobody") is None
 
     play(scene, tmp_path)

@@ -58,9 +58,13 @@ def test_what_a_node_has_is_stored_once_and_the_job_stays_failed(
             return answers.pop(0)
 
         here.agent.store_late = store_late  # type: ignore[attr-defined]
-        for said in (AWAY, "output made: other files are there.", "has made no progress for 3m."):
+        for problem in (
+            AWAY,
+            "output made: other files are there.",
+            "has made no progress for 3m.",
+        ):
             answer = await here.engine.late_stores.ask(served, job.id)
-            assert answer["done"] and said in answer["problems"][0]
+            assert answer["done"] and problem in answer["problems"][0]
         assert await here.engine.late_stores.ask(served, job.id) == {"done": True, "problems": []}
         assert {(on.job, on.attempt, on.reads_secrets) for on in asked} == {(job.id, 1, True)}
         with pytest.raises(NotFoundError, match="were stored after its end"):
@@ -121,13 +125,13 @@ def test_other_jobs_have_nothing_to_be_stored(tmp_path: Path, how: str) -> None:
             state = JobState.FAILED if how == "failed" else JobState.COMPLETED
             await here.state(job, state)
             await here.until(lambda: not here.engine.attempts)
-        said = {
+        message = {
             "runs": "is still being recorded",
             "failed": "did not succeed",
             "completed": "its outputs are stored",
             "without": "has no outputs",
         }[how]
-        with pytest.raises(NotFoundError, match=said):
+        with pytest.raises(NotFoundError, match=message):
             await here.engine.late_stores.ask(served, job.id)
 
     play(scene, tmp_path)

@@ -86,12 +86,12 @@ def test_a_lease_counts_from_before_the_order_to_start_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greet, launch = FakeAgent.hello, FakeAgent.launch
-    told: list[float] = []
+    clocks: list[float] = []
     since: list[float | None] = []
 
     async def hello(self: FakeAgent, asked: Nothing) -> Hello:
-        told.append(1000.0 + len(told))
-        return replace(await greet(self, asked), clock_s=told[-1])
+        clocks.append(1000.0 + len(clocks))
+        return replace(await greet(self, asked), clock_s=clocks[-1])
 
     async def starts(self: FakeAgent, request: LaunchRequest) -> Launched:
         since.append(request.plan.lease_since_s)
@@ -103,7 +103,7 @@ def test_a_lease_counts_from_before_the_order_to_start_its_host(
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
-        assert told == [1000.0, 1001.0]  # asked again after what was prepared meanwhile
+        assert clocks == [1000.0, 1001.0]  # asked again after what was prepared meanwhile
         assert since == [1001.0]
 
     play(scene, tmp_path, lease_s=90.0)
@@ -354,8 +354,8 @@ def test_a_loss_that_the_host_saw_before_ray_is_reported_once(tmp_path: Path) ->
         reason = "Ray's process on its node (raylet) has ended"
         here.cluster.agents[node].end(job.id, 1, outcome=Outcome.LEASE_LOST, reason=reason)
         await here.until(lambda: here.store.job(job.id).attempt == 2, "it is tried again")
-        (told,) = [one for one in here.store.events(job.id) if one.kind == "node_lost"]
-        assert told.attempt == 1
-        assert node in told.message and told.message.endswith(f"is lost: {reason}")
+        (event,) = [one for one in here.store.events(job.id) if one.kind == "node_lost"]
+        assert event.attempt == 1
+        assert node in event.message and event.message.endswith(f"is lost: {reason}")
 
     play(scene, tmp_path, nodes=2)

@@ -127,8 +127,8 @@ def test_what_is_lost_is_reported_with_the_step_that_it_goes_on_from(tmp_path: P
         supervisor_of(here, job).preempt("its place is needed")
         await here.launched(job, attempt=2)
         reasons = [event.message for event in here.store.events(job.id)]
-        said = [text for text in reasons if "its place is needed" in text]
-        assert any("it had reached step 3" in text for text in said), reasons
+        matching = [text for text in reasons if "its place is needed" in text]
+        assert any("it had reached step 3" in text for text in matching), reasons
 
     play(scene, tmp_path)
 
@@ -166,6 +166,6 @@ def test_a_failure_next_to_a_node_that_gave_way_is_the_cause() -> None:
     failed = exit_record("j", 1, exit_code=3, node=1)
     assert diagnose([gave_way, failed], {1: b""})[0] == "failed"
     assert diagnose([gave_way, gave_way], {})[0] == "preempted"
-    told = EndCause(EndReason.NODE_ENDED, "node 0 of the job ended: preempted: x")
-    follower = exit_record("j", 1, signal=15, node=1, cause=told, ended_at=1.5)
+    cause = EndCause(EndReason.NODE_ENDED, "node 0 of the job ended: preempted: x")
+    follower = exit_record("j", 1, signal=15, node=1, cause=cause, ended_at=1.5)
     assert diagnose([gave_way, follower], {})[0] == "preempted"  # whatever its clock says

@@ -141,11 +141,11 @@ def test_the_start_that_was_predicted_is_kept(tmp_path: Path) -> None:
         await here.launched(first)
         second = here.submit(resources=Resources(cpus=2))
 
-        def told() -> bool:
+        def is_predicted() -> bool:
             rows = {row.job: row for row in here.store.queue_history()}
             return rows[second.id].predicted_first is not None
 
-        await here.until(told, "a prediction")
+        await here.until(is_predicted, "a prediction")
         here.agent.end(first.id, 1, exit_code=0)
         await here.launched(second)
         rows = {row.job: row for row in here.store.queue_history()}
@@ -171,9 +171,9 @@ def test_estimates_come_from_what_such_jobs_took(tmp_path: Path) -> None:
         key = f"{here.folder}::{second.id}"
         # The earlier run took no time at all.
         await here.until(lambda: (found := here.engine.explain(key)) and found.basis == "outrun")
-        told = here.engine.explain(key)
-        assert told is not None
-        assert told.source.startswith(
+        explanation = here.engine.explain(key)
+        assert explanation is not None
+        assert explanation.source.startswith(
             f"job {first.id} has already outrun the only earlier run of train.py in experiment"
         )
 

@@ -252,19 +252,19 @@ def test_all_parents_that_have_not_ended_are_named(tmp_path: Path) -> None:
         candidates.look_at([NODE])
         key = view.served.key(child.id)
 
-        async def told() -> str | None:
+        async def blocked_by() -> str | None:
             await view.look()
             records = {one.key: one for one in candidates.records([view], usual={})}
             return records[key].blocked_by
 
         # No member of the array has had a place, so it is as Queued as `ls` shows it.
-        assert await told() == f"waits for {one.id} (Queued) and {array.id} (Queued)"
+        assert await blocked_by() == f"waits for {one.id} (Queued) and {array.id} (Queued)"
         store.store.hold(child.id, reason="the data is missing")
         waits = f"waits for {one.id} (Queued) and {array.id} (Queued)"
-        assert await told() == f"held: the data is missing; it also {waits}"
+        assert await blocked_by() == f"held: the data is missing; it also {waits}"
         store.store.release(child.id)
         store.store.request_cancel(array.id)
-        assert await told() == f"waits for {one.id} (Queued)"
+        assert await blocked_by() == f"waits for {one.id} (Queued)"
 
     play(scene, tmp_path)
 
@@ -327,9 +327,9 @@ def test_a_job_that_came_since_the_last_look_is_not_older(tmp_path: Path) -> Non
         (seen,) = view.queued.values()
         assert (datetime.now(UTC) - seen.submitted_at).total_seconds() < 60.0
         assert seen.submitted_at == store.store.job(job.id).submitted_at
-        (told,) = (one for one in store.store.events(job.id) if one.kind == "clock")
-        assert "the clock of its client was" in told.message
-        assert "behind" in told.message
+        (event,) = (one for one in store.store.events(job.id) if one.kind == "clock")
+        assert "the clock of its client was" in event.message
+        assert "behind" in event.message
 
     try:
         play(scene, tmp_path)
@@ -358,7 +358,7 @@ def test_the_parents_that_are_named_are_those_that_have_not_ended(
         submitted_at=datetime.now(UTC),
         changed_at=datetime.now(UTC),
     )
-    told, is_vain = candidates_module._blocked(job, states)
+    reason, is_vain = candidates_module._blocked(job, states)
     failed = [
         one.job
         for one in after
@@ -367,10 +367,10 @@ def test_the_parents_that_are_named_are_those_that_have_not_ended(
     assert is_vain == bool(failed)
     if not failed:
         unmet = [one.job for one in after if not states[one.job].is_final]
-        assert re.findall(r"p\d+", told or "") == unmet
+        assert re.findall(r"p\d+", reason or "") == unmet
     else:
-        assert told is not None
-        assert told.startswith(failed[0])
+        assert reason is not None
+        assert reason.startswith(failed[0])
 
 
 def test_a_job_that_comes_back_into_the_queue_keeps_its_time(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A node's environments without Ray: attempts that ask for packages, and what they are told."""
+"""A node's environments without Ray: attempts that ask for packages, and the messages they get."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Wish:
     """One attempt that asks for packages."""
 
     work: Work
-    told: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    messages: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
 
     @property
     def steps(self) -> list[str]:
-        """What it was told, by kind."""
-        return [str(data["step"]) for _text, data in self.told]
+        """The steps that were reported, by kind."""
+        return [str(data["step"]) for _text, data in self.messages]
 
     @property
     def log(self) -> str:
@@ -54,10 +54,10 @@ class Builder:
         job = f"job{next(self._numbers)}"
         paths: AttemptPaths = self.node.attempt(job, 1)
         paths.tmp.mkdir(parents=True)
-        told: list[tuple[str, Mapping[str, Any]]] = []
+        messages: list[tuple[str, Mapping[str, Any]]] = []
         control = Control(marker=f"rj-{self.node.root.parent.name}-{job}")
-        work = Work(paths, control, lambda text, data: told.append((text, data)), known_lock)
-        return Wish(work, told)
+        work = Work(paths, control, lambda text, data: messages.append((text, data)), known_lock)
+        return Wish(work, messages)
 
     def build(
         self, *lines: str, python: str | None = None, wish: Wish | None = None, **more: Any

@@ -36,7 +36,7 @@ def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
 WORKER = Path(conda_worker.__file__ or "")
 
 
-def said(python: str, code: str) -> str:
+def output_of(python: str, code: str) -> str:
     done = subprocess.run([python, "-c", code], check=True, capture_output=True, timeout=60)
     return done.stdout.decode().strip()
 
@@ -56,7 +56,7 @@ def test_packages_of_conda_and_of_pip_in_one_environment(
     assert condas.to_compile(prefix) == []
     assert "compileall" not in wish.log
     # What conda has installed is not installed again by pip.
-    assert said(found.python, code) == f"{prefix} conda tiny"
+    assert output_of(found.python, code) == f"{prefix} conda tiny"
     program = subprocess.run([prefix / "bin/tiny-tool-say"], capture_output=True, check=True)
     assert program.stdout == b"conda\n"
     assert "sha256" in condas.split(found.lock)[0]
@@ -82,17 +82,17 @@ def test_packages_of_conda_and_of_pip_in_one_environment(
 def test_what_cannot_be_solved_fails_in_the_solvers_words(
     builder: Builder, channel: Channel, specs: list[str], words: str
 ) -> None:
-    with pytest.raises(PrepareError) as told:
+    with pytest.raises(PrepareError) as caught:
         builder.build(conda=specs, channels=[channel.url])
-    assert words in told.value.message
-    assert told.value.failure_class == FailureClass.ENVIRONMENT
-    assert told.value.is_permanent
+    assert words in caught.value.message
+    assert caught.value.failure_class == FailureClass.ENVIRONMENT
+    assert caught.value.is_permanent
 
 
 def test_a_channel_that_is_gone_is_named(builder: Builder, tmp_path: Path) -> None:
-    with pytest.raises(PrepareError, match=r"gone/noarch/repodata\.json") as told:
+    with pytest.raises(PrepareError, match=r"gone/noarch/repodata\.json") as caught:
         builder.build(conda=["tiny-tool"], channels=[f"file://{tmp_path}/gone"])
-    assert told.value.failure_class == FailureClass.ENVIRONMENT
+    assert caught.value.failure_class == FailureClass.ENVIRONMENT
 
 
 def test_a_package_whose_bytes_have_changed_is_not_installed(
@@ -102,9 +102,9 @@ def test_a_package_whose_bytes_have_changed_is_not_installed(
     package = own.add_library("changed")
     own.index()
     package.write_bytes(own.add_library("other").read_bytes())
-    with pytest.raises(PrepareError, match="cannot be installed") as told:
+    with pytest.raises(PrepareError, match="cannot be installed") as caught:
         builder.build(conda=["changed"], channels=[own.url])
-    assert "changed-1.0-0.tar.bz2 has the SHA-256 hash" in told.value.message
+    assert "changed-1.0-0.tar.bz2 has the SHA-256 hash" in caught.value.message
     assert not [one for one in builder.node.environments.iterdir() if len(one.name) == 32]
 
 
@@ -123,7 +123,7 @@ def test_a_prefix_that_died_half_way_is_made_again(builder: Builder, channel: Ch
     (folder / "bin" / "python").unlink()
     again, _ = builder.build(**asked)
     assert again.built
-    assert said(again.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
+    assert output_of(again.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
 
 
 def test_a_worker_that_crashes_after_its_work_is_believed(
@@ -135,7 +135,7 @@ def test_a_worker_that_crashes_after_its_work_is_believed(
     crashing.write_text(text.replace("os._exit(code)", "os.abort()"))
     monkeypatch.setattr(conda_worker, "__file__", str(crashing))
     found, _ = builder.build(conda=["tiny-tool"], channels=[channel.url])
-    assert said(found.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
+    assert output_of(found.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
 
 
 COMMAND = """#!/bin/sh
@@ -165,7 +165,7 @@ def test_a_program_of_the_node_makes_the_environment(
     program.write_text(COMMAND.format(log=log, prefix=Path(made.python).parents[1]))
     program.chmod(0o755)
     found, _ = builder.build(**asked)
-    assert said(found.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
+    assert output_of(found.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
     assert "create --yes --prefix" in log.read_text()
     assert "tiny-tool" in log.read_text()
     explicit = condas.split(found.lock)[0].splitlines()

@@ -55,7 +55,7 @@ def build(builder: Builder, image: Image, *lines: str, **more: Any) -> tuple[Rea
     return builder.build(*lines, wish=wish, **more)
 
 
-def said(builder: Builder, image: Image, arguments: Sequence[str]) -> str:
+def output_in(builder: Builder, image: Image, arguments: Sequence[str]) -> str:
     """What a program prints that runs in the image as jobs do, with the environments read-only."""
     from rayjobs.environments import building
 
@@ -84,14 +84,14 @@ def test_packages_are_added_to_those_of_an_image(
     assert packages == {"tiny-tool": ("1.0", "pip"), "has-it": ("1.5", "image")}
     folder = builder.node.environments / found.key
     code = "import sys, tiny_tool, has_it; print(tiny_tool.VALUE, has_it.VALUE, sys.prefix)"
-    assert said(builder, place, [found.python, "-c", code]) == f"tiny of the image {folder}\n"
+    assert output_in(builder, place, [found.python, "-c", code]) == f"tiny of the image {folder}\n"
     # Programs of packages start there too, by the image's own shell and Python.
-    assert said(builder, place, [str(folder / "bin/tiny-tool-say")]) == "tiny\n"
+    assert output_in(builder, place, [str(folder / "bin/tiny-tool-say")]) == "tiny\n"
     assert "(in the image 'made:1') $" in wish.log
     again, other = build(builder, place, *lines)
     assert (again.key, again.built, other.log) == (found.key, False, "")
     newer, _ = build(builder, place, *lines, "has-it==2.0")
-    assert said(builder, place, [newer.python, "-c", code]).startswith("tiny newer ")
+    assert output_in(builder, place, [newer.python, "-c", code]).startswith("tiny newer ")
     changed, _ = build(builder, in_image(with_packages, key="another"), *lines)
     assert changed.built and changed.key not in (found.key, newer.key)
 
@@ -111,7 +111,7 @@ def test_packages_of_conda_get_their_pip_part_inside_the_image(
     found, wish = build(builder, place, *lines, **asked)
     assert wish.steps == ["resolve", "build", "resolve", "built"]
     code = "import os, tiny_conda, tiny_pip; print(tiny_conda.VALUE, tiny_pip.VALUE)"
-    assert said(builder, place, [found.python, "-c", code]) == "of conda of pip\n"
+    assert output_in(builder, place, [found.python, "-c", code]) == "of conda of pip\n"
 
 
 def test_a_project_is_built_by_the_python_of_the_image(
@@ -124,7 +124,7 @@ def test_a_project_is_built_by_the_python_of_the_image(
     place = in_image(image)
     found, _ = build(builder, place, str(project))
     code = "import own_tool; print(own_tool.VALUE)"
-    assert said(builder, place, [found.python, "-c", code]) == "own\n"
+    assert output_in(builder, place, [found.python, "-c", code]) == "own\n"
 
 
 def test_an_image_that_cannot_take_packages_says_why(builder: Builder, image: Path) -> None:

@@ -96,8 +96,8 @@ def test_projects_of_jobs_stay_while_anything_is_built(builder: Builder, tmp_pat
         set_back(source)
         made = plan(builder)
         assert kept(builder) == set()
-        said = f"environments/sources/{source.name}: an environment is being built"
-        assert said in made.kept
+        message = f"environments/sources/{source.name}: an environment is being built"
+        assert message in made.kept
         item = scratch.Leftover("cache", f"environments/sources/{source.name}", "")
         made.items.append(item)  # as if the build had begun after the look
         assert scratch.apply(made).spared == 1

@@ -98,9 +98,9 @@ def test_without_uv_one_sentence_says_what_to_do(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setitem(sys.modules, "uv", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PrepareError, match="pip install uv") as told:
+    with pytest.raises(PrepareError, match="pip install uv") as caught:
         settings.find_uv()
-    assert told.value.failure_class == FailureClass.ENVIRONMENT
+    assert caught.value.failure_class == FailureClass.ENVIRONMENT
     (finding,) = look(DoctorContext(tmp_path, None))
     assert "uv is not there" in finding.text
 

@@ -31,7 +31,7 @@ def lines(wheels: Path, *packages: str) -> list[str]:
     return ["--no-index", f"--find-links {wheels}", *packages]
 
 
-def says(python: str) -> str:
+def tool_output(python: str) -> str:
     code = "import tiny_tool, sys; print(tiny_tool.VALUE, sys.prefix)"
     return subprocess.run(
         [python, "-c", code], check=True, capture_output=True, text=True, timeout=60
@@ -50,11 +50,11 @@ def test_no_index_is_asked_where_pips_settings_say_so(
 
 
 def test_an_environment_is_built_whole_and_found_again(builder: Builder, wheels: Path) -> None:
-    first, told = builder.build(*lines(wheels, "tiny-tool"))
+    first, wish = builder.build(*lines(wheels, "tiny-tool"))
     folder = builder.node.environments / first.key
     assert first.built
-    assert told.steps == ["resolve", "build", "built"]
-    assert says(first.python) == f"one {folder}\n"
+    assert wish.steps == ["resolve", "build", "built"]
+    assert tool_output(first.python) == f"one {folder}\n"
     assert (folder / RECORD).exists()
     # Programs know the environment's last place, not the one where it was built.
     script = folder / "bin" / "tiny-tool-say"
@@ -75,7 +75,7 @@ def test_what_is_asked_for_tells_environments_apart(builder: Builder, wheels: Pa
     # The folder of wheels has changed: what was resolved before does not count any more.
     two, _ = builder.build(*lines(wheels, "tiny-tool"))
     same, _ = builder.build(*lines(wheels, "tiny-tool<2"))
-    assert says(two.python).startswith("two ")
+    assert tool_output(two.python).startswith("two ")
     assert one.key != two.key
     assert (same.key, same.built) == (one.key, False)
 
@@ -87,8 +87,8 @@ def test_a_wheel_that_was_replaced_under_its_name_is_installed_again(
     before, _ = builder.build(str(wheel))
     make_wheel(wheels, "tiny-tool", "1.0", value="after it")
     after, _ = builder.build(str(wheel))
-    assert says(before.python).startswith("before ")
-    assert says(after.python).startswith("after it ")
+    assert tool_output(before.python).startswith("before ")
+    assert tool_output(after.python).startswith("after it ")
 
 
 def test_a_retry_gets_the_packages_of_the_attempt_before(
@@ -109,11 +109,11 @@ def test_a_retry_gets_the_packages_of_the_attempt_before(
 
 
 def test_an_environment_without_packages(builder: Builder) -> None:
-    found, told = builder.build()
-    assert told.steps == ["build", "built"]
+    found, wish = builder.build()
+    assert wish.steps == ["build", "built"]
     code = "import sys; print(sys.prefix != sys.base_prefix)"
-    said = subprocess.run([found.python, "-c", code], check=True, capture_output=True, timeout=60)
-    assert said.stdout == b"True\n"
+    done = subprocess.run([found.python, "-c", code], check=True, capture_output=True, timeout=60)
+    assert done.stdout == b"True\n"
 
 
 def test_another_interpreter_gives_another_environment(
@@ -135,7 +135,7 @@ def test_an_interpreter_that_has_gone_lets_an_environment_be_built_again(
     Path(first.python).unlink()
     again, _ = builder.build(*lines(wheels, "tiny-tool"))
     assert again.built
-    assert says(again.python).startswith("one ")
+    assert tool_output(again.python).startswith("one ")
 
 
 def test_what_a_dead_build_left_is_removed_and_never_used(builder: Builder, wheels: Path) -> None:
@@ -187,12 +187,12 @@ def test_a_stop_ends_a_wait(builder: Builder, wheels: Path) -> None:
 
 def test_packages_that_do_not_fit_together(builder: Builder, wheels: Path) -> None:
     wish = builder.wish()
-    with pytest.raises(PrepareError) as told:
+    with pytest.raises(PrepareError) as caught:
         builder.build(*lines(wheels, "tiny-tool==3"), wish=wish)
-    assert told.value.failure_class == FailureClass.ENVIRONMENT
-    assert "Because" in told.value.message
-    assert "tiny-tool==3" in told.value.message
-    assert "tiny-tool==3" in " ".join(told.value.lines)
+    assert caught.value.failure_class == FailureClass.ENVIRONMENT
+    assert "Because" in caught.value.message
+    assert "tiny-tool==3" in caught.value.message
+    assert "tiny-tool==3" in " ".join(caught.value.lines)
     assert "tiny-tool==3" in wish.log
 
 
@@ -209,10 +209,10 @@ def test_an_index_that_is_gone(builder: Builder, monkeypatch: pytest.MonkeyPatch
 def test_a_wheel_that_is_damaged(builder: Builder, wheels: Path) -> None:
     wheel = make_wheel(wheels, "tiny-tool", "1.0")
     wheel.write_bytes(wheel.read_bytes()[:200])
-    with pytest.raises(PrepareError) as told:
+    with pytest.raises(PrepareError) as caught:
         builder.build(str(wheel))
-    assert told.value.failure_class == FailureClass.ENVIRONMENT
-    assert "tiny_tool-1.0-py3-none-any.whl" in told.value.message
+    assert caught.value.failure_class == FailureClass.ENVIRONMENT
+    assert "tiny_tool-1.0-py3-none-any.whl" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -220,9 +220,9 @@ def test_a_wheel_that_is_damaged(builder: Builder, wheels: Path) -> None:
     [("/nowhere/python", "no Python interpreter"), (">=3.90", "no Python >=3.90 on this node")],
 )
 def test_an_interpreter_that_is_not_there(builder: Builder, python: str, words: str) -> None:
-    with pytest.raises(PrepareError, match=words) as told:
+    with pytest.raises(PrepareError, match=words) as caught:
         builder.build(python=python)
-    assert told.value.failure_class == FailureClass.ENVIRONMENT
+    assert caught.value.failure_class == FailureClass.ENVIRONMENT
 
 
 def test_an_interpreter_that_is_none_or_too_old(builder: Builder, tmp_path: Path) -> None:
@@ -245,12 +245,12 @@ def test_a_secret_is_passed_and_shown_nowhere(
         builder.build(*wanted)
     monkeypatch.setenv("RAYJOBS_SECRET_PLACE", str(wheels))
     found, _ = builder.build(*wanted)
-    assert says(found.python).startswith("one ")
+    assert tool_output(found.python).startswith("one ")
     assert str(wheels) not in found.lock
     wish = builder.wish()
-    with pytest.raises(PrepareError) as told:
+    with pytest.raises(PrepareError) as caught:
         builder.build(*wanted, "none-such", wish=wish)
-    assert str(wheels) not in wish.log + told.value.message + "".join(told.value.lines)
+    assert str(wheels) not in wish.log + caught.value.message + "".join(caught.value.lines)
 
 
 def test_the_disk_is_full(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,9 +258,9 @@ def test_the_disk_is_full(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(Cache, "finish", refuse)
-    with pytest.raises(PrepareError, match="No space left") as told:
+    with pytest.raises(PrepareError, match="No space left") as caught:
         builder.build()
-    assert told.value.failure_class == FailureClass.STORAGE
+    assert caught.value.failure_class == FailureClass.STORAGE
     assert list((builder.node.environments / "building").iterdir()) == []
 
 
@@ -268,10 +268,10 @@ def test_packages_are_added_to_those_of_the_target(builder: Builder, wheels: Pat
     # Neither an index nor the folder has torch: what the target has is enough.
     asked = lines(wheels, "tiny-tool", "torch>=2", "click")
     found, _ = builder.build(*asked, base="target")
-    assert says(found.python).startswith("one ")
+    assert tool_output(found.python).startswith("one ")
     code = "import click, torch; print(click.__file__); print(torch.__file__)"
-    said = subprocess.run([found.python, "-c", code], check=True, capture_output=True, timeout=100)
-    assert all(path.startswith(sys.prefix) for path in said.stdout.decode().split())
+    done = subprocess.run([found.python, "-c", code], check=True, capture_output=True, timeout=100)
+    assert all(path.startswith(sys.prefix) for path in done.stdout.decode().split())
     assert "# of the target: torch==" in found.lock
     assert [line for line in found.lock.splitlines() if line[:1].isalpha()] == ["tiny-tool==1.0 \\"]
     again, _ = builder.build(*asked, base="target")
@@ -280,8 +280,8 @@ def test_packages_are_added_to_those_of_the_target(builder: Builder, wheels: Pat
     make_wheel(wheels, "click", "99.0", value="newer")
     newer, _ = builder.build(*lines(wheels, "click>=99"), base="target")
     code = "import click; print(click.VALUE)"
-    said = subprocess.run([newer.python, "-c", code], check=True, capture_output=True, timeout=60)
-    assert said.stdout == b"newer\n"
+    done = subprocess.run([newer.python, "-c", code], check=True, capture_output=True, timeout=60)
+    assert done.stdout == b"newer\n"
 
 
 def test_a_source_archive_is_built_with_the_targets_own_build_tools(
@@ -290,17 +290,17 @@ def test_a_source_archive_is_built_with_the_targets_own_build_tools(
     archive = make_source_archive(tmp_path, "old-style")
     found, _ = builder.build("--no-index", str(archive), base="target")
     code = "import old_style; print(old_style.VALUE)"
-    said = subprocess.run([found.python, "-c", code], check=True, capture_output=True, timeout=60)
-    assert said.stdout == b"built\n"
+    done = subprocess.run([found.python, "-c", code], check=True, capture_output=True, timeout=60)
+    assert done.stdout == b"built\n"
 
 
 def test_constraints_limit_versions_and_ask_for_nothing(builder: Builder, wheels: Path) -> None:
     make_wheel(wheels, "tiny-tool", "2.0", value="two")
     limits = ["tiny-tool<2", "never-asked-for==1"]
     found, _ = builder.build(*lines(wheels, "tiny-tool"), constraints=limits)
-    assert says(found.python).startswith("one ")
+    assert tool_output(found.python).startswith("one ")
     free, _ = builder.build(*lines(wheels, "tiny-tool"))
-    assert says(free.python).startswith("two ")
+    assert tool_output(free.python).startswith("two ")
 
 
 def test_the_nodes_of_a_job_use_the_lock_of_the_first(

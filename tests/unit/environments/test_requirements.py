@@ -15,7 +15,7 @@ from rayjobs.spec.model import JobSpec, Packages
 from rayjobs.submit.checks import check
 
 
-def said(lines: list[str], python: str | None = None) -> list[str]:
+def messages(lines: list[str], python: str | None = None) -> list[str]:
     return [str(problem) for problem in requirements.problems(lines, python)]
 
 
@@ -73,7 +73,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_lines_that_are_taken(line: str) -> None:
-    assert said([line]) == []
+    assert messages([line]) == []
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_lines_that_are_taken(line: str) -> None:
     ],
 )
 def test_lines_that_are_refused(line: str, words: str) -> None:
-    found = said([line])
+    found = messages([line])
     assert words in found[0]
     assert found[0].startswith("environment.pip[0]")
     assert not any("hunter2" in problem for problem in found)
@@ -113,8 +113,8 @@ def test_lines_that_are_refused(line: str, words: str) -> None:
     ],
 )
 def test_versions_of_python_that_are_refused(python: str, words: str) -> None:
-    assert words in said([], python)[0]
-    assert said([], "3.8") == said([], ">=3.9,<3.12") == said([], "/opt/venv") == []
+    assert words in messages([], python)[0]
+    assert messages([], "3.8") == messages([], ">=3.9,<3.12") == messages([], "/opt/venv") == []
 
 
 # -- conda -----------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_projects_and_editable_ones_are_paths(tmp_path: Path) -> None:
         f"{tmp_path}/other",
         "git+https://h/x",
     ]
-    assert said([f"{tmp_path}/here"]) == []
+    assert messages([f"{tmp_path}/here"]) == []
     assert requirements.path_of("/a/b[x]; sys_platform == 'linux'") == "/a/b"
 
 
@@ -255,9 +255,9 @@ def test_a_spec_survives_writing_and_reading(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_forms_are_reported_with_their_place(environment: Any, path: str, words: str) -> None:
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as caught:
         build_spec({"script": "a.py", "environment": environment})
-    (problem,) = told.value.problems
+    (problem,) = caught.value.problems
     assert problem.path == path
     assert words in str(problem)
 

@@ -91,16 +91,16 @@ def _set_version(wheel: Path, version: str) -> None:
 @pytest.fixture
 def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the stand-in for the build has built, a line each."""
-    program, said = tmp_path / "program.py", tmp_path / "counts"
-    write_program(program, said)
+    program, log = tmp_path / "program.py", tmp_path / "counts"
+    write_program(program, log)
     monkeypatch.setattr(adding, "PROGRAM", program)
-    return said
+    return log
 
 
-def write_program(program: Path, said: Path, *, meets_s: float = 0.0) -> None:
+def write_program(program: Path, log: Path, *, meets_s: float = 0.0) -> None:
     """Write the stand-in; with `meets_s`, a build waits so long for a second one."""
     cache = str(program.parent / "kept")
-    program.write_text(STAND_IN.format(counts=str(said), cache=cache, meets_s=meets_s))
+    program.write_text(STAND_IN.format(counts=str(log), cache=cache, meets_s=meets_s))
 
 
 def wish(builder: Builder) -> Wish:
@@ -118,11 +118,11 @@ def test_horovod_is_built_once_for_the_torch_of_its_environments(
 ) -> None:
     make_wheel(tmp_path / "wheels", "tiny-tool")
     found, first = build(builder, *index, "torch==9.1")
-    said = subprocess.check_output([found.python, "-c", ASK], text=True).split()
-    assert said[0] == "9.1"
+    output = subprocess.check_output([found.python, "-c", ASK], text=True).split()
+    assert output[0] == "9.1"
     site = str(builder.node.environments / found.key)
-    assert said[1].startswith(site)
-    assert said[2].startswith(site)
+    assert output[1].startswith(site)
+    assert output[2].startswith(site)
     assert first.steps == ["resolve", "build", "horovod", "built"]
     assert "compiling: 50 %" in first.log
     other, _ = build(builder, *index, "torch==9.1", "tiny-tool")
@@ -181,8 +181,8 @@ def test_packages_of_conda_with_a_torch_get_horovod(
 
     channel = Channel(tmp_path / "channel").index()
     found, _ = build(builder, *index, "torch==9.1", conda=["python"], channels=[channel.url])
-    said = subprocess.check_output([found.python, "-c", ASK], text=True)
-    assert said.startswith("9.1 ")
+    output = subprocess.check_output([found.python, "-c", ASK], text=True)
+    assert output.startswith("9.1 ")
     assert counts.read_text().splitlines() == ["9.1"]
 
 
@@ -198,10 +198,10 @@ def test_where_it_cannot_be_built_the_job_is_refused_with_what_is_missing_and_wa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(PrepareError) as caught:
         build(builder, *index, "torch==9.1")
-    said = str(caught.value)
-    assert "has its own torch, and Horovod cannot be built for it" in said
-    assert "cmake" in said
-    assert "Request `torch` without a version" in said
+    message = str(caught.value)
+    assert "has its own torch, and Horovod cannot be built for it" in message
+    assert "cmake" in message
+    assert "Request `torch` without a version" in message
     assert caught.value.is_permanent
     assert not [one for one in builder.node.environments.iterdir() if len(one.name) == 32]
 
@@ -222,7 +222,7 @@ def test_horovod_is_really_built_for_another_torch(
         "import torch, horovod.torch as hvd; hvd.init(); "
         "print(torch.__version__, hvd.allreduce(torch.ones(1), op=hvd.Sum).item())"
     )
-    said = subprocess.check_output([made.python, "-c", code], text=True, cwd=tmp_path)
-    assert said.split() == ["2.13.0+cpu", "1.0"], first.log[-2000:]
+    output = subprocess.check_output([made.python, "-c", code], text=True, cwd=tmp_path)
+    assert output.split() == ["2.13.0+cpu", "1.0"], first.log[-2000:]
     assert "compiling: 90 %" in first.log
     assert sys.prefix not in made.python

@@ -80,11 +80,11 @@ def test_open_mpi_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_another_mpi_and_another_version_are_named(tmp_path: Path) -> None:
     assert "no mpirun and no orted in PATH" in openmpi.problem(str(tmp_path))
-    for number, said in enumerate(("mpirun (Open MPI) 5.0.7", "HYDRA build details")):
+    for number, version in enumerate(("mpirun (Open MPI) 5.0.7", "HYDRA build details")):
         folder = tmp_path / str(number)
         folder.mkdir()
         for name in ("mpirun", "orted"):
-            (folder / name).write_text(f"#!/bin/sh\necho '{said}'\n")
+            (folder / name).write_text(f"#!/bin/sh\necho '{version}'\n")
             (folder / name).chmod(0o755)
     assert "is of version 5.0.7" in openmpi.problem(str(tmp_path / "0"))
     assert "is not Open MPI's" in openmpi.problem(str(tmp_path / "1"))

@@ -156,7 +156,7 @@ def bring(
     return asyncio.run(HorovodInImages(builder.node.environments).realise(asked, wish.work)), wish
 
 
-def said(
+def output_in(
     builder: Builder, image: Image, packages: Path, words: Sequence[str],
     variables: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
@@ -180,7 +180,7 @@ def test_horovod_is_built_in_the_image_once_for_each_image(
     assert first.steps == ["horovod", "built"]
     assert "[ 50%] Building CXX object of torch 9.1" in first.log
     # What the image has of its own stays the one that is found.
-    program_text = said(builder, place, packages, [PYTHON, "-c", SAY]).split()
+    program_text = output_in(builder, place, packages, [PYTHON, "-c", SAY]).split()
     assert program_text[:2] == ["9.1", "True"]
     assert program_text[-2:] == [str(packages / "horovod/__init__.py"), "9.1"]
     assert program_text[2].endswith("tools/bin/cmake"), "the image's is missing: it is fetched"
@@ -262,7 +262,7 @@ def test_a_torch_that_an_environment_brings_gets_its_own_horovod(
     asked = replace(ASKED, python=added.python, environment=folder)
     packages, _ = bring(builder, place, asked)
     assert packages is not None
-    text = said(builder, place, packages, [added.python, "-c", SAY]).split()
+    text = output_in(builder, place, packages, [added.python, "-c", SAY]).split()
     assert (text[0], text[-1]) == ("9.5", "9.5")
     assert bring(builder, place)[0] is None, "without the environment the image's own is used"
 
@@ -288,7 +288,7 @@ def test_gloo_needs_no_mpi_in_the_image(
     place = image_of(root_of(image, tmp_path / "root", programs=("g++", "make")))
     packages, _ = bring(builder, place)
     assert packages is not None
-    assert said(builder, place, packages, [PYTHON, "-c", SAY]).split()[1] == "False"
+    assert output_in(builder, place, packages, [PYTHON, "-c", SAY]).split()[1] == "False"
     with pytest.raises(PrepareError, match=r"lacks the compiler of Open MPI \(mpicxx\)\. Install"):
         bring(builder, place, replace(ASKED, needs_mpi=True))
 
@@ -403,6 +403,6 @@ def test_horovod_is_really_compiled_in_an_image(
         "import torch, horovod.torch as hvd; hvd.init(); print(torch.__version__, hvd.mpi_built(), "
         "hvd.allreduce(torch.ones(1), op=hvd.Sum).item())"
     )
-    words = said(builder, place, packages, [python, "-c", code]).split()
+    words = output_in(builder, place, packages, [python, "-c", code]).split()
     assert words[-3:] == [torch.__version__, "True", "1.0"], wish.log[-2000:]
     assert "[ 90%]" in wish.log

@@ -185,9 +185,9 @@ def test_an_environment_with_a_torch_of_its_own_is_refused_next_to_another_ones_
     plan = replace(plan_of(tmp_path, packages, backend=backend, gpus=()), python=own.python)
     with pytest.raises(PrepareError) as caught:
         required.require(plan)
-    said = str(caught.value)
-    assert f"has its own torch 1.9, but the Horovod in {packages} was built for" in said
-    assert "rayjobs horovod install --env PATH" in said
+    message = str(caught.value)
+    assert f"has its own torch 1.9, but the Horovod in {packages} was built for" in message
+    assert "rayjobs horovod install --env PATH" in message
     assert caught.value.is_permanent
     (packages / "torch").mkdir()
     for path in site.glob("torch*"):

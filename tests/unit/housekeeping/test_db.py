@@ -235,8 +235,8 @@ def test_a_restore_names_what_it_drops_and_is_confirmed_first(
         assert f"a restore from {copy} dropped it; {replaced}, the replaced store" in done.err
     for command in ("logs", "files", "show"):
         done = terminal.type(command, during.id)
-        said = " ".join(f"{done.out} {done.err}".split())
-        assert f"in the replaced store, {replaced}, it is Completed" in said
+        output = " ".join(f"{done.out} {done.err}".split())
+        assert f"in the replaced store, {replaced}, it is Completed" in output
 
     back = terminal.type("db", "restore", "--yes", "--json", str(replaced))
     assert back.code == 0

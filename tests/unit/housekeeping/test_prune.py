@@ -403,9 +403,9 @@ def test_what_a_prune_did_is_counted_in_json(runs: Runs, terminal: Terminal) -> 
     runs.finished("a", b"weights", b"log")
     runs.finished("kept", b"weights")
     runs.age()
-    said = json.loads(terminal.type("prune", "--keep", "1", "--yes", "--json").out)
-    assert (said["files_unreferenced"], said["files_shared"]) == (2, 1)
-    assert said["removed"]["files"] == 1
+    result = json.loads(terminal.type("prune", "--keep", "1", "--yes", "--json").out)
+    assert (result["files_unreferenced"], result["files_shared"]) == (2, 1)
+    assert result["removed"]["files"] == 1
 
 
 def test_a_second_prune_is_kept_out(runs: Runs, terminal: Terminal) -> None:
@@ -432,9 +432,9 @@ def test_a_pruned_job_says_when_and_by_what_its_files_went(runs: Runs, terminal:
     assert terminal.type("prune", "--keep", "1", "--yes").code == 0
     for command in ("logs", "files", "show", "download"):
         done = terminal.type(command, job.id)
-        said = " ".join(f"{done.out} {done.err}".split())
-        assert "pruned by " in said, command
-        assert "with `rayjobs prune --keep 1` (20" in said
+        output = " ".join(f"{done.out} {done.err}".split())
+        assert "pruned by " in output, command
+        assert "with `rayjobs prune --keep 1` (20" in output
         assert done.code == (3 if command == "logs" else 0)
     assert "pruned" not in terminal.type("show", other.id).out
     done = terminal.type("files", job.id, "outputs/model.pt")

@@ -174,11 +174,13 @@ def test_a_misspelt_folder_of_images_is_named_before_anything_is_stored(tmp_path
     from rayjobs.workspace.folder import open_workspace
 
     (tmp_path / "data" / "train").mkdir(parents=True)
-    said: list[str] = []
+    messages: list[str] = []
     with open_workspace(tmp_path / "w") as workspace:
         with pytest.raises(
             NotFoundError, match=r"trian'.*Did you mean '.*data/train'.*workspaceblob"
         ):
-            source_of(workspace, str(tmp_path / "data" / "trian"), said.append)
-        assert source_of(workspace, "workspaceblobstore/x", said.append) == "workspaceblobstore/x"
-    assert said == []
+            source_of(workspace, str(tmp_path / "data" / "trian"), messages.append)
+        assert (
+            source_of(workspace, "workspaceblobstore/x", messages.append) == "workspaceblobstore/x"
+        )
+    assert messages == []

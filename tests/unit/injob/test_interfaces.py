@@ -40,14 +40,14 @@ def test_nodes_of_one_machine_have_loopback_addresses_that_it_does_not_list() ->
 
 
 def test_ranks_are_told_the_interface_unless_the_job_names_one() -> None:
-    told = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "HOROVOD_GLOO_IFACE": "lo"}
+    expected = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "HOROVOD_GLOO_IFACE": "lo"}
     plan = parse(values(address="127.0.0.1"))
-    assert told.items() <= plan.rank_env(plan.ranks[0], {}).items()
+    assert expected.items() <= plan.rank_env(plan.ranks[0], {}).items()
     chosen = {"GLOO_SOCKET_IFNAME": "eth7"}
     plan = parse(values(address="127.0.0.1", env=chosen))
-    assert (told | chosen).items() <= plan.rank_env(plan.ranks[0], {}).items()
+    assert (expected | chosen).items() <= plan.rank_env(plan.ranks[0], {}).items()
     alone = parse(values())
-    assert not told.keys() & alone.rank_env(alone.ranks[0], {}).keys()
+    assert not expected.keys() & alone.rank_env(alone.ranks[0], {}).keys()
 
 
 def test_an_address_that_no_interface_has_is_told_where_ranks_must_meet_others() -> None:
@@ -62,5 +62,5 @@ def test_an_address_that_no_interface_has_is_told_where_ranks_must_meet_others()
 @pytest.mark.long
 @pytest.mark.parametrize(("address", "count"), [(NOWHERE, 1), ("127.0.0.1", 0)])
 def test_the_history_says_so(tmp_path: Path, address: str, count: int) -> None:
-    told = [one for one in prepared(tmp_path, address=address) if one.kind == "network"]
-    assert len(told) == count
+    events = [one for one in prepared(tmp_path, address=address) if one.kind == "network"]
+    assert len(events) == count

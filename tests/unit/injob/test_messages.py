@@ -125,7 +125,7 @@ def test_what_a_later_version_adds_is_dropped_and_what_an_earlier_lacks_is_the_d
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ([], "an exit record is one JSON object, not []"),
         ({}, "an exit record has no entry 'job'"),
@@ -137,10 +137,10 @@ def test_what_a_later_version_adds_is_dropped_and_what_an_earlier_lacks_is_the_d
         ({**OLD, "cold": 3}, "an exit record, entry 'cold': 3 is not a text"),
     ],
 )
-def test_what_is_no_such_message_is_refused_in_one_sentence(values: Any, told: str) -> None:
+def test_what_is_no_such_message_is_refused_in_one_sentence(values: Any, message: str) -> None:
     with pytest.raises(MessageError) as refused:
         ExitRecord.from_json(values)
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
 
 

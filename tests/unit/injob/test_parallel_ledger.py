@@ -37,7 +37,7 @@ def ledger(folder: Path, count: int = 3, clock: Clock | None = None, **asked: An
     spec = ParallelRun(**{"inputs": ("data",), "output": "made", **asked})
     settings = Settings.from_json(spec.model_dump_json())
     batches = [{"input": "data", "files": [f"{n}a", f"{n}b"], "items": 2} for n in range(count)]
-    made = Ledger(batches, settings, str(folder), lambda *_said: None, clock or Clock())
+    made = Ledger(batches, settings, str(folder), lambda *_messages: None, clock or Clock())
     OPEN.append(made)
     return made
 

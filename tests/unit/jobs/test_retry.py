@@ -142,8 +142,10 @@ def test_work_renews_no_budget_of_the_script_s_own_failures() -> None:
 
 
 def test_who_was_preempted_waits_for_nothing() -> None:
-    told = Failure(FailureClass.PREEMPTED, "made way for x")
-    assert after(attempts("preempted"), "preempted", failure=told) == Retry("made way for x", 0.0)
+    failure = Failure(FailureClass.PREEMPTED, "made way for x")
+    assert after(attempts("preempted"), "preempted", failure=failure) == Retry(
+        "made way for x", 0.0
+    )
 
 
 @pytest.mark.parametrize("outcome", ["host_error", "node_lost", "lease_lost"])

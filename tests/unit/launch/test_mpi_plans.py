@@ -68,7 +68,7 @@ def test_horovods_gloo_ranks_are_told_who_they_are_and_where_they_meet() -> None
     for plan in plans:
         assert plan["env"]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.0"
         assert plan["env"]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "29511"
-    told = [
+    numbers = [
         tuple(
             int(rank["env"][f"HOROVOD_{name}"])
             for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
@@ -76,4 +76,9 @@ def test_horovods_gloo_ranks_are_told_who_they_are_and_where_they_meet() -> None
         for plan in plans
         for rank in plan["ranks"]
     ]
-    assert told == [(0, 4, 0, 2, 0, 2), (1, 4, 1, 2, 0, 2), (2, 4, 0, 2, 1, 2), (3, 4, 1, 2, 1, 2)]
+    assert numbers == [
+        (0, 4, 0, 2, 0, 2),
+        (1, 4, 1, 2, 0, 2),
+        (2, 4, 0, 2, 1, 2),
+        (3, 4, 1, 2, 1, 2),
+    ]

@@ -69,9 +69,9 @@ def test_ranks_are_numbered_node_by_node() -> None:
     ranks = [rank for plan in plans for rank in plan.ranks]
     assert [rank.rank for rank in ranks] == list(range(6))
     for rank in ranks:
-        told = {name: int(value) for name, value in rank.env.items()}
+        numbers = {name: int(value) for name, value in rank.env.items()}
         node, local = divmod(rank.rank, 3)
-        assert told == {
+        assert numbers == {
             "RANK": rank.rank,
             "LOCAL_RANK": local,
             "WORLD_SIZE": 6,

@@ -91,14 +91,14 @@ def test_weights_are_exported_checked_and_registered(
     shown = terminal.type("model", "lineage", "net-onnx")
     assert "net:1 (digest sha256:" in shown.out
     assert "net.pt" in shown.out  # where the user had it
-    for wrong, said in {
+    for wrong, message in {
         (): "weights alone; say what they are of",
         ("--code", "net.py:Other"): "defines no Other",
         ("--code", "net.py:made"): "cannot be made from the definitions of net.py alone",
         ("--code", "net"): "write FILE.py:NAME",
     }.items():
         refused = terminal.type(*export, *wrong)
-        assert refused.code == 2 and said in refused.err, refused.err
+        assert refused.code == 2 and message in refused.err, refused.err
     assert terminal.type("model", "export", "net", "--onnx", "--input", "a").code == 2
 
 

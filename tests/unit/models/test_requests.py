@@ -156,7 +156,7 @@ def test_a_file_that_was_uploaded_and_a_folder(runs: Runs, scripts: Scripts) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "error", "told"),
+    ("name", "path", "error", "message"),
     [
         ("bad name", "m.pt", ValueError, "cannot be called 'bad name'"),
         (7, "m.pt", TypeError, "must be text"),
@@ -173,7 +173,7 @@ def test_a_file_that_was_uploaded_and_a_folder(runs: Runs, scripts: Scripts) -> 
     ],
 )
 def test_what_cannot_become_a_model_is_refused_at_once(
-    runs: Runs, scripts: Scripts, name: Any, path: Any, error: type[Exception], told: str
+    runs: Runs, scripts: Scripts, name: Any, path: Any, error: type[Exception], message: str
 ) -> None:
     job = runs.begin()
     runs.write(job, m__pt=b"w", empty__pt=b"")
@@ -183,13 +183,13 @@ def test_what_cannot_become_a_model_is_refused_at_once(
     os.mkfifo(outputs / "pipe")
     runs.save(job, 7)
     (outputs / "checkpoints" / "step-000000000007" / "model.pt").write_bytes(b"cut")
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         scripts.run(job).register_model(name, path)
     assert not (runs.paths(job).root / "models").exists()
 
 
 @pytest.mark.parametrize(
-    ("texts", "told"),
+    ("texts", "message"),
     [
         ({"tags": [1]}, "tags is a list"),
         ({"properties": "p"}, "properties is a str"),
@@ -199,11 +199,11 @@ def test_what_cannot_become_a_model_is_refused_at_once(
     ],
 )
 def test_texts_of_a_wrong_kind_are_refused(
-    runs: Runs, scripts: Scripts, texts: dict[str, Any], told: str
+    runs: Runs, scripts: Scripts, texts: dict[str, Any], message: str
 ) -> None:
     job = runs.begin()
     runs.write(job, m__pt=b"w")
-    with pytest.raises(TypeError, match=told):
+    with pytest.raises(TypeError, match=message):
         scripts.run(job).register_model("m", "m.pt", **texts)
 
 
@@ -244,10 +244,10 @@ def test_a_model_whose_file_is_gone_at_the_end_is_missed_and_said(
     done = scripts.end(job)
     assert done.state is JobState.COMPLETED
     assert [one.name for one in runs.workspace.store.models()] == ["good"]
-    (told,) = scripts.refusals(job)
-    assert told.startswith("the model 'gone' of 'outputs/gone.pt' was not registered: run ")
-    assert "its files are: outputs/good.pt" in told
-    assert done.reason == told
+    (message,) = scripts.refusals(job)
+    assert message.startswith("the model 'gone' of 'outputs/gone.pt' was not registered: run ")
+    assert "its files are: outputs/good.pt" in message
+    assert done.reason == message
 
 
 def test_files_that_change_before_the_end_is_written(runs: Runs, scripts: Scripts) -> None:
@@ -394,6 +394,6 @@ def test_a_file_of_requests_that_a_script_wrote_by_hand(runs: Runs, scripts: Scr
     run.register_model("after", "m.pt")
     scripts.end(job)
     assert [one.name for one in runs.workspace.store.models()] == ["after", "m"]
-    told = scripts.refusals(job)
-    assert len(told) == 3 and all(one.endswith("its request is damaged") for one in told)
-    assert runs.workspace.store.job(job.id).reason == f"{told[0]} (and 2 more)"
+    messages = scripts.refusals(job)
+    assert len(messages) == 3 and all(one.endswith("its request is damaged") for one in messages)
+    assert runs.workspace.store.job(job.id).reason == f"{messages[0]} (and 2 more)"

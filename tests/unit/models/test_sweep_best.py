@@ -55,8 +55,8 @@ def trial(job: Job, *values: float) -> TrialRecord:
 
 def test_the_best_trial_becomes_a_model_with_its_lineage(runs: Runs) -> None:
     sweep, job = a_sweep(runs), runs.trained((0.5, 0.9, 0.8))
-    told = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.5, 0.9, 0.8))
-    assert told == (
+    outcome = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.5, 0.9, 0.8))
+    assert outcome == (
         "registered as model digits-best:1; trial 3 had accuracy = 0.9 at its best and 0.8 at its "
         "end: a script that does not store its best weights has left its last ones"
     )
@@ -74,9 +74,9 @@ def test_the_best_trial_becomes_a_model_with_its_lineage(runs: Runs) -> None:
 
 def test_a_refusal_is_reported_and_takes_nothing_away(runs: Runs) -> None:
     sweep, job = a_sweep(runs), runs.begin()
-    told = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.9))
-    assert "trial 3 was not registered as model 'digits-best'" in told
-    assert "has not completed" in told or "only a completed run can become a model" in told
+    outcome = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.9))
+    assert "trial 3 was not registered as model 'digits-best'" in outcome
+    assert "has not completed" in outcome or "only a completed run can become a model" in outcome
     assert runs.workspace.store.models() == []
 
 
@@ -137,8 +137,8 @@ def test_a_folder_means_its_files_without_the_checkpoints(runs: Runs) -> None:
         runs.save(job, step)
     runs.log(job, "accuracy", (0.9,))
     job = runs.end(job)
-    told = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.9))
-    assert told == "registered as model digits-best:1"
+    outcome = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.9))
+    assert outcome == "registered as model digits-best:1"
     model = models.find(runs.workspace, "digits-best")
     assert [one.name for one in model.record.files] == ["model.pt"]
     assert model.lineage["left_out"] == []

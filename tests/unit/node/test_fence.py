@@ -26,43 +26,43 @@ def test_a_start_after_the_end_is_refused() -> None:
 
 def test_an_end_waits_for_the_start_that_had_begun() -> None:
     async def scene() -> None:
-        fence, told = Fence(), []
+        fence, order = Fence(), []
         may_go = asyncio.Event()
 
         async def start() -> None:
             async with fence.starting("one"):
                 await may_go.wait()
-                told.append("started")
+                order.append("started")
 
         async def end() -> None:
             await fence.end("one")
-            told.append("ended")
+            order.append("ended")
 
         starting = asyncio.ensure_future(start())
         await asyncio.sleep(0)
         ending = asyncio.ensure_future(end())
         await asyncio.sleep(0)
-        assert told == []
+        assert order == []
         may_go.set()
         await asyncio.gather(starting, ending)
-        assert told == ["started", "ended"]
+        assert order == ["started", "ended"]
 
     asyncio.run(scene())
 
 
 def test_an_end_waits_for_the_second_of_two_starts_as_well() -> None:
     async def scene() -> None:
-        fence, told = Fence(), []
+        fence, order = Fence(), []
         may_go = [asyncio.Event(), asyncio.Event()]
 
         async def start(number: int) -> None:
             async with fence.starting("one"):
                 await may_go[number].wait()
-                told.append(f"started {number}")
+                order.append(f"started {number}")
 
         async def end() -> None:
             await fence.end("one")
-            told.append("ended")
+            order.append("ended")
 
         first, second = (asyncio.ensure_future(start(number)) for number in range(2))
         await asyncio.sleep(0)
@@ -72,10 +72,10 @@ def test_an_end_waits_for_the_second_of_two_starts_as_well() -> None:
         ending = asyncio.ensure_future(end())
         for _ in range(5):
             await asyncio.sleep(0)
-        assert told == ["started 0"]
+        assert order == ["started 0"]
         may_go[1].set()
         await asyncio.gather(second, ending)
-        assert told == ["started 0", "started 1", "ended"]
+        assert order == ["started 0", "started 1", "ended"]
         assert not fence._locks
 
     asyncio.run(scene())

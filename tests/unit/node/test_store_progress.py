@@ -24,13 +24,13 @@ from tests.support.attempts import on_node
 def test_the_line_of_a_running_store_is_given_and_gone_with_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, go = threading.Event(), threading.Event()
+    reported, go = threading.Event(), threading.Event()
 
     def store_outputs(
         _root: Path, _workspace: object, *, note: object, progress: Callable[[Progress], None]
     ) -> list[str]:
         progress(Progress("output made", 1, 3, 5_000_000, 9_000_000))
-        told.set()
+        reported.set()
         assert go.wait(60)
         return []
 
@@ -48,7 +48,7 @@ def test_the_line_of_a_running_store_is_given_and_gone_with_its_end(
     async def scene() -> None:
         assert collecting.store_progress(on).line == ""
         storing = asyncio.ensure_future(collecting.store_late(on))
-        assert await asyncio.to_thread(told.wait, 60)
+        assert await asyncio.to_thread(reported.wait, 60)
         assert collecting.store_progress(on).line.startswith("output made: 1/3 files, ")
         go.set()
         assert (await storing).problems == ()

@@ -272,12 +272,12 @@ def test_a_run_whose_target_is_on_its_way_up_is_queued(typed: Typed) -> None:
             one for one in json.loads(typed.rayjobs("ls", "--json")[0]) if not one["parent"]
         ]
         assert (listed["kind"], listed["shown_state"]) == ("pipeline", "Queued")
-        said: list[str] = []
-        progress = Stages(typed.played.workspace, run_id, said.append)
+        messages: list[str] = []
+        progress = Stages(typed.played.workspace, run_id, messages.append)
         progress._outlook_s = time.monotonic() - OUTLOOK_EVERY_S
         progress.look()
-        assert said[0] == "Queued" and "is being started" in said[1], said
-        assert not any("NotResponding" in one or "Running" in one for one in said)
+        assert messages[0] == "Queued" and "is being started" in messages[1], messages
+        assert not any("NotResponding" in one or "Running" in one for one in messages)
 
 
 def test_a_name_is_that_of_its_only_run_that_has_not_ended(typed: Typed) -> None:

@@ -247,11 +247,11 @@ def test_what_was_missed_runs_once_with_a_notice(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("minutes", "said"),
+    ("minutes", "message"),
     [(0.5, "late: the workspace's store could not be reached from"), (5, "nothing ran schedules")],
 )
 def test_a_late_run_says_that_its_store_was_away_if_it_was(
-    world: World, minutes: float, said: str
+    world: World, minutes: float, message: str
 ) -> None:
     one = world.schedule()
     due = world.row(one).next_at
@@ -263,7 +263,7 @@ def test_a_late_run_says_that_its_store_was_away_if_it_was(
         wake=False,
         away_since=due + timedelta(minutes=minutes),
     )
-    assert said in done.note
+    assert message in done.note
 
 
 def test_the_timekeeper_says_since_when_a_store_was_away(

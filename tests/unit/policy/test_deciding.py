@@ -209,10 +209,10 @@ def test_a_job_that_surely_ends_in_time_passes() -> None:
     assert [(one.key, one.backfilled) for one in plan.starts] == [("short", True)]
     assert plan.promise is not None
     assert plan.promise.nodes == ("n0",)
-    told = explain(plan, "head")
-    assert told.estimate_s == 2990
-    assert told.basis == "history"
-    assert told.latest_s == 3600 + 60 - 10
+    explanation = explain(plan, "head")
+    assert explanation.estimate_s == 2990
+    assert explanation.basis == "history"
+    assert explanation.latest_s == 3600 + 60 - 10
     assert "--max-duration 48m" in explain(plan, "long").remedy
 
 
@@ -509,11 +509,11 @@ def test_what_is_free_and_what_comes_nearest() -> None:
     busy = runs("busy", "n0", gpus=3, cpus=1)
     capacities = [less(capacity("n0", gpus=4), busy), capacity("n1", gpus=0)]
     plan = decide(Situation(waiting=[job("j", gpus=3)], running=[busy], capacities=capacities))
-    told = explain(plan, "j")
-    assert told.nearest == "n0 lacks 2 GPUs"
-    assert [one["free_gpus"] for one in told.free] == [1, 0]
-    assert told.remedy == "with 1 GPU on one node it would start now"
-    assert told.to_dict()["rule"] == "capacity"
+    explanation = explain(plan, "j")
+    assert explanation.nearest == "n0 lacks 2 GPUs"
+    assert [one["free_gpus"] for one in explanation.free] == [1, 0]
+    assert explanation.remedy == "with 1 GPU on one node it would start now"
+    assert explanation.to_dict()["rule"] == "capacity"
 
 
 def test_an_advice_knows_the_targets_limit_of_jobs_and_its_switches() -> None:
@@ -540,8 +540,8 @@ def test_a_higher_limit_of_an_array_is_advised_only_where_it_would_start_the_job
     )
     assert "higher limit after the %" in explain(decide(has_capacity), "arr:1").remedy
     full = replace(has_capacity, capacities=[less(capacity(cpus=1), first)])
-    told = explain(decide(full), "arr:1")
-    assert (told.rule, told.remedy) == (Rule.ARRAY_LIMIT, "")
+    explanation = explain(decide(full), "arr:1")
+    assert (explanation.rule, explanation.remedy) == (Rule.ARRAY_LIMIT, "")
 
 
 def test_a_job_that_asks_for_more_gpus_than_its_user_may_ever_hold_says_so() -> None:
@@ -566,8 +566,8 @@ def test_estimates_follow_the_line() -> None:
         "second": (140, "history"),
         "third": (340, "limit"),
     }
-    told = explain(plan, "fourth")
-    assert (told.estimate_s, told.basis) == (None, "unknown")
+    explanation = explain(plan, "fourth")
+    assert (explanation.estimate_s, explanation.basis) == (None, "unknown")
 
 
 def test_estimates_know_the_targets_limit_of_jobs() -> None:
@@ -581,7 +581,7 @@ def test_estimates_know_the_targets_limit_of_jobs() -> None:
 
 
 def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
-    def told(now_s: float) -> tuple[float | None, str]:
+    def estimated_start(now_s: float) -> tuple[float | None, str]:
         busy = runs("busy", "n0", cpus=4, started=0)
         capacities = [less(capacity(), busy)]
         situation = Situation(
@@ -590,7 +590,7 @@ def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
         decision = explain(decide(situation), "j")
         return decision.estimate_s, decision.basis
 
-    assert told(5) == (None, "unknown")
+    assert estimated_start(5) == (None, "unknown")
     limited = runs("busy", "n0", cpus=4, started=0, max_duration_s=100.0)
     situation = Situation(
         waiting=[job("j", cpus=4)],
@@ -599,12 +599,12 @@ def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
         now_s=5,
     )
     assert estimate(decide(situation), "j") == (95, "limit")
-    assert told(20) == (20, "elapsed")
-    assert told(3600) == (3600, "elapsed")
+    assert estimated_start(20) == (20, "elapsed")
+    assert estimated_start(3600) == (3600, "elapsed")
 
 
 def test_the_end_of_a_job_that_outran_all_earlier_runs_is_called_a_guess() -> None:
-    def told(now_s: float, key: str) -> tuple[float | None, str, str, bool]:
+    def estimate(now_s: float, key: str) -> tuple[float | None, str, str, bool]:
         busy = runs(
             "busy",
             "n0",
@@ -624,9 +624,9 @@ def test_the_end_of_a_job_that_outran_all_earlier_runs_is_called_a_guess() -> No
         return found.estimate_s, found.basis, found.source, found.to_dict()["is_guess"]
 
     for now_s in (40, 300):
-        assert told(now_s, "next")[1:] == ("history", "12 earlier runs", False)
+        assert estimate(now_s, "next")[1:] == ("history", "12 earlier runs", False)
     for key, wait_s in (("next", 201), ("behind", 251)):
-        assert told(301, key) == (wait_s, "outrun", "busy has outrun them", True)
+        assert estimate(301, key) == (wait_s, "outrun", "busy has outrun them", True)
 
 
 def test_members_that_their_array_holds_back_are_estimated_too() -> None:
@@ -682,9 +682,9 @@ def test_the_guides_example() -> None:
         "d": "start",
         "e": "start",
     }
-    told = explain(plan, "b")
-    assert told.estimate_s == 1.5 * hour
-    assert told.latest_s == 3.5 * hour + 70
+    explanation = explain(plan, "b")
+    assert explanation.estimate_s == 1.5 * hour
+    assert explanation.latest_s == 3.5 * hour + 70
     before_d = decide(Situation(waiting=waiting[:2], running=[a], capacities=[node], now_s=now))
     remedy = explain(before_d, "c").remedy
     assert remedy == "with --max-duration 1h28m or less it would pass those ahead and start now"

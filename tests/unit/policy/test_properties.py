@@ -141,11 +141,11 @@ def test_one_decision(situation: Situation) -> None:
         assert plan.promise.is_claim
         assert plan.promise.key == one.by == plan.head
     for key in waiting:  # everybody is told something, and it can be said in JSON
-        told = explain(plan, key)
-        assert told.reason
-        assert told.start == (key in plan.started)
-        assert (told.position > 0) == (key in plan.positions)
-        assert summary(plan, key)[0] is told.rule
+        explanation = explain(plan, key)
+        assert explanation.reason
+        assert explanation.start == (key in plan.started)
+        assert (explanation.position > 0) == (key in plan.positions)
+        assert summary(plan, key)[0] is explanation.rule
 
 
 def with_advice(job: Waiting, advice: str) -> Waiting:
@@ -173,9 +173,9 @@ def carried_out(plan: Decisions) -> Situation:
     """Return the situation right after a plan was carried out."""
     situation = plan.situation
     waiting = {one.key: one for one in situation.waiting}
-    told = {one.key for one in plan.preempts}
+    preempted = {one.key for one in plan.preempts}
     running = [
-        replace(one, is_ending=one.is_ending or one.key in told) for one in situation.running
+        replace(one, is_ending=one.is_ending or one.key in preempted) for one in situation.running
     ]
     return replace(
         situation,
@@ -223,8 +223,8 @@ def test_the_reason_and_its_numbers_hold_once_the_plan_is_carried_out(
                     other.group == one.group and plan.rule(other.key) is not Rule.ARRAY_LIMIT
                     for other in waiting.values()
                 )
-                told = numbers(reason)
-                assert told == [one.group_limit, running, *([before] if before else [])], reason
+                stated = numbers(reason)
+                assert stated == [one.group_limit, running, *([before] if before else [])], reason
                 assert running + before >= (one.group_limit or 0)
             case Rule.USER_JOBS:
                 running = sum(other.user == one.user for other in now.running)

@@ -17,12 +17,12 @@ def after(seconds: float) -> datetime:
 
 
 def row(
-    name: str, *, foretold_s: float | None = None, waited_s: float | None, **v: Any
+    name: str, *, predicted_s: float | None = None, waited_s: float | None, **v: Any
 ) -> QueueRow:
     """Return a job submitted and first foretold at AT."""
     first = None
-    if foretold_s is not None:
-        first = Prediction(job=name, starts_at=after(foretold_s), basis="history", made_at=AT)
+    if predicted_s is not None:
+        first = Prediction(job=name, starts_at=after(predicted_s), basis="history", made_at=AT)
     values: dict[str, Any] = {
         "job": name,
         "name": name,
@@ -42,11 +42,11 @@ def row(
 
 def test_errors_and_shares_are_of_jobs_that_started() -> None:
     rows = [
-        row("a", foretold_s=100, waited_s=100),
-        row("b", foretold_s=100, waited_s=190),
-        row("c", foretold_s=100, waited_s=300),
-        row("d", foretold_s=100, waited_s=20),
-        row("e", foretold_s=100, waited_s=None),
+        row("a", predicted_s=100, waited_s=100),
+        row("b", predicted_s=100, waited_s=190),
+        row("c", predicted_s=100, waited_s=300),
+        row("d", predicted_s=100, waited_s=20),
+        row("e", predicted_s=100, waited_s=None),
         row("f", waited_s=5),
     ]
     made = queue_report(rows, [], now=after(1000))
@@ -60,10 +60,10 @@ def test_errors_and_shares_are_of_jobs_that_started() -> None:
 
 def test_jobs_that_waited_without_an_estimate_are_counted() -> None:
     rows = [
-        row("a", foretold_s=100, waited_s=100),
+        row("a", predicted_s=100, waited_s=100),
         row("b", waited_s=200),
         row("c", waited_s=5),  # at once
-        row("d", foretold_s=100, waited_s=None),
+        row("d", predicted_s=100, waited_s=None),
         row("e", waited_s=None),
         row("f", waited_s=None),
         row("g", waited_s=None, state=JobState.CANCELED),
@@ -85,7 +85,7 @@ def test_jobs_that_waited_without_an_estimate_are_counted() -> None:
 
 def test_moments_are_not_held_against_an_estimate() -> None:
     (figures,) = queue_report(
-        [row("a", foretold_s=0, waited_s=0.9)], [], now=after(10)
+        [row("a", predicted_s=0, waited_s=0.9)], [], now=after(10)
     ).first_by_target
     assert figures.within_twice == 1.0
 

@@ -148,10 +148,10 @@ def test_the_command_prints_the_policies_side_by_side() -> None:
     assert all(name in done.stdout for name in NAMES)
     assert "utilisation" in done.stdout
     asked = run("mixed", "--json", "--policy", "backfill", "--nodes", "8")
-    told = json.loads(asked.stdout)
-    assert told["pool"] == {"nodes": 8, "gpus": 8.0, "cpus": 64.0}
-    assert [one["policy"] for one in told["policies"]] == ["backfill"]
-    assert told["policies"][0]["jobs"] == 300
+    result = json.loads(asked.stdout)
+    assert result["pool"] == {"nodes": 8, "gpus": 8.0, "cpus": 64.0}
+    assert [one["policy"] for one in result["policies"]] == ["backfill"]
+    assert result["policies"][0]["jobs"] == 300
     assert tuple(POLICIES) == NAMES
 
 

@@ -130,9 +130,9 @@ def test_links_and_odd_files_are_handled(root: Path, tmp_path: Path) -> None:
         "outputs/inside/a",
         "outputs/real/a",
     ]
-    told = "\n".join(one.sentence for one in found.left_out)
+    sentences = "\n".join(one.sentence for one in found.left_out)
     for name in ("outside", "folder_outside", "loop", "nowhere", "fifo", "sock"):
-        assert f"outputs/{name}: " in told
+        assert f"outputs/{name}: " in sentences
 
 
 def test_outputs_that_were_replaced_by_a_link_are_not_followed_out(

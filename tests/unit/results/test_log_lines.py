@@ -108,9 +108,9 @@ def test_all_ranks_are_followed_as_they_print(
         file.write(b"last, without an end")
     end(workspace, job, tmp_path / "a1")
     follower.ended()
-    told = shown(found, follower.lines)
-    assert "[rank 0] loss 0" in told and "[rank 1] of rank 1 alone" in told
-    assert "[rank 0] last, without an end" in told
+    output = shown(found, follower.lines)
+    assert "[rank 0] loss 0" in output and "[rank 1] of rank 1 alone" in output
+    assert "[rank 0] last, without an end" in output
     by_rank = [[line.data for line in follower.lines if rank in line.ranks] for rank in (0, 1)]
     assert by_rank[0] == [b"start", b"loss 0", b"last, without an end"]
     assert by_rank[1][:3] == [b"start", b"loss 1", b"of rank 1 alone"]

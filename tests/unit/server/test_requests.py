@@ -210,10 +210,10 @@ def test_files_that_are_no_certificate_and_key_are_named(served: Served, tmp_pat
 
 
 def test_a_port_that_is_taken_is_named(served: Served) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(UsageError, match=f"cannot listen at 127.0.0.1:{served.port}"):
-        serve(served.workspace, Listening(port=served.port), note=said.append)
-    assert said == []
+        serve(served.workspace, Listening(port=served.port), note=messages.append)
+    assert messages == []
 
 
 def test_the_servers_folder_is_not_looked_at_by_a_client(

@@ -68,13 +68,13 @@ def problem(address: str) -> str:
 
 
 def test_http_at_a_port_with_tls_names_https(tls_port: int) -> None:
-    said = problem(f"http://127.0.0.1:{tls_port}")
-    assert f"127.0.0.1:{tls_port} speaks HTTPS: use https://127.0.0.1:{tls_port}" in said
+    message = problem(f"http://127.0.0.1:{tls_port}")
+    assert f"127.0.0.1:{tls_port} speaks HTTPS: use https://127.0.0.1:{tls_port}" in message
 
 
 def test_https_at_a_plain_port_names_http(served: Served) -> None:
-    said = problem(f"https://127.0.0.1:{served.port}")
-    assert f"speaks plain HTTP, without TLS: use http://127.0.0.1:{served.port}" in said
+    message = problem(f"https://127.0.0.1:{served.port}")
+    assert f"speaks plain HTTP, without TLS: use http://127.0.0.1:{served.port}" in message
 
 
 def test_a_proxy_that_refuses_plain_http_itself_is_known(certificate: tuple[str, str]) -> None:
@@ -90,16 +90,16 @@ def test_a_proxy_that_refuses_plain_http_itself_is_known(certificate: tuple[str,
         plain.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\nno")
 
     with listener(serve) as port:
-        said = problem(f"http://127.0.0.1:{port}")
-    assert f"use https://127.0.0.1:{port}" in said
+        message = problem(f"http://127.0.0.1:{port}")
+    assert f"use https://127.0.0.1:{port}" in message
 
 
 def test_what_speaks_neither_is_not_called_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.2)
     with listener(lambda plain: plain.close()) as port:
         for scheme in ("http", "https"):
-            said = problem(f"{scheme}://127.0.0.1:{port}")
-            assert "cannot be reached" in said and "use http" not in said
+            message = problem(f"{scheme}://127.0.0.1:{port}")
+            assert "cannot be reached" in message and "use http" not in message
 
 
 @contextmanager
@@ -125,8 +125,8 @@ def listener(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def test_a_name_that_does_not_resolve_is_named_at_once() -> None:
-    said = problem("https://no-such-host.invalid:8400")
-    assert "the name 'no-such-host.invalid' cannot be resolved" in said
+    message = problem("https://no-such-host.invalid:8400")
+    assert "the name 'no-such-host.invalid' cannot be resolved" in message
 
 
 def test_the_other_server_of_a_login_is_used(served: Served) -> None:

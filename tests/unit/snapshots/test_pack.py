@@ -262,7 +262,7 @@ def test_a_missing_source_directory_is_named(tmp_path: Path, packed: Packer) -> 
 
 
 @pytest.mark.parametrize(
-    ("ignore", "entry", "said"),
+    ("ignore", "entry", "message"),
     [
         ("train.py\n", "train.py", r"line 1 of \.rayjobsignore: train\.py"),
         ("\n# scripts\n/code/\n", "code/run.py", r"line 3 of \.rayjobsignore"),
@@ -272,13 +272,13 @@ def test_a_missing_source_directory_is_named(tmp_path: Path, packed: Packer) -> 
     ],
 )
 def test_an_entry_script_that_would_be_left_out_is_an_error(
-    packed: Packer, source: Path, ignore: str, entry: str, said: str
+    packed: Packer, source: Path, ignore: str, entry: str, message: str
 ) -> None:
     (source / ".rayjobsignore").write_text(ignore)
     (source / "code").mkdir()
     (source / "code" / "run.py").touch()
     (source / "credentials_test.py").touch()
-    with pytest.raises(SnapshotError, match=said):
+    with pytest.raises(SnapshotError, match=message):
         packed(entry=entry)
 
 

@@ -33,7 +33,7 @@ def test_dev_shm_is_as_large_as_the_job_says_and_two_gib_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("container", "says"),
+    ("container", "message"),
     [
         ({"shm_size": "1g"}, "names no image"),
         ({"image": "x", "dockerfile": "FROM y\n"}, "an image and a Dockerfile"),
@@ -46,8 +46,8 @@ def test_dev_shm_is_as_large_as_the_job_says_and_two_gib_otherwise() -> None:
         ({"image": "x", "shm": "1g"}, "Did you mean `shm_"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_to_do(container: object, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
+def test_what_is_wrong_is_said_with_what_to_do(container: object, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         _built(container)
 
 
@@ -79,7 +79,7 @@ def test_arguments_of_docker_run_that_can_be_honored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--memory", "2g"], "set resources.memory"),
         (["-m2g"], "set resources.memory"),
@@ -95,8 +95,8 @@ def test_arguments_of_docker_run_that_can_be_honored() -> None:
         (["--shm-size"], "needs a value"),
     ],
 )
-def test_others_are_refused_in_one_sentence(words: list[str], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_others_are_refused_in_one_sentence(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         container_arguments.parse(words)
 
 

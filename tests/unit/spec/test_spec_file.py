@@ -138,7 +138,7 @@ def test_an_array_may_be_one_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("3-1", "does not count upwards"),
         ("0-4:0", "does not count upwards"),
@@ -152,10 +152,10 @@ def test_an_array_may_be_one_text() -> None:
         ("1000000", "the largest is 999999"),
     ],
 )
-def test_an_array_that_cannot_be_read_is_reported(text: str, told: str) -> None:
+def test_an_array_that_cannot_be_read_is_reported(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         build_spec({"script": "a.py", "array": text})
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "array" in caught.value.problems[0].path
 
 
@@ -199,7 +199,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("!!python/object/apply:os.system ['true']", "tag"),
         ("script: !!python/name:os.system", "tag"),
@@ -229,13 +229,13 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ],
     ids=lambda text: repr(text[:20]),
 )
-def test_a_harmful_or_broken_yaml_is_refused_with_its_place(text: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_a_harmful_or_broken_yaml_is_refused_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         load_spec_text(text, name="job.yaml")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"a": 1, "a": 2}', "appears twice"),
         ('{"a": ' + "[" * 50_000, "nested|JSON"),
@@ -247,8 +247,8 @@ def test_a_harmful_or_broken_yaml_is_refused_with_its_place(text: str, said: str
     ],
     ids=lambda text: repr(text[:20]),
 )
-def test_a_harmful_or_broken_json_is_refused(text: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_a_harmful_or_broken_json_is_refused(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         load_spec_text(text, is_json=True)
 
 
@@ -355,7 +355,7 @@ def test_everything_wrong_is_said_at_once_with_a_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "path", "said"),
+    ("data", "path", "message"),
     [
         ({"script": "a", "command": "b"}, "script", "combined with `command`"),
         ({"script": ""}, "script", "missing"),
@@ -374,8 +374,8 @@ def test_everything_wrong_is_said_at_once_with_a_remedy() -> None:
         ({"script": "a", "inputs": 3}, "inputs", "is a single value"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(data: dict[str, Any], path: str, said: str) -> None:
-    assert said in problems(data)[path]
+def test_a_mistake_is_named_with_its_place(data: dict[str, Any], path: str, message: str) -> None:
+    assert message in problems(data)[path]
 
 
 def test_the_value_of_a_secret_is_never_shown() -> None:

@@ -31,9 +31,9 @@ def test_the_specification_of_an_azure_tutorial() -> None:
         python="3.6.2",
         pip=("azureml-defaults", "torch==1.6.0", "torchvision==0.7.0", "future==0.17.1", "pillow"),
     )
-    used, told = replaced(asked)
+    used, notices = replaced(asked)
     assert used == Packages(base="target", pip=("future==0.17.1", "pillow"))
-    assert told == [
+    assert notices == [
         "instead of Python 3.6.2: Python 3.11.7 (jobs need 3.8 or newer)",
         "instead of azureml-defaults: the target's rayjobs (rayjobs provides Run and the names of "
         "azureml)",
@@ -79,30 +79,30 @@ def test_what_can_be_had_is_left_alone() -> None:
     ],
 )
 def test_the_nearest_release_of_a_package(line: str, used: str) -> None:
-    found, told = replaced(Packages(pip=(line,)))
+    found, notices = replaced(Packages(pip=(line,)))
     assert found is not None
     assert found.pip == (used,)
-    assert bool(told) == (line != used)
+    assert bool(notices) == (line != used)
 
 
 def test_a_python_that_the_target_has_decides_what_can_be_had() -> None:
     asked = Packages(python="3.9", pip=("torch==1.6.0",))
     used, _ = replaced(asked, has_python=lambda _: True)
     assert used == Packages(python="3.9", pip=("torch>=1.8.0,<2",))
-    used, told = replaced(asked)
+    used, notices = replaced(asked)
     assert used is None  # the target's own
-    assert told[0] == "instead of Python 3.9: Python 3.11.7 (the target has no other)"
-    used, told = replaced(Packages(python="3.11.2", pip=("tqdm",)))
-    assert (used, told) == (
+    assert notices[0] == "instead of Python 3.9: Python 3.11.7 (the target has no other)"
+    used, notices = replaced(Packages(python="3.11.2", pip=("tqdm",)))
+    assert (used, notices) == (
         Packages(pip=("tqdm",)),
         ["instead of Python 3.11.2: Python 3.11.7 (the target's own release of it)"],
     )
 
 
 def test_horovod_is_the_targets() -> None:
-    used, told = replaced(Packages(pip=("horovod==0.19.5", "tqdm")))
+    used, notices = replaced(Packages(pip=("horovod==0.19.5", "tqdm")))
     assert used == Packages(base="target", pip=("tqdm",))
-    assert told == [
+    assert notices == [
         "instead of horovod==0.19.5: the target's Horovod (it is built for one release of torch)"
     ]
     assert replaced(Packages(pip=("horovod", "tqdm"))) == (used, [])
@@ -111,34 +111,36 @@ def test_horovod_is_the_targets() -> None:
 def test_packages_of_a_framework_are_installed_where_the_code_mentions_them() -> None:
     packages, if_used = pytorch("1.4")
     asked = Packages(python="3.6.2", pip=packages, if_used=if_used, base="target")
-    used, told = replaced(asked)
+    used, notices = replaced(asked)
     assert used is None
-    assert len(told) == 3
+    assert len(notices) == 3
     used, _ = replaced(asked, mentions=frozenset({"tensorboard", "horovod"}))
     assert used == Packages(base="target", pip=("tensorboard>=2.12.0,<3",))
-    used, told = replaced(Packages(pip=(*pytorch(None)[0], "tqdm"), base="target"))
-    assert (used, told) == (Packages(pip=("tqdm",), base="target"), [])
+    used, notices = replaced(Packages(pip=(*pytorch(None)[0], "tqdm"), base="target"))
+    assert (used, notices) == (Packages(pip=("tqdm",), base="target"), [])
 
 
 def test_packages_of_conda_without_a_channel_come_from_pip() -> None:
     asked = Packages(conda=("scikit-learn=0.22", "pytorch", "cudatoolkit=10.1", "opencv"))
-    used, told = replaced(asked)
+    used, notices = replaced(asked)
     assert used == Packages(pip=("scikit-learn>=1.1.3,<2", "torch", "opencv-python-headless"))
-    assert "instead of opencv (conda): opencv-python-headless (pip) (no channel is named)" in told
+    assert (
+        "instead of opencv (conda): opencv-python-headless (pip) (no channel is named)" in notices
+    )
     assert (
         "instead of cudatoolkit=10.1: nothing (conda; the node's drivers and torch bring it)"
-        in told
+        in notices
     )
 
 
 def test_packages_of_conda_with_a_channel_stay_where_conda_can_be_had() -> None:
     asked = Packages(conda=("zlib",), channels=("conda-forge",), pip=("azureml-core", "horovod"))
-    used, told = replaced(asked)
+    used, notices = replaced(asked)
     assert used == Packages(conda=("zlib",), channels=("conda-forge",))
-    assert len(told) == 2
-    used, told = replaced(Packages(conda=("tqdm",), channels=("own",)), has_conda=False)
+    assert len(notices) == 2
+    used, notices = replaced(Packages(conda=("tqdm",), channels=("own",)), has_conda=False)
     assert used == Packages(pip=("tqdm",))
-    assert told == ["instead of tqdm (conda): tqdm (pip) (no conda on the target)"]
+    assert notices == ["instead of tqdm (conda): tqdm (pip) (no conda on the target)"]
     # A program that pip does not have is left for the check, which refuses it.
     used, _ = replaced(Packages(conda=("ffmpeg",)))
     assert used == Packages(conda=("ffmpeg",))
@@ -181,21 +183,21 @@ def in_image(asked: Packages, *, strict: bool = False) -> tuple[Any, list[str]]:
 
 
 def test_packages_are_added_to_those_of_an_image() -> None:
-    used, told = in_image(
+    used, notices = in_image(
         Packages(python="3.6.2", pip=("azureml-defaults", "torch==1.6.0", "horovod==0.19.5"))
     )
     # The image's Python may well have this release of torch: the target's is of no meaning.
     assert used == Packages(pip=("torch==1.6.0",))
-    assert told == [
+    assert notices == [
         "instead of Python 3.6.2: the image's own Python (packages are added to it)",
         "instead of azureml-defaults: the target's rayjobs (rayjobs provides Run and the names of "
         "azureml)",
         "instead of horovod==0.19.5: the image's own Horovod, or one built there (it is built "
         "for one release of torch)",
     ]
-    of_estimator, told = in_image(Packages(base="target", pip=("torch==1.6.0", "tqdm")))
+    of_estimator, notices = in_image(Packages(base="target", pip=("torch==1.6.0", "tqdm")))
     assert of_estimator == Packages(pip=("torch", "tqdm"))
-    assert told == [
+    assert notices == [
         "instead of torch==1.6.0: the image's torch, or the newest (packages are added to the "
         "image)"
     ]
@@ -211,6 +213,6 @@ def test_the_version_of_an_images_python_is_compared_on_the_node_if_strict() -> 
 
 def test_packages_of_conda_bring_their_own_python_to_an_image() -> None:
     asked = Packages(python="3.6", conda=("zlib",), channels=("own",), pip=("tqdm",))
-    used, told = in_image(asked)
+    used, notices = in_image(asked)
     assert used == Packages(conda=("zlib",), channels=("own",), pip=("tqdm",))
-    assert told == ["instead of Python 3.6: the newest of conda (jobs need 3.8 or newer)"]
+    assert notices == ["instead of Python 3.6: the newest of conda (jobs need 3.8 or newer)"]

@@ -21,7 +21,7 @@ def spec(**data: Any) -> JobSpec:
     return build_spec(data)
 
 
-def said(one: JobSpec, **options: Any) -> dict[str, str]:
+def problems_of(one: JobSpec, **options: Any) -> dict[str, str]:
     return {problem.path: str(problem) for problem in check(one, **options)}
 
 
@@ -39,7 +39,7 @@ def source(tmp_path: Path) -> Path:
 def test_a_script_that_is_there_is_accepted_even_with_a_syntax_error(
     source: Path, script: str
 ) -> None:
-    assert said(spec(script=script), source=source) == {}
+    assert problems_of(spec(script=script), source=source) == {}
 
 
 @pytest.mark.parametrize(
@@ -73,48 +73,50 @@ def test_a_script_that_cannot_be_run_is_refused_with_a_hint(
 
 
 def test_an_absolute_script_inside_is_named_as_it_should_be(source: Path) -> None:
-    found = said(spec(script=str(source / "train.py")), source=source)
+    found = problems_of(spec(script=str(source / "train.py")), source=source)
     assert "Write `train.py`." in found["script"]
 
 
 def test_a_source_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert "does not exist" in said(spec(), source=tmp_path / "no")["source_directory"]
+    assert "does not exist" in problems_of(spec(), source=tmp_path / "no")["source_directory"]
 
 
 def test_several_processes_without_a_backend_are_refused_saying_how() -> None:
-    found = said(spec(distribution={"processes_per_node": 2}))
+    found = problems_of(spec(distribution={"processes_per_node": 2}))
     assert "gloo" in found["distribution.backend"]
-    assert said(spec(distribution={"processes_per_node": 2, "backend": "gloo"})) == {}
+    assert problems_of(spec(distribution={"processes_per_node": 2, "backend": "gloo"})) == {}
 
 
 def test_nccl_needs_gpus_and_a_command_runs_once_per_node() -> None:
-    assert "gloo" in said(spec(distribution={"backend": "nccl"}))["distribution.backend"]
+    assert "gloo" in problems_of(spec(distribution={"backend": "nccl"}))["distribution.backend"]
     many = {"processes_per_node": 2, "backend": "gloo"}
-    assert said(spec(command="ls", distribution=many)).keys() == {"distribution.processes_per_node"}
+    assert problems_of(spec(command="ls", distribution=many)).keys() == {
+        "distribution.processes_per_node"
+    }
 
 
 def test_nccl_needs_a_whole_gpu_for_each_process() -> None:
     shape = {"processes_per_node": 4, "backend": "nccl"}
-    found = said(spec(resources={"gpus": 0.5}, distribution=shape))
+    found = problems_of(spec(resources={"gpus": 0.5}, distribution=shape))
     assert "4 processes per node × 0.5 are 2 GPUs" in found["resources.gpus"]
     assert "--gpus-per-proc 1" in found["resources.gpus"]
-    assert said(spec(resources={"gpus": 1}, distribution=shape)) == {}
-    assert said(spec(resources={"gpus": 0.5}, distribution={"backend": "nccl"})) == {}
+    assert problems_of(spec(resources={"gpus": 1}, distribution=shape)) == {}
+    assert problems_of(spec(resources={"gpus": 0.5}, distribution={"backend": "nccl"})) == {}
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "horovod-gloo"])
 def test_idle_gpus_of_a_distributed_job_are_reported(backend: str) -> None:
     shape = {"nodes": 2, "processes_per_node": 2, "backend": backend}
-    (told,) = warnings(spec(resources={"gpus": 2}, distribution=shape))
-    assert told.startswith("2 processes per node for 4 GPUs")
-    assert "`--procs-per-node 4 --gpus-per-proc 1`" in told
+    (warning,) = warnings(spec(resources={"gpus": 2}, distribution=shape))
+    assert warning.startswith("2 processes per node for 4 GPUs")
+    assert "`--procs-per-node 4 --gpus-per-proc 1`" in warning
     assert warnings(spec(resources={"gpus": 1}, distribution=shape)) == []
 
 
 def test_idle_gpus_of_one_process_are_reported() -> None:
-    (told,) = warnings(spec(resources={"gpus": 2}))
-    assert told.startswith("1 process per node for 2 GPUs")
-    assert "--procs-per-node 2 --gpus-per-proc 1 --backend nccl" in told
+    (warning,) = warnings(spec(resources={"gpus": 2}))
+    assert warning.startswith("1 process per node for 2 GPUs")
+    assert "--procs-per-node 2 --gpus-per-proc 1 --backend nccl" in warning
     # torchrun may stand in it.
     assert warnings(spec(command="torchrun train.py", resources={"gpus": 2})) == []
 
@@ -131,15 +133,15 @@ def test_gpus_per_node_are_a_part_of_one_or_whole(
     gpus: float, processes: int, is_right: bool
 ) -> None:
     shape = {"processes_per_node": processes, "backend": "gloo"}
-    found = said(spec(resources={"gpus": gpus}, distribution=shape))
+    found = problems_of(spec(resources={"gpus": gpus}, distribution=shape))
     assert (found == {}) is is_right, found
 
 
 def test_the_suggested_share_of_a_gpu_is_accepted() -> None:
     shape = {"processes_per_node": 5, "backend": "gloo"}
-    text = said(spec(resources={"gpus": 0.5}, distribution=shape))["resources.gpus"]
+    text = problems_of(spec(resources={"gpus": 0.5}, distribution=shape))["resources.gpus"]
     share = float(text.rpartition("=")[2].rstrip("."))
-    assert said(spec(resources={"gpus": share}, distribution=shape)) == {}
+    assert problems_of(spec(resources={"gpus": share}, distribution=shape)) == {}
 
 
 @pytest.mark.parametrize(
@@ -147,22 +149,22 @@ def test_the_suggested_share_of_a_gpu_is_accepted() -> None:
              "OMPI_COMM_WORLD_RANK", "AZ_BATCH_MASTER_NODE"],
 )  # fmt: skip
 def test_variables_that_the_queue_sets_are_refused(name: str) -> None:
-    assert f"environment_variables.{name}" in said(spec(environment_variables={name: "1"}))
-    assert f"secrets.{name}" in said(spec(secrets={name: {"file": "/x"}}))
+    assert f"environment_variables.{name}" in problems_of(spec(environment_variables={name: "1"}))
+    assert f"secrets.{name}" in problems_of(spec(secrets={name: {"file": "/x"}}))
 
 
 @pytest.mark.parametrize("devices", ["0", "1,0", "GPU-1"])
 def test_a_job_does_not_choose_its_gpus(devices: str) -> None:
-    chosen = said(spec(environment_variables={"CUDA_VISIBLE_DEVICES": devices}))
+    chosen = problems_of(spec(environment_variables={"CUDA_VISIBLE_DEVICES": devices}))
     assert chosen.keys() == {"environment_variables.CUDA_VISIBLE_DEVICES"}
 
 
 def test_other_variables_are_the_jobs_own() -> None:
     mine = {"AZUREML_COMPUTE_USE_COMMON_RUNTIME": "true", "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
-    assert said(spec(environment_variables=mine)) == {}
+    assert problems_of(spec(environment_variables=mine)) == {}
     both = spec(environment_variables={"A": "1"}, secrets={"A": {"file": "/x"}})
-    assert said(both).keys() == {"secrets.A"}
+    assert problems_of(both).keys() == {"secrets.A"}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_other_variables_are_the_jobs_own() -> None:
 )  # fmt: skip
 @pytest.mark.long
 def test_a_wrong_value_is_refused_with_its_place(data: dict[str, Any], path: str) -> None:
-    assert path in said(spec(**data), job_id="me")
+    assert path in problems_of(spec(**data), job_id="me")
 
 
 def test_a_bare_name_as_an_input_is_answered_with_what_it_may_mean() -> None:
@@ -218,7 +220,7 @@ def test_a_bare_name_as_an_input_is_answered_with_what_it_may_mean() -> None:
     ],
 )
 def test_odd_arguments_are_the_scripts_own_affair(argument: str) -> None:
-    assert said(spec(arguments=[argument])) == {}
+    assert problems_of(spec(arguments=[argument])) == {}
     assert warnings(spec(arguments=[argument])) == []
 
 

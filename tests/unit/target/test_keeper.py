@@ -137,10 +137,10 @@ def test_running_attempts_are_ended_through_their_hosts(
         f'{{"pid": {identity.pid}, "start_time": {identity.start_time}, '
         f'"boot_id": "{identity.boot_id}", "marker": ""}}'
     )
-    said: list[str] = []
-    stopping.stop_head(TargetLocation("local", home), say=said.append)
+    messages: list[str] = []
+    stopping.stop_head(TargetLocation("local", home), say=messages.append)
     assert not is_alive(identity)
-    assert "ending 1 running attempt" in said
+    assert "ending 1 running attempt" in messages
 
 
 @pytest.mark.long

@@ -66,7 +66,7 @@ def start(location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return run
 
 
-def _said(location: TargetLocation) -> list[tuple[str, str]]:
+def _lines(location: TargetLocation) -> list[tuple[str, str]]:
     return [(line.kind, line.text) for line in progress.read(location.paths.progress)]
 
 
@@ -75,11 +75,11 @@ def test_a_start_that_was_too_slow_is_tried_again(
     location: TargetLocation, start: FakeStarter
 ) -> None:
     assert start(failures=2) == ["head"] * 3
-    assert [text for kind, text in _said(location) if kind == "stage"] == [
+    assert [text for kind, text in _lines(location) if kind == "stage"] == [
         "Ray did not come up in time; trying again (2 of 3)",
         "Ray did not come up in time; trying again (3 of 3)",
     ]
-    assert "failed" not in dict(_said(location))
+    assert "failed" not in dict(_lines(location))
     assert location.paths.token.exists()
 
 
@@ -89,13 +89,13 @@ def test_the_last_failure_says_what_to_do_next_and_shows_no_stack(
 ) -> None:
     with pytest.raises(RayjobsError) as caught:
         start(failures=99)
-    kind, told = _said(location)[-1]
-    assert (kind, told) == ("failed", caught.value.message)
-    assert told.endswith("stay queued; run `rayjobs target start local`.")
-    assert "did not register within 120 s" in told
+    kind, text = _lines(location)[-1]
+    assert (kind, text) == ("failed", caught.value.message)
+    assert text.endswith("stay queued; run `rayjobs target start local`.")
+    assert "did not register within 120 s" in text
     log = location.paths.log / "start.log"
-    assert str(log) in told
-    assert STACK not in told
+    assert str(log) in text
+    assert STACK not in text
     assert log.read_text().count(STACK) == 3
     assert not location.paths.token.exists()
 
@@ -104,7 +104,7 @@ def test_the_last_failure_says_what_to_do_next_and_shows_no_stack(
 def test_what_ray_refuses_is_not_tried_again(location: TargetLocation, start: FakeStarter) -> None:
     with pytest.raises(RayjobsError):
         start(failures=99, code=1, kind="failed")
-    assert [kind for kind, _ in _said(location)] == ["failed"]
+    assert [kind for kind, _ in _lines(location)] == ["failed"]
 
 
 @pytest.mark.long
@@ -112,7 +112,7 @@ def test_a_stop_ends_the_tries(location: TargetLocation, start: FakeStarter) -> 
     local_head.write_private(location.paths.stop_request, '{"id": "r1", "force": true}')
     with pytest.raises(RayjobsError):
         start(failures=99)
-    assert [kind for kind, _ in _said(location)] == ["late", "failed"]
+    assert [kind for kind, _ in _lines(location)] == ["late", "failed"]
 
 
 def _fails() -> None:
@@ -252,9 +252,9 @@ def test_a_start_that_hangs_ends_by_itself_and_says_so(tmp_path: Path) -> None:
         "raylaunch._end_at_last(progress.Progress(Path(sys.argv[1]), 'one'), life_s=0.1)\n"
         "time.sleep(600)\n"
     )
-    said = tmp_path / "progress"
-    ended = subprocess.run([sys.executable, "-c", source, str(said)], timeout=120, check=False)
+    file = tmp_path / "progress"
+    ended = subprocess.run([sys.executable, "-c", source, str(file)], timeout=120, check=False)
     assert ended.returncode == 1
-    (line,) = progress.read(said)
+    (line,) = progress.read(file)
     assert (line.kind, line.start) == ("failed", "one")
     assert "did not finish within 0.1s" in line.text

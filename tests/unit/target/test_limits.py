@@ -60,8 +60,8 @@ def test_the_command_changes_what_is_given_alone(
         return dict(json.loads(done.stdout))
 
     assert run("--max-jobs", "4", "--aging", "12h")["aging_s"] == 43200
-    told = run("--max-jobs", "none", "--max-gpus-per-user", "2.5", "--no-backfill")
-    assert told == {
+    limits = run("--max-jobs", "none", "--max-gpus-per-user", "2.5", "--no-backfill")
+    assert limits == {
         "target": "local",
         "jobs": None,
         "jobs_per_user": None,

@@ -136,14 +136,14 @@ def test_the_commands_set_list_and_remove_and_print_no_value(
     monkeypatch.setenv("FROM_SHELL", VALUE)
     monkeypatch.delenv("NOT_EXPORTED", raising=False)
     run = CliRunner()
-    said = [
+    results = [
         run.invoke(main, ["target", "secret", "set", "FROM_SHELL"]),
         run.invoke(main, ["target", "secret", "set", "PIPED", "--stdin"], input=f"{VALUE}\n"),
         run.invoke(main, ["target", "secret", "ls"]),
         run.invoke(main, ["target", "secret", "ls", "--json"]),
     ]
-    assert all(VALUE not in one.output for one in said), [one.output for one in said]
-    assert json.loads(said[-1].stdout) == [
+    assert all(VALUE not in one.output for one in results), [one.output for one in results]
+    assert json.loads(results[-1].stdout) == [
         {"name": "FROM_SHELL", "given_by": "user"},
         {"name": "PIPED", "given_by": "user"},
     ]

@@ -225,8 +225,8 @@ def test_only_a_refusal_takes_the_record_of_a_stop_back(
 
     def answer(_seconds: float) -> None:
         asked = json.loads(location.paths.stop_request.read_text())
-        said = {"id": asked["id"], "error": "that did not work", "is_refused": is_refused}
-        location.paths.stop_answer.write_text(json.dumps(said))
+        answer_data = {"id": asked["id"], "error": "that did not work", "is_refused": is_refused}
+        location.paths.stop_answer.write_text(json.dumps(answer_data))
 
     monkeypatch.setattr(time, "sleep", answer)
     with pytest.raises(TargetError, match="that did not work"):

@@ -309,16 +309,16 @@ def test_a_stop_with_cancel_needs_no_cluster(
     jobs = [queue.submit(name, target="lab") for name in ("a", "b")]
     done = terminal.type("target", "stop", "lab", "--cancel")
     assert done.code == 0, done.err
-    told = f"2 jobs canceled; the target's actor could not be reached at {_address(lab)}"
-    assert told in done.err
+    message = f"2 jobs canceled; the target's actor could not be reached at {_address(lab)}"
+    assert message in done.err
     assert {workspace.store.job(job.id).state for job in jobs} == {JobState.CANCELED}
     assert stop_record.last(lab.paths).is_in_force
     assert begun == []
     jobs.append(queue.submit("c", target="lab"))
     done = terminal.type("target", "stop", "lab", "--cancel", "--json")
-    said = json.loads(done.out)
-    assert (said["canceled"], said["cancel_requested"]) == ([jobs[2].id], [])
-    assert (said["unreachable"], said["state"]) == (_address(lab), "stopped")
+    result = json.loads(done.out)
+    assert (result["canceled"], result["cancel_requested"]) == ([jobs[2].id], [])
+    assert (result["unreachable"], result["state"]) == (_address(lab), "stopped")
     assert revive.look_after("lab", home=lab.home, workspace=workspace.path).is_stopped
     assert begun == []
 
@@ -350,9 +350,9 @@ def test_a_job_that_ran_there_is_asked_to_end_and_is_not_called_canceled(
     found = workspace.store.job(running.id)
     assert (found.state, found.cancel_requested_at is not None) == (JobState.RUNNING, True)
     assert workspace.store.job(waiting.id).state is JobState.CANCELED
-    said = json.loads(terminal.type("target", "stop", "lab", "--cancel", "--json").out)
-    assert said["cancel_requested"] == [running.id]
-    assert said["canceled"] == said["put_back"] == []
+    result = json.loads(terminal.type("target", "stop", "lab", "--cancel", "--json").out)
+    assert result["cancel_requested"] == [running.id]
+    assert result["canceled"] == result["put_back"] == []
 
 
 def test_a_stop_without_cancel_says_what_becomes_of_jobs_of_a_cluster_that_is_gone(
@@ -362,7 +362,7 @@ def test_a_stop_without_cancel_says_what_becomes_of_jobs_of_a_cluster_that_is_go
     running = queue.start(queue.submit("a", target="lab"))
     waiting = queue.submit("b", target="lab")
     done = terminal.type("target", "stop", "lab")
-    said = " ".join(done.err.split())
+    stderr = " ".join(done.err.split())
     assert done.code == 5
     for text in (
         running.id,
@@ -370,9 +370,9 @@ def test_a_stop_without_cancel_says_what_becomes_of_jobs_of_a_cluster_that_is_go
         "Running jobs may continue there unobserved",
         _address(lab),
     ):
-        assert text in said, text
+        assert text in stderr, text
     for text in ("Waiting jobs stay queued", "Nothing was stopped", "--cancel", "--force"):
-        assert text in said, text
+        assert text in stderr, text
     assert not stop_record.last(lab.paths).is_in_force
     done = terminal.type("target", "stop", "lab", "--force")
     assert done.code == 5

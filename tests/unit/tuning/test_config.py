@@ -137,10 +137,10 @@ def test_all_wrong_arguments_are_listed_at_once() -> None:
 
 
 def test_too_long_and_too_many_are_cut_with_a_warning() -> None:
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning) as warned:
         found = config(max_duration_minutes=20_000, max_concurrent_runs=50)
     assert (found.max_duration_minutes, found.max_concurrent_runs) == (10_080, 20)
-    assert len(said) == len(found.advice) == 2
+    assert len(warned) == len(found.advice) == 2
 
 
 def test_bayesian_advice_is_a_warning() -> None:
@@ -246,7 +246,7 @@ def test_everything_wrong_in_a_file_is_listed_at_once_with_path_and_remedy(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("a: [1\n", "^sweep.yaml, line 2, column 1 is not YAML: [^\n]*$"),
         ("a: 1\na: 2\n", "line 2, column 1: the key 'a' appears twice"),
@@ -255,8 +255,8 @@ def test_everything_wrong_in_a_file_is_listed_at_once_with_path_and_remedy(tmp_p
         ("a: !!python/object/apply:os.getcwd []\n", "line 1, column 4: the tag"),
     ],
 )
-def test_a_text_that_is_no_sweep_is_refused(text: str, says: str) -> None:
-    with pytest.raises(SweepError, match=says):
+def test_a_text_that_is_no_sweep_is_refused(text: str, message: str) -> None:
+    with pytest.raises(SweepError, match=message):
         read_yaml(text, where="sweep.yaml")
 
 

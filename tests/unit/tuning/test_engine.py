@@ -350,7 +350,7 @@ def test_a_bayesian_sweep_survives_two_crashes_without_repeating_a_trial() -> No
     assert len(stormy.submissions) == len(set(stormy.submissions)) == 12
     chosen = [trial.parameters for trial in stormy.state.trials]
     assert chosen == [trial.parameters for trial in calm.state.trials]
-    untold = spec.sampling.sampler(spec.goal)
-    unlearnt = [untold.suggest(number) for number in range(12)]
+    uninformed = spec.sampling.sampler(spec.goal)
+    unlearnt = [uninformed.suggest(number) for number in range(12)]
     assert chosen[:10] == unlearnt[:10]  # Optuna's start-up trials are drawn at random
     assert all(parameters not in unlearnt for parameters in chosen[10:])

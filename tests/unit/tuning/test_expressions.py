@@ -150,7 +150,7 @@ def test_qlognormal_rounds_to_multiples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: choice(), "no options"),
         (lambda: choice([]), "no options"),
@@ -174,14 +174,14 @@ def test_qlognormal_rounds_to_multiples() -> None:
         (lambda: qnormal(0, 1, -2), "at least 1"),
     ],
 )
-def test_wrong_arguments_are_refused_with_a_remedy(make: object, says: str) -> None:
-    with pytest.raises(SweepError, match=says) as caught:
+def test_wrong_arguments_are_refused_with_a_remedy(make: object, message: str) -> None:
+    with pytest.raises(SweepError, match=message) as caught:
         make()  # type: ignore[operator]
     assert caught.value.problems[0].remedy
 
 
 @pytest.mark.parametrize(
-    ("wire", "says"),
+    ("wire", "message"),
     [
         (["unifrom", [0, 1]], "Did you mean 'uniform'"),
         (["uniform", [0]], r"uniform\(min_value, max_value\)"),
@@ -192,8 +192,8 @@ def test_wrong_arguments_are_refused_with_a_remedy(make: object, says: str) -> N
         ({"uniform": [0, 1], "q": 2}, "fixed value"),
     ],
 )
-def test_a_wrong_wire_form_says_what_to_write(wire: object, says: str) -> None:
-    with pytest.raises(SweepError, match=says):
+def test_a_wrong_wire_form_says_what_to_write(wire: object, message: str) -> None:
+    with pytest.raises(SweepError, match=message):
         parse_expression(wire)
 
 

@@ -302,7 +302,7 @@ def test_a_policy_survives_json_and_pickle(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "path", "says"),
+    ("data", "path", "message"),
     [
         ({"type": "bandit"}, "slack_factor", "neither"),
         ({"type": "bandit", "slack_factor": 1, "slack_amount": 1}, "slack_factor", "both"),
@@ -321,8 +321,8 @@ def test_a_policy_survives_json_and_pickle(policy: Policy) -> None:
         (3, "", "mapping"),
     ],
 )
-def test_wrong_settings_are_refused_with_a_remedy(data: Any, path: str, says: str) -> None:
-    with pytest.raises(SweepError, match=says) as caught:
+def test_wrong_settings_are_refused_with_a_remedy(data: Any, path: str, message: str) -> None:
+    with pytest.raises(SweepError, match=message) as caught:
         parse_policy(data)
     assert [problem.path for problem in caught.value.problems] == [path]
 

@@ -125,7 +125,7 @@ def test_a_grid_tries_a_repeated_option_once_and_keeps_1_and_true_apart() -> Non
 
 
 @pytest.mark.parametrize(
-    ("make", "path", "says"),
+    ("make", "path", "message"),
     [
         (lambda: GridParameterSampling({"lr": uniform(0, 1)}), "parameters.lr", "grid"),
         (lambda: BayesianParameterSampling({"s": normal(0, 1)}), "parameters.s", "normal"),
@@ -152,8 +152,8 @@ def test_a_grid_tries_a_repeated_option_once_and_keeps_1_and_true_apart() -> Non
         ),
     ],
 )
-def test_what_a_sampling_cannot_use_is_refused(make: Any, path: str, says: str) -> None:
-    with pytest.raises(SweepError, match=says) as caught:
+def test_what_a_sampling_cannot_use_is_refused(make: Any, path: str, message: str) -> None:
+    with pytest.raises(SweepError, match=message) as caught:
         make()
     assert path in [problem.path for problem in caught.value.problems]
 

@@ -62,9 +62,9 @@ def test_what_tune_answers_is_the_policys_decision(policy: Policy, interval: int
     table = [
         running(number, *values[:interval], judged=interval - 1) for number, values in TABLE.items()
     ]
-    told = {verdict.trial: verdict.stop for verdict in TuneScheduler(policy, MAX).judge(table)}
+    decisions = {verdict.trial: verdict.stop for verdict in TuneScheduler(policy, MAX).judge(table)}
     history = {number: list(values) for number, values in TABLE.items()}
-    assert told == {n: policy.judge(history, n, interval, goal=MAX) for n in TABLE}
+    assert decisions == {n: policy.judge(history, n, interval, goal=MAX) for n in TABLE}
 
 
 def test_asha_stops_a_trial_that_comes_to_a_rung_below_its_limit() -> None:

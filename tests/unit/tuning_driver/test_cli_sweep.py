@@ -51,8 +51,8 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     def call(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
         code = run(["sweep", *arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return call
 
@@ -131,7 +131,7 @@ def test_a_dry_run_shows_no_seed_that_a_submit_would_not_use(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("{--x: {uniform: [0, 1]}}", "{}"), "the search space is empty"),
         (("goal: maximize", "goal: up"), "Write maximize or minimize."),
@@ -142,13 +142,13 @@ def test_a_dry_run_shows_no_seed_that_a_submit_would_not_use(
 )
 @pytest.mark.long
 def test_a_wrong_file_is_refused_before_anything_is_submitted(
-    world: World, call: Call, tmp_path: Path, change: tuple[str, str], said: str
+    world: World, call: Call, tmp_path: Path, change: tuple[str, str], message: str
 ) -> None:
     finished(world)
     (tmp_path / "sweep.yaml").write_text(FILE.replace(*change))
     code, out, err = call("create", "-f", str(tmp_path / "sweep.yaml"))
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
     assert len(world.store.sweeps()) == 1
 
@@ -163,14 +163,14 @@ def test_all_that_is_wrong_with_a_file_is_reported_at_once(
     (tmp_path / "sweep.yaml").write_text(wrong)
     code, out, err = call("create", "-f", str(tmp_path / "sweep.yaml"))
     assert (code, out) == (2, "")
-    for said in (
+    for words in (
         "job.script",
         "absent.py",
         "Write maximize or minimize.",
         "slack",
         "Bayesian sampling takes no early termination policy",
     ):
-        assert said in err, err
+        assert words in err, err
     assert err.count("Bayesian sampling takes no") == 1
 
 
@@ -431,8 +431,8 @@ def test_ls_counts_a_trial_without_the_metric_as_the_sweep_does(
     for command in (["ls", "--parent", sweep], ["show", trial]):
         capsys.readouterr()
         assert run(command) == 0
-        said = " ".join(capsys.readouterr().out.split())
-        assert "failed as a trial: trial 0 never reported the metric 'accuracy'" in said
+        output = " ".join(capsys.readouterr().out.split())
+        assert "failed as a trial: trial 0 never reported the metric 'accuracy'" in output
     world.finish(driver)
     assert world.store.job(sweep).state is JobState.FAILED
     _, text, _ = call("show", sweep)

@@ -98,8 +98,8 @@ def test_a_hopeless_trial_is_stopped_with_its_numbers(world: World) -> None:
     assert stopped.reason == "stopped trial 1 at interval 1: 0.2 < 0.9/(1+0.1)"
     job = world.store.job(str(stopped.job_id))
     assert job.state is JobState.CANCELED
-    said = [event.message for event in world.store.events(job.id) if event.kind == "cancel"]
-    assert said == [f"cancel requested by its sweep: {stopped.reason}"]
+    messages = [event.message for event in world.store.events(job.id) if event.kind == "cancel"]
+    assert messages == [f"cancel requested by its sweep: {stopped.reason}"]
     assert len(stopped.values) < 5
 
 
@@ -575,8 +575,8 @@ def test_a_trial_without_a_model_is_noted_before_the_sweep_ends(world: World) ->
             break
         driver.turn()
         world.play()
-    said = [event for event in world.store.events(sweep) if event.kind == "model_missing"]
-    assert len(said) == 1
-    assert "trial 0 completed without 'outputs'" in said[0].message
+    events = [event for event in world.store.events(sweep) if event.kind == "model_missing"]
+    assert len(events) == 1
+    assert "trial 0 completed without 'outputs'" in events[0].message
     assert world.finish(driver) is JobState.COMPLETED
     assert [event.kind for event in world.store.events(sweep)].count("model_missing") == 1

@@ -99,13 +99,13 @@ def test_a_driver_that_cannot_be_started_is_said_in_the_sweeps_history(tmp_path:
             "local", tmp_path, clock=SystemClock(), resolve=lambda _: resolve("no.such.module:f")
         )
 
-        def told() -> bool:
+        def is_reported() -> bool:
             return any("no.such" in e.message or "'no'" in e.message for e in events())
 
         def events() -> list[Any]:
             return [e for e in world.store.events(sweep) if e.kind == "driver_lost"]
 
-        await until(told, lambda: drivers.look(board))
+        await until(is_reported, lambda: drivers.look(board))
         assert world.store.job(sweep).state is JobState.RUNNING
         world.close()
 

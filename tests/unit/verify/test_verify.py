@@ -30,7 +30,7 @@ def point(
     )
 
 
-def said(before: list[MetricPoint], after: list[MetricPoint]) -> list[str]:
+def sentences(before: list[MetricPoint], after: list[MetricPoint]) -> list[str]:
     found, _ = curves(before, after, tolerance=Tolerance())
     return [text for one in found for text in one.sentences]
 
@@ -39,22 +39,24 @@ FIVE = [point(step, step / 2) for step in range(5)]
 
 
 def test_the_same_curve_is_no_finding() -> None:
-    assert said(FIVE, list(FIVE)) == []
-    assert said([point(1, float("nan"))], [point(1, float("nan"))]) == []
-    assert said([point(1, 1.0)], [point(1, 1.0 + 1e-6)]) == []
+    assert sentences(FIVE, list(FIVE)) == []
+    assert sentences([point(1, float("nan"))], [point(1, float("nan"))]) == []
+    assert sentences([point(1, 1.0)], [point(1, 1.0 + 1e-6)]) == []
 
 
 def test_gaps_doubles_and_values_are_distinguished() -> None:
-    assert said(FIVE, [FIVE[0], FIVE[1], FIVE[4]]) == [
+    assert sentences(FIVE, [FIVE[0], FIVE[1], FIVE[4]]) == [
         "metric 'loss' has a gap: steps 2, 3 missing"
     ]
-    assert said(FIVE, [*FIVE, FIVE[3]]) == ["metric 'loss' is doubled at step 3"]
-    assert said(FIVE, [*FIVE, point(7, 0.0)]) == [
+    assert sentences(FIVE, [*FIVE, FIVE[3]]) == ["metric 'loss' is doubled at step 3"]
+    assert sentences(FIVE, [*FIVE, point(7, 0.0)]) == [
         "metric 'loss' has step 7, which the undisturbed run has not"
     ]
     other = [*FIVE[:2], point(2, 1.5), point(3, 3.5), FIVE[4]]
-    assert said(FIVE, other) == ["metric 'loss' differs from step 2 on: by 0.5 there, by 2 at most"]
-    assert said(FIVE, []) == ["metric 'loss' has a gap: steps 0, 1, 2, 3, 4 missing"]
+    assert sentences(FIVE, other) == [
+        "metric 'loss' differs from step 2 on: by 0.5 there, by 2 at most"
+    ]
+    assert sentences(FIVE, []) == ["metric 'loss' has a gap: steps 0, 1, 2, 3, 4 missing"]
 
 
 def test_metrics_without_a_step_are_named_and_not_compared() -> None:
@@ -89,11 +91,11 @@ def test_an_attempt_that_ignores_its_checkpoint_is_named() -> None:
     pace = Pace("loss", 0, (0, 1, 2, 3), 1.0)
     resumed = [point(0, 0.0), point(1, 0.0), point(1, 0.0, attempt=2)]
     assert restarts(resumed, pace, attempts=2, brought=[2]) == []
-    anew = [point(0, 0.0), point(1, 0.0), point(0, 0.0, attempt=2)]
-    (told,) = restarts(anew, pace, attempts=2, brought=[2])
-    assert "attempt 2 started over at step 0, though it was given a checkpoint" in told
-    (told,) = restarts(anew, pace, attempts=2, brought=[])
-    assert "attempt 1 stored no complete checkpoint" in told
+    restarted = [point(0, 0.0), point(1, 0.0), point(0, 0.0, attempt=2)]
+    (sentence,) = restarts(restarted, pace, attempts=2, brought=[2])
+    assert "attempt 2 started over at step 0, though it was given a checkpoint" in sentence
+    (sentence,) = restarts(restarted, pace, attempts=2, brought=[])
+    assert "attempt 1 stored no complete checkpoint" in sentence
 
 
 def compared(folder: Path, name: str, one: object, other: object) -> dict[str, object]:
