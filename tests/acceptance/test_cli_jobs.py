@@ -159,8 +159,8 @@ def test_ctrl_c_detaches_and_the_job_goes_on(project: Path) -> None:
 
     after = submit("train.py", "--after", job["short_id"])
     deadline = time.monotonic() + DEADLINE_S
-    while job["id"] not in (said := rayjobs("why", after).stdout):
-        assert time.monotonic() < deadline, said
+    while job["id"] not in (output := rayjobs("why", after).stdout):
+        assert time.monotonic() < deadline, output
         time.sleep(0.1)
 
     assert rayjobs("cancel", job["id"]).returncode == 0

@@ -28,8 +28,8 @@ def test_the_demo_tells_its_whole_story(tmp_path: Path) -> None:
         check=False,
         env=environment,
     )
-    told = demo.stdout
-    assert demo.returncode == 0, told[-3000:] + demo.stderr[-3000:]
+    output = demo.stdout
+    assert demo.returncode == 0, output[-3000:] + demo.stderr[-3000:]
     assert "Traceback" not in demo.stderr
     for step in (
         "# 1. Data: 5,000 real handwritten digits",
@@ -39,13 +39,13 @@ def test_the_demo_tells_its_whole_story(tmp_path: Path) -> None:
         "best so far: trial",
         "digits:1",
     ):
-        assert step in told, told[-3000:]
+        assert step in output, output[-3000:]
     results = tmp_path / "out"
     assert (results / "metrics.png").read_bytes().startswith(b"\x89PNG")
     assert list(results.glob("digits-*.html"))
     assert len(list(results.glob("digits-*.png"))) == 3
     assert any(path.is_file() for path in (results / "champion").rglob("*"))
-    assert "lineage" in told
+    assert "lineage" in output
     environment["RAYJOBS_WORKSPACE"] = str(results / "workspace")
     listed = subprocess.run(
         [Path(sys.executable).with_name("rayjobs"), "sweep", "ls", "--json"],

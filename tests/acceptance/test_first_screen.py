@@ -89,10 +89,10 @@ def test_the_first_screen_can_be_typed(tmp_path: Path) -> None:
             timeout=DEADLINE_S,
             check=False,
         )
-        told = f"{typed.stdout[-3000:]}\n{typed.stderr[-3000:]}"
-        assert typed.returncode == 0, told
-        assert "epoch 1/1" in typed.stdout, told
-        assert "registered as model digits:1" in typed.stderr, told
+        output = f"{typed.stdout[-3000:]}\n{typed.stderr[-3000:]}"
+        assert typed.returncode == 0, output
+        assert "epoch 1/1" in typed.stdout, output
+        assert "registered as model digits:1" in typed.stderr, output
         lineage = subprocess.run(
             ["rayjobs", "model", "lineage", "digits:1", "--json"],
             cwd=tmp_path,

@@ -59,16 +59,16 @@ def folder(own_home: Path) -> Path:
 def test_a_run_is_followed_and_its_model_registered(
     local_target: LocalTarget, folder: Path
 ) -> None:
-    said = "\n".join(execute(folder / "first-run.ipynb"))
-    assert "Completed" in said
-    assert "name=points, version=1" in said
+    output = "\n".join(execute(folder / "first-run.ipynb"))
+    assert "Completed" in output
+    assert "name=points, version=1" in output
 
 
 @pytest.mark.ray
 def test_a_notebook_of_azure_ml_sweeps(local_target: LocalTarget, folder: Path) -> None:
-    said = "\n".join(execute(folder / "azureml-sweep.ipynb"))
-    assert "team-ws" in said
-    assert "points 1" in said
+    output = "\n".join(execute(folder / "azureml-sweep.ipynb"))
+    assert "team-ws" in output
+    assert "points 1" in output
 
 
 def test_a_failing_cell_is_named(folder: Path) -> None:

@@ -55,8 +55,8 @@ def test_a_job_reads_the_same_batches_by_mount_and_by_download(
     monkeypatch.chdir(tmp_path)
     prefix = s3_server.record().settings["prefix"]
     where = ("--endpoint", s3_server.endpoint, "--profile", aws_profile)
-    said = rayjobs("datastore", "add", "wrong", "s3://no-such-bucket/x", *where, code=3)
-    assert "no-such-bucket" in said
+    output = rayjobs("datastore", "add", "wrong", "s3://no-such-bucket/x", *where, code=3)
+    assert "no-such-bucket" in output
     rayjobs("datastore", "add", "photos", f"s3://{BUCKET}/{prefix}", *where)
     subprocess.run(
         [sys.executable, EXAMPLE / "make_images.py", "pictures", "--per-class", "4"], check=True

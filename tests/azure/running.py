@@ -66,7 +66,7 @@ def ran(folder: Path, *arguments: str, **variables: str) -> subprocess.Completed
     return done
 
 
-def said_by(folder: Path, program: str, **variables: str) -> str:
+def output_of(folder: Path, program: str, **variables: str) -> str:
     """Run a program that must end well; return all that it printed."""
     done = ran(folder, program, **variables)
     return done.stdout + done.stderr

@@ -131,8 +131,8 @@ def test_what_a_target_has_not_is_said_at_the_submit(
     assert "'local' has none: the job runs on ordinary nodes" in capsys.readouterr().err
     estimator = PyTorch("src", compute_target="local", entry_script="a.py", shm_size="3g")
     estimator.to_script_run_config().to_spec(workspace=workspace)
-    said = capsys.readouterr().err
-    assert "shm_size='3g': no effect: the job runs without a container" in said
+    stderr = capsys.readouterr().err
+    assert "shm_size='3g': no effect: the job runs without a container" in stderr
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,12 @@ def test_a_script_that_asks_for_nccl_itself_is_named_before_it_runs(
     ScriptRunConfig(tmp_path / "src", "a.py", arguments, compute_target="gpu").to_spec(
         workspace=workspace
     )
-    said = capsys.readouterr().err
-    assert "the job runs on CPUs" in said
+    stderr = capsys.readouterr().err
+    assert "the job runs on CPUs" in stderr
     if where is None:
-        assert "nccl" not in said
+        assert "nccl" not in stderr
     else:
-        assert f"the script itself requests nccl ({where}), which needs GPUs" in said
+        assert f"the script itself requests nccl ({where}), which needs GPUs" in stderr
     # Where there are GPUs, or none is asked for, nothing is said.
     ScriptRunConfig(tmp_path / "src", "a.py", arguments, compute_target="local").to_spec(
         workspace=workspace

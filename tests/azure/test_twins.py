@@ -17,7 +17,15 @@ from rayjobs.api.model import Model
 from rayjobs.api.run import JobRun
 from rayjobs.api.workspace import Workspace
 from rayjobs.tuning import HyperDriveRun
-from tests.azure.running import CONFIG, as_notebook, azureml_run, copy_twin, map_urls, ran, said_by
+from tests.azure.running import (
+    CONFIG,
+    as_notebook,
+    azureml_run,
+    copy_twin,
+    map_urls,
+    output_of,
+    ran,
+)
 from tests.support.local_target import LocalTarget
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -97,16 +105,16 @@ def test_runs_are_started_tagged_found_canceled_and_failed(
     local_target: LocalTarget, own_home: Path
 ) -> None:
     folder = copy_twin("runs", own_home)
-    said = said_by(folder, as_notebook(folder / "manage-runs.cells").name)
-    assert "Has it completed? Completed" in said
-    assert "refused: " in said
-    assert "'quality': 'fantastic run'" in said
+    output = output_of(folder, as_notebook(folder / "manage-runs.cells").name)
+    assert "Has it completed? Completed" in output
+    assert "refused: " in output
+    assert "'quality': 'fantastic run'" in output
     for count in range(3):
-        assert f"{{'Hello from child run': {count}}}" in said
-    assert "children 5" in said
-    assert "Did the run cancel? Canceled" in said
-    assert "failed Failed" in said
-    snapshot = Path(folder, said.split("snapshot ")[1].splitlines()[0])
+        assert f"{{'Hello from child run': {count}}}" in output
+    assert "children 5" in output
+    assert "Did the run cancel? Canceled" in output
+    assert "failed Failed" in output
+    snapshot = Path(folder, output.split("snapshot ")[1].splitlines()[0])
     assert "hello.py" in zipfile.ZipFile(snapshot).namelist()
     states = [run.status for run in runs_of("explore-runs")]
     assert sorted(states) == [
@@ -124,9 +132,9 @@ def test_training_reads_a_table_and_mounted_files(
 ) -> None:
     folder = copy_twin("datasets", own_home)
     write_iris(folder / "train-dataset" / "iris.csv")
-    said = said_by(folder, as_notebook(folder / "train-with-datasets.cells").name)
-    assert "files ['outputs/ridge_0.95.pkl']" in said
-    assert "model sklearn_diabetes ['diabetes:1']" in said
+    output = output_of(folder, as_notebook(folder / "train-with-datasets.cells").name)
+    assert "files ['outputs/ridge_0.95.pkl']" in output
+    assert "model sklearn_diabetes ['diabetes:1']" in output
     ridge, iris = runs_of("train-with-datasets")
     assert iris.get_metrics()["accuracy"] > 0.9
     assert "outputs/iris_model.pkl" in iris.get_file_names()
@@ -140,9 +148,9 @@ def test_all_kinds_of_values_are_logged_and_read_back(
     local_target: LocalTarget, own_home: Path
 ) -> None:
     folder = copy_twin("logging", own_home)
-    said = said_by(folder, as_notebook(folder / "logging-api.cells").name, MPLBACKEND="Agg")
-    assert "myfile.txt" in said.split("files ")[1].splitlines()[0]
-    assert "tags {'My Favorite Run': None, 'Competition Rank': '1'}" in said
+    output = output_of(folder, as_notebook(folder / "logging-api.cells").name, MPLBACKEND="Agg")
+    assert "myfile.txt" in output.split("files ")[1].splitlines()[0]
+    assert "tags {'My Favorite Run': None, 'Competition Rank': '1'}" in output
     (run,) = runs_of("logging-api-test")
     assert run.get_metrics()["Magic Number"] == 84
     assert any(name.startswith("Hyperbolic Tangent") for name in run.get_file_names())
@@ -163,12 +171,12 @@ def test_a_generic_estimator_passes_flags_and_is_swept(
     local_target: LocalTarget, own_home: Path
 ) -> None:
     folder = copy_twin("estimator", own_home)
-    said = said_by(folder, as_notebook(folder / "how-to-use-estimator.cells").name)
-    assert "cpu-cluster AmlCompute Succeeded" in said
+    output = output_of(folder, as_notebook(folder / "how-to-use-estimator.cells").name)
+    assert "cpu-cluster AmlCompute Succeeded" in output
     sweep, *singles = runs_of("estimator-test")
     assert sweep.type == "hyperdrive"
     last = [run.get_metrics()["Fibonacci numbers"][-1] for run in sweep.get_children()]
-    assert f"best {max(last)}" in said
+    assert f"best {max(last)}" in output
     for run in singles:
         assert run.get_metrics()["Fibonacci numbers"] == [0, 1, 1, 2, 3, 5, 8, 13, 21, 34]
         assert "outputs/sequence.txt" in run.get_file_names()
@@ -180,7 +188,7 @@ def test_run_history_is_shown_in_tensorboard(local_target: LocalTarget, own_home
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     notebook = as_notebook(folder / "export-run-history-to-tensorboard.cells")
-    assert "shown True" in said_by(folder, notebook.name, TWIN_PORT=port)
+    assert "shown True" in output_of(folder, notebook.name, TWIN_PORT=port)
     (run,) = runs_of("export-to-tensorboard")
     assert len(run.get_metrics()["mse"]) == len(list(run.get_children())) == 7
     assert len(list((folder / "exportedTBlogs").rglob("events.out.tfevents*"))) == 8

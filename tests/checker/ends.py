@@ -125,5 +125,5 @@ def _outage_budget(job: Job, name: str) -> int:
 
 def _outages(attempts: Sequence[Attempt]) -> int:
     """Return how many of the newest attempts, one after the other, met an outage."""
-    told = [one.failure for one in reversed(attempts) if one.outcome != "preempted"]
-    return sum(1 for _ in takewhile(lambda one: one is not None and one.is_outage, told))
+    failures = [one.failure for one in reversed(attempts) if one.outcome != "preempted"]
+    return sum(1 for _ in takewhile(lambda one: one is not None and one.is_outage, failures))

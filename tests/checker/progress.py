@@ -20,15 +20,15 @@ def resumes(evidence: Evidence) -> Iterator[str]:
         known += [
             (number, step) for (job, number), step in evidence.waited_with.items() if job == job_id
         ]
-        told: dict[int, int | None] = {}
+        resumed: dict[int, int | None] = {}
         for event in evidence.events.get(job_id, []):
             if event.kind == "resumed":
                 match = _STEP.search(event.message)
-                told[event.attempt] = None if match is None else int(match[1])
+                resumed[event.attempt] = None if match is None else int(match[1])
         ran = [one for one in evidence.ran if one.job == job_id]
         # A store that refuses the event does not stop the job: then the rank says so itself.
         found = {one.attempt: one.found for one in ran if one.found is not None}
-        for number, step in told.items():
+        for number, step in resumed.items():
             if step is not None and step not in {whole for _, whole in known}:
                 yield (f"attempt {number} of {job_id} resumed from step {step}, which is not whole")
         started = {one.attempt for one in ran}
@@ -37,12 +37,12 @@ def resumes(evidence: Evidence) -> Iterator[str]:
             newest = max((step for attempt, step in known if attempt < number), default=None)
             if newest is None:
                 continue
-            if number not in told and number not in found:
+            if number not in resumed and number not in found:
                 yield (
                     f"attempt {number} of {job_id} began anew, and step {newest} was whole before "
                     f"it"
                 )
-            for step in {told.get(number), found.get(number)} - {None}:
+            for step in {resumed.get(number), found.get(number)} - {None}:
                 if step is not None and step < newest:
                     yield (
                         f"attempt {number} of {job_id} resumed from step {step}, and step "

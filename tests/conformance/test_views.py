@@ -73,7 +73,7 @@ SEEN = [
 ]
 
 
-def said(attempt: Attempt, rank: int = 0) -> list[str]:
+def printed(attempt: Attempt, rank: int = 0) -> list[str]:
     lines = attempt.log(rank).decode().splitlines()
     return [*lines[:3], "True ['train.py', 'outputs', 'logs']" if lines[3][:4] == "True" else ""]
 
@@ -91,7 +91,7 @@ def test_an_attempt_cannot_change_what_it_reads(
     inputs = Inputs(short_path / "data")
     attempt = Attempt.make(short_path, WRITES, *inputs.paths, hold=hold, views=inputs.views)
     assert start(attempt, way, warm).wait()["outcome"] == "completed", attempt.log()
-    assert said(attempt) == SEEN
+    assert printed(attempt) == SEEN
     assert inputs.are_as_before()
     assert str(short_path) not in Path("/proc/self/mountinfo").read_text()
 
@@ -124,7 +124,7 @@ def test_a_plain_user_has_the_same_and_no_more_rights(
     attempt = Attempt.make(short_path, WRITES, *inputs.paths, hold=hold, views=inputs.views)
     record = run_as_nobody(attempt, short_path, way)
     assert record["outcome"] == "completed", attempt.log()
-    assert said(attempt) == SEEN
+    assert printed(attempt) == SEEN
     assert attempt.log().decode().splitlines()[4] == NO_RIGHTS
     assert inputs.are_as_before()
 
@@ -141,7 +141,7 @@ def test_an_attempt_below_its_input_can_still_write_what_is_its_own(
     inputs.views["read_only"] = [str(short_path), str(inputs.stored.parent)]
     record = attempt.start(warm).wait(deadline_s=60.0)  # a host that cannot write it never ends
     assert record["outcome"] == "completed", attempt.log()
-    assert said(attempt)[:2] == SEEN[:2]
+    assert printed(attempt)[:2] == SEEN[:2]
     assert (attempt.root / "work" / "outputs" / "made").read_text() == "made"
 
 

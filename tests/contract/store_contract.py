@@ -678,11 +678,11 @@ def check_order(store: Store, calls: list[tuple[str, JobState, int]]) -> None:
             assert name == "cancel" or offset == 0
         assert after.attempt == before.attempt + (started is not None)
         assert after.serial == job.serial
-    told = steps(store, job)
-    assert told[0] == (None, "Queued")
-    assert [old for old, _ in told[1:]] == [new for _, new in told[:-1]]
-    assert sum(new in FINAL for _, new in told) <= 1
-    assert told[-1][1] == store.job(job.id).state
+    history = steps(store, job)
+    assert history[0] == (None, "Queued")
+    assert [old for old, _ in history[1:]] == [new for _, new in history[:-1]]
+    assert sum(new in FINAL for _, new in history) <= 1
+    assert history[-1][1] == store.job(job.id).state
     attempts = store.attempts(job.id)
     assert [a.number for a in attempts] == list(range(1, store.job(job.id).attempt + 1))
     assert sum(a.ended_at is None for a in attempts) == (store.job(job.id).state in LIVE)

@@ -237,8 +237,8 @@ def test_a_held_job_is_not_started_until_it_is_released(store: SqlStore) -> None
     assert store.release(job.id).held is None
     assert store.start(job.id, attempt=0, allocation="rj-local-1") is not None
     kinds = ("hold", "release")
-    said = [(one.kind, one.message) for one in store.events(job.id) if one.kind in kinds]
-    assert said == [("hold", "held: three hosts died of it"), ("release", "released")]
+    events = [(one.kind, one.message) for one in store.events(job.id) if one.kind in kinds]
+    assert events == [("hold", "held: three hosts died of it"), ("release", "released")]
 
 
 def test_a_job_may_be_queued_again_and_held_in_one(store: SqlStore) -> None:

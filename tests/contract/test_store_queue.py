@@ -181,9 +181,9 @@ def test_durations_of_any_experiment_read_the_index_alone(store: SqlStore) -> No
         plan = connection.execute(
             f"EXPLAIN QUERY PLAN {DURATIONS_OF_ANY}", {"entry": "a", "most": 1}
         ).fetchall()
-    told = " ".join(row["detail"] for row in plan)
-    assert "COVERING INDEX ix_jobs_history" in told
-    assert "SCAN jobs USING INDEX" not in told
+    plan_text = " ".join(row["detail"] for row in plan)
+    assert "COVERING INDEX ix_jobs_history" in plan_text
+    assert "SCAN jobs USING INDEX" not in plan_text
 
 
 @pytest.mark.parametrize("where", ["file"], indirect=True)
@@ -194,9 +194,9 @@ def test_durations_need_no_look_at_other_jobs(store: SqlStore) -> None:
         plan = connection.execute(
             f"EXPLAIN QUERY PLAN {DURATIONS}", {"experiment": "e", "entry": "a", "most": 1}
         ).fetchall()
-    told = " ".join(row["detail"] for row in plan)
-    assert "ix_jobs_history (experiment=? AND entry=? AND state=?)" in told
-    assert "TEMP B-TREE" not in told
+    plan_text = " ".join(row["detail"] for row in plan)
+    assert "ix_jobs_history (experiment=? AND entry=? AND state=?)" in plan_text
+    assert "TEMP B-TREE" not in plan_text
 
 
 def test_the_first_and_the_last_word_before_the_start_are_kept(

@@ -56,7 +56,7 @@ for number in range(300):
 """
 FINALIZING_TRIES = 8
 
-# Submits what it is told to, says which job that is, and stays until it is killed.
+# Submits what it is given, prints the id of the job, and stays until it is killed.
 CLIENT = """
 import json, sys
 from pathlib import Path
@@ -83,7 +83,7 @@ class Client:
         )
 
     def submit(self, spec: JobSpec, source: Path, key: str) -> str:
-        """Return the id that it was told."""
+        """Return the id that it received."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         asked = {"spec": spec.model_dump(mode="json"), "source": str(source), "key": key}
@@ -103,13 +103,13 @@ class Stage:
 
     Attributes:
         running: Those that run: their names → what lets them come to their end.
-        acknowledged: (idempotency key, job id) as the client was told.
+        acknowledged: (idempotency key, job id) as the client received them.
         failed_before: Attempts of the job that waits for its retry.
     """
 
     jobs: Jobs
     client: Client
-    told: Path
+    history: Path
     failed_before: int = 0
     by_state: dict[str, Job] = field(default_factory=dict)
     running: dict[str, Path] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Stage:
         source = self.jobs.folder / f"stage{number}"
         source.mkdir()
         (source / "train.py").write_text(TELLS + body + DONE)
-        variables = {"HISTORY": str(self.told), **spec.pop("environment_variables", {})}
+        variables = {"HISTORY": str(self.history), **spec.pop("environment_variables", {})}
         made = JobSpec(
             name="test",
             script="train.py",
@@ -139,7 +139,7 @@ class Stage:
         """Submit a job, and wait until it runs; it goes on until `finish`."""
         go = self.jobs.folder / f"go-{name.replace(' ', '-')}"
         job = self.submit(WAITS, environment_variables={"GO": str(go)}, **spec)
-        self.jobs.says(job, b"up")
+        self.jobs.wait_for_output(job, b"up")
         self.by_state[name], self.running[name] = self.jobs.wait(job, JobState.RUNNING), go
 
     def hold_in_pause(self) -> None:
@@ -241,9 +241,9 @@ class Stage:
         until(self._places_are_free, "the places of the jobs that have ended are free")
         evidence = collect(self.jobs.workspace)
         evidence.acknowledged = self.acknowledged
-        evidence.ran = read_history(self.told)
+        evidence.ran = read_history(self.history)
         found = [str(one) for one in check(evidence)]
-        lines = [json.loads(line) for line in self.told.read_text().splitlines()]
+        lines = [json.loads(line) for line in self.history.read_text().splitlines()]
         for job in evidence.jobs:
             good = [
                 one["attempt"] for one in lines if (one["job"], one["what"]) == (job.id, "done")
@@ -267,9 +267,9 @@ def all_states(
     Args:
         running: Names of the jobs that run; the first one is waited for by the queued one.
     """
-    told = jobs.folder / "history"
-    told.touch()
-    stage = Stage(jobs, Client(), told)
+    history = jobs.folder / "history"
+    history.touch()
+    stage = Stage(jobs, Client(), history)
     try:
         for name in running:
             stage.submit_running(name, retries=Retries(system=1))

@@ -97,11 +97,11 @@ def test_a_dead_cluster_is_named_with_the_way_out_until_its_jobs_have_ended(
     targets.start_target("gone", home=home())
     workspace = open_workspace(locate())
     jobs, terminal = Jobs(workspace, tmp_path), Terminal(capsys)
-    told, go = tmp_path / "history", tmp_path / "go"
-    told.touch()
+    history, go = tmp_path / "history", tmp_path / "go"
+    history.touch()
 
     def submit() -> Job:
-        variables = {"HISTORY": str(told), "GO": str(go)}
+        variables = {"HISTORY": str(history), "GO": str(go)}
         return jobs.submit(
             TELLS + WAITS,
             environment_variables=variables,
@@ -118,13 +118,13 @@ def test_a_dead_cluster_is_named_with_the_way_out_until_its_jobs_have_ended(
     cluster.die()
 
     for name in ("ls", "why", "show"):  # none of them waits for it
-        said = terminal.type(name, *([runs.id] if name != "ls" else [])).out
-        assert f"reached at {cluster.address}: Connection refused" in said, name
-        assert "NotResponding" in said and way_out in said, name
+        output = terminal.type(name, *([runs.id] if name != "ls" else [])).out
+        assert f"reached at {cluster.address}: Connection refused" in output, name
+        assert "NotResponding" in output and way_out in output, name
     assert cluster.address in terminal.type("why", waits.id).out
 
     def names_the_way_out(name: str) -> bool:
-        return way_out in _said(tmp_path, name)
+        return way_out in _output(tmp_path, name)
 
     for name in followers:
         until(partial(names_the_way_out, name), f"{name} names the way out")
@@ -132,8 +132,8 @@ def test_a_dead_cluster_is_named_with_the_way_out_until_its_jobs_have_ended(
     done = terminal.type("cancel", short)
     assert done.code == 0 and way_out in done.err
     for name in ("ls", "why"):
-        said = terminal.type(name, *([runs.id] if name == "why" else [])).out
-        assert "cancel requested" in said and way_out in said, name
+        output = terminal.type(name, *([runs.id] if name == "why" else [])).out
+        assert "cancel requested" in output and way_out in output, name
 
     done = terminal.type("target", "stop", "gone", "--cancel")
     assert done.code == 0, done.err
@@ -141,8 +141,8 @@ def test_a_dead_cluster_is_named_with_the_way_out_until_its_jobs_have_ended(
     assert "rayjobs target rm gone --cancel" in done.err
     assert workspace.store.job(waits.id).state is JobState.CANCELED
     for name in ("ls", "why"):
-        said = terminal.type(name, *([runs.id] if name == "why" else [])).out
-        assert "was stopped" in said and way_out in said, name
+        output = terminal.type(name, *([runs.id] if name == "why" else [])).out
+        assert "was stopped" in output and way_out in output, name
 
     assert terminal.type("target", "rm", "gone").code == 5
     done = terminal.type("cancel", "--force", short)
@@ -159,9 +159,9 @@ def _follow(folder: Path, name: str, job: Job) -> subprocess.Popen[bytes]:
     with (folder / name).open("wb") as file:
         command = ["logs", "-f"] if name == "logs" else [name]
         follower = subprocess.Popen([RAYJOBS, *command, job.id], stdout=file, stderr=file)
-    until(lambda: "Running" in _said(folder, name), f"{name} follows")
+    until(lambda: "Running" in _output(folder, name), f"{name} follows")
     return follower
 
 
-def _said(folder: Path, name: str) -> str:
+def _output(folder: Path, name: str) -> str:
     return (folder / name).read_text()

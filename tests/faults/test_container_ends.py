@@ -127,12 +127,12 @@ def bring(
 
 def test_a_node_that_can_run_no_image_names_both_ways_out(short_path: Path) -> None:
     plan = LaunchPlan.from_json(Attempt.make(short_path, "pass").plan)
-    said = bring(
+    problem = bring(
         short_path, plan, ContainerRequest(image="python:3.13"), Capability("user namespaces: no")
     )
-    assert "container images cannot be run on this node: user namespaces: no. You can" in said
-    assert "start the node itself from the image" in said
-    assert "packages in the job's `environment`" in said
+    assert "container images cannot be run on this node: user namespaces: no. You can" in problem
+    assert "start the node itself from the image" in problem
+    assert "packages in the job's `environment`" in problem
 
 
 def test_an_image_that_lacks_python_or_mpirun_is_refused_before_its_ranks_start(
@@ -142,12 +142,12 @@ def test_an_image_that_lacks_python_or_mpirun_is_refused_before_its_ranks_start(
     plan = LaunchPlan.from_json(attempt.plan)
     empty = short_path / "empty"
     empty.mkdir()
-    said = bring(short_path, plan, ContainerRequest(image=str(empty)), None)
-    assert "the image has no Python that can run the script" in said
+    problem = bring(short_path, plan, ContainerRequest(image=str(empty)), None)
+    assert "the image has no Python that can run the script" in problem
     attempt.plan["extras"] = {"kind": "mpi", "socket": "x", "nodes": []}
     plan = LaunchPlan.from_json(attempt.plan)
-    said = bring(short_path, plan, ContainerRequest(image=str(image)), None)
-    assert "its PATH has no mpirun and orted" in said
+    problem = bring(short_path, plan, ContainerRequest(image=str(image)), None)
+    assert "its PATH has no mpirun and orted" in problem
 
 
 def test_an_image_without_a_shell_is_refused_before_a_command_starts(
@@ -156,8 +156,10 @@ def test_an_image_without_a_shell_is_refused_before_a_command_starts(
     plan = LaunchPlan.from_json(Attempt.make(short_path, "", kind="command", command="ls /").plan)
     empty = short_path / "empty"
     empty.mkdir()
-    said = bring(short_path, plan, ContainerRequest(image=str(empty)), None)
-    assert said.startswith("the image has no /bin/sh, which runs the job's command. Use an image")
+    problem = bring(short_path, plan, ContainerRequest(image=str(empty)), None)
+    assert problem.startswith(
+        "the image has no /bin/sh, which runs the job's command. Use an image"
+    )
 
 
 def test_a_limit_above_the_nodes_own_is_said(short_path: Path, image: Path) -> None:
@@ -177,11 +179,11 @@ def test_a_volume_whose_source_the_node_lacks_is_refused_before_the_image_is_fet
     plan = LaunchPlan.from_json(Attempt.make(short_path, "pass").plan)
     missing = short_path / "data"
     asked = ContainerRequest(image="python:3.13", arguments=("-v", f"{missing}:/data:ro"))
-    said = bring(short_path, plan, asked, None, "user")
-    assert said.startswith(
+    problem = bring(short_path, plan, asked, None, "user")
+    assert problem.startswith(
         f"the node {os.uname().nodename} has no {missing}, the source of the volume /data: No such"
     )
-    assert "create it on each node of the target, or correct the path" in said
+    assert "create it on each node of the target, or correct the path" in problem
 
 
 @pytest.mark.parametrize("how", ["gone", "file", "ours"])
@@ -201,11 +203,11 @@ def test_a_volume_that_cannot_be_shown_is_the_jobs_mistake_and_not_a_lost_host(
     if how == "ours":  # what only rayjobs puts there
         assert (outcome, failure.failure_class) == (Outcome.HOST_ERROR, FailureClass.SYSTEM)
         return
-    said = {
+    problem = {
         "gone": f"the node {os.uname().nodename} has no {folder}, the source of the volume /data",
         "file": "the image has a file where the folder /etc/passwd/data belongs",
     }[how]
-    assert f"the container cannot be set up for the ranks: {said}" in failure.message
+    assert f"the container cannot be set up for the ranks: {problem}" in failure.message
     assert (outcome, failure.failure_class) == (Outcome.NOT_STARTABLE, FailureClass.USER)
     assert failure.is_permanent
 

@@ -151,12 +151,12 @@ def test_a_tag_that_moves_means_one_image_for_all_nodes_of_a_job(
     meant: list[MeantImage] = []
     wish = image_node.wish(publish=meant.append)
     first = image_node.realise(asked(registry, "team/train:1", PASSWORD), wish)
-    (told,) = meant
+    (meant_image,) = meant
     name = registry.name("team/train")
-    assert told.pinned is not None and told.pinned.startswith(f"{name}@sha256:")
+    assert meant_image.pinned is not None and meant_image.pinned.startswith(f"{name}@sha256:")
     registry.push(tmp_path / "moved", b"moved\n")
     other = ImageNode(tmp_path / "other")
-    again = replace(asked(registry, "team/train:1", PASSWORD), meant=told)
+    again = replace(asked(registry, "team/train:1", PASSWORD), meant=meant_image)
     second = other.realise(again)
     assert (second.root / "etc/hello").read_text() == "hello\n"
     assert second.digest == first.digest
@@ -166,4 +166,4 @@ def test_a_tag_that_moves_means_one_image_for_all_nodes_of_a_job(
     meant.clear()
     found = image_node.wish(publish=meant.append)
     assert not image_node.realise(asked(registry, "team/train:1", None), found).fetched
-    assert meant == [MeantImage(first.digest, told.pinned)]
+    assert meant == [MeantImage(first.digest, meant_image.pinned)]

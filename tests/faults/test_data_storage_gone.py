@@ -63,7 +63,7 @@ def test_a_server_killed_while_a_job_reads_is_a_failure_of_class_data(
             "retries": {"data": 0},
         }
         job = jobs.submit(READS, **reads)
-        jobs.says(job, b"first")
+        jobs.wait_for_output(job, b"first")
         root = jobs.root(job)
         # Of this node only: the machine may have mounts of others, which stay.
         mounts = mounts_root(NodePaths(root.parents[2]).data_cache)

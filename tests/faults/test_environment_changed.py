@@ -59,9 +59,9 @@ def test_a_file_that_was_overwritten_is_named_and_never_used_again(
     assert module_of(first)[1] == "evil"
     second, wish = builder.build(*lines)
     assert second.built and wish.steps == ["changed", "build", "built"]
-    told = {data["step"]: text for text, data in wish.told}["changed"]
+    message = {data["step"]: text for text, data in wish.messages}["changed"]
     name = module.relative_to(builder.node.environments / first.key)
-    assert f"{name} was changed" in told
+    assert f"{name} was changed" in message
     # No other name of its bytes had been changed, which the build would have taken.
     assert module_of(second)[1] == "good"
     assert not list(Cache(builder.node.environments).building.iterdir())
@@ -77,10 +77,10 @@ def test_what_was_added_or_removed_counts_and_compiled_files_do_not(
     environments = builder.environments()
     assert environments.changed_since(found.key) == ""
     (module.parent / "new.py").write_text("pip install does this")
-    said = environments.changed_since(found.key)
-    assert said.startswith("its environment was changed while the job ran, and is built again")
-    assert said.endswith("site-packages/new.py is new")
-    assert environments.changed_since(found.key) == said, "others may have run in it, too"
+    message = environments.changed_since(found.key)
+    assert message.startswith("its environment was changed while the job ran, and is built again")
+    assert message.endswith("site-packages/new.py is new")
+    assert environments.changed_since(found.key) == message, "others may have run in it, too"
     again, wish = builder.build(*lines)
     assert again.built and "changed" not in wish.steps
     module_of(again)[0].unlink()
@@ -121,7 +121,7 @@ def test_an_environment_that_was_built_where_jobs_could_not_write_is_built_again
     builder.is_open = True
     again, wish = builder.build(*lines)
     assert again.built
-    assert "the original state of its files is unknown" in wish.told[0][0]
+    assert "the original state of its files is unknown" in wish.messages[0][0]
     assert os.stat(module_of(again)[0]).st_nlink == 1
     builder.is_open = False
     assert builder.build(*lines)[0].built is False

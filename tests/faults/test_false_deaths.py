@@ -46,10 +46,10 @@ def test_all_nodes_given_up_at_once_cost_each_job_one_attempt(
     pool_jobs: Jobs, raylets: Cluster, tmp_path: Path
 ) -> None:
     raylets.ensure(NODES)
-    told = {}
+    histories = {}
     for number in range(NODES * CPUS):
         history = tmp_path / f"history{number}"
-        told[begin(pool_jobs, history).id] = history
+        histories[begin(pool_jobs, history).id] = history
     busy = raylets.nodes[1:]
     processes = [node.raylet for node in busy]
     for raylet in processes:
@@ -59,14 +59,14 @@ def test_all_nodes_given_up_at_once_cost_each_job_one_attempt(
         raylet.resume()
     # Ray tells them, and they end: a node never comes back from the dead.
     until(lambda: not any(lives(raylet) for raylet in processes), "the raylets have ended")
-    hosts = [pool_jobs.store.attempts(job)[0].hosts[0].pid for job in told]
+    hosts = [pool_jobs.store.attempts(job)[0].hosts[0].pid for job in histories]
     pids = [pid for pid in hosts if pid is not None]
-    assert len(pids) == len(told)
+    assert len(pids) == len(histories)
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "nothing runs on them")
     for node in busy:
         raylets.remove(node)
     raylets.ensure(NODES)
-    for job_id, history in told.items():
+    for job_id, history in histories.items():
         job = pool_jobs.store.job(job_id)
         done = pool_jobs.wait(job, JobState.COMPLETED)
         first, second = pool_jobs.store.attempts(done.id)
@@ -94,7 +94,7 @@ def test_the_only_node_is_not_given_up(own_target: LocalTarget, tmp_path: Path) 
         jobs = Jobs(workspace, tmp_path)
         variables = {"GO": str(go), "HISTORY": str(tmp_path / "history")}
         job = jobs.submit(TELLS + WAITS, environment_variables=variables)
-        jobs.says(job, b"up")
+        jobs.wait_for_output(job, b"up")
         jobs.wait(job, JobState.RUNNING)
         raylet = psutil.Process(identity.pid)
         raylet.suspend()

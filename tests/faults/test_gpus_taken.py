@@ -94,11 +94,11 @@ def program(**env: str) -> Iterator[subprocess.Popen[bytes]]:
         running.communicate()
 
 
-def told(attempts: Path = NO_ATTEMPTS) -> list[str]:
+def reports(attempts: Path = NO_ATTEMPTS) -> list[str]:
     """Return what is told of GPUs 2 and 3."""
-    said: list[str] = []
-    asyncio.run(nodegpus.wait_until_free(("2", "3"), attempts, said.append))
-    return said
+    messages: list[str] = []
+    asyncio.run(nodegpus.wait_until_free(("2", "3"), attempts, messages.append))
+    return messages
 
 
 def living_attempt(attempts: Path, marker: str, gpus: str) -> Path:
@@ -119,9 +119,11 @@ def test_another_program_is_reported_and_not_waited_for(
     monkeypatch.setattr(nodegpus, "PATIENCE_S", FOR_EVER_S)
     with program() as other:
         gpu.held_by(other.pid)
-        (said,) = [one.message for one in prepared(tmp_path, gpus=("2", "3")) if one.kind == "gpu"]
-    assert said.startswith("GPU 2,3 is used by programs that do not belong to the job")
-    assert f"pid {other.pid} (trainer) holds 29.3 GiB" in said
+        (message,) = [
+            one.message for one in prepared(tmp_path, gpus=("2", "3")) if one.kind == "gpu"
+        ]
+    assert message.startswith("GPU 2,3 is used by programs that do not belong to the job")
+    assert f"pid {other.pid} (trainer) holds 29.3 GiB" in message
     assert "--id=2,3" in gpu.asked[0]
 
 
@@ -130,21 +132,21 @@ def test_a_program_that_ends_is_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(nodegpus, "LOOK_S", 0.01)
 
     async def scene() -> list[str]:
-        said: list[str] = []
+        messages: list[str] = []
         with program() as other:
             gpu.held_by(other.pid)
             other.send_signal(signal.SIGKILL)
             # It has given its memory back, and is not gone before somebody collects it.
             until(lambda: nodegpus.Holder(other.pid, "", "").is_ending, "it is ending")
             waits = asyncio.ensure_future(
-                nodegpus.wait_until_free(("0",), NO_ATTEMPTS, said.append)
+                nodegpus.wait_until_free(("0",), NO_ATTEMPTS, messages.append)
             )
             while len(gpu.asked) < 3:
                 assert not waits.done()
                 await asyncio.sleep(0.01)
             other.wait()
             await waits
-        return said
+        return messages
 
     assert asyncio.run(scene()) == []
 
@@ -157,7 +159,7 @@ def test_one_that_never_ends_is_reported_in_the_end(
         gpu.held_by(other.pid)
         other.send_signal(signal.SIGKILL)
         until(lambda: nodegpus.Holder(other.pid, "", "").is_ending, "it is ending")
-        assert len(told()) == 1
+        assert len(reports()) == 1
 
 
 @pytest.mark.parametrize("gpus", ["3", "0,GPU-c"])
@@ -165,7 +167,7 @@ def test_jobs_may_share_a_gpu(gpu: Gpu, tmp_path: Path, gpus: str) -> None:
     living_attempt(tmp_path, "rj-other-a1", gpus)
     with program(**{MARKER_VARIABLE: "rj-other-a1"}) as other:
         gpu.held_by(other.pid)
-        assert told(tmp_path) == []
+        assert reports(tmp_path) == []
         assert len(gpu.asked) == 1
 
 
@@ -177,8 +179,8 @@ def test_a_job_that_was_not_given_the_gpu_is_reported(
         living_attempt(tmp_path, "rj-other-a1", gpus)
     with program(**{MARKER_VARIABLE: "rj-other-a1"}) as other:
         gpu.held_by(other.pid)
-        (said,) = told(tmp_path)
-    assert "of rj-other-a1, which does not share this GPU) holds 29.3 GiB" in said
+        (message,) = reports(tmp_path)
+    assert "of rj-other-a1, which does not share this GPU) holds 29.3 GiB" in message
 
 
 def test_what_an_ended_job_was_given_it_holds_no_more(gpu: Gpu, tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_what_an_ended_job_was_given_it_holds_no_more(gpu: Gpu, tmp_path: Path) 
     (root / "host.json").write_text(json.dumps(host))
     with program(**{MARKER_VARIABLE: "rj-other-a1"}) as other:
         gpu.held_by(other.pid)
-        assert len(told(tmp_path)) == 1
+        assert len(reports(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("pid", ["4194999", "[N/A]"])
@@ -198,8 +200,8 @@ def test_a_program_that_cannot_be_seen_is_reported_and_not_waited_for(
     monkeypatch.setattr(nodegpus, "PATIENCE_S", FOR_EVER_S)
     monkeypatch.setattr(nodegpus, "LOOK_S", 0.01)
     gpu.hides(f"GPU-c, {pid}, 30000, [Not Found]\n", used=30004)
-    (said,) = told()
-    assert "not visible here) holds 29.3 GiB" in said
+    (message,) = reports()
+    assert "not visible here) holds 29.3 GiB" in message
     assert len(gpu.asked) == nodegpus.LOOKS
 
 
@@ -208,8 +210,8 @@ def test_memory_that_no_visible_process_holds_is_reported(
 ) -> None:
     monkeypatch.setattr(nodegpus, "LOOK_S", 0.01)
     gpu.hides("", used=70000)
-    (said,) = told()
-    assert said.startswith("GPU 3: 68.4 GiB are used by no visible process")
+    (message,) = reports()
+    assert message.startswith("GPU 3: 68.4 GiB are used by no visible process")
 
 
 @pytest.mark.parametrize("code", [6, 9])
@@ -217,8 +219,8 @@ def test_a_tool_that_cannot_tell_is_reported_and_holds_nothing_up(gpu: Gpu, code
     with program() as other:
         gpu.held_by(other.pid)
         gpu.answers(code)
-        (said,) = told()
-        assert f"GPU 2,3 could not be checked: nvidia-smi exited with code {code}" in said
+        (message,) = reports()
+        assert f"GPU 2,3 could not be checked: nvidia-smi exited with code {code}" in message
         assert len(gpu.asked) == 1
 
 
@@ -228,15 +230,15 @@ def test_a_tool_that_cannot_tell_is_reported_and_holds_nothing_up(gpu: Gpu, code
 def test_an_answer_that_cannot_be_read_is_reported(gpu: Gpu, lines: str, used: str) -> None:
     gpu.hides(lines, used=4)
     (gpu.folder / "memory").write_text(MEMORY.format(used))
-    (said,) = told()
-    assert "could not be checked: nvidia-smi prints" in said
+    (message,) = reports()
+    assert "could not be checked: nvidia-smi prints" in message
 
 
 def test_a_machine_without_the_tool_is_reported(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(short_path))
-    assert told() == ["whether others use GPU 2,3 could not be checked: PATH has no nvidia-smi"]
+    assert reports() == ["whether others use GPU 2,3 could not be checked: PATH has no nvidia-smi"]
 
 
 def test_no_one_asks_for_a_job_without_gpus(gpu: Gpu, tmp_path: Path) -> None:

@@ -42,18 +42,18 @@ JOBS = 10
 PLACES = 4
 
 
-def submit(jobs: Jobs, told: Path, go: Path, **spec: object) -> Job:
+def submit(jobs: Jobs, history: Path, go: Path, **spec: object) -> Job:
     """Submit a job that says that it began, waits, and says that it is done."""
-    variables = {"HISTORY": str(told), "GO": str(go)}
+    variables = {"HISTORY": str(history), "GO": str(go)}
     return jobs.submit(TELLS + WAITS + DONE, environment_variables=variables, **spec)
 
 
-def check_all(jobs: Jobs, told: Path) -> None:
+def check_all(jobs: Jobs, history: Path) -> None:
     """Check that each job came to its good end once, and that no invariant is violated."""
     evidence = collect(jobs.workspace)
-    evidence.ran = read_history(told)
+    evidence.ran = read_history(history)
     assert [str(one) for one in check(evidence)] == []
-    lines = [json.loads(line) for line in told.read_text().splitlines()]
+    lines = [json.loads(line) for line in history.read_text().splitlines()]
     ended = Counter(one["job"] for one in lines if one["what"] == "done")
     assert ended == {job.id: 1 for job in evidence.jobs}
 
@@ -93,11 +93,11 @@ def test_a_head_that_dies_between_two_steps_repeats_and_loses_none(
 def test_ten_jobs_outlive_the_actor_and_then_the_whole_head(
     own_jobs: Jobs, short_path: Path, tmp_path: Path
 ) -> None:
-    jobs, told, go = own_jobs, tmp_path / "history", tmp_path / "go"
-    told.touch()
+    jobs, history, go = own_jobs, tmp_path / "history", tmp_path / "go"
+    history.touch()
     target = LocalTarget(short_path / "h", ())
     starting.ensure_target("local", home=home(), workspace=jobs.workspace.path)
-    made = [submit(jobs, told, go) for _ in range(JOBS)]
+    made = [submit(jobs, history, go) for _ in range(JOBS)]
 
     def running() -> list[Job]:
         return jobs.store.jobs(JobFilter(states=[JobState.RUNNING]))
@@ -136,7 +136,7 @@ def test_ten_jobs_outlive_the_actor_and_then_the_whole_head(
         lambda: all(row.job is None for row in jobs.store.allocations("local")),
         "every place is free",
     )
-    check_all(jobs, told)
+    check_all(jobs, history)
 
 
 def live(target: LocalTarget, name: str = "local") -> set[str]:
@@ -266,15 +266,15 @@ def test_jobs_go_on_while_a_head_that_keeps_its_state_is_started_again(
         home=own_home,
     )
     before = targets.start_target("kept", home=own_home)
-    told, go = tmp_path / "history", tmp_path / "go"
-    told.touch()
+    history, go = tmp_path / "history", tmp_path / "go"
+    history.touch()
     workspace = open_workspace(locate())
     jobs = Jobs(workspace, tmp_path)
     target = LocalTarget(own_home, (), "kept")
-    runs = [submit(jobs, told, go, target="kept") for _ in range(2)]
+    runs = [submit(jobs, history, go, target="kept") for _ in range(2)]
     for job in runs:
         jobs.wait(job, JobState.RUNNING)
-    waits = submit(jobs, told, go, target="kept", resources=Resources(cpus=PLACES))
+    waits = submit(jobs, history, go, target="kept", resources=Resources(cpus=PLACES))
 
     kill_tree(first)
     head.start_head()
@@ -290,5 +290,5 @@ def test_jobs_go_on_while_a_head_that_keeps_its_state_is_started_again(
     for job in [*runs, waits]:
         assert jobs.wait(job, JobState.COMPLETED).attempt == 1
         jobs.nothing_left(job)
-    check_all(jobs, told)
+    check_all(jobs, history)
     workspace.close()

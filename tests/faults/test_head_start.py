@@ -56,8 +56,8 @@ def test_the_others_come_when_rank_zero_listens(
     """Off switch: let all go at once."""
     attempt = attempt_at(short_path, port, MEETS, 300.0)
     record = (attempt.start(warm) if is_warm else attempt.start_cold()).wait()
-    said = [attempt.log(rank).decode() for rank in range(3)]
-    assert record["outcome"] == "completed", (record, said)
+    logs = [attempt.log(rank).decode() for rank in range(3)]
+    assert record["outcome"] == "completed", (record, logs)
 
 
 def test_no_one_needs_to_listen(short_path: Path, port: int, warm: str) -> None:

@@ -315,7 +315,7 @@ def test_rank_that_cannot_be_set_up_is_the_hosts_error(short_path: Path, warm: s
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         ("missing", "cannot be started: No such file or directory"),
         ("mode", "cannot be started: Permission denied"),
@@ -324,7 +324,7 @@ def test_rank_that_cannot_be_set_up_is_the_hosts_error(short_path: Path, warm: s
     ],
 )
 def test_a_program_that_can_never_be_started_is_not_the_hosts_error(
-    short_path: Path, warm: str, harm: str, said: str
+    short_path: Path, warm: str, harm: str, message: str
 ) -> None:
     program = short_path / "python"
     if harm != "missing":
@@ -333,7 +333,7 @@ def test_a_program_that_can_never_be_started_is_not_the_hosts_error(
         program.chmod(0o644 if harm == "mode" else 0o755)
     record = Attempt.make(short_path, SLEEP, python=str(program)).start(warm).wait()
     assert record["outcome"] == "not_startable"
-    assert f"{program} " in record["reason"] and said in record["reason"]
+    assert f"{program} " in record["reason"] and message in record["reason"]
     assert record["first_failed_rank"] == 0
 
 

@@ -98,14 +98,14 @@ class Attempt:
         (kept,) = (self._cache / "seen").iterdir()
         return kept
 
-    def told(self, kind: str) -> list[str]:
+    def messages(self, kind: str) -> list[str]:
         return [one.message for one in self.workspace.store.events(self.job.id) if one.kind == kind]
 
     def collect(self) -> Collected:
         return asyncio.run(self.collecting.collect(self.on))
 
     def left_out(self) -> list[str]:
-        return self.told("left_out")
+        return self.messages("left_out")
 
     def end(self) -> None:
         store = self.workspace.store
@@ -168,8 +168,8 @@ def test_no_record_blocks_its_collection(attempt: Attempt, record: str, harm: st
     assert (found.stuck, found.problems) == (None, ())
     assert attempt.stored()["outputs/x"] == b"x"
     if (harm, record) != ("sparse", "models"):
-        (told,) = attempt.left_out()
-        assert RECORDS[record] in told or "the file has a hole there" in told
+        (message,) = attempt.left_out()
+        assert RECORDS[record] in message or "the file has a hole there" in message
 
 
 @pytest.mark.parametrize("folder", ["metrics", "models", "log"])
@@ -184,7 +184,7 @@ def test_a_folder_of_records_that_is_something_else_is_named(
     shutil.rmtree(path, ignore_errors=True)
     path.symlink_to(elsewhere)
     assert attempt.collect().problems == ()
-    assert any(folder in told for told in attempt.left_out())
+    assert any(folder in message for message in attempt.left_out())
     assert attempt.workspace.store.metrics(attempt.job.id) == []
     assert (LOG in attempt.stored()) == (folder != "log")
 
@@ -241,8 +241,8 @@ def test_the_exit_record_is_written_over_whatever_was_put_in_its_way(attempt: At
 def test_a_removed_attempt_folder_is_reported(attempt: Attempt) -> None:
     shutil.rmtree(attempt.paths.root)
     assert attempt.collect().problems == ()
-    (told,) = attempt.left_out()
-    assert "the attempt's folder was gone at its end" in told
+    (message,) = attempt.left_out()
+    assert "the attempt's folder was gone at its end" in message
     attempt.end()
     with pytest.raises(NotFoundError, match="the attempt's folder was gone at its end"):
         Logs(attempt.workspace, attempt.job.id).read()
@@ -253,8 +253,8 @@ def test_a_folder_that_went_before_a_restore_is_not_called_removed(attempt: Atte
     restored = "the store was restored from b.db; in the replaced store it is Completed"
     attempt.workspace.store.add_event(attempt.job.id, RESTORED_EVENT, restored, attempt=1)
     attempt.collect()
-    (told,) = attempt.left_out()
-    assert told == f"the attempt's folder is gone, since the attempt had ended: {restored}"
+    (message,) = attempt.left_out()
+    assert message == f"the attempt's folder is gone, since the attempt had ended: {restored}"
     attempt.end()
     with pytest.raises(NotFoundError, match="in the replaced store it is Completed"):
         Logs(attempt.workspace, attempt.job.id).read()
@@ -295,11 +295,11 @@ def test_an_attempt_whose_host_record_is_removed_can_be_ended(
 
     waits, wait_once = asyncio.Event(), hostclient.HostConnection._wait_once
 
-    async def heard(host: hostclient.HostConnection) -> ExitRecord | None:
+    async def answered(host: hostclient.HostConnection) -> ExitRecord | None:
         waits.set()
         return await wait_once(host)
 
-    monkeypatch.setattr(hostclient.HostConnection, "_wait_once", heard)
+    monkeypatch.setattr(hostclient.HostConnection, "_wait_once", answered)
 
     async def scene() -> Any:
         node = Node("local", short_path / "home")
@@ -329,8 +329,8 @@ def test_an_attempt_whose_host_record_is_removed_can_be_ended(
 def test_a_log_that_was_removed_is_reported(attempt: Attempt) -> None:
     attempt.paths.driver_log(0).unlink()
     attempt.collect()
-    (told,) = attempt.left_out()
-    assert told.startswith(f"{LOG}: the log was gone")
+    (message,) = attempt.left_out()
+    assert message.startswith(f"{LOG}: the log was gone")
     attempt.end()
     with pytest.raises(NotFoundError, match="the log was gone"):
         Logs(attempt.workspace, attempt.job.id).read()
@@ -376,8 +376,10 @@ def test_a_collection_that_hangs_takes_no_thread_from_the_others(
 
         stuck = [(f"m{number}", collections.Progress()) for number in range(40)]
         for marker, progress in stuck:
-            told = await node.collect(marker, hangs, progress)
-            assert str(told.stuck).startswith("collecting its beginning has made no progress for")
+            collected = await node.collect(marker, hangs, progress)
+            assert str(collected.stuck).startswith(
+                "collecting its beginning has made no progress for"
+            )
         assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 10.0) == 1
         again = await node.collect("other", lambda: Collected(problems=("p",)), stuck[0][1])
         assert again.problems == ("p",)
@@ -445,8 +447,8 @@ def test_a_collection_that_moves_again_is_finished(
         here.agent.collect = slow  # type: ignore[method-assign]
         here.agent.end(job.id, 1, exit_code=0)
         assert (await here.state(job, JobState.COMPLETED)).reason == ""
-        told = [one.message for one in here.store.events(job.id) if one.kind == "collecting"]
-        assert told[1:] == ["the job's files are still being collected"]
+        messages = [one.message for one in here.store.events(job.id) if one.kind == "collecting"]
+        assert messages[1:] == ["the job's files are still being collected"]
 
     play(scene, tmp_path)
 
@@ -469,9 +471,9 @@ def test_a_step_that_hangs_is_named_by_the_collection(
 
     monkeypatch.setattr(type(attempt.workspace.blobs), "add_file", slow)
     try:
-        told = attempt.collect()
-        assert told.stuck is not None
-        assert "slow.log" in told.stuck or LOG in told.stuck
+        collected = attempt.collect()
+        assert collected.stuck is not None
+        assert "slow.log" in collected.stuck or LOG in collected.stuck
     finally:
         go.set()
 
@@ -494,16 +496,16 @@ def test_an_input_that_cannot_be_looked_at_fails_no_job(attempt: Attempt, touche
     touched.unlink()
     touched.symlink_to(touched.name)
     assert attempt.collect().problems == ()
-    (told,) = attempt.told("data")
-    assert "Too many levels of symbolic links" in told
+    (message,) = attempt.messages("data")
+    assert "Too many levels of symbolic links" in message
     assert attempt.stored()["outputs/x"] == b"x"
 
 
 def test_a_comparison_that_goes_wrong_fails_no_job(attempt: Attempt, touched: Path) -> None:
     attempt.keep(touched).write_text("half a rec")
     assert attempt.collect().problems == ()
-    (told,) = attempt.left_out()
-    assert told.startswith("the files of its inputs were not compared")
+    (message,) = attempt.left_out()
+    assert message.startswith("the files of its inputs were not compared")
     assert attempt.stored()["outputs/x"] == b"x"
 
 
@@ -553,9 +555,9 @@ def test_a_cancel_ends_the_comparison_of_inputs(
     if not meanwhile:
         store.request_cancel(attempt.job.id)
     assert attempt.collect().problems == ()
-    (told,) = attempt.left_out()
-    assert told.endswith("the job was canceled")
-    assert attempt.told("input_changed") == []
+    (message,) = attempt.left_out()
+    assert message.endswith("the job was canceled")
+    assert attempt.messages("input_changed") == []
 
 
 @pytest.mark.parametrize("comes_back", [True, False])

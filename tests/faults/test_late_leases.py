@@ -20,7 +20,7 @@ __all__ = ["warm"]
 PLAN = replace(data_request("/nowhere").plan, lease_s=90.0, lease_since_s=100.0)
 DEAF = """
 import pathlib, signal, time
-signal.signal(signal.SIGTERM, lambda *_: pathlib.Path("heard").touch())
+signal.signal(signal.SIGTERM, lambda *_: pathlib.Path("signalled").touch())
 print("up", flush=True)
 while True:
     time.sleep(0.05)
@@ -50,7 +50,7 @@ def test_ranks_without_grace_are_killed_at_once(short_path: Path, warm: str) -> 
     record = deaf.wait()
     assert record["outcome"] == "lease_lost"
     assert record["ranks"][0]["signal"] == signal.SIGKILL
-    assert not (deaf.root / "work" / "heard").exists()
+    assert not (deaf.root / "work" / "signalled").exists()
 
 
 @pytest.mark.parametrize("kind", ["warm", "cold"])

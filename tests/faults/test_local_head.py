@@ -73,9 +73,9 @@ def test_life_of_a_head_with_two_starters_and_killed_keepers(
         )
         for _ in range(2)
     ]
-    said = [client.communicate(timeout=DEADLINE_S)[0] for client in clients]
-    assert [client.returncode for client in clients] == [0, 0], said
-    epochs = {text.split("epoch ")[1].strip() for text in said}
+    outputs = [client.communicate(timeout=DEADLINE_S)[0] for client in clients]
+    assert [client.returncode for client in clients] == [0, 0], outputs
+    epochs = {text.split("epoch ")[1].strip() for text in outputs}
     assert len(epochs) == 1
     record = local_head.load_record(paths)
     assert record is not None and record.is_running

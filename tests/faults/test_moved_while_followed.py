@@ -30,7 +30,7 @@ FOLLOWERS = {
 def following(folder: Path, old: Path, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     with (
         target({"ok": True, "version": __version__, "workspaces": [str(old)]}),
-        (folder / "said").open("wb") as file,
+        (folder / "output").open("wb") as file,
         subprocess.Popen(
             [RAYJOBS, *command, "--workspace", str(old)],
             env=os.environ,
@@ -63,13 +63,13 @@ def test_a_command_that_follows_a_job_goes_on_at_the_new_path_of_its_workspace(
     with open_workspace(old) as workspace:
         running(Queue(workspace), tmp_path)
     command, follows = FOLLOWERS[name]
-    said = tmp_path / "said"
+    output = tmp_path / "output"
     with following(tmp_path, old, command) as follower:
-        until(lambda: follows in said.read_text(), f"{name} follows")
+        until(lambda: follows in output.read_text(), f"{name} follows")
         new.parent.mkdir()
         old.rename(new)
         moved = f"was moved to {new}; following it there"
-        until(lambda: moved in said.read_text(), "it goes on")
+        until(lambda: moved in output.read_text(), "it goes on")
         with open_workspace(new) as workspace:
             queue = Queue(workspace)
             job = workspace.store.find("new" if name == "submit" else "followed")
@@ -78,10 +78,10 @@ def test_a_command_that_follows_a_job_goes_on_at_the_new_path_of_its_workspace(
             with (tmp_path / "attempt" / "log" / "driver_0.log").open("ab") as log:
                 log.write(b"last line\n")
             queue.finish(job)
-        assert follower.wait(120) == 0, said.read_text()
+        assert follower.wait(120) == 0, output.read_text()
     if name == "logs":
-        assert said.read_text().count("first line\n") == 1
-        assert "last line\n" in said.read_text()
+        assert output.read_text().count("first line\n") == 1
+        assert "last line\n" in output.read_text()
     assert not old.exists(), "it does not create the old folder again"
 
 
@@ -90,12 +90,12 @@ def test_a_command_that_merges_several_logs_names_the_new_path(tmp_path: Path) -
     with open_workspace(old) as workspace:
         queue = Queue(workspace)
         queue.start(queue.submit("followed"))
-    said = tmp_path / "said"
+    output = tmp_path / "output"
     with following(tmp_path, old, ["logs", "-f", "-t", "followed"]) as follower:
-        until(lambda: "Running" in said.read_text(), "it follows")
+        until(lambda: "Running" in output.read_text(), "it follows")
         new.parent.mkdir()
         old.rename(new)
         assert follower.wait(120) == 5
-    assert f"the workspace {old} was moved to {new} in the meantime" in said.read_text()
-    assert f"--workspace '{new}'" in said.read_text()
+    assert f"the workspace {old} was moved to {new} in the meantime" in output.read_text()
+    assert f"--workspace '{new}'" in output.read_text()
     assert not old.exists(), "it does not create the old folder again"

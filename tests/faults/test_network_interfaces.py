@@ -107,6 +107,6 @@ def test_ranks_talk_over_the_network_that_joins_their_nodes(
             machine.start(attempt)
         with group.relayed():
             records = group.wait_as_group()
-        said = [attempt.log(node) for node, attempt in enumerate(group.nodes)]
-        assert [record["outcome"] for record in records] == ["completed"] * 2, (records, said)
-        assert all(b"reduced 2.0\n" in one for one in said), said
+        logs = [attempt.log(node) for node, attempt in enumerate(group.nodes)]
+        assert [record["outcome"] for record in records] == ["completed"] * 2, (records, logs)
+        assert all(b"reduced 2.0\n" in one for one in logs), logs

@@ -22,10 +22,13 @@ def test_a_command_in_an_image_whose_shell_cannot_be_started_fails_once(
 ) -> None:
     """It was taken for a lost host before: tried three times, then held for ever."""
     if harm == "missing":
-        asked, said = tmp_path / "empty", "the image has no /bin/sh, which runs the job's command"
+        asked, message = (
+            tmp_path / "empty",
+            "the image has no /bin/sh, which runs the job's command",
+        )
         asked.mkdir()
     else:
-        said = "/bin/sh cannot be started: Exec format error"
+        message = "/bin/sh cannot be started: Exec format error"
         shell = layer([file("bin/sh", b"of another processor", mode=0o755)])
         asked = oci_folder(tmp_path / "oci", [shell], tag="1")
     source = tmp_path / "source"
@@ -37,6 +40,6 @@ def test_a_command_in_an_image_whose_shell_cannot_be_started_fails_once(
     assert failed.failure is not None
     assert failed.failure.failure_class is FailureClass.ENVIRONMENT
     assert failed.failure.is_permanent
-    assert said in failed.failure.message
+    assert message in failed.failure.message
     assert failed.attempt == 1
     assert failed.held is None

@@ -58,8 +58,8 @@ def history(path: Path) -> list[tuple[int, int, int, float]]:
     return [tuple(json.loads(line)) for line in lines if line.endswith("]")]
 
 
-def begin(jobs: Jobs, told: Path, **spec: object) -> Job:
-    job = jobs.submit(TRAIN, target=TARGET, environment_variables={"HISTORY": str(told)}, **spec)
+def begin(jobs: Jobs, history: Path, **spec: object) -> Job:
+    job = jobs.submit(TRAIN, target=TARGET, environment_variables={"HISTORY": str(history)}, **spec)
     until(
         lambda: checkpoints.newest(jobs.store, jobs.workspace.blobs, job.id),
         "a checkpoint has left its node",
@@ -67,12 +67,12 @@ def begin(jobs: Jobs, told: Path, **spec: object) -> Job:
     return job
 
 
-def check_curve(jobs: Jobs, job: Job, told: Path) -> None:
+def check_curve(jobs: Jobs, job: Job, history_file: Path) -> None:
     """Check that every step was measured once, and that no two attempts ran at once."""
     points = [p for p in jobs.store.metrics(job.id) if p.name == "loss"]
     steps = [point.step for point in points]
     assert steps == list(range(len(steps))), steps
-    ran = history(told)
+    ran = history(history_file)
     spans = [
         (
             min(at for a, _, _, at in ran if a == attempt),
@@ -86,10 +86,10 @@ def check_curve(jobs: Jobs, job: Job, told: Path) -> None:
 def test_a_killed_raylet_costs_a_group_one_attempt(
     pool_jobs: Jobs, raylets: Cluster, tmp_path: Path
 ) -> None:
-    told = tmp_path / "history"
+    history = tmp_path / "history"
     two = Distribution(nodes=2, processes_per_node=1, backend="gloo")
     raylets.ensure(2)
-    job = begin(pool_jobs, told, distribution=two)
+    job = begin(pool_jobs, history, distribution=two)
     hosts = pool_jobs.attempt(job).hosts
     lost = raylets.node_at(hosts[1].address)
     lost.raylet.kill()
@@ -101,7 +101,7 @@ def test_a_killed_raylet_costs_a_group_one_attempt(
     assert lost.address not in {host.address for host in second.hosts}
     losses = [one.message for one in pool_jobs.store.events(job.id) if one.kind == "node_lost"]
     assert len(losses) == 1 and lost.address in losses[0], losses
-    check_curve(pool_jobs, job, told)
+    check_curve(pool_jobs, job, history)
     # Each node works in a scratch folder of its own, and what each one wrote comes back.
     for host, name in zip(
         second.hosts, ("outputs/rank-0.txt", "node-1/outputs/rank-1.txt"), strict=True
@@ -114,9 +114,9 @@ def test_a_killed_raylet_costs_a_group_one_attempt(
 def test_the_ranks_of_a_frozen_node_end_before_the_retry_begins(
     pool_jobs: Jobs, raylets: Cluster, tmp_path: Path
 ) -> None:
-    told = tmp_path / "history"
+    history = tmp_path / "history"
     raylets.ensure(2)
-    job = begin(pool_jobs, told)
+    job = begin(pool_jobs, history)
     (host,) = pool_jobs.attempt(job).hosts
     frozen = raylets.node_at(host.address)
     frozen.raylet.suspend()
@@ -125,6 +125,6 @@ def test_the_ranks_of_a_frozen_node_end_before_the_retry_begins(
     assert first.failure is not None
     assert (first.outcome, str(first.failure.failure_class)) == ("node_lost", "node_lost")
     assert host.address not in {one.address for one in second.hosts}
-    check_curve(pool_jobs, job, told)
+    check_curve(pool_jobs, job, history)
     assert host.pid is not None and not psutil.pid_exists(host.pid)
     raylets.remove(frozen)

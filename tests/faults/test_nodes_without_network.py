@@ -81,8 +81,8 @@ def test_what_was_put_into_a_folder_is_installed_where_no_index_answers(
     shutil.rmtree(tmp_path / "project")
     moved = folder.rename(tmp_path / "elsewhere")
     found = on_a_node(tmp_path, moved / "requirements.txt", monkeypatch)
-    said = subprocess.check_output([found.python, "-c", CODE], text=True)
-    assert said == "tiny own\n"
+    output = subprocess.check_output([found.python, "-c", CODE], text=True)
+    assert output == "tiny own\n"
     pinned = {line.split(" ")[0] for line in found.lock.splitlines()}
     assert {"tiny-tool==1.0", "its-need==1.5"} <= pinned
 

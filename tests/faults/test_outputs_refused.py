@@ -123,7 +123,7 @@ def test_a_job_waits_for_a_storage_that_does_not_answer(
 ) -> None:
     monkeypatch.setattr(record, "STORE_PAUSE_S", 0.001)
     monkeypatch.setattr(ending, "OUTAGE_LONGEST_PAUSE_S", 0.001)
-    said = "output y: http://photos refused."
+    problem = "output y: http://photos refused."
 
     async def scene(here: World) -> None:
         asked, is_down = 0, True
@@ -131,8 +131,8 @@ def test_a_job_waits_for_a_storage_that_does_not_answer(
         async def collect(_: AttemptOnNode) -> Collected:
             nonlocal asked
             asked += 1
-            down = said if is_down else None
-            return Collected(tails={0: b""}, problems=(said,) if is_down else (), outage=down)
+            down = problem if is_down else None
+            return Collected(tails={0: b""}, problems=(problem,) if is_down else (), outage=down)
 
         here.agent.collect = collect  # type: ignore[assignment,method-assign]
         here.agent.instant = 0
@@ -169,11 +169,11 @@ def test_a_job_waits_for_a_storage_that_does_not_answer(
 def test_a_job_whose_outputs_would_replace_others_fails_once_and_keeps_them(
     tmp_path: Path,
 ) -> None:
-    said = "output y: in datastore 'st' is already made/res.txt with other bytes."
+    problem = "output y: in datastore 'st' is already made/res.txt with other bytes."
 
     async def scene(here: World) -> None:
         async def collect(_: AttemptOnNode) -> Collected:
-            return Collected(tails={0: b""}, data=DataFacts(refused=(said,)))
+            return Collected(tails={0: b""}, data=DataFacts(refused=(problem,)))
 
         here.agent.collect = collect  # type: ignore[assignment,method-assign]
         here.agent.instant = 0
@@ -181,7 +181,7 @@ def test_a_job_whose_outputs_would_replace_others_fails_once_and_keeps_them(
         failed = await here.state(job, JobState.FAILED)
         assert failed.failure is not None
         assert failed.failure.failure_class is FailureClass.DATA
-        assert said in failed.failure.message
+        assert problem in failed.failure.message
         assert "/written" in failed.failure.message
         assert failed.attempt == 1
         await here.state(here.submit(), JobState.FAILED)  # after the first one's clean-up

@@ -84,12 +84,12 @@ class Chain:
         for name in names:
             (self.turns / name).touch()
 
-    def says(self, name: str, text: str) -> None:
+    def wait_for_event(self, name: str, text: str) -> None:
         """Wait until a step's history has `text`."""
         events = self.jobs.store.events
         until(
             lambda: any(text in one.message for one in events(self.step(name).id)),
-            f"{name} says {text!r}",
+            f"{name} reports {text!r}",
         )
 
     def check(self, destination: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_storage_that_is_killed_and_comes_back_costs_a_pipeline_only_time(
     chain.jobs.wait(chain.step("first"), JobState.RUNNING)
     chain.server.kill()
     chain.may_end("first")
-    chain.says("first", "waits for a storage: output made")
+    chain.wait_for_event("first", "waits for a storage: output made")
     first = chain.step("first")
     assert first.state is JobState.FINALIZING
     assert chain.server.endpoint in first.reason
@@ -141,7 +141,7 @@ def test_a_storage_that_is_killed_and_comes_back_costs_a_pipeline_only_time(
 
     chain.server.kill()
     chain.may_end("pause", "use", "last")
-    chain.says("use", "because a storage does not answer")
+    chain.wait_for_event("use", "because a storage does not answer")
     failure = chain.jobs.store.attempts(chain.step("use").id)[0].failure
     assert failure is not None
     assert failure.failure_class is FailureClass.DATA

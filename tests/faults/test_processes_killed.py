@@ -44,7 +44,7 @@ class Waiting:
             environment_variables={"GO": str(self.go)},
             **spec,
         )
-        jobs.says(self.job, b"up")
+        jobs.wait_for_output(self.job, b"up")
         jobs.wait(self.job, JobState.RUNNING)
 
     def end(self) -> None:

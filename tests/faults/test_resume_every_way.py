@@ -52,15 +52,18 @@ def history(path: Path) -> list[tuple[str, int, int, float]]:
     return [tuple(json.loads(line)) for line in lines if line.endswith("]")]
 
 
-def submit(jobs: Jobs, told: Path, **spec: object) -> Job:
-    job = jobs.submit(TRAIN, environment_variables={"HISTORY": str(told)}, **spec)
-    until(lambda: any(step > 9 for _, _, step, _ in history(told)), "some checkpoints are saved")
+def submit(jobs: Jobs, history_file: Path, **spec: object) -> Job:
+    job = jobs.submit(TRAIN, environment_variables={"HISTORY": str(history_file)}, **spec)
+    until(
+        lambda: any(step > 9 for _, _, step, _ in history(history_file)),
+        "some checkpoints are saved",
+    )
     return job
 
 
 def test_a_job_that_met_its_deadline_is_resumed_by_hand(jobs: Jobs, tmp_path: Path) -> None:
-    told = tmp_path / "history"
-    job = submit(jobs, told, max_duration_s=8.0)
+    history_file = tmp_path / "history"
+    job = submit(jobs, history_file, max_duration_s=8.0)
     ended = jobs.wait(job, JobState.FAILED)
     assert ended.failure is not None
     assert str(ended.failure.failure_class) == "time_limit"
@@ -88,8 +91,8 @@ def own_jobs(short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_job_goes_on_after_the_whole_ray_head_was_killed(own_jobs: Jobs, tmp_path: Path) -> None:
-    jobs, told = own_jobs, tmp_path / "history"
-    job = submit(jobs, told)
+    jobs, history_file = own_jobs, tmp_path / "history"
+    job = submit(jobs, history_file)
     jobs.wait(job, JobState.RUNNING)
     host = jobs.host_process(job)
     record = local_head.load_record(TargetPaths.of("local", under=home()))
@@ -108,7 +111,9 @@ def test_a_job_goes_on_after_the_whole_ray_head_was_killed(own_jobs: Jobs, tmp_p
     assert str(first.failure.failure_class) == "node_lost"
     jobs.nothing_left(job)
     # The survivor was dead before the next attempt began: no step of it is later.
-    of_attempt = {number: [one for one in history(told) if one[1] == number] for number in (1, 2)}
+    of_attempt = {
+        number: [one for one in history(history_file) if one[1] == number] for number in (1, 2)
+    }
     assert max(at for *_, at in of_attempt[1]) < min(at for *_, at in of_attempt[2])
     curve = series(jobs.store.metrics(job.id))["loss"]
     assert all(later - earlier == 1 for earlier, later in pairwise(curve.steps))

@@ -121,10 +121,10 @@ def test_users_are_not_shown_where_a_store_is_that_is_away(
             broken.setattr(users, name, away)
             with pytest.raises(StoreUnreachableError) as failed:
                 client.json("GET", "/v1/tokens")
-        said = str(failed.value)
-        assert "is away: its database cannot be reached; the server's log says more" in said
+        message = str(failed.value)
+        assert "is away: its database cannot be reached; the server's log says more" in message
         for part in ("db.internal", "10.1.2.3", "5432", "ada", "jobs?", "team"):
-            assert part not in said
+            assert part not in message
     assert any("503" in line and "10.1.2.3" in line for line in lines)
 
 
@@ -298,13 +298,13 @@ def test_threads_share_a_connection(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "said"),
+    ("status", "text", "message"),
     [
         (307, "", "redirects to https://elsewhere/"),
         (200, "<html>", "with JSON"),
     ],
 )
-def test_what_is_no_server_of_rayjobs_is_named(status: int, text: str, said: str) -> None:
+def test_what_is_no_server_of_rayjobs_is_named(status: int, text: str, message: str) -> None:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
@@ -318,6 +318,6 @@ def test_what_is_no_server_of_rayjobs_is_named(status: int, text: str, said: str
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         login = Login(f"http://127.0.0.1:{server.server_address[1]}", "rj_x")
-        with closing(Connection(login)) as client, pytest.raises(UnreachableError, match=said):
+        with closing(Connection(login)) as client, pytest.raises(UnreachableError, match=message):
             client.json("GET", "/v1/user")
         server.shutdown()

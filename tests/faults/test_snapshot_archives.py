@@ -158,8 +158,8 @@ def test_a_bomb_stops_at_the_cap(place: Path) -> None:
         for _ in range(64):
             file.write(chunk)
     assert (place / "archive").stat().st_size < 100_000
-    said = assert_refused(place, "sha256:" + "0" * 64)
-    assert "unpacks to more than" in said
+    message = assert_refused(place, "sha256:" + "0" * 64)
+    assert "unpacks to more than" in message
 
 
 def test_an_archive_that_would_take_too_much_memory_is_refused(place: Path) -> None:

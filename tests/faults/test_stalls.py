@@ -92,11 +92,11 @@ def test_a_rank_tells_its_stacks_itself_where_no_one_may_look(
     assert identity is not None
     file = str(hangs.root / "stacks-1.txt")
 
-    def told() -> stacks.Dump | None:
+    def dumped() -> stacks.Dump | None:
         found = stacks.dump(1, identity, file)
         return found if found is not None and "compute_for_ever" in found.where else None
 
-    dump = until(told, "the rank is where it hangs")
+    dump = until(dumped, "the rank is where it hangs")
     assert dump.how == "signal"
     # Without either way there is what /proc says, and the rank goes on in all cases.
     last = stacks.dump(1, identity, None)

@@ -135,11 +135,11 @@ def test_a_full_disk_refuses_writes_and_recovers(tmp_path: Path) -> None:
     found = run_script("full_disk", tmp_path, before=small_disk(tmp_path))
     assert found.pop("size") == 2 << 20
     for call in ("submit", "event", "finish"):
-        said = found.pop(call)
-        assert said.startswith("StoreFullError: the disk of the store"), said
-        assert "Free space in" in said
-    said = found.pop("blob")
-    assert said.startswith("StorageFullError: no space is left for files in"), said
+        message = found.pop(call)
+        assert message.startswith("StoreFullError: the disk of the store"), message
+        assert "Free space in" in message
+    message = found.pop("blob")
+    assert message.startswith("StorageFullError: no space is left for files in"), message
     assert found == {
         "blob kept": "before",
         "left by blob": 0,

@@ -22,12 +22,12 @@ from tests.contract.store_contract import submit
 FORK = multiprocessing.get_context("fork")
 
 
-def write_on(path: Path, count: int, told: Connection) -> None:
+def write_on(path: Path, count: int, channel: Connection) -> None:
     """Submit jobs, say so, and wait with the store open for the end by SIGKILL."""
     store = SqlStore(path)
     for _ in range(count):
         submit(store)
-    told.send("written")
+    channel.send("written")
     threading.Event().wait()
 
 
@@ -173,26 +173,26 @@ def test_a_healthy_store_is_never_accused(path: Path) -> None:
 
 @pytest.mark.usefixtures("saved")
 def test_after_a_reboot_only_what_was_synced_is_expected(path: Path) -> None:
-    beside = witness.Witness(path)
-    note = beside.read()
+    witnessed = witness.Witness(path)
+    note = witnessed.read()
     assert note is not None
     assert note.newest == note.synced == 1  # a submit is synced
     # A commit that was not synced is lost with the power: the note of the boot before knows it.
-    beside.path.write_bytes(witness._text(witness.Note("another-boot", 6, 1)))
+    witnessed.path.write_bytes(witness._text(witness.Note("another-boot", 6, 1)))
     SqlStore(path).close()
-    beside.path.write_bytes(witness._text(witness.Note("another-boot", 1, 6)))
+    witnessed.path.write_bytes(witness._text(witness.Note("another-boot", 1, 6)))
     with pytest.raises(StoreLostError):
         SqlStore(path)
 
 
 @pytest.mark.usefixtures("saved")
 def test_a_torn_note_says_nothing(path: Path) -> None:
-    beside = witness.Witness(path)
-    beside.path.write_bytes(b"torn 99999 99999 00000000\n")
+    witnessed = witness.Witness(path)
+    witnessed.path.write_bytes(b"torn 99999 99999 00000000\n")
     store = SqlStore(path)
     submit(store)
     store.close()
-    note = beside.read()
+    note = witnessed.read()
     assert note is not None
     assert note.newest == note.synced == 2
 
@@ -254,15 +254,15 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch, path: Path, act: Callable[[str
         with_act(name)
 
 
-def write_if_it_opens(path: Path, told: Connection) -> None:
+def write_if_it_opens(path: Path, channel: Connection) -> None:
     try:
         store = SqlStore(path, busy_timeout_s=0.3)
         for _ in range(3):
             submit(store)
     except StoreError as error:
-        told.send(type(error).__name__)
+        channel.send(type(error).__name__)
     else:
-        told.send("written")
+        channel.send("written")
     threading.Event().wait()
 
 

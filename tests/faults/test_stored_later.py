@@ -62,7 +62,7 @@ def test_outputs_that_an_outage_kept_from_their_storage_are_stored_on_request(
         environment_variables={"GO": str(go)},
         outputs={"made": Output(destination="photos/{run-id}")},
     )
-    jobs.says(job, b"written")
+    jobs.wait_for_output(job, b"written")
     proxy.mode = "503"
     go.touch()
     until(
@@ -75,12 +75,12 @@ def test_outputs_that_an_outage_kept_from_their_storage_are_stored_on_request(
         jobs.store.request_cancel(job.id)
         wake(jobs.workspace)
         ended = jobs.wait(job, JobState.CANCELED)
-        said = ended.reason
+        message = ended.reason
     else:
         ended = jobs.wait(job, JobState.FAILED, deadline_s=420.0)
         assert ended.failure is not None
-        said = ended.failure.message
-    assert f"`rayjobs store {job.id}` stores the outputs once the storage answers" in said
+        message = ended.failure.message
+    assert f"`rayjobs store {job.id}` stores the outputs once the storage answers" in message
     assert ended.attempt == 1
     assert (root / "written").exists()
     assert scratch.unstored_outputs(root) == ("made",)

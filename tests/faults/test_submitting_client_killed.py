@@ -21,7 +21,7 @@ from rayjobs.store.sql import SqlStore
 LONGEST_S = 0.08
 
 
-def client(path: Path, number: int, tell: int) -> None:
+def client(path: Path, number: int, out_pipe: int) -> None:
     """Submit one job after the other, each twice under one key as an unsure client does."""
     store = SqlStore(path)
     for at in itertools.count():
@@ -36,50 +36,50 @@ def client(path: Path, number: int, tell: int) -> None:
                     idempotency_key=key,
                 )
             )
-            os.write(tell, f"{key} {job.id}\n".encode())
+            os.write(out_pipe, f"{key} {job.id}\n".encode())
 
 
 def play(folder: Path, rounds: int) -> None:
     path = folder / "store.db"
     store = SqlStore(path)
     draw = random.Random(1)
-    told: dict[str, set[str]] = {}
+    acknowledged: dict[str, set[str]] = {}
     for number in range(rounds):
-        listen, tell = os.pipe()
+        listen, out_pipe = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
                 os.close(listen)
-                client(path, number, tell)
+                client(path, number, out_pipe)
             except BaseException:
                 traceback.print_exc()  # why a client ended that was not killed yet
             finally:
                 os._exit(1)
-        os.close(tell)
-        heard = b""
+        os.close(out_pipe)
+        received = b""
         if number % 2:  # every other one has surely been told of a job
-            heard = os.read(listen, 4096)
+            received = os.read(listen, 4096)
         time.sleep(draw.random() * LONGEST_S)
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         assert status == signal.SIGKILL  # it ends for no other reason
         with os.fdopen(listen, "rb") as rest:
-            heard += rest.read()
+            received += rest.read()
         # A line is whole: what is shorter than a page is written to a pipe at once.
-        for line in heard.decode().splitlines():
+        for line in received.decode().splitlines():
             key, job = line.split()
-            told.setdefault(key, set()).add(job)
+            acknowledged.setdefault(key, set()).add(job)
     with store._database.read() as connection:
         found = connection.execute("SELECT idempotency_key, id FROM jobs").fetchall()
         damage = connection.execute("PRAGMA integrity_check").fetchall()
         events = Counter(row["job"] for row in connection.execute("SELECT job FROM events"))
     there = {row["idempotency_key"]: row["id"] for row in found}
     assert len(there) == len(found)  # none twice
-    lost = [key for key, jobs in told.items() if jobs != {there.get(key)}]
+    lost = [key for key, jobs in acknowledged.items() if jobs != {there.get(key)}]
     assert not lost
     assert [tuple(row) for row in damage] == [("ok",)]
     assert events == dict.fromkeys(there.values(), 1)  # each job whole, with its first line
-    assert len(told) >= rounds / 2
+    assert len(acknowledged) >= rounds / 2
     store.close()
 
 

@@ -37,14 +37,14 @@ def cluster(short_path: Path) -> Iterator[Cluster]:
     remove_runtime_folder(home())
 
 
-def retried(jobs: Jobs, job: Job, lost: Node, told: Path) -> float:
+def retried(jobs: Jobs, job: Job, lost: Node, history: Path) -> float:
     """Wait for the job's good end; return the seconds between its two attempts."""
     done = jobs.wait(job, JobState.COMPLETED, deadline_s=PATIENCE_S)
     first, second = jobs.store.attempts(done.id)
     assert first.failure is not None
     assert (first.outcome, str(first.failure.failure_class)) == ("node_lost", "node_lost")
     assert lost.address not in {host.address for host in second.hosts}
-    check_curve(jobs, job, told)
+    check_curve(jobs, job, history)
     return second.created_at.timestamp()
 
 
@@ -54,8 +54,8 @@ def test_64_ranks_lose_a_node_and_go_on_elsewhere(cluster: Cluster, tmp_path: Pa
     with open_workspace(locate()) as workspace:
         jobs = Jobs(workspace, tmp_path)
         for fault in ("killed", "frozen"):
-            told = tmp_path / fault
-            job = begin(jobs, told, distribution=SHAPE, resources=resources)
+            history = tmp_path / fault
+            job = begin(jobs, history, distribution=SHAPE, resources=resources)
             (_, host) = jobs.attempt(job).hosts
             lost = cluster.node_at(host.address)
             raylet = lost.raylet
@@ -63,7 +63,7 @@ def test_64_ranks_lose_a_node_and_go_on_elsewhere(cluster: Cluster, tmp_path: Pa
             raylet.kill() if fault == "killed" else raylet.suspend()
             if fault == "killed":
                 cluster.begin()  # for the next one
-            again_s = retried(jobs, job, lost, told) - at
+            again_s = retried(jobs, job, lost, history) - at
             print(f"\n{RANKS} ranks, a raylet {fault}: tried again after {again_s:.0f} s")
             assert host.pid is not None and not psutil.pid_exists(host.pid)
             cluster.remove(lost)

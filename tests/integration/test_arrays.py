@@ -36,8 +36,8 @@ def test_members_know_their_index_and_the_array_ends_as_the_worst_of_them(jobs: 
     members = jobs.store.jobs(JobFilter(parent=array.id, newest_first=False))
     assert [member.array_index for member in members] == [1, 3, 5]
     for member in members:
-        said = f"{array.id} 3 ['--shard', '{member.array_index}']\n"
-        assert jobs.log(member) == said.encode()
+        printed = f"{array.id} 3 ['--shard', '{member.array_index}']\n"
+        assert jobs.log(member) == printed.encode()
         assert [point.value for point in jobs.store.metrics(member.id)] == [member.array_index]
         jobs.nothing_left(member)
     # One at a time: none was placed before the one before it had ended.
@@ -58,7 +58,7 @@ def test_a_cancel_ends_what_runs_and_what_waits(jobs: Jobs) -> None:
     )
     first = jobs.store.member(array.id, 0)
     jobs.wait(first, JobState.RUNNING)
-    jobs.says(first, b"up")
+    jobs.wait_for_output(first, b"up")
     jobs.store.request_cancel(array.id)
     jobs.wait(array, JobState.CANCELED)
     assert jobs.store.member_counts([array.id]) == {array.id: {JobState.CANCELED: 4}}

@@ -42,7 +42,7 @@ def distributed(nodes: int, processes: int) -> Distribution:
     return Distribution(nodes=nodes, processes_per_node=processes, backend="gloo")
 
 
-def said(jobs: Jobs, job_id: str, rank: int) -> list[int]:
+def printed(jobs: Jobs, job_id: str, rank: int) -> list[int]:
     """Return what a rank of MEET printed about itself."""
     text = Logs(jobs.workspace, job_id).read(f"azureml-logs/70_driver_log_{rank}.txt")
     return list(json.loads(text))
@@ -52,8 +52,8 @@ def test_two_ranks_of_one_node_reduce_and_log(jobs: Jobs) -> None:
     job = jobs.submit(MEET, distribution=distributed(1, 2))
     jobs.wait(job, JobState.COMPLETED)
     assert jobs.attempt(job).cold_reason is None
-    assert said(jobs, job.id, 0) == [0, 0, 2, 2, 0, 0, 0, 2, 0]
-    assert said(jobs, job.id, 1) == [1, 1, 2, 2, 0, 0, 1, 2, 1]
+    assert printed(jobs, job.id, 0) == [0, 0, 2, 2, 0, 0, 0, 2, 0]
+    assert printed(jobs, job.id, 1) == [1, 1, 2, 2, 0, 0, 1, 2, 1]
     points = jobs.store.metrics(job.id)
     assert sorted((point.rank, point.value) for point in points) == [(0, 3.0), (1, 3.0)]
     jobs.nothing_left(job)
@@ -62,8 +62,8 @@ def test_two_ranks_of_one_node_reduce_and_log(jobs: Jobs) -> None:
 def test_two_nodes_meet_and_each_ones_files_are_kept(jobs: Jobs) -> None:
     job = jobs.submit(MEET, distribution=distributed(2, 1))
     jobs.wait(job, JobState.COMPLETED)
-    assert said(jobs, job.id, 0) == [0, 0, 2, 1, 0, 0, 0, 1, 0]
-    assert said(jobs, job.id, 1) == [1, 0, 2, 1, 1, 1, 1, 1, 1]
+    assert printed(jobs, job.id, 0) == [0, 0, 2, 1, 0, 0, 0, 1, 0]
+    assert printed(jobs, job.id, 1) == [1, 0, 2, 1, 1, 1, 1, 1, 1]
     assert jobs.file(job, "outputs/0") == b"3.0"
     assert jobs.file(job, "node-1/outputs/1") == b"3.0"
     attempt = jobs.attempt(job)

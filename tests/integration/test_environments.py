@@ -71,8 +71,8 @@ def test_a_command_finds_the_programs_of_its_environment(jobs: Jobs, tmp_path: P
     (tmp_path / "source").mkdir()
     job = submit(jobs.workspace, spec, source=tmp_path / "source", experiment="test").job
     jobs.wait(job, JobState.COMPLETED)
-    said, place = jobs.log(job).decode().split()
-    assert said == "said"
+    value, place = jobs.log(job).decode().split()
+    assert value == "said"
     assert "/environments/" in place
 
 

@@ -259,8 +259,8 @@ def test_no_job_changes_what_it_reads_and_what_others_change_is_named(
     jobs.wait(waiting, JobState.RUNNING)
     stored.write_text("changed by something else")
     jobs.wait(waiting, JobState.COMPLETED)
-    (told,) = changes(waiting)
-    assert str(stored) in told and "Something else changed them" in told
+    (change,) = changes(waiting)
+    assert str(stored) in change and "Something else changed them" in change
 
 
 GOES_ON = """

@@ -146,7 +146,7 @@ def test_cancel_ends_a_stubborn_tree(jobs: Jobs) -> None:
         """,
         grace_s=0.5,
     )
-    jobs.says(job, b"ready")
+    jobs.wait_for_output(job, b"ready")
     for _ in range(2):
         jobs.store.request_cancel(job.id)
         wake(jobs.workspace)
@@ -166,7 +166,7 @@ def test_the_time_limit_is_a_failure_of_its_own(jobs: Jobs) -> None:
 
 def test_out_of_memory_is_named_and_others_live(jobs: Jobs) -> None:
     neighbour = jobs.submit("import time\nprint('up', flush=True)\ntime.sleep(600)")
-    jobs.says(neighbour, b"up")
+    jobs.wait_for_output(neighbour, b"up")
     jobs.wait(neighbour, JobState.RUNNING)
     hog = jobs.submit(
         """
@@ -195,7 +195,7 @@ def test_gpu_ids_are_the_jobs_own(jobs: Jobs) -> None:
         for _ in range(2)
     ]
     for job in pair:
-        jobs.says(job, b"\n")
+        jobs.wait_for_output(job, b"\n")
     third = jobs.submit("print('third')", resources=Resources(gpus=1))
     go.write_text("")
     seen = []
@@ -370,7 +370,7 @@ def test_priority_decides_who_goes_next(jobs: Jobs, tmp_path: Path) -> None:
         """,
         resources=Resources(cpus=8),
     )
-    jobs.says(blocker, b"up")
+    jobs.wait_for_output(blocker, b"up")
     line = f"import sys\nopen({str(order)!r}, 'a').write(sys.argv[1] + ' ')"
     whole = Resources(cpus=8)
     low = jobs.submit(line, resources=whole, arguments=("low",))

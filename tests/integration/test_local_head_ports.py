@@ -237,7 +237,7 @@ def test_token_is_in_no_command_environment_record_or_log(local_target: LocalTar
 
 
 def test_start_said_what_it_did(local_target: LocalTarget) -> None:
-    said = "\n".join(local_target.stages)
-    assert "starting Ray" in said
-    assert f"dashboard at {local_target.head.dashboard_url}" in said
-    assert "starting the target" in said
+    output = "\n".join(local_target.stages)
+    assert "starting Ray" in output
+    assert f"dashboard at {local_target.head.dashboard_url}" in output
+    assert "starting the target" in output

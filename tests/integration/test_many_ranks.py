@@ -31,7 +31,7 @@ def test_the_cost_of_a_rank_does_not_grow_with_their_number(jobs: Jobs) -> None:
     seconds_per_rank(jobs, NODES)  # the first job waits for the warm interpreter
     # The best of three: what else the machine does is none of the launcher's cost.
     costs = {ranks: min(seconds_per_rank(jobs, ranks) for _ in range(3)) for ranks in SIZES}
-    told = ", ".join(f"{ranks}: {1000 * cost:.0f} ms" for ranks, cost in costs.items())
-    print(f"\nfrom place to end, per rank: {told}")
+    figures = ", ".join(f"{ranks}: {1000 * cost:.0f} ms" for ranks, cost in costs.items())
+    print(f"\nfrom place to end, per rank: {figures}")
     few, *more = costs.values()
-    assert max(more) <= few * 1.2, told
+    assert max(more) <= few * 1.2, figures

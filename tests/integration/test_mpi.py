@@ -39,7 +39,7 @@ def shape(nodes: int, processes: int, backend: str = "mpi") -> Distribution:
     return Distribution(nodes=nodes, processes_per_node=processes, backend=backend)
 
 
-def said(jobs: Jobs, job_id: str, rank: int) -> list[object]:
+def printed(jobs: Jobs, job_id: str, rank: int) -> list[object]:
     """Return what a rank of HOROVOD printed about itself."""
     text = Logs(jobs.workspace, job_id).read(f"azureml-logs/70_driver_log_{rank}.txt")
     return list(json.loads(text))
@@ -62,7 +62,7 @@ def test_horovod_reduces_over_two_nodes_of_two_ranks(jobs: Jobs, backend: str) -
     is_mpi = backend == "mpi"
     for rank in range(4):
         expected = [rank, 4, rank % 2, 2, rank // 2, 10.0, is_mpi]
-        assert said(jobs, job.id, rank) == expected
+        assert printed(jobs, job.id, rank) == expected
     names = {file.name for file in jobs.store.files(job.id)}
     assert ("azureml-logs/70_mpi_log.txt" in names) == is_mpi
     if is_mpi:

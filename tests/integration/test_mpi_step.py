@@ -113,7 +113,7 @@ def test_every_argument_of_an_mpi_step_has_its_effect_on_two_nodes(
             "mine": "1",
         }
         expected |= {"tiny_one": True, "tiny_two": True}
-        assert said(jobs, jobs.store.job(step.id)) == [
+        assert printed(jobs, jobs.store.job(step.id)) == [
             {"rank": rank, "node": str(rank // 2), **expected} for rank in range(4)
         ]
         assert step.get_output_data("report").download(str(tmp_path / "got")) == 1
@@ -132,11 +132,11 @@ def test_every_argument_of_an_mpi_step_has_its_effect_on_two_nodes(
         environment = Environment("of-its-own")
         environment.environment_variables = {"MINE": "2"}
         other = run(**dict.fromkeys(parts), environment_definition=environment)
-        lines = said(jobs, jobs.store.job(other.find_step_run("spread")[0].id))
+        lines = printed(jobs, jobs.store.job(other.find_step_run("spread")[0].id))
         assert [(one["mine"], one["tiny_one"]) for one in lines] == [("2", False)] * 4
 
 
-def said(jobs: Jobs, job: Job) -> list[dict[str, Any]]:
+def printed(jobs: Jobs, job: Job) -> list[dict[str, Any]]:
     """Return what each rank of a step printed."""
     logs = Logs(jobs.workspace, job.id)
     return [

@@ -165,8 +165,8 @@ def test_more_failures_than_the_threshold_fail_the_job(jobs: Jobs, tmp_path: Pat
     job, _ = submit(jobs, tmp_path, BROKEN, distribution=shape, arguments=(), parallel_run=asked)
     failed = jobs.wait(job, JobState.FAILED)
     assert failed.failure is not None and failed.failure.failure_class is FailureClass.USER
-    said = " ".join([failed.failure.message, *failed.failure.lines])
-    assert "items failed, and the error threshold is 1" in said
+    message = " ".join([failed.failure.message, *failed.failure.lines])
+    assert "items failed, and the error threshold is 1" in message
     assert not list((jobs.workspace.path / "datastores").rglob(f"rows/{job.id}/*"))
 
 

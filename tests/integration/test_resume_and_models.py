@@ -62,13 +62,13 @@ def test_a_job_killed_in_a_save_resumes_and_its_model_is_registered(
     jobs.wait(again, JobState.COMPLETED)
     assert jobs.log(again) == b"from 9 resume True []\n"
     # With --resume-from the script is told as well, whatever it reads.
-    told = jobs.submit(
+    with_option = jobs.submit(
         TRAIN,
         resume_from=job.id,
         arguments=("--resume-from", "$AZUREML_DATAREFERENCE_MODEL_LOCATION"),
     )
-    jobs.wait(told, JobState.COMPLETED)
-    assert jobs.log(told).endswith(b"/resume']\n")
+    jobs.wait(with_option, JobState.COMPLETED)
+    assert jobs.log(with_option).endswith(b"/resume']\n")
 
     model = models.register(
         jobs.workspace,

@@ -54,7 +54,7 @@ Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 def running(jobs: Jobs, script: str, **spec: object) -> Job:
     job = jobs.submit(script, **spec)
     jobs.wait(job, JobState.RUNNING)
-    jobs.says(job, b"\n")
+    jobs.wait_for_output(job, b"\n")
     return job
 
 
@@ -134,11 +134,11 @@ def test_it_ends_with_the_attempt_and_does_not_keep_it(
     )
     with subprocess.Popen(
         program, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as beside:
-        assert beside.stdout is not None
-        assert beside.stdout.readline() == b"on\n"
+    ) as session:
+        assert session.stdout is not None
+        assert session.stdout.readline() == b"on\n"
         (Path(jobs.root(job)) / "work" / "stop").touch()
-        assert beside.wait(60) == 128 + signal.SIGKILL
+        assert session.wait(60) == 128 + signal.SIGKILL
     jobs.wait(job, JobState.COMPLETED)
     jobs.nothing_left(job)
 
@@ -150,15 +150,15 @@ def test_a_command_whose_client_is_interrupted_is_ended(
     program, environment = command(
         variables, "exec", job.id, "--", "sh", "-c", "echo $$; sleep 1000"
     )
-    beside = subprocess.Popen(
+    session = subprocess.Popen(
         program, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert beside.stdout is not None and beside.stdin is not None
-    beside.stdout.readline()
-    beside.send_signal(signal.SIGINT)
-    assert beside.wait(60) == 130
-    beside.stdout.close()
-    beside.stdin.close()
+    assert session.stdout is not None and session.stdin is not None
+    session.stdout.readline()
+    session.send_signal(signal.SIGINT)
+    assert session.wait(60) == 130
+    session.stdout.close()
+    session.stdin.close()
     look = command(variables, "exec", job.id, "--", "sh", "-c", "pgrep -f 'sleep 100[0]' || true")
 
     def is_gone() -> bool:
@@ -176,7 +176,7 @@ def test_a_shell_at_a_terminal(jobs: Jobs, variables: dict[str, str]) -> None:
     job = running(jobs, WAITS)
     program, environment = command(variables, "exec", job.id, "--", "sh")
     master, slave = pty.openpty()
-    beside = subprocess.Popen(
+    session = subprocess.Popen(
         program, env=environment, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
     )
     os.close(slave)
@@ -188,7 +188,7 @@ def test_a_shell_at_a_terminal(jobs: Jobs, variables: dict[str, str]) -> None:
         except OSError:
             break
     os.close(master)
-    assert beside.wait(60) == 5, shown
+    assert session.wait(60) == 5, shown
     assert b"terminal=42" in shown
     jobs.store.request_cancel(job.id, by="test")
     jobs.wait(job)

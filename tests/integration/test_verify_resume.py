@@ -19,20 +19,20 @@ STEPS = ("--steps", "40", "--step-s", "0.04")
 
 def verified(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any], str]:
     code = run(["verify-resume", "--seed", "5", "--json", str(EXAMPLE), "--", *STEPS, *more])
-    told = capsys.readouterr()
-    return code, json.loads(told.out), told.err
+    printed = capsys.readouterr()
+    return code, json.loads(printed.out), printed.err
 
 
 def test_the_example_resumes_exactly(
     local_target: LocalTarget, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, verdict, told = verified(capsys)
+    code, verdict, stderr = verified(capsys)
     assert verdict["problems"] == []
     assert (code, verdict["same"], verdict["checkpoint_step"]) == (0, True, 40)
     kills = verdict["kills"]
     assert isinstance(kills, list)
     assert [kill["attempt"] for kill in kills] == [1, 2]
-    assert "killed rank 0 of attempt 1 after step" in told
+    assert "killed rank 0 of attempt 1 after step" in stderr
     (curve,) = verdict["metrics"]
     assert (curve["points"], curve["missing"], curve["doubled"]) == (40, [], [])
 

@@ -299,7 +299,7 @@ class Machines(Machine):
         assert host.lease is not None
         return host.lease.renew(stamp)
 
-    def was_heard(self, host: Host) -> bool:
+    def was_reachable(self, host: Host) -> bool:
         """Whether nothing happened to a host's box from its start on, until its end was known."""
         box, _ = self._at[host.on.marker]
         assert host.ended_at is not None

@@ -32,8 +32,8 @@ def play(
         assert len(world.machine.history) > jobs / 4  # it is jobs that run that are harmed
     finally:
         world.store.close()
-    told, again = "\n".join(violations), f"{seed} {jobs} {'apart' if apart else ''}"
-    assert not violations, f"python -m tests.simulation {again}   plays it again:\n{told}"
+    text, again = "\n".join(violations), f"{seed} {jobs} {'apart' if apart else ''}"
+    assert not violations, f"python -m tests.simulation {again}   plays it again:\n{text}"
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, PART))

@@ -368,7 +368,7 @@ class World:
         good: dict[tuple[str, int], int] = {}
         for host in self.machine.history:
             if host.record is not None and host.record.outcome is Outcome.COMPLETED:
-                if isinstance(self.machine, Machines) and not self.machine.was_heard(host):
+                if isinstance(self.machine, Machines) and not self.machine.was_reachable(host):
                     continue  # nobody could know it: the job was to be done again
                 on = host.on
                 good[on.job, on.attempt] = good.get((on.job, on.attempt), 0) + 1

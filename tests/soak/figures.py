@@ -82,7 +82,7 @@ class _Measuring:
 
     def _begin(self) -> Job:
         job = self._jobs.submit(WAITS, grace_s=GRACE_S)
-        self._jobs.says(job, b"up")
+        self._jobs.wait_for_output(job, b"up")
         return self._jobs.wait(job, JobState.RUNNING)
 
     def _kill_actor(self, running: list[Job]) -> float:

@@ -137,10 +137,10 @@ class Soak:
             client.stdout.readline()
             time.sleep(rng.random() * 0.1)
             client.kill()
-            told = client.stdout.readline().strip()
+            job_id = client.stdout.readline().strip()
         if client.returncode == -signal.SIGKILL:
             self.clients_killed += 1
-        return told or None
+        return job_id or None
 
     def _spec(self, rng: Random) -> JobSpec:
         lasts, code = rng.choice(((0.1, 0), (0.5, 0), (2.0, 0), (8.0, 0), (1.0, 3)))

@@ -107,7 +107,7 @@ class Scene:
         self.job: Job = jobs.submit(
             SCRIPT, arguments=tuple(sleeps.values()), environment_variables={"GO": str(self.go)}
         )
-        jobs.says(self.job, b"up")
+        jobs.wait_for_output(self.job, b"up")
         jobs.wait(self.job, JobState.RUNNING)
         self.processes: dict[str, Identity] = {
             ACTOR: _known(actor_pid(target)),

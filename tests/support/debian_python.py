@@ -59,7 +59,7 @@ def debian_python(folder: Path, work: Path) -> Path:
 
 def _mirror() -> str:
     """Return the mirror of Debian that apt of this machine uses."""
-    said = subprocess.run(
+    output = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(SITE)"],
         capture_output=True,
         text=True,
@@ -67,7 +67,7 @@ def _mirror() -> str:
         check=True,
     ).stdout
     found = (
-        line for line in said.splitlines() if "debian" in line and not line.endswith("security")
+        line for line in output.splitlines() if "debian" in line and not line.endswith("security")
     )
     mirror = next(found, None)
     if mirror is None:

@@ -69,8 +69,8 @@ def take(source: Path, target: Path) -> None:
 def take_libraries(binaries: Iterable[Path], folder: Path) -> None:
     """Put the shared libraries of programs into a root, where the loader looks for them."""
     words = [str(path) for path in binaries]
-    said = subprocess.run(["ldd", *words], capture_output=True, text=True, check=False).stdout
-    for found in set(_LIBRARY.findall(said)):
+    output = subprocess.run(["ldd", *words], capture_output=True, text=True, check=False).stdout
+    for found in set(_LIBRARY.findall(output)):
         path = Path(found)
         name = path.name
         place = "lib64" if name.startswith("ld-linux") else "usr/lib/x86_64-linux-gnu"

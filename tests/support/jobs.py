@@ -108,7 +108,7 @@ class Jobs:
         assert found is not None
         return found
 
-    def says(self, job: Job, text: bytes) -> None:
+    def wait_for_output(self, job: Job, text: bytes) -> None:
         """Wait until the running job has printed `text`."""
         path = self.root(job) / "log" / "driver_0.log"
         until(lambda: path.exists() and text in path.read_bytes(), f"{job.id} prints {text!r}")

@@ -58,8 +58,8 @@ class Machine:
 
     def start(self, attempt: Attempt) -> Attempt:
         """Start a cold host there."""
-        said = self.run(sys.executable, "-c", START, attempt.write_plan(), json.dumps(base_env()))
-        attempt.identity = Identity.from_json(json.loads(said))
+        output = self.run(sys.executable, "-c", START, attempt.write_plan(), json.dumps(base_env()))
+        attempt.identity = Identity.from_json(json.loads(output))
         return attempt
 
 

@@ -124,8 +124,8 @@ class Cluster:
                 until(lambda: "runtime started" in log.read_text(), "", deadline_s=patience_s)
             except AssertionError:
                 if not left:
-                    told = log.read_text()[-2000:]
-                    raise AssertionError(f"node {self.number} does not start: {told}") from None
+                    log_tail = log.read_text()[-2000:]
+                    raise AssertionError(f"node {self.number} does not start: {log_tail}") from None
                 last = self.nodes.pop()
                 end_tree(last.starter)
                 again = self.start_node(last.address, last.scratch)

@@ -1,4 +1,4 @@
-"""Scripts that fail in the ways that training scripts do, and what should be told of each."""
+"""Scripts that fail in the ways that training scripts do, and what should be reported of each."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Broken:
     """One script, and its root cause.
 
     Attributes:
-        told: What the message must hold.
+        message: What the message must hold.
         line: One of the lines that matter; empty: there need be none.
         plan: What differs in the attempt's plan.
     """
 
     name: str
     script: str
-    told: str
+    message: str
     line: str = ""
     failure_class: FailureClass = F.USER
     rank: int | None = 0
