@@ -105,7 +105,7 @@ def test_a_job_from_submit_to_download(project: Path) -> None:
     assert listed["id"] == job
 
 
-def test_every_end_tells_why(project: Path) -> None:
+def test_every_end_reports_its_reason(project: Path) -> None:
     binary, raises, syntax = submit("binary.py"), submit("raises.py"), submit("syntax.py")
     limited = submit("endless.py", "--max-duration", "1s", "--grace", "1s")
 
@@ -126,14 +126,14 @@ def test_every_end_tells_why(project: Path) -> None:
     assert "no digits here" in rayjobs("logs", "--failed", raises).stdout
 
 
-def test_attached_off_a_terminal_stdout_is_the_scripts_alone(project: Path) -> None:
+def test_attached_submit_without_terminal_prints_only_script_output(project: Path) -> None:
     done = rayjobs("submit", "--attach", "train.py", "--", "b")
     assert (done.returncode, done.stdout) == (0, "arguments ['b']\n")
     for part in ("submitted train_", "Completed", "rayjobs metrics"):
         assert part in done.stderr
 
 
-def test_on_a_terminal_submit_stays_with_the_job(project: Path) -> None:
+def test_submit_on_a_terminal_follows_the_job(project: Path) -> None:
     good = Terminal("submit", "train.py", "--", "a")
     assert good.close() == 0, good.shown
     shown = good.shown.decode()
@@ -147,7 +147,7 @@ def test_on_a_terminal_submit_stays_with_the_job(project: Path) -> None:
     assert b"ValueError: no digits here" in bad.shown
 
 
-def test_ctrl_c_detaches_and_the_job_goes_on(project: Path) -> None:
+def test_ctrl_c_detaches_and_the_job_continues(project: Path) -> None:
     terminal = Terminal("submit", "endless.py")
     terminal.until(b"begun")
     terminal.press(b"\x03")
@@ -173,7 +173,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(project: Path) -> None:
     assert "Canceled" in waited.stdout
 
 
-def test_a_running_target_is_shown_without_its_token(
+def test_running_target_is_shown_without_its_token(
     project: Path, local_target: LocalTarget
 ) -> None:
     plan = json.loads(rayjobs("submit", "--dry-run", "--json", "train.py").stdout)

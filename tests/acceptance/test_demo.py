@@ -16,7 +16,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 DEADLINE_S = 500.0  # it takes half a minute on a quiet machine
 
 
-def test_the_demo_tells_its_whole_story(tmp_path: Path) -> None:
+def test_demo_runs_all_its_steps(tmp_path: Path) -> None:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("RAYJOBS_")
     }

@@ -36,7 +36,7 @@ def lines() -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in joined.splitlines() if line.strip()]
 
 
-def test_the_first_screen_names_files_that_are_kept_and_commands_that_are_there() -> None:
+def test_first_screen_names_existing_files_and_commands() -> None:
     kept = subprocess.run(
         ["git", "ls-files", "examples"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
@@ -61,7 +61,7 @@ def test_the_first_screen_names_files_that_are_kept_and_commands_that_are_there(
 
 
 @pytest.mark.ray
-def test_the_first_screen_can_be_typed(tmp_path: Path) -> None:
+def test_commands_of_the_first_screen_work(tmp_path: Path) -> None:
     shutil.copytree(
         ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -56,7 +56,7 @@ def folder(own_home: Path) -> Path:
 
 
 @pytest.mark.ray
-def test_a_run_is_followed_and_its_model_registered(
+def test_notebook_follows_a_run_and_registers_its_model(
     local_target: LocalTarget, folder: Path
 ) -> None:
     output = "\n".join(execute(folder / "first-run.ipynb"))
@@ -65,13 +65,13 @@ def test_a_run_is_followed_and_its_model_registered(
 
 
 @pytest.mark.ray
-def test_a_notebook_of_azure_ml_sweeps(local_target: LocalTarget, folder: Path) -> None:
+def test_azure_ml_notebook_runs_a_sweep(local_target: LocalTarget, folder: Path) -> None:
     output = "\n".join(execute(folder / "azureml-sweep.ipynb"))
     assert "team-ws" in output
     assert "points 1" in output
 
 
-def test_a_failing_cell_is_named(folder: Path) -> None:
+def test_failing_cell_is_named(folder: Path) -> None:
     notebook = json.loads((folder / "azureml-sweep.ipynb").read_text())
     notebook["cells"][2]["source"] = ["from azureml.core import Workspace\n", "Workspace.missing"]
     (folder / "broken.ipynb").write_text(json.dumps(notebook))
@@ -79,7 +79,7 @@ def test_a_failing_cell_is_named(folder: Path) -> None:
         execute(folder / "broken.ipynb")
 
 
-def test_the_notebooks_are_kept_without_results() -> None:
+def test_notebooks_are_stored_without_results() -> None:
     for path in EXAMPLES.glob("*.ipynb"):
         for cell in json.loads(path.read_text())["cells"]:
             assert not cell.get("outputs"), path.name

@@ -91,7 +91,7 @@ def test_a_job_reads_the_same_batches_by_mount_and_by_download(
     assert os.environ["AWS_SHARED_CREDENTIALS_FILE"] not in shown
 
 
-def test_exported_credentials_reach_a_target_that_runs_already(
+def test_exported_credentials_reach_a_running_target(
     local_target: LocalTarget,
     s3_server: S3Server,  # noqa: F811
     tmp_path: Path,

@@ -75,7 +75,7 @@ def command(bare: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedPro
     return run
 
 
-def test_it_is_small(bare: Path) -> None:
+def test_small_install_is_small(bare: Path) -> None:
     packages = bare / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     there = {path.name for path in packages.iterdir()}
     assert "rayjobs" in there
@@ -83,7 +83,7 @@ def test_it_is_small(bare: Path) -> None:
     assert _size_of(bare) < LARGEST_BYTES
 
 
-def test_it_submits_to_a_server_and_lists_its_jobs(
+def test_small_install_submits_to_a_server_and_lists_jobs(
     served: Served,
     command: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
@@ -105,7 +105,7 @@ def test_it_submits_to_a_server_and_lists_its_jobs(
     assert "first" in listed.stdout
 
 
-def test_without_a_server_it_says_in_one_sentence_what_runs_jobs(
+def test_small_install_without_a_server_explains_what_is_needed(
     command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "laptop").mkdir()
@@ -118,7 +118,7 @@ def test_without_a_server_it_says_in_one_sentence_what_runs_jobs(
     assert "first" not in command("ls").stdout  # nothing was queued
 
 
-def test_a_table_needs_the_extra_for_data(bare: Path, tmp_path: Path) -> None:
+def test_table_needs_the_data_extra(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
     code = (
         "from rayjobs.core.extras import explained\n"

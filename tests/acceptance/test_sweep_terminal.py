@@ -76,7 +76,7 @@ def middle(world: World) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])
-def test_the_live_table_tells_how_a_sweep_stands(
+def test_live_table_shows_sweep_progress(
     world: World, opened: Callable[..., Terminal], columns: int
 ) -> None:
     sweep, driver = middle(world)
@@ -107,7 +107,7 @@ def test_the_live_table_tells_how_a_sweep_stands(
     assert "Running" not in left
 
 
-def test_ctrl_c_detaches_and_leaves_the_sweep_alone(
+def test_ctrl_c_detaches_and_the_sweep_continues(
     world: World, opened: Callable[..., Terminal]
 ) -> None:
     sweep, driver = middle(world)

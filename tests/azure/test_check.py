@@ -46,7 +46,7 @@ def test_each_use_has_its_state_and_line(tmp_path: Path) -> None:
     assert "serve it with the tool of your choice" in lines(check_file(program))
 
 
-def test_a_keyword_that_ours_has_not_is_missing(tmp_path: Path) -> None:
+def test_unsupported_keyword_is_reported_missing(tmp_path: Path) -> None:
     program = tmp_path / "a.py"
     program.write_text(
         "from azureml.core import Workspace\nws = Workspace.from_config(nonsense=1)\n"
@@ -54,7 +54,7 @@ def test_a_keyword_that_ours_has_not_is_missing(tmp_path: Path) -> None:
     assert states(program)["Workspace.from_config(nonsense=)"] == (State.MISSING, 2)
 
 
-def test_what_a_function_names_stays_inside_it(tmp_path: Path) -> None:
+def test_names_in_a_function_stay_local(tmp_path: Path) -> None:
     program = tmp_path / "a.py"
     program.write_text(
         "from azureml.core import Model, Workspace\n"
@@ -92,7 +92,7 @@ def test_cells_of_notebooks_and_the_scripts_they_write(tmp_path: Path) -> None:
     assert [cell for cell, _why in report.unread] == [2]
 
 
-def test_programs_of_the_same_name_have_a_line_each(tmp_path: Path) -> None:
+def test_programs_of_the_same_name_have_separate_lines(tmp_path: Path) -> None:
     for name, text in (("a", "import azureml.core"), ("b", "from azureml.core import Nope")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.py").write_text(text)

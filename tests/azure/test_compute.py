@@ -36,7 +36,7 @@ def cluster(workspace: Workspace, name: str, size: str, **more: object) -> Compu
     return ComputeTarget.create(workspace, name, given)
 
 
-def test_a_compute_is_found_once_it_is_made(workspace: Workspace) -> None:
+def test_compute_is_found_after_creation(workspace: Workspace) -> None:
     with pytest.raises(ComputeTargetException, match="rayjobs azureml map cpu=local"):
         ComputeTarget(workspace=workspace, name="cpu")
     cluster(workspace, "cpu", "STANDARD_D2_V2", max_nodes=3, vm_priority="lowpriority")
@@ -92,11 +92,11 @@ def test_machine_sizes(size: str, cpus: int, gpus: int) -> None:
 
 
 @pytest.mark.parametrize("size", ["", "huge", "Standard_NC7", "Standard_Q4"])
-def test_sizes_that_are_not_known(size: str) -> None:
+def test_unknown_machine_sizes_are_refused(size: str) -> None:
     assert vm_size(size) is None
 
 
-def test_a_process_has_its_share_of_the_machine(workspace: Workspace) -> None:
+def test_process_gets_its_share_of_the_machine(workspace: Workspace) -> None:
     cluster(workspace, "cpu", "STANDARD_D3_V2")
     alone = ScriptRunConfig("src", "a.py", compute_target="cpu").to_spec(workspace=workspace)
     assert (alone.target, alone.resources.cpus, alone.resources.gpus) == ("local", 4, 0)
@@ -122,7 +122,7 @@ def test_gpus_are_needed_unless_cpus_are_allowed(
     assert "with gloo in place of nccl" in capsys.readouterr().err
 
 
-def test_what_a_target_has_not_is_said_at_the_submit(
+def test_missing_target_resources_are_reported_at_submit(
     workspace: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notices, "_printed", set())  # each is printed once per process
@@ -150,7 +150,7 @@ def test_what_a_target_has_not_is_said_at_the_submit(
         ("not python", [], None),
     ],
 )
-def test_a_script_that_asks_for_nccl_itself_is_named_before_it_runs(
+def test_script_that_requires_nccl_is_reported_before_it_runs(
     workspace: Workspace,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -198,7 +198,7 @@ def test_on_a_target_with_gpus_a_script_sees_its_nodes(
     assert seen.resources.gpus == 2
 
 
-def test_a_name_that_nothing_answers_for_is_local_in_an_azure_program_alone(
+def test_unknown_compute_name_means_local_only_in_an_azure_program(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = ScriptRunConfig("src", "a.py", compute_target="some-cluster")
@@ -249,7 +249,7 @@ def test_experiments_have_tags_and_an_archive(workspace: Workspace) -> None:
     assert workspace.experiments == {}
 
 
-def test_a_misspelt_name_is_refused_with_the_name_that_was_meant(
+def test_misspelled_name_is_refused_with_a_suggestion(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster(workspace, "gpu-cluster", "STANDARD_NC6")

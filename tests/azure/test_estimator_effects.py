@@ -213,7 +213,7 @@ def test_every_parameter_has_its_line() -> None:
 
 
 @pytest.mark.parametrize("name", EFFECTS)
-def test_a_parameter_is_seen_in_the_jobs_record(experiment: Experiment, name: str) -> None:
+def test_parameter_appears_in_the_job_record(experiment: Experiment, name: str) -> None:
     given, seen, expected = EFFECTS[name]
     without = seen(_submitted(experiment, PyTorch, {}))
     found = seen(_submitted(experiment, PyTorch, given))
@@ -256,7 +256,7 @@ def test_a_parameter_and_its_older_name_may_not_differ(given: dict[str, str]) ->
         PyTorch("src", compute_target="local", entry_script="a.py", **given)  # type: ignore[arg-type]
 
 
-def test_an_environment_definition_says_itself_whether_it_is_a_container() -> None:
+def test_environment_definition_excludes_use_docker() -> None:
     with pytest.raises(TrainingException, match="environment_definition: excludes use_docker"):
         PyTorch(
             "src",

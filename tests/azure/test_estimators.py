@@ -32,7 +32,7 @@ def made(kind: type = PyTorch, **options: Any) -> Any:
         ("azureml.train.sklearn.SKLearn", SKLearn),
     ],
 )
-def test_signatures_are_explicit_and_the_wheels(name: str, kind: type) -> None:
+def test_signatures_are_explicit_and_match_the_wheels(name: str, kind: type) -> None:
     azure = azure_class(name)
     assert azure is not None and azure.init is not None
     ours = list(inspect.signature(kind).parameters.values())
@@ -77,7 +77,7 @@ def test_validation_compiles_the_script(tmp_path: Path, capsys: pytest.CaptureFi
     assert "odd.py, line 2: assertion is always true" in capsys.readouterr().err
 
 
-def test_the_optimized_mode_has_no_effect_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_optimized_mode_has_no_effect_and_warns(capsys: pytest.CaptureFixture[str]) -> None:
     made(_enable_optimized_mode=True)
     assert "_enable_optimized_mode has no effect" in capsys.readouterr().err
 
@@ -105,7 +105,7 @@ def test_frameworks_ask_for_their_packages() -> None:
     assert Chainer.get_supported_versions() == ["5.1.0", "7.0.0"]
 
 
-def test_files_are_those_of_the_source_directory(
+def test_files_come_from_the_source_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "project").mkdir()
@@ -118,13 +118,13 @@ def test_files_are_those_of_the_source_directory(
     assert "inside==1" in estimator.conda_dependencies.pip_packages
 
 
-def test_what_has_no_place_at_submit_is_refused() -> None:
+def test_unsupported_submit_arguments_are_refused() -> None:
     from rayjobs.api.experiment import _submit_estimator
 
     with pytest.raises(UsageError, match="source_directory_data_store"):
         _submit_estimator(None, made(), source_directory_data_store="x")  # type: ignore[arg-type]
 
 
-def test_an_environment_that_is_given_is_taken() -> None:
+def test_given_environment_is_used() -> None:
     environment = Environment("mine")
     assert made(environment_definition=environment).run_config.environment is environment

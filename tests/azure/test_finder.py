@@ -41,7 +41,7 @@ def real(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_name_of_the_table_is_there() -> None:
+def test_every_name_in_the_table_exists() -> None:
     source = """
 import importlib, rayjobs.azureml.install
 from rayjobs.injob.azureml import exceptions, names
@@ -54,7 +54,7 @@ print("all")
     assert printed(source) == "all\n"
 
 
-def test_a_module_is_one_however_it_is_imported() -> None:
+def test_module_is_the_same_object_for_every_import() -> None:
     source = """
 import rayjobs.azureml.install
 import azureml.core.run
@@ -68,7 +68,7 @@ print(choice, sorted(set(dir(azureml.core)) & {"Workspace", "Dataset"}))
     assert "['Dataset', 'Workspace']" in printed(source)
 
 
-def test_exceptions_have_the_parents_of_the_sdks() -> None:
+def test_exceptions_have_the_sdk_base_classes() -> None:
     """Source: `azureml.exceptions` of azureml-core 1.61: what is not named has AzureMLException."""
     other = {
         "AzureMLException": "Exception",
@@ -79,7 +79,7 @@ def test_exceptions_have_the_parents_of_the_sdks() -> None:
         assert getattr(exceptions, name).__base__.__name__ == other.get(name, "AzureMLException")
 
 
-def test_importing_it_loads_no_package_of_others() -> None:
+def test_import_loads_no_third_party_package() -> None:
     """A driver begins at once: what a name stands for is loaded when the program asks for it."""
     source = """
 import sys
@@ -90,7 +90,7 @@ print(sorted(found - {"_distutils_hack"}))  # setuptools loads it into every int
     assert printed(source) == "['__main__', 'azureml', 'rayjobs']\n"
 
 
-def test_names_outside_the_workflow_are_refused_when_they_are_used() -> None:
+def test_names_outside_the_workflow_are_refused_on_use() -> None:
     source = """
 import rayjobs.azureml.install
 from azureml.core.webservice import AciWebservice, Webservice
@@ -153,7 +153,7 @@ def test_a_plain_import_elsewhere_is_left_alone(real: Path) -> None:
     assert printed("import rayjobs, azureml.core; print(azureml.core.VERSION)", real) == "real\n"
 
 
-def test_after_the_real_package_ours_does_not_come(real: Path) -> None:
+def test_finder_yields_to_an_imported_real_package(real: Path) -> None:
     done = python("import azureml.core\nimport rayjobs.azureml.install", real)
     assert done.returncode == 1
     assert (
@@ -161,7 +161,7 @@ def test_after_the_real_package_ours_does_not_come(real: Path) -> None:
     )
 
 
-def test_in_a_jobs_process_ours_comes_before_installed_packages(real: Path) -> None:
+def test_finder_precedes_installed_packages_in_a_job(real: Path) -> None:
     """The entry on PYTHONPATH answers in every process that a job starts, and says so once."""
     source = """
 import subprocess, sys, azureml.core
@@ -175,7 +175,7 @@ if len(sys.argv) == 1:
     assert done.stderr.count("is answered by rayjobs") == 1
 
 
-def test_without_our_dependencies_run_works_and_the_rest_says_what_is_missing() -> None:
+def test_without_dependencies_run_works_and_other_names_report_what_is_missing() -> None:
     """As in a job whose environment has nothing but Python: `-S` leaves site-packages out."""
     source = f"""
 import sys; sys.path.append({str(PACKAGES)!r})

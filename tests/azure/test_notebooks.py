@@ -9,7 +9,7 @@ from tests.azure.notebook_files import write_notebook
 from tests.azure.running import azureml_run
 
 
-def test_cells_magics_and_shell_lines_do_what_they_say(own_home: Path) -> None:
+def test_cells_magics_and_shell_lines_work(own_home: Path) -> None:
     path = write_notebook(
         own_home / "n.ipynb",
         "%matplotlib inline\nimport os\nname = 'made.txt'",
@@ -58,7 +58,7 @@ def test_a_failing_cell_is_named_and_the_later_ones_do_not_run(own_home: Path) -
     )
 
 
-def test_an_error_of_ours_is_one_line_with_its_place(own_home: Path) -> None:
+def test_rayjobs_error_is_one_line_with_its_location(own_home: Path) -> None:
     program = own_home / "driver.py"
     program.write_text(
         "from azureml.core import Workspace\nfrom azureml.core.model import Model\n"
@@ -76,7 +76,7 @@ def test_a_program_ends_with_its_own_exit_code(own_home: Path) -> None:
     assert (done.returncode, done.stdout) == (7, "['driver.py', '--a', '1'] __main__\n")
 
 
-def test_two_drivers_of_the_same_name_do_not_meet(own_home: Path) -> None:
+def test_two_drivers_of_the_same_name_do_not_interfere(own_home: Path) -> None:
     """Each imports its own neighbour and finds its own config, whatever the other has left."""
     for name in ("a", "b"):
         folder = own_home / name

@@ -90,7 +90,7 @@ def planned(backend: str) -> set[str]:
 
 
 @pytest.mark.parametrize("backend", list(SETS))
-def test_a_job_has_the_variables_of_its_kind_and_no_others(backend: str) -> None:
+def test_job_has_only_the_variables_of_its_kind(backend: str) -> None:
     found = planned(backend)
     for name, variable in VARIABLES.items():
         if variable.by_node or "<" in name:
@@ -100,7 +100,7 @@ def test_a_job_has_the_variables_of_its_kind_and_no_others(backend: str) -> None
         assert (name in found) == (variable.when in SETS[backend]), name
 
 
-def test_the_time_to_end_is_the_grace_period(tmp_path: Path) -> None:
+def test_variable_of_end_time_is_the_grace_period(tmp_path: Path) -> None:
     config = ScriptRunConfig(str(tmp_path), "train.py")
     config.run_config.environment_variables[KILL_TIMEOUT] = "45"
     assert config.to_spec().grace_s == 45
@@ -110,7 +110,7 @@ def test_the_time_to_end_is_the_grace_period(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-def test_a_process_has_what_its_node_sets(local_target: LocalTarget, own_home: Path) -> None:
+def test_process_has_the_variables_of_its_node(local_target: LocalTarget, own_home: Path) -> None:
     source = own_home / "source"
     source.mkdir()
     (source / "train.py").write_text(

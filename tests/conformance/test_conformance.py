@@ -77,7 +77,9 @@ def test_process_and_interpreter_look_the_same(short_path: Path, torch_warm: str
     assert facts["psutil"][3] == 0
 
 
-def test_module_path_is_the_interpreters_own_followed_by_ours(short_path: Path, warm: str) -> None:
+def test_module_path_is_the_interpreters_own_followed_by_rayjobs(
+    short_path: Path, warm: str
+) -> None:
     source = "import sys, json; print(json.dumps(sys.path))"
     attempt = Attempt.make(short_path, source)
     truth = json.loads(attempt.truth()[1])

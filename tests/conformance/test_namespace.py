@@ -32,7 +32,7 @@ pytestmark = [
 WAIT = "import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(600)\n"
 
 
-def test_what_is_recorded_is_how_the_machine_knows_the_rank(short_path: Path, warm: str) -> None:
+def test_recorded_pid_is_the_machines_pid_of_the_rank(short_path: Path, warm: str) -> None:
     attempt = Attempt.make(short_path, WAIT, ranks=2, hold=["namespace"], grace_s=0.2).start(warm)
     for rank, known in enumerate(attempt.status()["ranks"]):
         attempt.printed("pid", rank)
@@ -46,7 +46,7 @@ def test_what_is_recorded_is_how_the_machine_knows_the_rank(short_path: Path, wa
     assert [rank["signal"] for rank in attempt.wait()["ranks"]] == [15, 15]
 
 
-def test_a_rank_sees_its_own_attempt_and_no_one_else(short_path: Path, warm: str) -> None:
+def test_rank_sees_only_processes_of_its_own_attempt(short_path: Path, warm: str) -> None:
     source = (
         "import os, psutil\n"
         "names = sorted(int(name) for name in os.listdir('/proc') if name.isdigit())\n"
@@ -57,7 +57,7 @@ def test_a_rank_sees_its_own_attempt_and_no_one_else(short_path: Path, warm: str
     assert attempt.log() == b"True True 2 None\n"
 
 
-def test_a_rank_can_be_looked_into_from_outside(short_path: Path, warm: str) -> None:
+def test_rank_can_be_inspected_from_outside(short_path: Path, warm: str) -> None:
     """By py-spy, as a node agent or a person does: by the pid in the records."""
     source = (
         "import time\n"
@@ -81,9 +81,7 @@ def test_a_rank_can_be_looked_into_from_outside(short_path: Path, warm: str) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="making a mount takes root")
-def test_what_the_node_has_mounted_is_there_and_proc_stays_private(
-    short_path: Path, warm: str
-) -> None:
+def test_node_mounts_are_visible_and_proc_is_private(short_path: Path, warm: str) -> None:
     point = short_path / "data"
     point.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "none", point], check=True)
@@ -103,7 +101,7 @@ def test_what_the_node_has_mounted_is_there_and_proc_stays_private(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user takes root"
 )
 @pytest.mark.parametrize("way", ["cold", "warm"])
-def test_a_plain_user_has_one_too_and_is_no_more_than_before(short_path: Path, way: str) -> None:
+def test_plain_user_gets_a_namespace_without_extra_rights(short_path: Path, way: str) -> None:
     """Through a user namespace, in which a process would have rights over its own files at first.
 
     Off switch: no `drop_capabilities` in `Namespace.enter`.
@@ -128,14 +126,14 @@ def test_a_plain_user_has_one_too_and_is_no_more_than_before(short_path: Path, w
     ]
 
 
-def test_a_script_that_ends_well_has_left_nothing(short_path: Path, warm: str) -> None:
+def test_successful_script_leaves_nothing(short_path: Path, warm: str) -> None:
     """Off switch: the init counts among the members of the tree."""
     record = Attempt.make(short_path, "pass", hold=["namespace"]).start(warm).wait()
     assert record["outcome"] == "completed"
     assert record["leftovers"] == {"killed": 0, "proven_dead": True, "remaining": []}
 
 
-def test_after_the_end_the_init_is_gone_too(short_path: Path, warm: str) -> None:
+def test_init_is_gone_after_the_end(short_path: Path, warm: str) -> None:
     attempt = Attempt.make(short_path, WAIT, hold=["namespace"], grace_s=0.2).start(warm)
     attempt.printed("pid")
     (init,) = (stat for stat in attempt.members() if stat.comm == "cat")

@@ -76,7 +76,7 @@ def injob_only(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_cold_rank_needs_nothing_of_ours(
+def test_cold_rank_needs_no_rayjobs_package(
     short_path: Path, other_python: str, injob_only: str
 ) -> None:
     """The user's own package of the same name wins, as it would under plain python."""

@@ -84,7 +84,7 @@ def start(attempt: Attempt, way: str, warm: str) -> Attempt:
 
 @pytest.mark.parametrize("hold", [["scan"], ["namespace"]], ids=["scan", "namespace"])
 @pytest.mark.parametrize("way", ["cold", "warm"])
-def test_an_attempt_cannot_change_what_it_reads(
+def test_attempt_cannot_change_its_inputs(
     short_path: Path, warm: str, way: str, hold: list[str]
 ) -> None:
     """Off switches: no remount in `Views._close`; no `_show_inputs` in the host."""
@@ -116,7 +116,7 @@ def test_all_ranks_of_a_node_share_one_layer(short_path: Path, warm: str) -> Non
 )
 @pytest.mark.parametrize("hold", [["scan"], ["namespace"]], ids=["scan", "namespace"])
 @pytest.mark.parametrize("way", ["cold", "warm"])
-def test_a_plain_user_has_the_same_and_no_more_rights(
+def test_plain_user_gets_the_same_views_without_extra_rights(
     short_path: Path, way: str, hold: list[str]
 ) -> None:
     """Off switch: no `drop_capabilities` in `Views.enter`."""
@@ -129,9 +129,7 @@ def test_a_plain_user_has_the_same_and_no_more_rights(
     assert inputs.are_as_before()
 
 
-def test_an_attempt_below_its_input_can_still_write_what_is_its_own(
-    short_path: Path, warm: str
-) -> None:
+def test_attempt_inside_its_input_can_write_its_own_files(short_path: Path, warm: str) -> None:
     """Off switch: no writable folders in `Views._close`."""
     inputs = Inputs(short_path / "data")
     inputs.views["read_only"] = [str(short_path)]
@@ -145,7 +143,7 @@ def test_an_attempt_below_its_input_can_still_write_what_is_its_own(
     assert (attempt.root / "work" / "outputs" / "made").read_text() == "made"
 
 
-def test_what_is_mounted_below_an_input_is_read_only_too(short_path: Path, warm: str) -> None:
+def test_mounts_below_an_input_are_read_only(short_path: Path, warm: str) -> None:
     """Off switch: only the folder itself is remounted."""
     if os.geteuid() != 0:
         pytest.skip("making a mount takes root")
@@ -201,7 +199,7 @@ def test_a_folder_that_stays_writable_is_read_only_where_it_is_shown(
     assert list(place.iterdir()) == []
 
 
-def test_nothing_is_left_when_the_host_is_killed(short_path: Path, warm: str) -> None:
+def test_killed_host_leaves_no_mounts(short_path: Path, warm: str) -> None:
     inputs = Inputs(short_path / "data")
     source = (
         "import sys, time\nopen(sys.argv[1], 'w').write('mine')\nprint('in', flush=True)\n"
@@ -219,9 +217,7 @@ def test_nothing_is_left_when_the_host_is_killed(short_path: Path, warm: str) ->
     shutil.rmtree(short_path / "data")
 
 
-def test_views_that_cannot_be_made_end_the_attempt_before_it_starts(
-    short_path: Path, warm: str
-) -> None:
+def test_failing_views_end_the_attempt_before_it_starts(short_path: Path, warm: str) -> None:
     missing = {"read_only": [str(short_path / "gone")], "overlays": [], "writable": []}
     attempt = Attempt.make(short_path, "print('ran')", views=missing).start(warm)
     record = attempt.wait()

@@ -105,7 +105,7 @@ class BlobContract:
         blobs.put_bytes(b"y", "a/b")
         assert content(blobs, "a/b") == b"y"
 
-    def test_what_is_missing_is_named(self, blobs: BlobStore, tmp_path: Path) -> None:
+    def test_missing_blob_is_named(self, blobs: BlobStore, tmp_path: Path) -> None:
         for call in (
             lambda: blobs.open("no/such"),
             lambda: blobs.size("no/such"),
@@ -136,7 +136,9 @@ class BlobContract:
         with pytest.raises(UsageError, match="not a digest"):
             blob_key(digest)
 
-    def test_many_may_store_the_same_at_once(self, blobs: BlobStore, tmp_path: Path) -> None:
+    def test_concurrent_writers_may_store_the_same_blob(
+        self, blobs: BlobStore, tmp_path: Path
+    ) -> None:
         data = b"0123456789" * 50_000
         (tmp_path / "source").write_bytes(data)
         problems: list[BaseException] = []

@@ -137,7 +137,7 @@ class StoreContract:
         assert job.submitted_at.tzinfo == UTC
         assert steps(store, job) == [(None, "Queued")]
 
-    def test_the_history_of_all_jobs_is_read_on(self, store: Store) -> None:
+    def test_history_of_all_jobs_continues_from_a_serial(self, store: Store) -> None:
         new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="u")
         first, _ = store.submit(new)
         second, _ = store.submit(new)
@@ -163,7 +163,7 @@ class StoreContract:
         assert (is_new, is_new_again, again.id, again.state) == (True, False, first.id, S.RUNNING)
         assert len(store.jobs()) == 1
 
-    def test_a_key_is_not_taken_for_something_else(self, store: Store) -> None:
+    def test_key_of_another_kind_is_refused(self, store: Store) -> None:
         first = submit(store, snapshot="sha256:1", idempotency_key="k")
         other = JobSpec(script="other.py", name="digits")
         with pytest.raises(UsageError, match=rf"'k'.*{first.id}.*another spec"):
@@ -176,7 +176,7 @@ class StoreContract:
         assert submit(store).id != submit(store).id
         assert store.counts() == {S.QUEUED: 2}
 
-    def test_an_id_is_given_once(self, store: Store) -> None:
+    def test_ids_are_unique(self, store: Store) -> None:
         submit(store, id="mnist_1_aaaaaaaa")
         with pytest.raises(UsageError, match="already exists"):
             submit(store, id="mnist_1_aaaaaaaa")
@@ -226,7 +226,7 @@ class StoreContract:
         named = SPEC.model_copy(update={"display_name": "mine"})
         assert submit(store, named, numbered=True).display_name == "mine"
 
-    def test_a_number_of_a_name_is_not_given_again(self, store: Store) -> None:
+    def test_numbers_of_a_name_are_never_reused(self, store: Store) -> None:
         first = submit(store, numbered=True)
         store.request_cancel(first.id)
         assert store.prune_records([first.id]) == {first.id}
@@ -278,7 +278,7 @@ class StoreContract:
         with pytest.raises(NotFoundError):
             store.find(text)
 
-    def test_what_is_not_found_names_what_is_near(self, store: Store) -> None:
+    def test_not_found_error_suggests_similar_names(self, store: Store) -> None:
         submit(store, JobSpec(script="a.py", name="digits"), id="mnist_1_aa000000")
         with pytest.raises(NotFoundError, match="did you mean digits"):
             store.find("digist")
@@ -293,7 +293,7 @@ class StoreContract:
         with pytest.raises(NotFoundError, match=r"did you mean train-[12] or train-[12]\?"):
             store.find("trian")
 
-    def test_calls_about_an_unknown_job_say_so(self, store: Store) -> None:
+    def test_calls_about_an_unknown_job_are_refused(self, store: Store) -> None:
         for call in (
             lambda: store.job("nope"),
             lambda: store.start("nope", attempt=0, allocation="a"),
@@ -313,7 +313,7 @@ class StoreContract:
             with pytest.raises(NotFoundError, match="'nope'"):
                 call()
 
-    def test_listing_filters_by_all_that_is_given(self, store: Store) -> None:
+    def test_listing_combines_all_filters(self, store: Store) -> None:
         tagged = JobSpec(script="a.py", tags={"a.b": "1", 'q"': "%"}, target="cluster")
         one = submit(store, experiment="one")
         two = submit(store, tagged, experiment="two")
@@ -339,7 +339,7 @@ class StoreContract:
         assert found(tag=("a.b", "2")) == []
         assert store.counts() == {S.QUEUED: 2, S.RUNNING: 1}
 
-    def test_lines_say_what_jobs_say(self, store: Store) -> None:
+    def test_lines_match_their_jobs(self, store: Store) -> None:
         job = submit(store, JobSpec(script="a.py", name="digits", tags={"a": "b"}))
         (line,) = store.job_lines()
         for field in ("id", "serial", "experiment", "state", "attempt", "priority", "user", "tags"):
@@ -348,7 +348,7 @@ class StoreContract:
 
     # -- states --------------------------------------------------------------------------------
 
-    def test_a_job_goes_its_way(self, store: Store) -> None:
+    def test_job_passes_through_its_states(self, store: Store) -> None:
         job = submit(store)
         attempt = store.start(job.id, attempt=0, allocation="rj-local-1")
         assert attempt is not None
@@ -403,7 +403,7 @@ class StoreContract:
         assert not store.move(job.id, attempt=1, old=S.PROVISIONING, new=S.PREPARING)
         assert store.job(job.id).state is S.PREPARING
 
-    def test_steps_that_the_table_lacks_are_refused(self, store: Store) -> None:
+    def test_transitions_outside_the_table_are_refused(self, store: Store) -> None:
         job = submit(store)
         for old in S:
             for new in S:
@@ -567,7 +567,7 @@ class StoreContract:
 
     # -- what may change -------------------------------------------------------------------------
 
-    def test_the_end_of_a_canceled_job_names_who_asked(self, store: Store) -> None:
+    def test_canceled_job_names_the_requesting_user(self, store: Store) -> None:
         job, other = submit(store), submit(store)
         for one, by in ((job, "ada"), (other, "")):
             bring(store, one, S.RUNNING)

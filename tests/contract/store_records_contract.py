@@ -102,7 +102,7 @@ class StoreRecordsContract:
 
     # -- history, metrics, files -------------------------------------------------------------------
 
-    def test_history_is_read_on_from_a_serial(self, store: Store) -> None:
+    def test_history_continues_from_a_serial(self, store: Store) -> None:
         job, other = submit(store), submit(store)
         store.add_event(job.id, "note", "prepared in 2 s", attempt=1, data={"s": [2.0, None]})
         store.add_event(other.id, "note", "not this one")
@@ -279,7 +279,7 @@ class StoreRecordsContract:
         assert store.publish_files(job.id, attempt=2, files=[stored("outputs/m.pt", 2)])
         assert store.files(job.id) == [longer, stored("outputs/m.pt", 2)]
 
-    def test_an_attempt_drops_its_own_files_while_it_is_the_newest(self, store: Store) -> None:
+    def test_newest_attempt_drops_its_own_files(self, store: Store) -> None:
         job = submit(store)
         bring(store, job, S.RUNNING)
         first = [stored("outputs/a", 1), stored("outputs/b", 1)]
@@ -321,7 +321,7 @@ class StoreRecordsContract:
         assert store.queue_history(page=Page(5, (first.serial,))) == [second]
         assert (second.job, second.serial) == (other.id, other.serial)
 
-    def test_its_own_values_are_kept(self, store: Store) -> None:
+    def test_store_values_are_kept(self, store: Store) -> None:
         assert store.meta("workspace") is None
         store.set_meta("workspace", "w1")
         store.set_meta("workspace", "w2")
@@ -329,7 +329,7 @@ class StoreRecordsContract:
         assert store.claim_meta("workspace", "w3") == "w2" == store.meta("workspace")
         assert store.claim_meta("claimed", "first") == "first" == store.meta("claimed")
 
-    def test_its_own_values_are_read_and_dropped_by_ranges_of_keys(self, store: Store) -> None:
+    def test_store_values_are_read_and_dropped_by_key_range(self, store: Store) -> None:
         for key in ("a:1", "a:2", "a:3", "a-b", "A:2", "a:", "a:ü", "b:1"):
             store.set_meta(key, key)
         assert list(store.meta_under("a:")) == ["a:", "a:1", "a:2", "a:3", "a:ü"]

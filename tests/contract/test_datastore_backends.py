@@ -28,19 +28,19 @@ class BackendContract:
             source.write_bytes(content)
             backend.put(source, path)
 
-    def test_what_is_put_is_listed(self, backend: Backend, local: Path) -> None:
+    def test_stored_file_is_listed(self, backend: Backend, local: Path) -> None:
         self.fill(backend, local)
         assert {file.path: file.size for file in backend.walk("")} == {
             path: len(content) for path, content in TREE.items()
         }
         assert {file.path for file in backend.walk("a")} == {"a/one.txt", "a/b/two.txt"}
 
-    def test_a_folder_is_no_prefix_of_a_name(self, backend: Backend, local: Path) -> None:
+    def test_folder_is_not_matched_as_a_name_prefix(self, backend: Backend, local: Path) -> None:
         self.fill(backend, local)
         assert [file.path for file in backend.walk("a/o")] == []
         assert backend.stat("a/o") is None
 
-    def test_what_is_put_comes_back(self, backend: Backend, local: Path) -> None:
+    def test_stored_bytes_come_back(self, backend: Backend, local: Path) -> None:
         self.fill(backend, local)
         for path, content in TREE.items():
             file = backend.stat(path)
@@ -62,7 +62,7 @@ class BackendContract:
         for start, length in ((0, 7), (1, 49_999), (49_990, 100), (50_000, 5), (60_000, 5), (0, 0)):
             assert backend.read(file, start, length) == content[start : start + length]
 
-    def test_no_piece_is_of_a_file_that_has_changed(self, backend: Backend, local: Path) -> None:
+    def test_changed_file_yields_no_piece(self, backend: Backend, local: Path) -> None:
         source = local / "source"
         source.write_bytes(b"1" * 50)
         backend.put(source, "a/file")
@@ -76,7 +76,7 @@ class BackendContract:
         with pytest.raises((DataNotFound, DataChanged)):
             backend.read(listed, 10, 10)
 
-    def test_put_says_what_it_stored(self, backend: Backend, local: Path) -> None:
+    def test_put_returns_what_it_stored(self, backend: Backend, local: Path) -> None:
         source = local / "file"
         source.write_bytes(b"content")
         seen: list[int] = []
@@ -86,7 +86,7 @@ class BackendContract:
         assert stored.etag == listed.etag
         assert sum(seen) == 7
 
-    def test_another_content_has_another_mark(self, backend: Backend, local: Path) -> None:
+    def test_changed_content_has_a_different_mark(self, backend: Backend, local: Path) -> None:
         source = local / "file"
         source.write_bytes(b"first")
         first = backend.put(source, "file")
@@ -94,7 +94,7 @@ class BackendContract:
         second = backend.put(source, "file")
         assert first.etag != second.etag
 
-    def test_a_changed_file_is_not_taken_for_the_listed_one(
+    def test_changed_file_is_distinguished_from_the_listed_one(
         self, backend: Backend, local: Path
     ) -> None:
         source, to = local / "file", local / "back"
@@ -116,7 +116,7 @@ class BackendContract:
         assert [item.path for item in backend.children("a")] == ["a/b", "a/one.txt"]
         assert backend.children("nothing") == []
 
-    def test_what_is_not_there_is_not_found(self, backend: Backend, local: Path) -> None:
+    def test_missing_file_is_not_found(self, backend: Backend, local: Path) -> None:
         assert backend.stat("nothing") is None
         assert backend.stat("") is None
         assert list(backend.walk("nothing")) == []
@@ -136,7 +136,7 @@ class BackendContract:
         with pytest.raises(DatastoreError):
             backend.put(local / "file", "a/../../outside")
 
-    def test_it_lives(self, backend: Backend, tmp_path: Path) -> None:
+    def test_backend_passes_its_check(self, backend: Backend, tmp_path: Path) -> None:
         backend.check()
 
 
@@ -163,6 +163,6 @@ class TestLocalBackend(BackendContract):
         (tmp_path / "store" / ".file.partial-0a1b").write_text("half")
         assert list(backend.walk("")) == []
 
-    def test_a_missing_root_is_said(self, tmp_path: Path) -> None:
+    def test_missing_root_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(DataNotFound, match="nowhere"):
             LocalBackend(tmp_path / "nowhere").check()

@@ -29,7 +29,7 @@ def a_dataset(name: str = "digits", id: str = "id-1") -> DatasetRecord:
 class CatalogueContract:
     """Give `catalogue` in the inheriting class."""
 
-    def test_it_is_a_catalogue(self, catalogue: Catalogue) -> None:
+    def test_implementation_is_a_catalogue(self, catalogue: Catalogue) -> None:
         assert isinstance(catalogue, Catalogue)
 
     def test_a_datastore_is_found_by_its_name(self, catalogue: Catalogue) -> None:
@@ -38,7 +38,7 @@ class CatalogueContract:
         assert catalogue.datastore("images") == record
         assert record in catalogue.datastores()
 
-    def test_an_unknown_datastore_is_said_with_those_known(self, catalogue: Catalogue) -> None:
+    def test_unknown_datastore_error_lists_the_known_ones(self, catalogue: Catalogue) -> None:
         catalogue.add_datastore(DatastoreRecord("images", "local", {"root": "/data"}))
         with pytest.raises(DatastoreNotFound, match="images"):
             catalogue.datastore("imagse")
@@ -94,7 +94,7 @@ class CatalogueContract:
             catalogue.add_dataset(a_dataset(id="b"))
         assert catalogue.dataset("digits").id == "a"
 
-    def test_an_unknown_version_is_said_with_those_there(self, catalogue: Catalogue) -> None:
+    def test_unknown_version_error_lists_the_known_ones(self, catalogue: Catalogue) -> None:
         catalogue.add_dataset(a_dataset())
         with pytest.raises(DatasetNotFound, match="it has: 1"):
             catalogue.dataset("digits", 7)

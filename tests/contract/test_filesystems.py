@@ -35,7 +35,7 @@ class FileSystemContract:
         store.upload(tmp_path / "up", "", show_progress=False)
         return store.filesystem()
 
-    def test_reads_what_the_datastore_has(self, system: Any) -> None:
+    def test_reads_files_of_the_datastore(self, system: Any) -> None:
         assert system.cat_file("a.txt") == b"a"
         assert system.cat_file("a.txt", start=0, end=1) == b"a"
         with system.open("tables/x.csv") as file:
@@ -57,7 +57,7 @@ class FileSystemContract:
         assert system.isfile("a.txt") and system.isdir("tables") and system.exists("tables/deep")
         assert system.info("a.txt")["size"] == 1
 
-    def test_what_it_writes_the_datastore_has(
+    def test_written_files_are_in_the_datastore(
         self, system: Any, store: Datastore, tmp_path: Path
     ) -> None:
         system.makedirs("new", exist_ok=True)
@@ -80,7 +80,7 @@ class FileSystemContract:
         system.rm("new", recursive=True)
         assert not system.exists("new/b.txt") and list(store.files("new")) == []
 
-    def test_what_is_not_there_is_not_found(self, system: Any) -> None:
+    def test_missing_file_is_not_found(self, system: Any) -> None:
         with pytest.raises(FileNotFoundError):
             system.cat_file("nothing.txt")
         with pytest.raises(FileNotFoundError):
@@ -125,7 +125,7 @@ class TestS3(FileSystemContract):
     def store(self, s3_server: S3Server) -> Datastore:
         return Datastore.from_record(s3_server.record("photos"))
 
-    def test_is_that_of_s3fs(self, store: Datastore) -> None:
+    def test_is_the_s3fs_implementation(self, store: Datastore) -> None:
         import s3fs
 
         assert isinstance(store.filesystem().fs, s3fs.S3FileSystem)

@@ -52,7 +52,7 @@ class TestS3fs(BackendContract):
         made.remove(".keep")
         return made
 
-    def test_it_lives(self, backend: Backend, tmp_path: Path) -> None:
+    def test_backend_passes_its_check(self, backend: Backend, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"a")  # an empty prefix does not exist
         backend.put(tmp_path / "a", "a")
         backend.check()
@@ -99,7 +99,7 @@ def test_a_url_of_fsspec_is_a_datastore_and_a_source(tmp_path: Path) -> None:
     assert record_of_url("other", f"memory://{name}/data").settings["url"].endswith("/data")
 
 
-def test_what_cannot_be_used_or_could_hold_a_secret_is_refused() -> None:
+def test_unusable_urls_and_urls_with_secrets_are_refused() -> None:
     catalogue = MemoryCatalogue()
     with pytest.raises(InvalidReference, match="option_env"):
         fsspec_record("a", "abfs://c", {"account_key": "very secret"}, {})
@@ -114,7 +114,7 @@ def test_what_cannot_be_used_or_could_hold_a_secret_is_refused() -> None:
     assert caught.value.variable == "NOT_SET_ANYWHERE"
 
 
-def test_an_error_of_a_file_system_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_error_becomes_a_rayjobs_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from fsspec.implementations.memory import MemoryFileSystem
 
     def broken(*args: object, **kwargs: object) -> object:

@@ -92,7 +92,7 @@ def test_members_are_found_by_their_index(store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize("newest", [False, True])
-def test_a_member_that_ran_again_leaves_the_array_its_name(store: SqlStore, newest: bool) -> None:
+def test_rerun_member_leaves_the_array_name_unchanged(store: SqlStore, newest: bool) -> None:
     array = submit_array(store)
     alone = SPEC.model_copy(update={"array": Array(indices="1", count=4)})
     again, _ = store.submit_array(
@@ -103,7 +103,7 @@ def test_a_member_that_ran_again_leaves_the_array_its_name(store: SqlStore, newe
     assert store.find("shards-1[1]", newest=newest).parent == again.id
 
 
-def test_of_arrays_with_one_name_the_one_with_the_member_is_meant(store: SqlStore) -> None:
+def test_member_index_selects_between_arrays_of_one_name(store: SqlStore) -> None:
     first = submit_array(store)
     submit_array(store, SPEC.model_copy(update={"array": Array(indices="0-1")}))
     assert store.find("shards[3]").parent == first.id
@@ -111,7 +111,7 @@ def test_of_arrays_with_one_name_the_one_with_the_member_is_meant(store: SqlStor
         store.find("shards[1]")
 
 
-def test_neither_a_job_nor_a_sweep_takes_an_array_s_spec(store: SqlStore) -> None:
+def test_job_and_sweep_refuse_an_array_spec(store: SqlStore) -> None:
     with pytest.raises(UsageError, match="array"):
         submit(store, SPEC)
     with pytest.raises(UsageError, match="array"):
@@ -172,7 +172,7 @@ def test_a_member_that_failed_fails_the_array_once_all_have_ended(store: SqlStor
     assert ended.reason == "1 Canceled, 1 Completed, 2 Failed"
 
 
-def test_only_time_limits_make_a_time_limit(store: SqlStore) -> None:
+def test_array_fails_by_time_limit_only_if_all_failures_are_time_limits(store: SqlStore) -> None:
     array = submit_array(store, SPEC.model_copy(update={"array": Array(indices="5")}))
     fail(store, store.member(array.id, 5), Failure(FailureClass.TIME_LIMIT, "reached its limit"))
     ended = store.job(array.id)
@@ -180,7 +180,7 @@ def test_only_time_limits_make_a_time_limit(store: SqlStore) -> None:
     assert ended.failure.failure_class is FailureClass.TIME_LIMIT
 
 
-def test_a_cancel_asks_every_member(store: SqlStore) -> None:
+def test_cancel_reaches_every_member(store: SqlStore) -> None:
     array = submit_array(store)
     done = store.member(array.id, 0)
     bring(store, done, S.COMPLETED)
@@ -198,13 +198,13 @@ def test_a_cancel_asks_every_member(store: SqlStore) -> None:
     assert store.request_cancel(array.id) is S.CANCELED
 
 
-def test_a_cancel_ends_an_array_that_only_waits(store: SqlStore) -> None:
+def test_cancel_ends_a_waiting_array(store: SqlStore) -> None:
     array = submit_array(store)
     assert store.request_cancel(array.id) is S.CANCELED
     assert store.counts() == {S.CANCELED: 5}
 
 
-def test_a_member_that_is_canceled_instead_of_queued_again_ends_the_array(store: SqlStore) -> None:
+def test_member_canceled_instead_of_requeued_ends_the_array(store: SqlStore) -> None:
     array = submit_array(store, SPEC.model_copy(update={"array": Array(indices="0")}))
     member = store.member(array.id, 0)
     attempt = bring(store, member, S.RUNNING)
@@ -213,7 +213,7 @@ def test_a_member_that_is_canceled_instead_of_queued_again_ends_the_array(store:
     assert store.job(array.id).state is S.CANCELED
 
 
-def test_a_priority_is_that_of_all_members(store: SqlStore) -> None:
+def test_array_priority_applies_to_all_members(store: SqlStore) -> None:
     array = submit_array(store)
     bring(store, store.member(array.id, 0), S.COMPLETED)
     assert store.update(array.id, JobChanges(priority=7)).priority == 7
@@ -241,7 +241,7 @@ def test_a_held_job_is_not_started_until_it_is_released(store: SqlStore) -> None
     assert events == [("hold", "held: three hosts died of it"), ("release", "released")]
 
 
-def test_a_job_may_be_queued_again_and_held_in_one(store: SqlStore) -> None:
+def test_job_is_requeued_and_held_in_one_call(store: SqlStore) -> None:
     job = submit(store)
     attempt = bring(store, job, S.RUNNING)
     assert store.requeue(
@@ -260,7 +260,7 @@ def test_a_hold_of_an_array_holds_its_members(store: SqlStore) -> None:
     assert {job.held for job in store.jobs()} == {None}
 
 
-def test_what_has_ended_is_not_held(store: SqlStore) -> None:
+def test_ended_job_is_not_held(store: SqlStore) -> None:
     job = submit(store)
     store.request_cancel(job.id)
     with pytest.raises(UsageError, match="Canceled"):
@@ -270,7 +270,9 @@ def test_what_has_ended_is_not_held(store: SqlStore) -> None:
 
 
 @pytest.mark.long
-def test_many_members_are_one_submit(store: SqlStore, request: pytest.FixtureRequest) -> None:
+def test_array_of_many_members_is_one_submit(
+    store: SqlStore, request: pytest.FixtureRequest
+) -> None:
     # A cancel in PostgreSQL takes a round trip for each of them.
     count = 2_000 if "postgres" in request.node.name else 10_000
     spec = SPEC.model_copy(update={"array": Array(indices=f"0-{count - 1}")})
@@ -280,7 +282,7 @@ def test_many_members_are_one_submit(store: SqlStore, request: pytest.FixtureReq
     assert store.request_cancel(array.id) is S.CANCELED
 
 
-def test_a_line_says_what_the_job_does(store: SqlStore) -> None:
+def test_line_describes_the_job(store: SqlStore) -> None:
     spec = JobSpec(script="a.py", name="n", display_name="N", tags={"a": "b"}, priority=3)
     job, _ = store.submit(
         NewJob(

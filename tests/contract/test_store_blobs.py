@@ -23,7 +23,7 @@ class TestBlobsInAFolder(BlobContract):
     def blobs(self, tmp_path: Path) -> BlobStore:
         return FolderBlobs(tmp_path / "blobs")
 
-    def test_only_its_owner_can_read_them(self, tmp_path: Path) -> None:
+    def test_blobs_are_readable_by_their_owner_only(self, tmp_path: Path) -> None:
         mask = os.umask(0)
         try:
             FolderBlobs(tmp_path / "blobs").put_bytes(b"x", "a/b")
@@ -32,7 +32,7 @@ class TestBlobsInAFolder(BlobContract):
         assert stat.S_IMODE((tmp_path / "blobs").stat().st_mode) == 0o700
         assert stat.S_IMODE((tmp_path / "blobs" / "a" / "b").stat().st_mode) == 0o600
 
-    def test_nothing_half_written_is_ever_seen(self, tmp_path: Path) -> None:
+    def test_partially_written_blob_is_never_visible(self, tmp_path: Path) -> None:
         class Broken(Exception):
             pass
 
@@ -52,7 +52,7 @@ class TestBlobsInAFolder(BlobContract):
         assert content(blobs, "a") == b"before"
         assert list((blobs.root / module.TEMPORARY).iterdir()) == []
 
-    def test_what_dead_processes_left_is_dropped_after_a_day(self, tmp_path: Path) -> None:
+    def test_leftovers_of_dead_processes_are_dropped_after_a_day(self, tmp_path: Path) -> None:
         blobs = FolderBlobs(tmp_path / "blobs")
         old, new = (blobs.root / module.TEMPORARY / name for name in ("old", "new"))
         for path in (old, new):

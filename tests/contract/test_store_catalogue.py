@@ -20,7 +20,7 @@ class TestStoreCatalogue(CatalogueContract):
         store.close()
 
 
-def test_records_are_there_when_the_store_is_opened_again(tmp_path: Path) -> None:
+def test_records_persist_across_reopening(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db")
     record = DatastoreRecord("images", "s3", {"bucket": "b"})
     store.catalogue.add_datastore(record)

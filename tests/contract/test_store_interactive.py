@@ -37,7 +37,9 @@ def start(store: Store, **values: Any) -> Job:
 class InteractiveContract:
     """Each implementation's test class inherits it and gives `store`."""
 
-    def test_a_run_is_running_from_the_start_and_no_target_sees_it(self, store: Store) -> None:
+    def test_interactive_run_is_running_from_the_start_and_hidden_from_targets(
+        self, store: Store
+    ) -> None:
         run = start(store, name="notes", description="by hand", tags={"k": "v"})
         assert (run.kind, run.state, run.attempt) == (INTERACTIVE, S.RUNNING, 1)
         assert (run.display_name, run.description, run.tags) == ("notes", "by hand", {"k": "v"})
@@ -51,7 +53,7 @@ class InteractiveContract:
         assert store.find("notes").id == run.id
         assert start(store).display_name == "run-1"
 
-    def test_it_takes_metrics_and_files_until_it_ends_once(self, store: Store) -> None:
+    def test_interactive_run_takes_metrics_and_files_until_its_end(self, store: Store) -> None:
         run = start(store)
         assert store.add_metrics(run.id, [point(0, step=1), point(1, step=2)]) == 2
         assert store.publish_files(run.id, attempt=1, files=[stored("a.txt", 1)])
@@ -85,7 +87,7 @@ class InteractiveContract:
         with pytest.raises(NotFoundError):
             start(store, parent="nobody_1_00000000")
 
-    def test_it_is_canceled_and_failed_at_once(self, store: Store) -> None:
+    def test_interactive_run_is_canceled_or_failed_immediately(self, store: Store) -> None:
         run = start(store)
         assert store.request_cancel(run.id, by="ada") is S.CANCELED
         assert store.job(run.id).reason == "canceled by ada"
@@ -100,7 +102,7 @@ class InteractiveContract:
         assert store.job(job.id).state is S.QUEUED
 
     @pytest.mark.parametrize("state", [S.COMPLETED, S.FAILED, S.CANCELED])
-    def test_runs_of_an_attempt_end_as_the_attempt_does(self, store: Store, state: S) -> None:
+    def test_runs_of_an_attempt_end_with_the_attempt(self, store: Store, state: S) -> None:
         job = submit(store)
         attempt = bring(store, job, S.FINALIZING)
         writer = AttemptWriter(job=job.id, attempt=attempt).to_json()
@@ -118,7 +120,7 @@ class InteractiveContract:
         with pytest.raises(UsageError, match=f"attempt {attempt} of {job.id} has ended"):
             start(store, parent=job.id, writer=writer)
 
-    def test_a_retry_ends_the_runs_of_the_attempt_before(self, store: Store) -> None:
+    def test_retry_ends_the_runs_of_the_previous_attempt(self, store: Store) -> None:
         job = submit(store)
         attempt = bring(store, job, S.RUNNING)
         writer = AttemptWriter(job=job.id, attempt=attempt).to_json()
@@ -128,7 +130,7 @@ class InteractiveContract:
         with pytest.raises(UsageError, match="has ended"):
             start(store, parent=job.id, writer=writer)
 
-    def test_orphans_end_as_their_parent_did_else_failed(self, store: Store) -> None:
+    def test_orphans_end_like_their_parent_or_as_failed(self, store: Store) -> None:
         alone, parent = start(store), start(store)
         child = start(store, parent=parent.id)
         grandchild = start(store, parent=child.id)
@@ -142,7 +144,7 @@ class InteractiveContract:
         failure = store.job(alone.id).failure
         assert failure is not None and failure.message == "its process ended"
 
-    def test_a_snapshot_is_given_once(self, store: Store) -> None:
+    def test_snapshot_is_set_once(self, store: Store) -> None:
         run = start(store)
         assert store.set_run_snapshot(run.id, "sha256:aa")
         assert not store.set_run_snapshot(run.id, "sha256:bb")

@@ -83,7 +83,7 @@ def test_the_same_files_of_a_run_are_one_version(store: Store) -> None:
     assert len(store.models(name="m")) == 1
 
 
-def test_threads_that_register_the_same_get_the_same(store: Store) -> None:
+def test_threads_registering_the_same_files_get_one_version(store: Store) -> None:
     job = completed(store)
     found: list[tuple[int, bool]] = []
 
@@ -100,7 +100,7 @@ def test_threads_that_register_the_same_get_the_same(store: Store) -> None:
 
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.FAILED, JobState.CANCELED])
-def test_only_completed_runs_give_models(store: Store, state: JobState) -> None:
+def test_only_completed_runs_can_register_models(store: Store, state: JobState) -> None:
     job = submit(store)
     bring(store, job, JobState.FINALIZING)
     store.publish_files(job.id, attempt=1, files=[stored("outputs/m.pt", 1)])
@@ -111,7 +111,7 @@ def test_only_completed_runs_give_models(store: Store, state: JobState) -> None:
     assert store.models() == []
 
 
-def test_files_that_are_others_by_now_are_refused(store: Store) -> None:
+def test_files_changed_since_the_end_are_refused(store: Store) -> None:
     job = completed(store, "outputs/else.pt")
     with pytest.raises(UsageError, match="is not there"):
         put(store, job)
@@ -146,7 +146,7 @@ def test_an_alias_points_to_one_version(store: Store) -> None:
             call()
 
 
-def test_what_may_change_changes(store: Store) -> None:
+def test_mutable_model_fields_change(store: Store) -> None:
     put(store, completed(store), tags={"a": "1"}, properties={"p": "1"})
     store.update_model("m", 1, tags={"a": None, "b": "2"}, description="new")
     found = store.update_model("m", 1, properties={"p": "1", "q": "2"})
@@ -156,7 +156,7 @@ def test_what_may_change_changes(store: Store) -> None:
         store.update_model("m", 1, properties={"p": "2"})
 
 
-def test_a_deleted_number_is_not_given_again(store: Store) -> None:
+def test_deleted_version_number_is_not_reused(store: Store) -> None:
     job = completed(store)
     put(store, job, aliases=["live"])
     store.delete_model("m", 1, force=True)
@@ -166,7 +166,7 @@ def test_a_deleted_number_is_not_given_again(store: Store) -> None:
     assert put(store, job)[0].version == 2
 
 
-def test_models_are_listed_by_name_run_and_newness(store: Store) -> None:
+def test_models_are_listed_by_name_run_and_age(store: Store) -> None:
     one, two = completed(store), completed(store)
     put(store, one, "b")
     put(store, two, "b")

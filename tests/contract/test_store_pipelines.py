@@ -69,7 +69,7 @@ def states(store: Store, pipeline: Pipeline) -> dict[str, str]:
 class PipelineContract:
     """Each implementation's test class inherits it and gives `store`."""
 
-    def test_a_run_and_all_its_steps_are_there_at_once(self, store: Store) -> None:
+    def test_run_and_all_steps_are_created_together(self, store: Store) -> None:
         run = chain(store, tags={"why": "test"})
         assert (run.job.kind, run.job.state, run.job.attempt) == ("pipeline", JobState.RUNNING, 0)
         assert (run.spec, run.parameters) == ({"name": "digits"}, {"epochs": 3})
@@ -117,7 +117,7 @@ class PipelineContract:
         assert ended.failure.message == "step 'a' failed: rank 0 exited with 3"
         assert ended.failure.exit_code == 3
 
-    def test_other_steps_run_on_where_that_is_wanted(self, store: Store) -> None:
+    def test_other_steps_continue_if_requested(self, store: Store) -> None:
         run = chain(store, continues=True)
         end(store, "j-a", JobState.FAILED)
         assert states(store, run) == {
@@ -129,7 +129,7 @@ class PipelineContract:
         end(store, "j-d", JobState.COMPLETED)
         assert store.job(run.job.id).state is JobState.FAILED
 
-    def test_a_canceled_run_has_no_step_that_starts(self, store: Store) -> None:
+    def test_canceled_run_starts_no_step(self, store: Store) -> None:
         run = chain(store)
         assert store.start("j-a", attempt=0, allocation="x") is not None
         assert store.request_cancel(run.job.id, by="ada") is JobState.RUNNING
@@ -144,7 +144,7 @@ class PipelineContract:
         assert store.request_cancel(run.job.id, by="ada") is JobState.CANCELED
         assert set(states(store, run).values()) == {"Canceled"}
 
-    def test_a_step_that_is_tried_again_has_not_ended(self, store: Store) -> None:
+    def test_retried_step_has_not_ended(self, store: Store) -> None:
         run = chain(store)
         assert store.start("j-a", attempt=0, allocation="x") is not None
         assert store.requeue("j-a", attempt=1, reason="lost", outcome="node lost")  # type: ignore[arg-type]
@@ -168,13 +168,13 @@ class PipelineContract:
         assert store.earlier_step("digits", "a", before="j-a") is None
         assert store.job(first.job.id).state is JobState.COMPLETED
 
-    def test_a_run_of_reused_steps_has_ended(self, store: Store) -> None:
+    def test_run_of_reused_steps_is_already_complete(self, store: Store) -> None:
         chain(store)
         end(store, "j-a", JobState.COMPLETED)
         run = put(store, step(0, "a", job="k-a", original="j-a"))
         assert run.job.state is JobState.COMPLETED
 
-    def test_an_original_that_was_pruned_refuses_the_run(self, store: Store) -> None:
+    def test_pruned_original_makes_the_run_fail_at_submit(self, store: Store) -> None:
         with pytest.raises(UsageError, match="pruned"):
             put(store, step(0, "a", job="k-a", original="j-gone"))
         assert store.jobs() == []
@@ -196,13 +196,13 @@ class PipelineContract:
         assert states(store, run)["search"] == "Canceled"
         assert store.sweeps_to_drive("local") == []
 
-    def test_a_key_that_is_known_gives_the_first_run(self, store: Store) -> None:
+    def test_repeated_key_returns_the_first_run(self, store: Store) -> None:
         first, new = store.put_pipeline(_keyed("a"))
         again, is_new = store.put_pipeline(_keyed("b"))
         assert (new, is_new, again) == (True, False, first)
         assert len(store.jobs()) == 2
 
-    def test_nothing_is_written_when_an_id_is_taken(self, store: Store) -> None:
+    def test_taken_id_writes_nothing(self, store: Store) -> None:
         put(store, step(0, "a"))
         with pytest.raises(UsageError, match="exists already"):
             put(store, step(0, "b"), step(1, "a"))

@@ -87,9 +87,7 @@ def test_durations_come_from_the_newest(store: SqlStore, clock: SetClock) -> Non
     assert (found.count, found.median_s) == (2, 6.0)
 
 
-def test_a_job_that_went_on_from_checkpoints_teaches_what_all_its_attempts_ran(
-    store: SqlStore, clock: SetClock
-) -> None:
+def test_duration_of_a_resumed_job_counts_all_attempts(store: SqlStore, clock: SetClock) -> None:
     job = submit(store)
     # Thrown away: the second began anew. The fourth was lost before its script ran.
     for number, seconds, resumed, until in (
@@ -114,7 +112,7 @@ def test_a_job_that_went_on_from_checkpoints_teaches_what_all_its_attempts_ran(
     assert store.earlier_runs([job.id]) == {job.id: 500.0 + 13.0 + 9.0}
 
 
-def test_what_earlier_attempts_ran_is_reported_while_their_job_waits_again(
+def test_run_time_of_earlier_attempts_is_reported_while_the_job_waits(
     store: SqlStore, clock: SetClock
 ) -> None:
     job, other = submit(store), submit(store)
@@ -133,7 +131,7 @@ def test_what_earlier_attempts_ran_is_reported_while_their_job_waits_again(
     assert store.earlier_runs([job.id]) == {job.id: 20.0}
 
 
-def test_members_of_arrays_teach_too(store: SqlStore, clock: SetClock) -> None:
+def test_members_of_arrays_count_for_durations(store: SqlStore, clock: SetClock) -> None:
     spec = JobSpec(script="train.py", array=Array(indices="0-1"))
     array, _ = store.submit_array(NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada"))
     bring(store, store.member(array.id, 0), S.RUNNING)
@@ -143,7 +141,7 @@ def test_members_of_arrays_teach_too(store: SqlStore, clock: SetClock) -> None:
     assert store.usual_durations("local")["mnist", "train.py"].median_s == 12.0
 
 
-def test_usual_durations_are_of_what_has_not_ended_on_a_target(
+def test_usual_durations_cover_unfinished_jobs_of_a_target(
     store: SqlStore, clock: SetClock
 ) -> None:
     ran(store, clock, 10)
@@ -153,9 +151,7 @@ def test_usual_durations_are_of_what_has_not_ended_on_a_target(
     assert store.usual_durations("local")["mnist", "train.py"].count == 1
 
 
-def test_a_new_experiment_learns_from_the_same_script_elsewhere(
-    store: SqlStore, clock: SetClock
-) -> None:
+def test_new_experiment_uses_durations_of_the_same_script(store: SqlStore, clock: SetClock) -> None:
     for seconds in (10, 30):
         ran(store, clock, seconds)
     store.submit(
@@ -187,7 +183,7 @@ def test_durations_of_any_experiment_read_the_index_alone(store: SqlStore) -> No
 
 
 @pytest.mark.parametrize("where", ["file"], indirect=True)
-def test_durations_need_no_look_at_other_jobs(store: SqlStore) -> None:
+def test_durations_read_no_other_jobs(store: SqlStore) -> None:
     from rayjobs.store.queue import DURATIONS
 
     with store._database.read() as connection:
@@ -199,7 +195,7 @@ def test_durations_need_no_look_at_other_jobs(store: SqlStore) -> None:
     assert "TEMP B-TREE" not in plan_text
 
 
-def test_the_first_and_the_last_word_before_the_start_are_kept(
+def test_first_and_last_predictions_before_the_start_are_kept(
     store: SqlStore, clock: SetClock
 ) -> None:
     job = submit(store)
@@ -219,7 +215,7 @@ def test_the_first_and_the_last_word_before_the_start_are_kept(
     assert last.starts_at == AT + timedelta(seconds=20 + 30)
 
 
-def test_the_first_place_stays_when_a_job_is_tried_again(store: SqlStore, clock: SetClock) -> None:
+def test_first_allocation_time_stays_after_a_retry(store: SqlStore, clock: SetClock) -> None:
     job = submit(store)
     attempt = bring(store, job, S.RUNNING)
     assert store.requeue(job.id, attempt=attempt, reason="lost", outcome=Outcome.NODE_LOST)
@@ -233,7 +229,7 @@ def test_predictions_of_unknown_jobs_are_ignored(store: SqlStore) -> None:
     assert store.queue_history() == []
 
 
-def test_history_is_of_a_time_and_a_target(store: SqlStore, clock: SetClock) -> None:
+def test_queue_history_is_filtered_by_time_and_target(store: SqlStore, clock: SetClock) -> None:
     submit(store)
     clock.go(3600)
     later = submit(store, JobSpec(script="train.py", target="cluster"), user="bob")
@@ -242,9 +238,7 @@ def test_history_is_of_a_time_and_a_target(store: SqlStore, clock: SetClock) -> 
     assert len(store.queue_history()) == 2
 
 
-def test_the_oldest_that_waits_for_resources_is_found_on_each_target(
-    store: SqlStore, clock: SetClock
-) -> None:
+def test_oldest_waiting_job_is_found_for_each_target(store: SqlStore, clock: SetClock) -> None:
     def waits() -> dict[str, datetime]:
         return dict(store.waits(since=AT, now=clock.at, most=10).since)
 
@@ -268,7 +262,7 @@ def test_the_oldest_that_waits_for_resources_is_found_on_each_target(
     assert waits()["steps"] == AT + timedelta(seconds=20)
 
 
-def test_waits_are_those_of_the_newest(store: SqlStore, clock: SetClock) -> None:
+def test_waits_are_of_the_newest_jobs(store: SqlStore, clock: SetClock) -> None:
     for wait_s in (1, 2, 3):
         job = submit(store)
         clock.go(wait_s)
@@ -280,7 +274,7 @@ def test_waits_are_those_of_the_newest(store: SqlStore, clock: SetClock) -> None
     ]
 
 
-def test_usage_is_what_attempts_held(store: SqlStore, clock: SetClock) -> None:
+def test_usage_is_the_resources_of_attempts(store: SqlStore, clock: SetClock) -> None:
     store.add_allocation("rj-local-1", target="local", shape={**SHAPE, "gpus": 2.0})
     job = submit(store)
     attempt = bring(store, job, S.RUNNING)
@@ -294,7 +288,7 @@ def test_usage_is_what_attempts_held(store: SqlStore, clock: SetClock) -> None:
     assert store.usage(target="cluster") == []
 
 
-def test_pruned_records_take_their_predictions_along(store: SqlStore) -> None:
+def test_pruning_records_removes_their_predictions(store: SqlStore) -> None:
     job = submit(store)
     store.note_predictions([Prediction(job=job.id, starts_at=AT, basis="caps")])
     store.request_cancel(job.id)

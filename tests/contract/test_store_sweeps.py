@@ -47,7 +47,7 @@ def news(store: Store, sweep: Sweep, cursors: dict[str, Any]) -> dict[str, Child
 class SweepContract:
     """Each implementation's test class inherits it and gives `store`."""
 
-    def test_a_name_does_not_mean_the_trials_of_a_sweep(self, store: Store) -> None:
+    def test_name_lookup_excludes_trials_of_a_sweep(self, store: Store) -> None:
         """Trials of HyperDrive have the name of their script, as jobs of that script have."""
         sweep = put(store, name="search")
         job = submit(store, JobSpec(script="train.py", name="train"))
@@ -56,7 +56,7 @@ class SweepContract:
         assert store.find("train").id == job.id
         assert store.find("search 1").id == trial.id
 
-    def test_a_sweep_runs_from_the_start_and_no_target_ever_starts_it(self, store: Store) -> None:
+    def test_sweep_is_running_from_the_start_and_hidden_from_targets(self, store: Store) -> None:
         sweep = put(store, name="search", tags={"why": "test"})
         job = store.job(sweep.job.id)
         assert (job.kind, job.state, job.attempt) == ("sweep", JobState.RUNNING, 0)
@@ -68,7 +68,9 @@ class SweepContract:
         assert store.start(job.id, attempt=0, allocation="a") is None
         assert store.find(job.id.rpartition("_")[2]).id == job.id
 
-    def test_a_key_gives_the_first_sweep_and_a_jobs_key_is_refused(self, store: Store) -> None:
+    def test_repeated_key_returns_the_first_sweep_and_a_job_key_is_refused(
+        self, store: Store
+    ) -> None:
         first = put(store, idempotency_key="k")
         again, created = store.put_sweep(
             NewSweep(
@@ -87,7 +89,7 @@ class SweepContract:
             put(store, idempotency_key="of-a-job")
         assert [one.job.id for one in store.sweeps()] == [first.job.id]
 
-    def test_a_job_is_no_sweep(self, store: Store) -> None:
+    def test_job_is_not_a_sweep(self, store: Store) -> None:
         job = submit(store)
         with pytest.raises(NotFoundError, match="is a job, not a sweep"):
             store.sweep(job.id)
@@ -101,7 +103,7 @@ class SweepContract:
         assert [one.job.id for one in store.sweeps(limit=1)] == [second.job.id]
         assert [one.job.id for one in store.sweeps(experiment="mnist")] == [first.job.id]
 
-    def test_what_is_to_be_driven_is_what_has_not_ended(self, store: Store) -> None:
+    def test_unfinished_sweeps_need_a_driver(self, store: Store) -> None:
         first, second = put(store), put(store)
         ids = [first.job.id, second.job.id]
         assert [job for job, _ in store.sweeps_to_drive("local")] == ids
@@ -191,7 +193,7 @@ class SweepContract:
         assert (trial.parameters, trial.judged) == ({"--lr": 0.1}, 2)
 
     # -- children ------------------------------------------------------------------------------
-    def test_news_of_a_child_are_its_state_and_its_new_points(self, store: Store) -> None:
+    def test_updates_of_a_child_are_its_state_and_new_points(self, store: Store) -> None:
         sweep = put(store)
         child, other = submit(store, parent=sweep.job.id), submit(store)
         cursors: dict[str, Any] = {child.id: {}, other.id: {}, "gone": {}}
@@ -209,7 +211,7 @@ class SweepContract:
         assert news(store, sweep, {child.id: two.cursor})[child.id].points == ()
         assert store.child_news(sweep.job.id, metric="loss", cursors={}) == []
 
-    def test_a_new_attempt_begins_its_points_again(self, store: Store) -> None:
+    def test_new_attempt_restarts_its_points(self, store: Store) -> None:
         sweep = put(store)
         child = submit(store, parent=sweep.job.id)
         bring(store, child, JobState.RUNNING)
@@ -223,7 +225,7 @@ class SweepContract:
         two = news(store, sweep, {child.id: one.cursor})[child.id]
         assert (two.attempt, [p.attempt for p in two.points]) == (2, [2])
 
-    def test_a_cursor_may_travel_as_json(self, store: Store) -> None:
+    def test_cursor_survives_json(self, store: Store) -> None:
         import json
 
         sweep = put(store)

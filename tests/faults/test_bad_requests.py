@@ -79,7 +79,7 @@ def turning(selector: selectors.BaseSelector) -> Iterator[list[BaseException]]:
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_the_hosts_socket_refuses_it_and_goes_on(short_path: Path, bad: str) -> None:
+def test_host_socket_refuses_bad_request_and_continues(short_path: Path, bad: str) -> None:
     path = short_path / "s"
     selector = selectors.DefaultSelector()
     server = control.ControlServer(control.listen(str(path)), selector, answer)
@@ -91,7 +91,7 @@ def test_the_hosts_socket_refuses_it_and_goes_on(short_path: Path, bad: str) -> 
 
 
 @pytest.mark.parametrize("bad", ["deep list", "deep object", "no object", "no text"])
-def test_the_socket_for_mpi_refuses_it_and_goes_on(short_path: Path, bad: str) -> None:
+def test_mpi_socket_refuses_bad_request_and_continues(short_path: Path, bad: str) -> None:
     selector = selectors.DefaultSelector()
     made: list[LineServer] = []
 
@@ -106,7 +106,7 @@ def test_the_socket_for_mpi_refuses_it_and_goes_on(short_path: Path, bad: str) -
 
 
 @pytest.mark.parametrize("bad", ["deep list", "deep object", "no object", "no text"])
-def test_the_warm_interpreter_takes_it_for_a_bad_request(bad: str) -> None:
+def test_warm_interpreter_refuses_bad_request(bad: str) -> None:
     near, far = socket.socketpair()
     with near, far:
         sender = threading.Thread(target=near.sendall, args=(BAD[bad] + b"\n",))
@@ -117,7 +117,7 @@ def test_the_warm_interpreter_takes_it_for_a_bad_request(bad: str) -> None:
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_the_targets_socket_refuses_it_and_goes_on(short_path: Path, bad: str) -> None:
+def test_target_socket_refuses_bad_request_and_continues(short_path: Path, bad: str) -> None:
     async def reply(request: dict[str, Any]) -> dict[str, Any]:
         return answer(request).to_json()
 

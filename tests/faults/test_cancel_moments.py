@@ -20,7 +20,7 @@ STAGES = (
 ENDS = {JobState.COMPLETED, JobState.CANCELED, JobState.FAILED}
 
 
-def test_a_cancel_once_a_stage_is_seen(jobs: Jobs) -> None:
+def test_cancel_at_each_visible_stage(jobs: Jobs) -> None:
     made = {stage: jobs.submit(f"print('for {stage}')", grace_s=1.0) for stage in STAGES}
     open_stages = dict(made)
 

@@ -24,7 +24,7 @@ from tests.unit.resume.conftest import trainer as trainer  # the fixture
 
 
 @pytest.mark.parametrize("step", [2, 1], ids=["the next step", "the same step again"])
-def test_killed_at_each_step_of_a_save(tmp_path: Path, step: int) -> None:
+def test_checkpoint_save_killed_at_each_step(tmp_path: Path, step: int) -> None:
     done = subprocess.run(
         [sys.executable, killed_saving.__file__, str(tmp_path), str(step)],
         capture_output=True,
@@ -45,7 +45,7 @@ def test_killed_at_each_step_of_a_save(tmp_path: Path, step: int) -> None:
     assert seen[-1]["data"] == "second"
 
 
-def test_cut_after_each_part_of_its_bytes(tmp_path: Path) -> None:
+def test_checkpoint_cut_after_each_part(tmp_path: Path) -> None:
     """What a disk without its cache, or a copy that broke off, leaves under the right name."""
     checkpoint.save(1, {"a": b"first"}, directory=str(tmp_path))
     whole = Path(checkpoint.save(2, {"a": b"second", "b/c": b"more"}, directory=str(tmp_path)).path)
@@ -67,7 +67,7 @@ def test_cut_after_each_part_of_its_bytes(tmp_path: Path) -> None:
     assert found.step == 2
 
 
-def test_published_up_to_each_file(trainer: Trainer, tmp_path: Path) -> None:
+def test_checkpoint_published_up_to_each_file(trainer: Trainer, tmp_path: Path) -> None:
     """The node, or the link to the storage, is gone while a checkpoint is on its way."""
     store, blobs = trainer.workspace.store, trainer.workspace.blobs
     job = trainer.submit()

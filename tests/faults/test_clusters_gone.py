@@ -90,7 +90,7 @@ def cluster(session_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clu
         remove_runtime_folder(own_home)
 
 
-def test_a_dead_cluster_is_named_with_the_way_out_until_its_jobs_have_ended(
+def test_dead_cluster_is_named_with_a_remedy_until_its_jobs_have_ended(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_target(cluster.record, home=home())

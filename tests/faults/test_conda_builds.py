@@ -118,9 +118,7 @@ def test_a_channel_that_stops_in_the_middle_of_its_index_is_given_up(
     assert builder.build(**asked(server))[0].built
 
 
-def test_a_channel_that_goes_away_in_the_middle_leaves_nothing_half(
-    builder: Builder, server: Server
-) -> None:
+def test_vanishing_channel_leaves_no_partial_environment(builder: Builder, server: Server) -> None:
     server.broken, server.hangs = "large-1.0", False
     with pytest.raises(PrepareError, match="the conda packages cannot be installed"):
         builder.build(**asked(server))
@@ -146,9 +144,7 @@ def while_it_hangs(builder: Builder, server: Server, wish: Wish, act: Any) -> Pr
     return caught.value
 
 
-def test_a_build_of_conda_that_is_killed_half_way_is_never_used(
-    builder: Builder, server: Server
-) -> None:
+def test_killed_conda_build_is_never_used(builder: Builder, server: Server) -> None:
     wish = builder.wish()
 
     def kill() -> None:
@@ -163,7 +159,7 @@ def test_a_build_of_conda_that_is_killed_half_way_is_never_used(
     assert builder.build(**asked(server))[0].built
 
 
-def test_the_end_of_a_job_ends_its_build_of_conda(builder: Builder, server: Server) -> None:
+def test_end_of_a_job_ends_its_conda_build(builder: Builder, server: Server) -> None:
     wish = builder.wish()
     error = while_it_hangs(builder, server, wish, wish.work.control.stopped.set)
     assert isinstance(error, StoppedError)
@@ -171,7 +167,7 @@ def test_the_end_of_a_job_ends_its_build_of_conda(builder: Builder, server: Serv
     assert not whole(builder)
 
 
-def test_a_full_disk_while_conda_installs_is_a_fault_of_storage(
+def test_full_disk_during_conda_install_is_a_storage_failure(
     tmp_path: Path, server: Server
 ) -> None:
     """On a file system of 1 MiB, in a mount namespace of a process of its own."""

@@ -52,9 +52,7 @@ def with_daemons(short_path: Path, image: Path) -> Attempt:
     return attempt
 
 
-def test_a_host_that_is_killed_takes_setsid_grandchildren_and_mounts_with_it(
-    short_path: Path, image: Path
-) -> None:
+def test_killed_host_ends_setsid_grandchildren_and_mounts(short_path: Path, image: Path) -> None:
     """Off switch: an init that does not end with its host, in `Namespace.make`."""
     attempt = with_daemons(short_path, image)
     pids = [int(line.split()[1]) for line in attempt.log().splitlines() if line[:1] == b"d"]
@@ -67,7 +65,7 @@ def test_a_host_that_is_killed_takes_setsid_grandchildren_and_mounts_with_it(
     assert mounts_below(short_path) == []
 
 
-def test_cancel_ends_deaf_daemons_of_a_container(short_path: Path, image: Path) -> None:
+def test_cancel_ends_container_daemons_that_ignore_signals(short_path: Path, image: Path) -> None:
     attempt = with_daemons(short_path, image)
     attempt.cancel()
     record = attempt.wait()
@@ -76,7 +74,7 @@ def test_cancel_ends_deaf_daemons_of_a_container(short_path: Path, image: Path) 
     assert not find_leftovers(attempt.marker)
 
 
-def test_where_the_kernel_forbids_it_the_trial_says_so(tmp_path: Path) -> None:
+def test_container_check_reports_kernel_restrictions(tmp_path: Path) -> None:
     """In a user namespace of its own, in which no PID namespace may be made."""
     script = f"""
 import os
@@ -125,7 +123,7 @@ def bring(
     return str(caught.value)
 
 
-def test_a_node_that_can_run_no_image_names_both_ways_out(short_path: Path) -> None:
+def test_node_without_container_support_names_both_remedies(short_path: Path) -> None:
     plan = LaunchPlan.from_json(Attempt.make(short_path, "pass").plan)
     problem = bring(
         short_path, plan, ContainerRequest(image="python:3.13"), Capability("user namespaces: no")
@@ -162,7 +160,7 @@ def test_an_image_without_a_shell_is_refused_before_a_command_starts(
     )
 
 
-def test_a_limit_above_the_nodes_own_is_said(short_path: Path, image: Path) -> None:
+def test_limit_above_the_node_limit_is_reported(short_path: Path, image: Path) -> None:
     attempt = in_image(
         Attempt.make(short_path, "pass"),
         image,
@@ -187,9 +185,7 @@ def test_a_volume_whose_source_the_node_lacks_is_refused_before_the_image_is_fet
 
 
 @pytest.mark.parametrize("how", ["gone", "file", "ours"])
-def test_a_volume_that_cannot_be_shown_is_the_jobs_mistake_and_not_a_lost_host(
-    short_path: Path, image: Path, how: str
-) -> None:
+def test_unmountable_volume_is_a_user_failure(short_path: Path, image: Path, how: str) -> None:
     """Its source was removed after the check of the node, or a file is in its place."""
     folder = short_path / "data"
     if how == "file":
@@ -212,7 +208,7 @@ def test_a_volume_that_cannot_be_shown_is_the_jobs_mistake_and_not_a_lost_host(
     assert failure.is_permanent
 
 
-def test_the_program_that_asks_images_gives_the_exit_code_of_what_it_ran(
+def test_image_query_program_returns_the_exit_code_of_its_command(
     short_path: Path, image: Path
 ) -> None:
     done = run_once(image, short_path / "run", "/bin/sh", "-c", "echo hello; exit 7")

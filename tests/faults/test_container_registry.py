@@ -108,7 +108,7 @@ def asked(registry: Registry, what: str, password: str | None) -> AskedImage:
     return AskedImage(image=registry.name(what), login=login)
 
 
-def test_the_right_password_fetches_and_is_nowhere_kept(
+def test_correct_password_fetches_and_is_not_stored(
     registry: Registry, image_node: ImageNode
 ) -> None:
     wish = image_node.wish(secrets=[PASSWORD])
@@ -123,7 +123,7 @@ def test_the_right_password_fetches_and_is_nowhere_kept(
 
 
 @pytest.mark.parametrize("password", ["wrong", None])
-def test_a_wrong_or_missing_password_is_said_with_what_to_check(
+def test_wrong_or_missing_password_is_reported_with_a_remedy(
     registry: Registry, image_node: ImageNode, password: str | None
 ) -> None:
     with pytest.raises(PrepareError) as caught:
@@ -137,15 +137,13 @@ def test_a_wrong_or_missing_password_is_said_with_what_to_check(
     assert image_node.left_in_building == []
 
 
-def test_an_image_that_the_registry_lacks_is_not_asked_for_again(
-    registry: Registry, image_node: ImageNode
-) -> None:
+def test_missing_image_is_requested_only_once(registry: Registry, image_node: ImageNode) -> None:
     with pytest.raises(PrepareError, match="manifest unknown") as caught:
         image_node.realise(asked(registry, "team/train:2", PASSWORD))
     assert caught.value.is_permanent
 
 
-def test_a_tag_that_moves_means_one_image_for_all_nodes_of_a_job(
+def test_moved_tag_means_one_image_for_all_nodes_of_a_job(
     registry: Registry, image_node: ImageNode, tmp_path: Path
 ) -> None:
     meant: list[MeantImage] = []

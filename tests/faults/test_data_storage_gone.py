@@ -38,7 +38,7 @@ print("everything", flush=True)
 """
 
 
-def test_a_server_killed_while_a_job_reads_is_a_failure_of_class_data(
+def test_storage_server_killed_during_a_read_is_a_data_failure(
     jobs: Jobs,
     s3_server: S3Server,  # noqa: F811
     aws_profile: str,  # noqa: F811

@@ -54,7 +54,7 @@ def remove(root: Path, relative: str) -> Removed:
 
 
 @pytest.mark.parametrize("place", ["run/5/ckpt", "run/5/deep/ckpt"])
-def test_a_link_in_a_run_is_removed_and_not_what_it_leads_to(
+def test_link_in_a_run_is_removed_but_not_its_target(
     place: str, root: Path, important: Path
 ) -> None:
     (root / place).symlink_to(important)
@@ -71,7 +71,7 @@ def test_a_run_that_is_itself_a_link_is_unlinked(root: Path, important: Path) ->
     assert is_untouched(important)
 
 
-def test_nothing_is_removed_on_a_way_through_a_link(root: Path, important: Path) -> None:
+def test_nothing_is_removed_through_a_link(root: Path, important: Path) -> None:
     (root / "elsewhere").symlink_to(important)
     removed = remove(root, "elsewhere/deep")
     assert is_untouched(important)
@@ -87,7 +87,7 @@ def test_a_root_that_is_a_link_is_refused(tmp_path: Path, important: Path) -> No
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "run/../..", "/etc/passwd", "run//5", "run/5/", "run/\0"]
 )
-def test_names_that_lead_out_are_refused(name: str, root: Path) -> None:
+def test_names_that_lead_outside_are_refused(name: str, root: Path) -> None:
     assert remove(root, name).kept != []
     assert is_untouched(root / "run" / "5")
 
@@ -120,7 +120,7 @@ def at_each_call(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[str]
 
 
 @pytest.mark.parametrize("call", ["open", "stat", "unlink", "rename", "rmdir", "listdir"])
-def test_a_folder_swapped_for_a_link_at_any_step_leads_nowhere(
+def test_folder_swapped_for_a_link_at_any_step_is_not_followed(
     call: str, root: Path, important: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Before every single step, the folder in the run becomes a link to the important one."""
@@ -143,7 +143,7 @@ def test_a_folder_swapped_for_a_link_at_any_step_leads_nowhere(
     assert not victim.exists()
 
 
-def test_a_run_swapped_between_look_and_deletion_leads_nowhere(
+def test_run_swapped_between_check_and_deletion_is_not_followed(
     root: Path, important: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     swapped: list[str] = []
@@ -163,7 +163,7 @@ def test_a_run_swapped_between_look_and_deletion_leads_nowhere(
     assert is_untouched(tmp_path / "moved")
 
 
-def test_deleting_while_another_swaps_as_fast_as_it_can(tmp_path: Path, important: Path) -> None:
+def test_deletion_is_safe_against_a_concurrent_swapper(tmp_path: Path, important: Path) -> None:
     root, stop = tmp_path / "ours", threading.Event()
     root.mkdir()
 
@@ -194,7 +194,7 @@ def test_deleting_while_another_swaps_as_fast_as_it_can(tmp_path: Path, importan
     assert is_untouched(important)
 
 
-def test_what_comes_into_use_while_it_is_removed_is_put_back(root: Path) -> None:
+def test_folder_used_during_its_removal_is_restored(root: Path) -> None:
     blob = root / "run" / "5" / "thesis.txt"
     with OwnFolder(root) as folder:
         removed = folder.remove("run/5/thesis.txt", only_if=lambda info: info.st_mtime < 0)
@@ -203,9 +203,7 @@ def test_what_comes_into_use_while_it_is_removed_is_put_back(root: Path) -> None
     assert sorted(path.name for path in blob.parent.iterdir()) == ["deep", "thesis.txt"]
 
 
-def test_a_kill_in_the_middle_is_finished_by_the_next_removal(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_removal_finishes_a_killed_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
 
@@ -236,7 +234,7 @@ def test_a_run_with_a_mount_in_it_is_left_alone(
     assert f"something is mounted at {point}" in removed.kept[0]
 
 
-def test_a_mount_that_appears_meanwhile_is_not_entered(
+def test_mount_appearing_during_removal_is_not_entered(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = safe_delete._mount_of
@@ -270,7 +268,7 @@ def test_folders_without_rights_and_of_any_depth_are_removed(root: Path) -> None
     assert removed.folders == 303
 
 
-def test_a_measure_says_what_a_removal_does(root: Path) -> None:
+def test_measurement_matches_the_removal(root: Path) -> None:
     with OwnFolder(root) as folder:
         measured = folder.measure("run/5")
         assert is_untouched(root / "run" / "5")
@@ -279,6 +277,6 @@ def test_a_measure_says_what_a_removal_does(root: Path) -> None:
     assert (removed.files, removed.folders) == (2, 3)
 
 
-def test_what_is_not_there_is_fine(root: Path) -> None:
+def test_missing_folder_is_not_an_error(root: Path) -> None:
     assert remove(root, "run/7") == Removed()
     assert remove(root, "no/such/folder") == Removed()

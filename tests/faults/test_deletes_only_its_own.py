@@ -69,7 +69,7 @@ def test_links_in_an_attempts_folder_are_not_followed(node: Node, precious: Path
 
 
 @pytest.mark.parametrize("place", ["attempt", "job", "attempts"])
-def test_a_link_in_the_place_of_a_folder_protects_what_it_leads_to(
+def test_link_in_place_of_a_folder_protects_its_target(
     node: Node, precious: Path, place: str
 ) -> None:
     one = request(node)
@@ -89,7 +89,7 @@ def test_a_link_in_the_place_of_a_folder_protects_what_it_leads_to(
     assert (precious / "thesis.txt").read_text() == "all of it"
 
 
-def test_a_folder_elsewhere_is_never_an_attempts(node: Node, precious: Path) -> None:
+def test_folder_elsewhere_is_never_an_attempt_folder(node: Node, precious: Path) -> None:
     one = request(node)
     one = replace(one, on=replace(one.on, root=str(precious)))
     clean(node, one)
@@ -143,7 +143,7 @@ def test_a_link_in_the_place_of_a_snapshot_is_replaced(
     assert (precious / "thesis.txt").exists()
 
 
-def test_a_targets_stop_removes_links_and_not_what_they_lead_to(
+def test_stopping_a_target_removes_links_but_not_their_targets(
     own_home: Path, precious: Path
 ) -> None:
     place = stopping.TargetLocation("local", own_home)

@@ -44,7 +44,7 @@ def one_process(script: Path, folder: Path) -> float:
         pytest.param("horovod", "mpi", marks=[needs_mpi, needs_horovod]),
     ],
 )
-def test_a_raylet_killed_half_way_costs_neither_the_job_nor_its_accuracy(
+def test_job_keeps_its_accuracy_when_a_raylet_is_killed(
     pool_jobs: Jobs, raylets: Cluster, tmp_path: Path, example: str, backend: str
 ) -> None:
     script = EXAMPLES / example / "train.py"

@@ -40,7 +40,7 @@ def nothing_is_built(jobs: Jobs, job: Job) -> None:
     until(lambda: not list(building.iterdir()), "no half of an environment is left")
 
 
-def test_a_package_that_does_not_exist_fails_as_environment_with_the_resolvers_words(
+def test_missing_package_fails_as_environment_with_the_resolver_message(
     jobs: Jobs, tmp_path: Path
 ) -> None:
     make_wheel(tmp_path / "wheels", "there")
@@ -88,7 +88,7 @@ def test_cancel_ends_a_build(jobs: Jobs, slow: SlowPackage) -> None:
     nothing_is_built(jobs, job)
 
 
-def test_what_building_says_is_stored_while_it_builds(jobs: Jobs, slow: SlowPackage) -> None:
+def test_build_log_is_stored_during_the_build(jobs: Jobs, slow: SlowPackage) -> None:
     job = submit(jobs, slow)
     until(slow.has_begun, "the build begins")
 
@@ -126,7 +126,7 @@ def test_two_attempts_at_once_build_once(jobs: Jobs, slow: SlowPackage) -> None:
     assert sorted("built" in builds(jobs, job) for job in pair) == [False, True]
 
 
-def test_a_build_outlived_by_its_waiter_is_taken_over(jobs: Jobs, slow: SlowPackage) -> None:
+def test_waiter_takes_over_a_dead_build(jobs: Jobs, slow: SlowPackage) -> None:
     pair = [submit(jobs, slow), submit(jobs, slow)]
     until(lambda: any("wait" in builds(jobs, job) for job in pair), "one waits for the other")
     first, second = sorted(pair, key=lambda job: "wait" in builds(jobs, job))

@@ -67,7 +67,7 @@ def test_a_file_that_was_overwritten_is_named_and_never_used_again(
     assert not list(Cache(builder.node.environments).building.iterdir())
 
 
-def test_what_was_added_or_removed_counts_and_compiled_files_do_not(
+def test_added_and_removed_files_count_but_compiled_files_do_not(
     builder: Builder, lines: list[str]
 ) -> None:
     found, _ = builder.build(*lines)
@@ -98,7 +98,7 @@ def test_other_environments_of_the_same_packages_do_not_change(
     assert builder.environments().changed_since(two.key) == ""
 
 
-def test_packages_of_conda_are_copies_too(builder: Builder, tmp_path: Path) -> None:
+def test_conda_packages_are_copies(builder: Builder, tmp_path: Path) -> None:
     channel = Channel(tmp_path / "channel")
     channel.add_library("tiny-tool", value="good")
     channel.index()
@@ -112,7 +112,7 @@ def test_packages_of_conda_are_copies_too(builder: Builder, tmp_path: Path) -> N
     assert module_of(second)[1] == "good"
 
 
-def test_an_environment_that_was_built_where_jobs_could_not_write_is_built_again(
+def test_environment_built_as_read_only_is_rebuilt_where_jobs_can_write(
     builder: Builder, lines: list[str]
 ) -> None:
     """Its files may be links to those of the package cache, and nobody knows how they looked."""
@@ -128,9 +128,7 @@ def test_an_environment_that_was_built_where_jobs_could_not_write_is_built_again
     assert first.key != again.key, "the first attempt still uses its own"
 
 
-def test_one_that_is_about_to_be_used_is_left_to_its_user(
-    builder: Builder, lines: list[str]
-) -> None:
+def test_environment_about_to_be_used_is_not_discarded(builder: Builder, lines: list[str]) -> None:
     found, _ = builder.build(*lines)
     write_over(module_of(found)[0])
     with locked_if_free(Cache(builder.node.environments).lock_of(found.key)):
@@ -139,7 +137,7 @@ def test_one_that_is_about_to_be_used_is_left_to_its_user(
 
 
 @pytest.mark.parametrize("of_conda", [False, True])
-def test_an_environment_in_use_is_built_again_under_another_name(
+def test_environment_in_use_is_rebuilt_under_another_name(
     builder: Builder, lines: list[str], tmp_path: Path, *, of_conda: bool
 ) -> None:
     """A job imports from it later, and its loaders start processes from it."""

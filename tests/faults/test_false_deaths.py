@@ -42,7 +42,7 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def test_all_nodes_given_up_at_once_cost_each_job_one_attempt(
+def test_losing_all_nodes_at_once_costs_each_job_one_attempt(
     pool_jobs: Jobs, raylets: Cluster, tmp_path: Path
 ) -> None:
     raylets.ensure(NODES)

@@ -33,13 +33,15 @@ def recorded(source: Path, folder: Path) -> dict[str, object]:
         return of_properties(submit(workspace, spec, wake=False).job.properties) or {}
 
 
-def test_no_repository(tmp_path: Path) -> None:
+def test_git_without_a_repository(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("1\n")
     assert recorded(tmp_path / "code", tmp_path / "ws")["why"] == "not in a git repository"
 
 
-def test_no_git_installed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_is_not_installed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = call(source, "rev-parse", "HEAD")
     monkeypatch.setenv("PATH", str(tmp_path))
     found = recorded(source, tmp_path / "ws")
@@ -48,7 +50,7 @@ def test_no_git_installed(source: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert "no git is installed" in str(found["why"])
 
 
-def test_a_git_that_hangs_delays_nothing_and_is_ended(
+def test_hanging_git_delays_nothing_and_is_ended(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -83,7 +85,7 @@ def _wait_until_gone(pid: int) -> None:
     raise AssertionError(f"{pid} still runs")
 
 
-def test_a_diff_that_takes_too_long_is_given_up(
+def test_slow_diff_is_abandoned(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -141,9 +143,7 @@ def test_a_clean_filter_that_hangs_delays_nothing_and_is_ended(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
-def test_a_repository_of_another_user_is_refused_by_git_in_its_own_words(
-    source: Path, tmp_path: Path
-) -> None:
+def test_repository_of_another_user_reports_the_git_message(source: Path, tmp_path: Path) -> None:
     subprocess.run(["chown", "-R", "12345", str(source)], check=True)
     found = recorded(source, tmp_path / "ws")
     assert found["commit"]
@@ -170,7 +170,7 @@ def test_a_broken_repository(source: Path, tmp_path: Path, damage: str) -> None:
     assert recorded(source, tmp_path / "ws")["why"]
 
 
-def test_a_head_that_is_a_fifo_or_leads_round_does_not_hang(source: Path) -> None:
+def test_git_head_that_is_a_fifo_or_link_loop_does_not_hang(source: Path) -> None:
     head = source / ".git" / "HEAD"
     head.unlink()
     os.mkfifo(head)

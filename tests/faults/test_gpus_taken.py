@@ -113,7 +113,7 @@ def living_attempt(attempts: Path, marker: str, gpus: str) -> Path:
     return root
 
 
-def test_another_program_is_reported_and_not_waited_for(
+def test_foreign_program_is_reported_without_waiting(
     gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodegpus, "PATIENCE_S", FOR_EVER_S)
@@ -127,7 +127,7 @@ def test_another_program_is_reported_and_not_waited_for(
     assert "--id=2,3" in gpu.asked[0]
 
 
-def test_a_program_that_ends_is_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ending_program_is_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodegpus, "PATIENCE_S", FOR_EVER_S)
     monkeypatch.setattr(nodegpus, "LOOK_S", 0.01)
 
@@ -151,7 +151,7 @@ def test_a_program_that_ends_is_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyP
     assert asyncio.run(scene()) == []
 
 
-def test_one_that_never_ends_is_reported_in_the_end(
+def test_program_that_never_ends_is_finally_reported(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodegpus, "PATIENCE_S", 0.0)
@@ -172,9 +172,7 @@ def test_jobs_may_share_a_gpu(gpu: Gpu, tmp_path: Path, gpus: str) -> None:
 
 
 @pytest.mark.parametrize("gpus", [None, "2", ""])
-def test_a_job_that_was_not_given_the_gpu_is_reported(
-    gpu: Gpu, tmp_path: Path, gpus: str | None
-) -> None:
+def test_job_without_the_gpu_is_reported(gpu: Gpu, tmp_path: Path, gpus: str | None) -> None:
     if gpus is not None:
         living_attempt(tmp_path, "rj-other-a1", gpus)
     with program(**{MARKER_VARIABLE: "rj-other-a1"}) as other:
@@ -183,7 +181,7 @@ def test_a_job_that_was_not_given_the_gpu_is_reported(
     assert "of rj-other-a1, which does not share this GPU) holds 29.3 GiB" in message
 
 
-def test_what_an_ended_job_was_given_it_holds_no_more(gpu: Gpu, tmp_path: Path) -> None:
+def test_ended_job_no_longer_holds_its_gpu(gpu: Gpu, tmp_path: Path) -> None:
     root = living_attempt(tmp_path, "rj-other-a1", "3")
     host = json.loads((root / "host.json").read_text())
     host["start_time"] += 1  # of another process: that one is gone
@@ -194,7 +192,7 @@ def test_what_an_ended_job_was_given_it_holds_no_more(gpu: Gpu, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("pid", ["4194999", "[N/A]"])
-def test_a_program_that_cannot_be_seen_is_reported_and_not_waited_for(
+def test_invisible_program_is_reported_without_waiting(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, pid: str
 ) -> None:
     monkeypatch.setattr(nodegpus, "PATIENCE_S", FOR_EVER_S)
@@ -215,7 +213,7 @@ def test_memory_that_no_visible_process_holds_is_reported(
 
 
 @pytest.mark.parametrize("code", [6, 9])
-def test_a_tool_that_cannot_tell_is_reported_and_holds_nothing_up(gpu: Gpu, code: int) -> None:
+def test_failing_gpu_tool_is_reported_without_delay(gpu: Gpu, code: int) -> None:
     with program() as other:
         gpu.held_by(other.pid)
         gpu.answers(code)
@@ -227,7 +225,7 @@ def test_a_tool_that_cannot_tell_is_reported_and_holds_nothing_up(gpu: Gpu, code
 @pytest.mark.parametrize(
     ("lines", "used"), [("No devices were found\n", "4"), ("", "[N/A]"), ("", "[Unknown Error]")]
 )
-def test_an_answer_that_cannot_be_read_is_reported(gpu: Gpu, lines: str, used: str) -> None:
+def test_unreadable_gpu_tool_output_is_reported(gpu: Gpu, lines: str, used: str) -> None:
     gpu.hides(lines, used=4)
     (gpu.folder / "memory").write_text(MEMORY.format(used))
     (message,) = reports()
@@ -241,6 +239,6 @@ def test_a_machine_without_the_tool_is_reported(
     assert reports() == ["whether others use GPU 2,3 could not be checked: PATH has no nvidia-smi"]
 
 
-def test_no_one_asks_for_a_job_without_gpus(gpu: Gpu, tmp_path: Path) -> None:
+def test_job_without_gpus_is_not_checked(gpu: Gpu, tmp_path: Path) -> None:
     assert [one for one in prepared(tmp_path) if one.kind == "gpu"] == []
     assert gpu.asked == []

@@ -69,7 +69,7 @@ def own_jobs(short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     targets.stop_target(force=True, home=short_path / "h")
 
 
-def test_a_head_that_dies_between_two_steps_repeats_and_loses_none(
+def test_head_killed_between_steps_repeats_and_loses_no_step(
     own_jobs: Jobs, short_path: Path, tmp_path: Path
 ) -> None:
     jobs, target = own_jobs, LocalTarget(short_path / "h", ())
@@ -90,7 +90,7 @@ def test_a_head_that_dies_between_two_steps_repeats_and_loses_none(
     chain.check(jobs)
 
 
-def test_ten_jobs_outlive_the_actor_and_then_the_whole_head(
+def test_ten_jobs_survive_the_loss_of_actor_and_head(
     own_jobs: Jobs, short_path: Path, tmp_path: Path
 ) -> None:
     jobs, history, go = own_jobs, tmp_path / "history", tmp_path / "go"
@@ -255,7 +255,7 @@ def durable_head(session_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.mark.slow
-def test_jobs_go_on_while_a_head_that_keeps_its_state_is_started_again(
+def test_jobs_continue_while_a_durable_head_restarts(
     durable_head: DurableHead, tmp_path: Path
 ) -> None:
     head, own_home = durable_head, home()

@@ -50,7 +50,7 @@ def attempt_at(folder: Path, port: int, script: str, most_s: float) -> Attempt:
 
 
 @pytest.mark.parametrize("is_warm", [True, False])
-def test_the_others_come_when_rank_zero_listens(
+def test_other_ranks_start_when_rank_zero_listens(
     short_path: Path, port: int, warm: str, is_warm: bool
 ) -> None:
     """Off switch: let all go at once."""
@@ -60,15 +60,13 @@ def test_the_others_come_when_rank_zero_listens(
     assert record["outcome"] == "completed", (record, logs)
 
 
-def test_no_one_needs_to_listen(short_path: Path, port: int, warm: str) -> None:
+def test_ranks_start_if_rank_zero_never_listens(short_path: Path, port: int, warm: str) -> None:
     record = attempt_at(short_path, port, "print('ran')", 0.1).start(warm).wait()
     assert record["outcome"] == "completed"
     assert [one["exit_code"] for one in record["ranks"]] == [0, 0, 0]
 
 
-def test_a_rank_zero_that_fails_first_ends_those_that_wait(
-    short_path: Path, port: int, warm: str
-) -> None:
+def test_failing_rank_zero_ends_the_waiting_ranks(short_path: Path, port: int, warm: str) -> None:
     script = "import os, sys\nsys.exit(3 if os.environ['RANK'] == '0' else 0)"
     record = attempt_at(short_path, port, script, 300.0).start(warm).wait()
     assert record["outcome"] == "failed"

@@ -59,7 +59,7 @@ def test_memory_hog_is_named_and_its_neighbour_lives(
     assert neighbour.wait()["outcome"] == "canceled"
 
 
-def test_sigkill_from_elsewhere_is_not_called_out_of_memory(short_path: Path, warm: str) -> None:
+def test_external_sigkill_is_not_reported_as_out_of_memory(short_path: Path, warm: str) -> None:
     """Off switch: call every SIGKILL out of memory."""
     attempt = Attempt.make(short_path, SLEEP, memory_bytes=4 * 2**30).start(warm)
     attempt.printed("up")
@@ -89,7 +89,7 @@ def test_full_disk_leaves_a_record_that_names_it(short_path: Path, warm: str) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_record_is_answered_from_memory_until_the_disk_has_room(
+def test_exit_record_is_served_from_memory_until_the_disk_has_space(
     short_path: Path, warm: str
 ) -> None:
     """Off switch: give up in `Host._finish` after the first OSError."""
@@ -190,7 +190,7 @@ def test_failing_rank_ends_the_others_and_is_named(short_path: Path, warm: str) 
     assert [rank["signal"] for rank in record["ranks"]] == [15, 11, 15]
 
 
-def test_deadline_is_kept_with_no_one_else_alive(short_path: Path) -> None:
+def test_host_enforces_the_deadline_alone(short_path: Path) -> None:
     """Off switch: `Host.deadline_in_s` returns None. A warm interpreter of its own is killed."""
     warm = str(short_path / "w.sock")
     found = asyncio.run(
@@ -281,7 +281,7 @@ def test_cancel_is_idempotent_in_every_state_of_a_host(short_path: Path, warm: s
     assert failed.wait() == record and record["outcome"] == "failed"
 
 
-def test_cancel_racing_the_end_never_changes_what_is_true(short_path: Path, warm: str) -> None:
+def test_cancel_racing_the_end_never_changes_the_outcome(short_path: Path, warm: str) -> None:
     """Off switch: decide the outcome from the cancel before looking at the exit codes."""
     attempts = [Attempt.make(short_path, "print('done')").start(warm) for _ in range(8)]
     for attempt in attempts:
@@ -295,7 +295,7 @@ def test_cancel_racing_the_end_never_changes_what_is_true(short_path: Path, warm
         assert record["leftovers"]["proven_dead"]
 
 
-def test_host_told_to_end_says_so(short_path: Path, warm: str) -> None:
+def test_host_reports_why_it_was_ended(short_path: Path, warm: str) -> None:
     """Off switch: leave SIGTERM at its default in the host."""
     attempt = Attempt.make(short_path, SLEEP).start(warm)
     attempt.printed("up")
@@ -305,7 +305,7 @@ def test_host_told_to_end_says_so(short_path: Path, warm: str) -> None:
     assert record["outcome"] == "host_error" and "SIGTERM" in record["reason"]
 
 
-def test_rank_that_cannot_be_set_up_is_the_hosts_error(short_path: Path, warm: str) -> None:
+def test_failing_rank_setup_is_a_host_error(short_path: Path, warm: str) -> None:
     """Off switch: ignore the setup pipe."""
     attempt = Attempt.make(short_path, SLEEP, python="/no/such/python")
     shutil.rmtree(attempt.root / "log")  # no place for what it prints: of the node's making
@@ -323,7 +323,7 @@ def test_rank_that_cannot_be_set_up_is_the_hosts_error(short_path: Path, warm: s
         ("loader", "No such file or directory (the file exists; the loader or interpreter"),
     ],
 )
-def test_a_program_that_can_never_be_started_is_not_the_hosts_error(
+def test_unstartable_program_is_not_a_host_error(
     short_path: Path, warm: str, harm: str, message: str
 ) -> None:
     program = short_path / "python"

@@ -84,7 +84,7 @@ def start(attempt: Attempt, way: str, socket: str) -> Attempt:
 
 
 @pytest.mark.parametrize("way", ["warm", "cold", IN_NAMESPACE, "subreaper"])
-def test_daemons_and_deaf_ranks_are_gone_after_cancel(
+def test_cancel_ends_daemons_and_ranks_that_ignore_signals(
     short_path: Path, warm: str, way: str
 ) -> None:
     """Off switch: let `Tree.kill` do nothing (the record then says so), or `Tree.held` be empty."""
@@ -174,7 +174,7 @@ def test_a_namespace_ends_everything_when_the_host_is_killed(short_path: Path, w
     assert proof.proven_dead, proof
 
 
-def test_a_level_that_was_demanded_and_refused_is_an_error(short_path: Path) -> None:
+def test_refused_required_containment_is_an_error(short_path: Path) -> None:
     attempt = Attempt.make(short_path, "pass", hold=["cgroup"])
     with pytest.raises(WarmError, match="are to be held by cgroup, which this machine does not"):
         attempt.start_cold(RAYJOBS_CGROUPS="0")

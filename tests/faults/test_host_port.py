@@ -51,7 +51,7 @@ def test_rank_zero_listens_on_the_held_port(short_path: Path, warm: str, is_warm
     assert attempt.wait()["outcome"] == "canceled"
 
 
-def test_a_taken_port_is_the_queues_fault_not_the_scripts(short_path: Path, warm: str) -> None:
+def test_taken_port_is_a_system_failure(short_path: Path, warm: str) -> None:
     """Off switch: ignore the error of `masterport.reserve`."""
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -63,7 +63,7 @@ def test_a_taken_port_is_the_queues_fault_not_the_scripts(short_path: Path, warm
     assert record["ranks"] == []
 
 
-def test_a_held_port_is_not_given_to_a_process_that_asks_for_any() -> None:
+def test_held_port_is_never_assigned_as_a_free_port() -> None:
     held = [masterport.reserve() for _ in range(30)]
     try:
         assert len({port for _, port in held}) == len(held)

@@ -18,7 +18,7 @@ FORGED = "outputs/new\nline\t\x1b[2J\u202egpj.exe"
 SHOWN = "outputs/new\\nline\\t\\x1b[2J\\u202egpj.exe"
 
 
-def test_a_name_stays_on_its_line() -> None:
+def test_names_stay_on_one_line() -> None:
     assert one_line(FORGED) == SHOWN
     assert one_line(SHOWN) == SHOWN
     assert one_line("Füße 数 \\n") == "Füße 数 \\n"

@@ -173,7 +173,7 @@ def test_no_record_blocks_its_collection(attempt: Attempt, record: str, harm: st
 
 
 @pytest.mark.parametrize("folder", ["metrics", "models", "log"])
-def test_a_folder_of_records_that_is_something_else_is_named(
+def test_record_folder_of_another_type_is_named(
     attempt: Attempt, folder: str, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -189,7 +189,7 @@ def test_a_folder_of_records_that_is_something_else_is_named(
     assert (LOG in attempt.stored()) == (folder != "log")
 
 
-def test_metrics_that_grow_without_end_are_read_up_to_where_they_were(attempt: Attempt) -> None:
+def test_growing_metrics_are_read_up_to_their_size_at_the_start(attempt: Attempt) -> None:
     path = attempt.paths.metrics(0)
     line = b'{"k": "metric", "name": "a", "value": 1, "step": 1, "t": 1}\n'
     path.write_bytes(line * 10)
@@ -204,7 +204,7 @@ def test_metrics_that_grow_without_end_are_read_up_to_where_they_were(attempt: A
     assert points == 10
 
 
-def test_a_file_that_grows_without_end_is_stored_up_to_where_it_was(tmp_path: Path) -> None:
+def test_growing_file_is_stored_up_to_its_size_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "grows"
     path.write_bytes(b"0123456789")
 
@@ -222,7 +222,7 @@ def test_a_file_that_grows_without_end_is_stored_up_to_where_it_was(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["host.json", "exit.json"])
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_spoilt_record_of_the_host_is_none(attempt: Attempt, name: str, harm: str) -> None:
+def test_damaged_host_record_is_ignored(attempt: Attempt, name: str, harm: str) -> None:
     path = attempt.paths.root / name
     path.unlink(missing_ok=True)
     HARMS[harm](path)
@@ -230,7 +230,7 @@ def test_a_spoilt_record_of_the_host_is_none(attempt: Attempt, name: str, harm: 
     assert host_of(str(path.parent)) is None
 
 
-def test_the_exit_record_is_written_over_whatever_was_put_in_its_way(attempt: Attempt) -> None:
+def test_exit_record_replaces_whatever_is_in_its_place(attempt: Attempt) -> None:
     path = attempt.paths.root / "exit.json"
     path.unlink(missing_ok=True)
     os.mkfifo(path)
@@ -248,7 +248,7 @@ def test_a_removed_attempt_folder_is_reported(attempt: Attempt) -> None:
         Logs(attempt.workspace, attempt.job.id).read()
 
 
-def test_a_folder_that_went_before_a_restore_is_not_called_removed(attempt: Attempt) -> None:
+def test_folder_missing_before_a_restore_is_not_reported_as_removed(attempt: Attempt) -> None:
     shutil.rmtree(attempt.paths.root)
     restored = "the store was restored from b.db; in the replaced store it is Completed"
     attempt.workspace.store.add_event(attempt.job.id, RESTORED_EVENT, restored, attempt=1)
@@ -360,7 +360,7 @@ def test_a_linked_folder_of_logs_is_not_listed(attempt: Attempt, tmp_path: Path)
     assert "logs/foreign.txt" not in Logs(attempt.workspace, attempt.job.id).names()
 
 
-def test_a_collection_that_hangs_takes_no_thread_from_the_others(
+def test_hanging_collection_blocks_no_other_thread(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More of them than an event loop has threads: each says where it stands still."""
@@ -397,7 +397,7 @@ def test_a_collection_that_hangs_takes_no_thread_from_the_others(
 
 
 @pytest.mark.parametrize("cancels", [True, False])
-def test_a_collection_that_stands_still_is_reported_and_ends(
+def test_stalled_collection_is_reported_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancels: bool
 ) -> None:
     """The history and `why` say where; a cancel gives it up, and so does time."""
@@ -431,7 +431,7 @@ def test_a_collection_that_stands_still_is_reported_and_ends(
     play(scene, tmp_path)
 
 
-def test_a_collection_that_moves_again_is_finished(
+def test_collection_that_resumes_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "STUCK_LOOK_S", 0.02)
@@ -453,7 +453,7 @@ def test_a_collection_that_moves_again_is_finished(
     play(scene, tmp_path)
 
 
-def test_a_step_that_hangs_is_named_by_the_collection(
+def test_collection_names_its_hanging_step(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What still runs of the watch holds up the end; where it hangs is said."""
@@ -492,7 +492,7 @@ def touched(attempt: Attempt, tmp_path: Path) -> Path:
     return file
 
 
-def test_an_input_that_cannot_be_looked_at_fails_no_job(attempt: Attempt, touched: Path) -> None:
+def test_uninspectable_input_fails_no_job(attempt: Attempt, touched: Path) -> None:
     touched.unlink()
     touched.symlink_to(touched.name)
     assert attempt.collect().problems == ()
@@ -501,7 +501,7 @@ def test_an_input_that_cannot_be_looked_at_fails_no_job(attempt: Attempt, touche
     assert attempt.stored()["outputs/x"] == b"x"
 
 
-def test_a_comparison_that_goes_wrong_fails_no_job(attempt: Attempt, touched: Path) -> None:
+def test_failing_comparison_fails_no_job(attempt: Attempt, touched: Path) -> None:
     attempt.keep(touched).write_text("half a rec")
     assert attempt.collect().problems == ()
     (message,) = attempt.left_out()
@@ -561,7 +561,7 @@ def test_a_cancel_ends_the_comparison_of_inputs(
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_an_agent_that_is_lost_during_a_stuck_collection_runs_no_job_again(
+def test_agent_lost_during_a_stuck_collection_repeats_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     """The next agent collects; where none comes, the files are not said to be stored."""
@@ -594,7 +594,7 @@ def test_an_agent_that_is_lost_during_a_stuck_collection_runs_no_job_again(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_collection_that_was_given_up_is_forgotten_once_it_ends(
+def test_abandoned_collection_is_forgotten_when_it_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: bool
 ) -> None:
     """And while its result is asked for in time, `work` does not run a second time."""

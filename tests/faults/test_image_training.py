@@ -113,7 +113,7 @@ def trainings(jobs: Jobs, tmp_path: Path) -> Trainings:
     return Trainings(jobs, tmp_path / "t", 8)
 
 
-def test_a_training_that_is_killed_at_any_stage_ends_as_the_undisturbed_one(
+def test_training_killed_at_any_stage_matches_the_undisturbed_one(
     trainings: Trainings, jobs: Jobs
 ) -> None:
     undisturbed = trainings.submit("")
@@ -130,7 +130,7 @@ def test_a_training_that_is_killed_at_any_stage_ends_as_the_undisturbed_one(
         trainings.is_as_undisturbed(job, undisturbed)
 
 
-def test_a_preempted_training_ends_as_the_undisturbed_one(
+def test_preempted_training_matches_the_undisturbed_one(
     trainings: Trainings, jobs: Jobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage = "waits for SIGTERM"
@@ -147,7 +147,7 @@ def test_a_preempted_training_ends_as_the_undisturbed_one(
 
 
 @pytest.mark.storage
-def test_a_training_whose_storage_is_lost_goes_on_after_its_return(
+def test_training_continues_when_lost_storage_returns(
     jobs: Jobs,
     tmp_path: Path,
     s3_server: S3Server,  # noqa: F811
@@ -206,9 +206,7 @@ def test_an_image_that_is_removed_during_a_training_is_named(jobs: Jobs, tmp_pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_a_training_goes_on_where_the_disk_of_its_cache_is_full(
-    trainings: Trainings, jobs: Jobs
-) -> None:
+def test_training_continues_when_the_cache_disk_is_full(trainings: Trainings, jobs: Jobs) -> None:
     disk = trainings.folder / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)], check=True)

@@ -73,7 +73,7 @@ print("bounding set", int(bound[0], 16) >> 21 & 1)
 
 @pytest.mark.parametrize("hold", [["scan"], ["namespace"]], ids=["scan", "namespace"])
 @pytest.mark.parametrize("way", ["cold", "warm"])
-def test_root_cannot_take_the_mounts_of_its_inputs_away(
+def test_root_cannot_unmount_its_inputs(
     short_path: Path, warm: str, way: str, hold: list[str]
 ) -> None:
     inputs = Inputs(short_path / "data")

@@ -58,7 +58,7 @@ def started(folder: Path, end: str) -> tuple[subprocess.Popen[str], int, str, st
 
 
 @pytest.mark.parametrize("end", sorted(ENDS))
-def test_whoever_looks_next_ends_the_runs_of_a_dead_process(folder: Path, end: str) -> None:
+def test_next_reader_ends_the_runs_of_a_dead_process(folder: Path, end: str) -> None:
     process, pid, alone, child = started(folder, end)
     if end == "killed":
         with open_workspace(folder) as opened:
@@ -80,7 +80,7 @@ def test_whoever_looks_next_ends_the_runs_of_a_dead_process(folder: Path, end: s
         assert [point.value for point in opened.store.metrics(alone)] == [0.5]
 
 
-def test_a_handle_that_was_open_before_sees_the_end(folder: Path) -> None:
+def test_open_handle_sees_the_end(folder: Path) -> None:
     process, pid, alone, _child = started(folder, "killed")
     workspace = Workspace("", "", "team", path=folder)
     handle = Run.get(workspace, alone)
@@ -96,7 +96,7 @@ def test_a_handle_that_was_open_before_sees_the_end(folder: Path) -> None:
     workspace.close()
 
 
-def test_what_cannot_be_seen_from_here_is_not_judged(
+def test_processes_of_other_machines_are_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = tmp_path / "machine-id"

@@ -71,7 +71,7 @@ def ends_as_expected(stage: Stage, process: str) -> None:
     assert stage.violations() == []
 
 
-def test_the_table_is_whole() -> None:
+def test_kill_table_is_complete() -> None:
     assert {frozenset(states) for states in TABLE.values()} == {frozenset(STATES)}
     assert all(
         one == "-" or one.split()[0] in set(JobState)
@@ -110,7 +110,7 @@ def test_the_warm_interpreter(jobs: Jobs, local_target: LocalTarget) -> None:
     assert jobs.attempt(after).cold_reason is None
 
 
-def test_a_host_and_a_rank_take_no_one_with_them(jobs: Jobs, local_target: LocalTarget) -> None:
+def test_killed_host_or_rank_affects_no_other_job(jobs: Jobs, local_target: LocalTarget) -> None:
     raylet = raylet_of(local_target)
     with all_states(
         jobs, agent=lambda: the_agent(local_target), raylet=raylet, running=(RUNNING, OTHER)

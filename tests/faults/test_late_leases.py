@@ -35,7 +35,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return at
 
 
-def test_ranks_that_went_on_after_the_whole_lease_have_no_grace(now: list[float]) -> None:
+def test_ranks_resumed_after_the_lease_get_no_grace(now: list[float]) -> None:
     held = Lease(90.0)
     now[0] += 90.0 * HOST_SHARE
     assert held.why_over() is not None
@@ -54,22 +54,20 @@ def test_ranks_without_grace_are_killed_at_once(short_path: Path, warm: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["warm", "cold"])
-def test_a_host_whose_lease_was_over_before_it_came_up_starts_no_rank(
-    short_path: Path, warm: str, kind: str
-) -> None:
+def test_host_with_an_expired_lease_starts_no_rank(short_path: Path, warm: str, kind: str) -> None:
     late = Attempt.make(short_path, DEAF, lease_s=90.0, lease_since_s=boot_clock_s() - 1000.0)
     record = (late.start(warm) if kind == "warm" else late.start_cold()).wait()
     assert record["outcome"] == "lease_lost" and record["ranks"] == []
 
 
-def test_an_order_that_arrives_after_its_lease_starts_nothing(now: list[float]) -> None:
+def test_launch_request_after_its_lease_starts_nothing(now: list[float]) -> None:
     launching = Launching()
     now[0] += 90.0 * HOST_SHARE + 1.0
     with launching.starting(PLAN) as late, pytest.raises(PrepareError, match="was not started"):
         require(late)
 
 
-def test_a_start_that_takes_long_is_renewed_meanwhile(now: list[float]) -> None:
+def test_lease_is_renewed_during_a_slow_start(now: list[float]) -> None:
     launching = Launching()
     with launching.starting(PLAN) as held:
         now[0] += 50.0

@@ -52,7 +52,7 @@ def _names(node: Node) -> list[tuple[str, int]]:
     return [(one.job, one.attempt) for one in node.sweeping.uncleaned()]
 
 
-def test_only_what_is_stored_or_never_ran_may_be_cleaned_up(node: Node) -> None:
+def test_only_stored_or_unstarted_attempts_are_cleaned_up(node: Node) -> None:
     node.attempt("done_1/a1")
     node.attempt("done_2/a2-n1")
     node.attempt("prepared_3/a1", launched=False, stored=False)
@@ -62,7 +62,7 @@ def test_only_what_is_stored_or_never_ran_may_be_cleaned_up(node: Node) -> None:
     assert _names(node) == [("done_1", 1), ("done_2", 2), ("prepared_3", 1)]
 
 
-def test_what_was_named_is_removed_with_its_data_and_its_job_folder(node: Node) -> None:
+def test_named_attempt_is_removed_with_its_data_and_job_folder(node: Node) -> None:
     one, other = node.attempt("done_1/a1"), node.attempt("done_2/a1")
     assert node.sweeping.sweep([str(one.root), str(node.root)]) == 1
     assert not one.root.parent.exists()
@@ -84,7 +84,7 @@ def test_sockets_of_killed_hosts_are_removed(
         assert sweeping.remove_dead_sockets(short_path) == [short_path / "host-1.sock"]
 
 
-def test_a_new_target_sweeps_what_the_store_says_has_ended(
+def test_new_target_sweeps_attempts_ended_in_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(here: World) -> None:

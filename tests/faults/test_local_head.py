@@ -174,7 +174,7 @@ def _is_another(paths: TargetPaths, instance: str) -> bool:
     return record is not None and record.instance != instance
 
 
-def test_a_start_that_ray_refuses_says_why_and_leaves_nothing(
+def test_start_refused_by_ray_reports_the_reason_and_leaves_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYJOBS_LOCAL_STORE_MIB", "1")  # Ray wants 75 at least

@@ -59,7 +59,7 @@ def cut(proxy: Proxy, times: int) -> None:
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_a_whole_log_continues_where_it_broke_off(
+def test_interrupted_log_continues_at_its_offset(
     served: Served, proxy: Proxy, client: OpenWorkspace, tmp_path: Path, *, has_ended: bool
 ) -> None:
     job = job_with_log(served, tmp_path / "a1", has_ended=has_ended)
@@ -68,7 +68,7 @@ def test_a_whole_log_continues_where_it_broke_off(
     assert proxy.cuts_left <= 0
 
 
-def test_a_log_that_goes_on_breaking_off_is_an_error_of_ours(
+def test_repeatedly_interrupted_log_is_a_rayjobs_error(
     served: Served,
     proxy: Proxy,
     client: OpenWorkspace,
@@ -82,7 +82,7 @@ def test_a_log_that_goes_on_breaking_off_is_an_error_of_ours(
         Logs(client, job.id).read()
 
 
-def test_the_rest_of_a_log_is_not_that_of_another_attempt(
+def test_interrupted_log_never_continues_with_another_attempt(
     served: Served, proxy: Proxy, client: OpenWorkspace, tmp_path: Path
 ) -> None:
     job = job_with_log(served, tmp_path / "a1", has_ended=False)

@@ -92,7 +92,7 @@ def test_a_disk_that_refuses_everything_never_raises(
     assert not nowhere.append(b"{}\n")
 
 
-def test_stderr_that_is_closed_too_does_not_matter(tmp_path: Path) -> None:
+def test_closed_stderr_does_not_matter(tmp_path: Path) -> None:
     done = run_script(
         tmp_path,
         """
@@ -108,7 +108,7 @@ def test_stderr_that_is_closed_too_does_not_matter(tmp_path: Path) -> None:
     assert done.stdout == "went on\n"
 
 
-def test_very_many_names_are_kept(tmp_path: Path) -> None:
+def test_many_metric_names_are_kept(tmp_path: Path) -> None:
     done = run_script(
         tmp_path,
         """

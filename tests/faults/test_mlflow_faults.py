@@ -194,7 +194,7 @@ def test_the_body_of_a_client_without_the_token_is_not_read(endpoint: Endpoint) 
         assert client.recv(100).startswith(b"HTTP/1.1 403 ")
 
 
-def test_connections_above_the_limit_are_told_to_try_again(
+def test_connections_above_the_limit_get_a_retry_response(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlflow_server, "MOST_CONNECTIONS", 1)

@@ -56,9 +56,7 @@ def running(queue: Queue, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FOLLOWERS)
-def test_a_command_that_follows_a_job_goes_on_at_the_new_path_of_its_workspace(
-    tmp_path: Path, name: str
-) -> None:
+def test_following_command_continues_at_the_moved_workspace(tmp_path: Path, name: str) -> None:
     old, new = tmp_path / "old" / ".rayjobs", tmp_path / "a new" / ".rayjobs"
     with open_workspace(old) as workspace:
         running(Queue(workspace), tmp_path)
@@ -85,7 +83,7 @@ def test_a_command_that_follows_a_job_goes_on_at_the_new_path_of_its_workspace(
     assert not old.exists(), "it does not create the old folder again"
 
 
-def test_a_command_that_merges_several_logs_names_the_new_path(tmp_path: Path) -> None:
+def test_merged_logs_command_names_the_new_path(tmp_path: Path) -> None:
     old, new = tmp_path / "old" / ".rayjobs", tmp_path / "a new" / ".rayjobs"
     with open_workspace(old) as workspace:
         queue = Queue(workspace)

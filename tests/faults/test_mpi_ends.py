@@ -52,9 +52,7 @@ def has_namespaces() -> bool:
     return bool(json.loads(done.stdout or "{}").get("works"))
 
 
-def test_ranks_of_two_nodes_meet_from_pid_namespaces_of_their_own(
-    short_path: Path, warm: str
-) -> None:
+def test_ranks_in_separate_pid_namespaces_connect(short_path: Path, warm: str) -> None:
     if not has_namespaces():
         pytest.skip("this machine allows no PID namespaces")
     attempt = MpiAttempt.make(short_path, MEET, nodes=2, processes=2, hold=["namespace"])
@@ -67,9 +65,7 @@ def test_ranks_of_two_nodes_meet_from_pid_namespaces_of_their_own(
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_the_rank_that_dies_under_mpirun_is_the_one_named(
-    short_path: Path, warm: str, node: int
-) -> None:
+def test_rank_dying_under_mpirun_is_named(short_path: Path, warm: str, node: int) -> None:
     """Off switch: MPI's own report is looked at instead of the ranks."""
     attempt = start(short_path, WAIT, warm, nodes=2, processes=2)
     victim = 2 * node + 1
@@ -107,7 +103,7 @@ def test_a_killed_mpirun_or_orted_is_named_and_ends_all(
     attempt.nothing_left()
 
 
-def test_a_cancel_leaves_nothing_of_either_node(short_path: Path, warm: str) -> None:
+def test_cancel_leaves_nothing_on_either_node(short_path: Path, warm: str) -> None:
     """Off switch: mpirun is neither asked to leave nor killed."""
     children = "import subprocess\nsubprocess.Popen(['sleep', '600'])\n" + WAIT
     attempt = start(short_path, children, warm, nodes=2, processes=1)
@@ -119,7 +115,7 @@ def test_a_cancel_leaves_nothing_of_either_node(short_path: Path, warm: str) -> 
     attempt.nothing_left()
 
 
-def test_ranks_that_save_their_state_have_their_grace_though_another_has_ended(
+def test_saving_ranks_get_their_grace_period_after_another_ended(
     short_path: Path, warm: str
 ) -> None:
     """Off switch: mpirun hears at once of each rank's end."""
@@ -148,9 +144,7 @@ def test_ranks_that_save_their_state_have_their_grace_though_another_has_ended(
     attempt.nothing_left()
 
 
-def test_an_mpirun_that_cannot_start_is_reported_with_its_words(
-    short_path: Path, warm: str
-) -> None:
+def test_mpirun_start_failure_is_reported_with_its_message(short_path: Path, warm: str) -> None:
     attempt = MpiAttempt.make(short_path, MEET, processes=1)
     attempt.nodes[0].plan["extras"]["command"] = ["mpirun", "--no-such-option"]
     failure = attempt.cause(attempt.start(warm).wait())

@@ -98,7 +98,7 @@ def attempts(
         pytest.param("horovod-gloo", HOROVOD, DEBIANS, id="horovod", marks=needs_horovod),
     ],
 )
-def test_ranks_talk_over_the_network_that_joins_their_nodes(
+def test_ranks_use_the_network_between_their_nodes(
     short_path: Path, backend: str, script: str, leads_to: str
 ) -> None:
     with two_machines(short_path, own_name_leads_to=leads_to) as machines:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), needs_containers]
 
 
 @pytest.mark.parametrize("harm", ["missing", "foreign"])
-def test_a_command_in_an_image_whose_shell_cannot_be_started_fails_once(
+def test_command_fails_once_if_the_image_shell_cannot_start(
     jobs: Jobs, tmp_path: Path, harm: str
 ) -> None:
     """It was taken for a lost host before: tried three times, then held for ever."""

@@ -71,7 +71,7 @@ def on_a_node(
     return found
 
 
-def test_what_was_put_into_a_folder_is_installed_where_no_index_answers(
+def test_packages_in_a_folder_are_installed_without_an_index(
     tmp_path: Path, index: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "offline"
@@ -87,7 +87,7 @@ def test_what_was_put_into_a_folder_is_installed_where_no_index_answers(
     assert {"tiny-tool==1.0", "its-need==1.5"} <= pinned
 
 
-def test_any_other_folder_of_wheels_is_one_of_the_node(
+def test_unmarked_folder_of_wheels_belongs_to_the_node(
     tmp_path: Path, index: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "index" / "requirements.txt"
@@ -96,7 +96,7 @@ def test_any_other_folder_of_wheels_is_one_of_the_node(
         on_a_node(tmp_path, file, monkeypatch)
 
 
-def test_packages_of_conda_travel_with_a_job_and_no_channel_is_asked(
+def test_conda_packages_travel_with_a_job_without_contacting_a_channel(
     tmp_path: Path, index: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = Channel(tmp_path / "original")
@@ -123,7 +123,7 @@ def test_packages_of_conda_travel_with_a_job_and_no_channel_is_asked(
     assert "${RAYJOBS_SOURCES}" in found[0].lock
 
 
-def test_a_damaged_package_of_conda_is_not_put_into_a_folder(tmp_path: Path) -> None:
+def test_damaged_conda_package_is_not_added_to_a_folder(tmp_path: Path) -> None:
     channel = Channel(tmp_path / "original")
     package = channel.add_library("tiny-conda")
     channel.index()
@@ -190,7 +190,7 @@ def ready(folder: Path, workspace: OpenWorkspace, asked: Container) -> ReadyImag
     return found
 
 
-def test_an_image_that_is_damaged_is_not_put_into_a_folder(tmp_path: Path) -> None:
+def test_damaged_image_is_not_added_to_a_folder(tmp_path: Path) -> None:
     oci = oci_folder(tmp_path / "oci", [layer([file("a", b"a")])])
     every = (oci / "blobs/sha256").iterdir()
     (blob,) = [one for one in every if one.read_bytes().startswith(b"\x1f\x8b")]  # of gzip
@@ -201,7 +201,7 @@ def test_an_image_that_is_damaged_is_not_put_into_a_folder(tmp_path: Path) -> No
     assert not list(tmp_path.glob(".vendor-*"))
 
 
-def test_what_cannot_be_fetched_leaves_no_folder(tmp_path: Path, index: list[str]) -> None:
+def test_failed_fetch_leaves_no_folder(tmp_path: Path, index: list[str]) -> None:
     with pytest.raises(PrepareError, match="not-there"):
         vendor(Packages(pip=(*index, "not-there")), tmp_path / "offline")
     by_program = Packages(conda=("a",), channels=("file:///a",), conda_command="micromamba")

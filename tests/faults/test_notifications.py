@@ -138,7 +138,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.workspace.close()
 
 
-def test_each_end_is_told_once_to_who_asked_for_it(place: Place, receiver: Receiver) -> None:
+def test_each_end_notifies_its_subscribers_once(place: Place, receiver: Receiver) -> None:
     good = place.ended(f"{receiver.address}/all", f"failed={receiver.address}/failed")
     bad = place.ended(f"failed={receiver.address}/failed", failed=True)
     place.ended()
@@ -151,7 +151,7 @@ def test_each_end_is_told_once_to_who_asked_for_it(place: Place, receiver: Recei
     assert (engine.SENT, "notified http://127.0.0.1/…") in place.events(good)
 
 
-def test_a_receiver_that_was_away_is_told_by_the_next_life_of_the_target(
+def test_unreachable_receiver_is_notified_by_the_restarted_target(
     place: Place, receiver: Receiver
 ) -> None:
     receiver.status = 503
@@ -164,16 +164,14 @@ def test_a_receiver_that_was_away_is_told_by_the_next_life_of_the_target(
     assert body["id"] == job.id and key
 
 
-def test_a_target_that_dies_before_it_sends_is_followed_by_one_that_does(
-    place: Place, receiver: Receiver
-) -> None:
+def test_restarted_target_sends_pending_notifications(place: Place, receiver: Receiver) -> None:
     job = place.ended(receiver.address)
     assert [due.job for due in engine._look(place.store, "local")] == [job.id]  # and dies here
     place.notify(lambda: bool(receiver.got) and not place.due)
     assert [body["id"] for _, _, body in receiver.got] == [job.id]
 
 
-def test_a_death_between_writing_and_reading_on_loses_nothing(
+def test_target_death_between_writing_and_reading_loses_nothing(
     place: Place, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = place.ended(receiver.address)
@@ -190,7 +188,7 @@ def test_a_death_between_writing_and_reading_on_loses_nothing(
 
 
 @pytest.mark.parametrize("status", [200, 503])
-def test_a_death_after_a_try_repeats_its_event_and_loses_none(
+def test_target_death_after_a_try_repeats_its_event_and_loses_none(
     place: Place, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     receiver.status = status
@@ -209,7 +207,7 @@ def test_a_death_after_a_try_repeats_its_event_and_loses_none(
     assert len({key for _, key, _ in receiver.got}) == 1
 
 
-def test_a_receiver_that_hangs_keeps_nobody_waiting(place: Place, receiver: Receiver) -> None:
+def test_hanging_receiver_delays_no_other(place: Place, receiver: Receiver) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
         hung = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         for _ in range(12):
@@ -244,7 +242,7 @@ def test_a_receiver_that_hangs_keeps_nobody_waiting(place: Place, receiver: Rece
 
 
 @pytest.mark.parametrize("status", [301, 307, 404, 500])
-def test_what_is_not_taken_is_tried_again_and_given_up_after_days(
+def test_rejected_notification_is_retried_and_dropped_after_days(
     place: Place, receiver: Receiver, status: int
 ) -> None:
     receiver.status = status
@@ -257,7 +255,7 @@ def test_what_is_not_taken_is_tried_again_and_given_up_after_days(
     assert receiver.got == []
 
 
-def test_a_receiver_that_does_not_speak_http_is_given_up_too(place: Place) -> None:
+def test_receiver_that_does_not_speak_http_is_dropped(place: Place) -> None:
     class Other(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             self.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n")
@@ -274,7 +272,7 @@ def test_a_receiver_that_does_not_speak_http_is_given_up_too(place: Place) -> No
     assert place.events(job)[-1][0] == engine.NOT_SENT
 
 
-def test_what_fails_in_a_way_that_was_not_foreseen_blocks_no_other(
+def test_unexpected_failure_blocks_no_other_notification(
     place: Place, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = place.ended(receiver.address), place.ended(receiver.address)
@@ -299,7 +297,7 @@ def test_what_fails_in_a_way_that_was_not_foreseen_blocks_no_other(
 
 
 @pytest.mark.parametrize("secret", ["hunter\n2", "hunter 2"])
-def test_a_secret_that_cannot_be_in_an_address_is_shown_nowhere(
+def test_secret_invalid_in_an_address_is_never_shown(
     place: Place, receiver: Receiver, secret: str
 ) -> None:
     job = place.ended(f"{receiver.address}/$RAYJOBS_SECRET_HOOK")
@@ -309,7 +307,7 @@ def test_a_secret_that_cannot_be_in_an_address_is_shown_nowhere(
     assert "hunter" not in str(place.events(job))
 
 
-def test_what_is_due_to_a_removed_receiver_is_dropped(place: Place, receiver: Receiver) -> None:
+def test_notifications_for_a_removed_receiver_are_dropped(place: Place, receiver: Receiver) -> None:
     receiver.status = 500
     of_ada = notifications.subscribe(place.store, receiver.address, user="ada", by="ada")
     by_itself, of_user, of_eve = (
@@ -342,7 +340,9 @@ def test_what_is_due_to_a_removed_receiver_is_dropped(place: Place, receiver: Re
     assert engine.NOT_SENT not in {kind for kind, _ in place.events(of_eve)}
 
 
-def test_a_secret_is_filled_in_and_shown_nowhere(place: Place, receiver: Receiver) -> None:
+def test_secret_in_an_address_is_substituted_and_never_shown(
+    place: Place, receiver: Receiver
+) -> None:
     job = place.ended(f"{receiver.address}/$RAYJOBS_SECRET_HOOK/x")
     place.notify(lambda: any(kind == engine.NOT_SENT for kind, _ in place.events(job)))
     assert "target secret set RAYJOBS_SECRET_HOOK" in place.events(job)[-1][1]
@@ -387,7 +387,7 @@ class Mailbox(socketserver.StreamRequestHandler):
         self.wfile.write(text.encode() + b"\r\n")
 
 
-def test_a_mail_is_sent_once_there_is_a_server(place: Place) -> None:
+def test_mail_is_sent_when_a_server_is_available(place: Place) -> None:
     job = place.ended("ada@example.org", failed=True)
     place.notify(lambda: any(kind == engine.NOT_SENT for kind, _ in place.events(job)))
     assert "no mail server" in place.events(job)[-1][1]
@@ -419,7 +419,7 @@ def test_a_name_with_a_line_feed_is_mailed_in_one_line(place: Place) -> None:
     assert f"Subject: a b completed ({job.id})" in mail.replace("\r\n ", " ")
 
 
-def test_a_mail_server_whose_port_cannot_be_one_is_given_up(place: Place) -> None:
+def test_mail_server_with_an_invalid_port_is_dropped(place: Place) -> None:
     with pytest.raises(UsageError, match="is not smtp"):
         notifications.mailer_of("smtp://127.0.0.1:99999", "robot@example.org")
     earlier = notifications.Mailer(server="smtp://127.0.0.1:99999", sender="robot@example.org")
@@ -432,6 +432,6 @@ def test_a_mail_server_whose_port_cannot_be_one_is_given_up(place: Place) -> Non
 @pytest.mark.parametrize(
     "text", ["here", "ftp://host/x", "https://ada:pw@host/", "x@y z", "failed=", "http:///x"]
 )
-def test_what_is_no_receiver_is_refused_at_the_submit(text: str) -> None:
+def test_invalid_receiver_is_refused_at_submit(text: str) -> None:
     with pytest.raises(SpecError, match=r"web address|stored with the job"):
         JobSpec(command="true", notify=(text,))

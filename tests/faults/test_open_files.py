@@ -74,7 +74,7 @@ def _run(code: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_ours_have_the_hard_limit_and_a_rank_what_its_user_had() -> None:
+def test_rayjobs_processes_have_the_hard_limit_and_ranks_the_users_limit() -> None:
     assert json.loads(_run(RAISES)) == [[300, 300], [64, 300]]
 
 
@@ -89,7 +89,7 @@ def test_a_rank_starts_with_the_soft_limit_of_its_user(
 
 
 @pytest.mark.parametrize(("how", "answer"), [("frees", "alive"), ("stays", "unknown True")])
-def test_a_process_is_not_dead_because_nothing_can_be_opened(how: str, answer: str) -> None:
+def test_process_is_not_considered_dead_without_open_files(how: str, answer: str) -> None:
     assert _run(FULL, how) == answer
 
 
@@ -97,7 +97,7 @@ def _cannot_open(*_arguments: object, **_more: object) -> object:
     raise OSError(24, os.strerror(24))
 
 
-def test_a_snapshot_is_not_missing_because_nothing_can_be_opened(
+def test_snapshot_is_not_considered_missing_without_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = NodeSnapshots(tmp_path)
@@ -109,7 +109,7 @@ def test_a_snapshot_is_not_missing_because_nothing_can_be_opened(
         shared._is_whole(key)
 
 
-def test_an_attempt_has_not_ended_unheard_because_nothing_can_be_opened(
+def test_attempt_is_not_considered_ended_without_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openfiles.patiently, "__defaults__", (0.0,))

@@ -33,7 +33,7 @@ def workspace(short_path: Path) -> Iterator[OpenWorkspace]:
 
 @pytest.mark.storage
 @pytest.mark.parametrize("harm", ["503", "cut_request"])
-def test_what_storage_refuses_stays_on_the_node_until_it_is_stored(
+def test_refused_outputs_stay_on_the_node_until_they_are_stored(
     s3_server: S3Server,  # noqa: F811
     workspace: OpenWorkspace,
     tmp_path: Path,
@@ -83,7 +83,7 @@ def test_what_storage_refuses_stays_on_the_node_until_it_is_stored(
 
 
 @pytest.mark.parametrize("refusals", [2, 1000])
-def test_a_job_that_ended_well_fails_as_storage_only_when_storage_refuses_for_good(
+def test_successful_job_fails_as_storage_only_on_a_permanent_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
 ) -> None:
     monkeypatch.setattr(record, "STORE_PAUSE_S", 0.001)
@@ -118,7 +118,7 @@ def test_a_job_that_ended_well_fails_as_storage_only_when_storage_refuses_for_go
 
 
 @pytest.mark.parametrize("ends_by", ["answer", "cancel", "time"])
-def test_a_job_waits_for_a_storage_that_does_not_answer(
+def test_job_waits_for_unresponsive_storage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_by: str
 ) -> None:
     monkeypatch.setattr(record, "STORE_PAUSE_S", 0.001)
@@ -190,7 +190,7 @@ def test_a_job_whose_outputs_would_replace_others_fails_once_and_keeps_them(
     play(scene, tmp_path)
 
 
-def test_a_storage_that_is_restarted_costs_its_jobs_only_time(
+def test_restarted_storage_only_delays_its_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "OUTAGE_FIRST_PAUSE_S", 0.001)
@@ -215,9 +215,7 @@ def test_a_storage_that_is_restarted_costs_its_jobs_only_time(
     play(scene, tmp_path)
 
 
-def test_a_pin_that_is_not_written_is_written_again(
-    workspace: OpenWorkspace, tmp_path: Path
-) -> None:
+def test_failed_pin_is_written_again(workspace: OpenWorkspace, tmp_path: Path) -> None:
     """Other jobs read what the pin names: an output without one counts as not stored."""
     root = tmp_path / "attempt"
     root.mkdir()

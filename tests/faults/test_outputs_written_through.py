@@ -82,7 +82,7 @@ def stored(written: Written) -> dict[str, int]:
     return {file.path.removeprefix("models/"): file.size for file in files}
 
 
-def test_what_was_written_is_stored_while_the_script_runs_and_seen_by_the_next_attempt(
+def test_files_are_stored_during_the_run_and_visible_to_the_next_attempt(
     written: Written,
 ) -> None:
     folder = written.attempt()
@@ -98,7 +98,7 @@ def test_what_was_written_is_stored_while_the_script_runs_and_seen_by_the_next_a
     assert stored(written) == {"step-2.pt": 5}
 
 
-def test_a_storage_that_is_down_is_noted_once_and_gets_everything_later(
+def test_storage_outage_is_noted_once_and_everything_is_stored_later(
     written: Written, proxy: Proxy
 ) -> None:
     folder = written.attempt()
@@ -136,7 +136,7 @@ def test_files_that_a_failed_attempt_could_not_store_are_named_and_kept(
     assert (folder / "last.pt").read_text() == "last"
 
 
-def test_a_sync_that_is_overtaken_by_the_end_of_its_attempt_removes_nothing(
+def test_sync_overtaken_by_the_end_of_its_attempt_removes_nothing(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = written.attempt()
@@ -155,7 +155,7 @@ def test_a_sync_that_is_overtaken_by_the_end_of_its_attempt_removes_nothing(
     assert stored(written) == {"a.pt": 3}
 
 
-def test_the_end_of_an_attempt_waits_for_a_sync_and_none_begins_after_it(
+def test_end_of_an_attempt_waits_for_a_sync_and_prevents_later_ones(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = written.attempt()
@@ -187,7 +187,7 @@ def test_the_end_of_an_attempt_waits_for_a_sync_and_none_begins_after_it(
     assert stored(written) == {"a.pt": 3}
 
 
-def test_a_good_end_stores_the_rest_and_says_where(written: Written) -> None:
+def test_successful_end_stores_the_rest_and_reports_the_destination(written: Written) -> None:
     folder = written.attempt()
     (folder / "last.pt").write_text("last")
     assert written.node.store_outputs(written.root, written.workspace, note=written.note) == []

@@ -87,7 +87,7 @@ def submit_chain(jobs: Jobs, folder: Path, *names: str) -> Chain:
     return Chain(run, rows, turns, ledger)
 
 
-def test_an_actor_that_dies_between_steps_repeats_and_loses_none(
+def test_actor_killed_between_steps_repeats_and_loses_no_step(
     jobs: Jobs, local_target: LocalTarget, tmp_path: Path
 ) -> None:
     chain = submit_chain(jobs, tmp_path, "first", "second", "third")

@@ -124,9 +124,7 @@ def chain(
     return Chain(jobs, server, aws_profile, tmp_path)
 
 
-def test_a_storage_that_is_killed_and_comes_back_costs_a_pipeline_only_time(
-    chain: Chain, tmp_path: Path
-) -> None:
+def test_killed_storage_that_returns_only_delays_a_pipeline(chain: Chain, tmp_path: Path) -> None:
     chain.submit()
     chain.jobs.wait(chain.step("first"), JobState.RUNNING)
     chain.server.kill()

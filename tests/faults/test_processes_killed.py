@@ -86,7 +86,7 @@ def only_agent(local_target: LocalTarget) -> list[int]:
     return found if len(found) == 1 else []
 
 
-def test_an_actor_whose_workspace_another_one_claimed(
+def test_actor_stops_when_another_claims_its_workspace(
     jobs: Jobs, local_target: LocalTarget
 ) -> None:
     waiting = Waiting(jobs)
@@ -100,7 +100,7 @@ def test_an_actor_whose_workspace_another_one_claimed(
     assert actor_pid(local_target) != old
 
 
-def test_a_cancel_while_the_actor_is_away(jobs: Jobs, local_target: LocalTarget) -> None:
+def test_cancel_during_an_actor_outage(jobs: Jobs, local_target: LocalTarget) -> None:
     waiting = Waiting(jobs)
     old = actor_pid(local_target)
     os.kill(old, signal.SIGSTOP)
@@ -110,7 +110,7 @@ def test_a_cancel_while_the_actor_is_away(jobs: Jobs, local_target: LocalTarget)
     jobs.nothing_left(waiting.job)
 
 
-def test_an_end_while_the_actor_is_away(jobs: Jobs, local_target: LocalTarget) -> None:
+def test_job_end_during_an_actor_outage(jobs: Jobs, local_target: LocalTarget) -> None:
     waiting = Waiting(jobs)
     root = jobs.root(waiting.job)
     old = actor_pid(local_target)
@@ -122,7 +122,7 @@ def test_an_end_while_the_actor_is_away(jobs: Jobs, local_target: LocalTarget) -
     assert done.attempt == 1
 
 
-def test_a_deadline_while_the_actor_is_away(jobs: Jobs, local_target: LocalTarget) -> None:
+def test_deadline_during_an_actor_outage(jobs: Jobs, local_target: LocalTarget) -> None:
     waiting = Waiting(jobs, max_duration_s=3.0)
     root = jobs.root(waiting.job)
     old = actor_pid(local_target)
@@ -144,9 +144,7 @@ def has_ended(jobs: Jobs, job: Job, root: Path) -> bool:
     return bool(jobs.store.attempts(job.id)[-1].exits) or jobs.job(job).state.is_final
 
 
-def test_a_control_service_that_does_not_answer_costs_no_job(
-    jobs: Jobs, local_target: LocalTarget
-) -> None:
+def test_unresponsive_control_service_fails_no_job(jobs: Jobs, local_target: LocalTarget) -> None:
     """Whatever the target asks of Ray hangs: the job that runs is healthy, and is left alone."""
     waiting = Waiting(jobs)
     root = jobs.root(waiting.job)

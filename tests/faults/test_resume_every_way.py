@@ -61,7 +61,7 @@ def submit(jobs: Jobs, history_file: Path, **spec: object) -> Job:
     return job
 
 
-def test_a_job_that_met_its_deadline_is_resumed_by_hand(jobs: Jobs, tmp_path: Path) -> None:
+def test_job_ended_by_its_time_limit_is_resumed_manually(jobs: Jobs, tmp_path: Path) -> None:
     history_file = tmp_path / "history"
     job = submit(jobs, history_file, max_duration_s=8.0)
     ended = jobs.wait(job, JobState.FAILED)
@@ -90,7 +90,7 @@ def own_jobs(short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     targets.stop_target(force=True, home=short_path / "h")
 
 
-def test_a_job_goes_on_after_the_whole_ray_head_was_killed(own_jobs: Jobs, tmp_path: Path) -> None:
+def test_job_continues_after_the_ray_head_was_killed(own_jobs: Jobs, tmp_path: Path) -> None:
     jobs, history_file = own_jobs, tmp_path / "history"
     job = submit(jobs, history_file)
     jobs.wait(job, JobState.RUNNING)

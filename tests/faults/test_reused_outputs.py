@@ -34,26 +34,26 @@ def damaged(played: Played, text: bytes | None) -> PlannedRun:
     return played.submit()
 
 
-def test_an_output_that_is_missing_is_made_again(played: Played) -> None:
+def test_missing_output_is_recreated(played: Played) -> None:
     run = damaged(played, None)
     assert reused(run) == []
     assert "its output 'clean' has changed" in decisions(run)["prep"]
     assert "is missing" in decisions(run)["prep"]
 
 
-def test_an_output_that_was_cut_short_is_made_again(played: Played) -> None:
+def test_truncated_output_is_recreated(played: Played) -> None:
     run = damaged(played, b"prep")
     assert reused(run) == []
     assert "has 4 bytes instead of" in decisions(run)["prep"]
 
 
-def test_an_output_that_was_written_again_is_made_again(played: Played) -> None:
+def test_overwritten_output_is_recreated(played: Played) -> None:
     run = damaged(played, b"prep MADE clean")
     assert reused(run) == []
     assert "was overwritten" in decisions(run)["prep"]
 
 
-def test_an_older_whole_output_is_taken_instead_of_a_damaged_one(played: Played) -> None:
+def test_older_complete_output_replaces_a_damaged_one(played: Played) -> None:
     first = played.run()
     second = played.run(regenerate=True)
     played.stored(second.steps[0].job_id, "clean").unlink()
@@ -68,7 +68,7 @@ def test_a_job_that_was_pruned_is_not_reused(played: Played) -> None:
     assert reused(run) == []
 
 
-def test_an_original_that_goes_during_the_submit_writes_nothing(
+def test_original_removed_during_submit_writes_nothing(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = played.run()
@@ -99,9 +99,7 @@ def test_an_unfinished_consumer_keeps_its_producer_from_being_pruned(played: Pla
     assert played.store.prune_records([first.steps[1].job_id]) != frozenset()
 
 
-def test_a_storage_that_is_down_lets_the_step_run(
-    played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_runs_when_storage_is_down(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     played.run()
 
     def down(_record: object) -> object:

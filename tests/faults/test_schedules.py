@@ -23,7 +23,7 @@ from tests.support.local_target import LocalTarget
 pytestmark = pytest.mark.ray
 
 
-def test_a_schedule_that_fell_due_while_nothing_ran_runs_once(
+def test_schedule_due_during_downtime_runs_once(
     jobs: Jobs, local_target: LocalTarget, tmp_path: Path
 ) -> None:
     (tmp_path / "src").mkdir()

@@ -23,7 +23,7 @@ __all__ = ["world"]
 ENSURE = timekeeper.ensure  # `world` puts another one in its place
 
 
-def test_a_store_that_another_process_has_locked_is_asked_again(
+def test_locked_store_is_retried(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -44,7 +44,7 @@ def test_a_store_that_another_process_has_locked_is_asked_again(
     assert world.row(one).next_at == due + timedelta(hours=1)
 
 
-def test_a_storage_that_is_down_delays_a_schedule_of_changed_data(
+def test_storage_outage_delays_a_data_schedule(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_storage_that_is_down_delays_a_schedule_of_changed_data(
     assert [done.run] == world.runs
 
 
-def test_a_late_run_says_what_it_waited_for(
+def test_late_run_reports_what_it_waited_for(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -93,7 +93,7 @@ def looked(home: Path) -> float | None:
     return timekeeper.look(home)
 
 
-def test_a_workspace_on_a_disk_that_is_not_mounted_keeps_its_schedules(
+def test_workspace_on_an_unmounted_disk_keeps_its_schedules(
     world: World,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -119,7 +119,7 @@ def test_a_workspace_on_a_disk_that_is_not_mounted_keeps_its_schedules(
     away.rename(path)
 
 
-def test_a_schedule_that_is_made_while_the_timekeeper_looks_is_not_forgotten(
+def test_schedule_created_during_a_timekeeper_scan_is_kept(
     world: World,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -138,7 +138,7 @@ def test_a_schedule_that_is_made_while_the_timekeeper_looks_is_not_forgotten(
     assert [*timekeeper.registered(home).values()] == [path]
 
 
-def test_a_schedule_that_is_made_while_the_timekeeper_ends_is_kept(
+def test_schedule_created_while_the_timekeeper_ends_is_kept(
     world: World,
     tmp_path: Path,
 ) -> None:
@@ -167,7 +167,7 @@ print(len(turns))
     assert done.stdout.split() == ["2"]
 
 
-def test_a_timekeeper_that_was_killed_is_started_again(
+def test_killed_timekeeper_is_restarted(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = world.schedule()

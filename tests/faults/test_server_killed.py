@@ -117,7 +117,7 @@ def test_an_upload_continues_on_the_next_server(
     assert [one.digest for one in done] == [f"sha256:{hashlib.sha256(data).hexdigest()}"]
 
 
-def test_an_answer_that_breaks_off_is_asked_for_again(
+def test_interrupted_response_is_requested_again(
     client: OpenWorkspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server is killed between the head of an answer and its body: of each one, once."""
@@ -141,7 +141,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(
     assert len(reads) >= 10  # begin, piece and end of the upload, size and piece of the download
 
 
-def test_a_submit_whose_answer_was_lost_is_one_job(
+def test_submit_with_a_lost_response_creates_one_job(
     client: OpenWorkspace,
     workspace: OpenWorkspace,
     server: Server,

@@ -81,7 +81,7 @@ def test_a_submit_is_repeated_until_the_store_is_back(
     assert len(served.workspace.store.job_lines()) == 1
 
 
-def test_a_store_that_stays_away_is_named(
+def test_unavailable_store_is_named(
     served: Served, store_away: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
@@ -102,7 +102,7 @@ AWAY = (
 )
 
 
-def test_users_are_not_shown_where_a_store_is_that_is_away(
+def test_address_of_an_unavailable_store_is_hidden_from_users(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
@@ -128,7 +128,7 @@ def test_users_are_not_shown_where_a_store_is_that_is_away(
     assert any("503" in line and "10.1.2.3" in line for line in lines)
 
 
-def test_a_change_that_may_have_been_made_is_not_repeated_when_the_store_goes_away(
+def test_uncertain_change_is_not_repeated_after_a_store_outage(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []
@@ -144,7 +144,7 @@ def test_a_change_that_may_have_been_made_is_not_repeated_when_the_store_goes_aw
     assert len(tries) == 1
 
 
-def test_a_person_is_told_which_storage_a_server_waits_for(
+def test_user_sees_which_storage_the_server_waits_for(
     served: Served, store_away: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
@@ -160,7 +160,7 @@ def test_a_person_is_told_which_storage_a_server_waits_for(
     assert note.endswith("it answered 503 Service Unavailable: the store cannot be reached")
 
 
-def test_followed_logs_and_events_outlast_a_store_that_is_away(
+def test_followed_logs_and_events_survive_a_store_outage(
     served: Served, store_away: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PATIENCE_S", 0.0)
@@ -221,7 +221,7 @@ def asked_at_once(served: Served, number: int, verb: str, path: str, **more: Any
         one.join(LONGEST_S)
 
 
-def test_storage_that_hangs_leaves_threads_for_others(
+def test_hanging_storage_leaves_threads_for_other_requests(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PATIENCE_S", 0.0)
@@ -246,7 +246,7 @@ def test_storage_that_hangs_leaves_threads_for_others(
         is_back.set()
 
 
-def test_a_large_body_is_read_while_others_are_served(
+def test_large_body_does_not_block_other_requests(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PATIENCE_S", 0.0)
@@ -271,7 +271,7 @@ def test_a_large_body_is_read_while_others_are_served(
         is_read.set()
 
 
-def test_a_question_has_a_smaller_limit_than_a_change(served: Served) -> None:
+def test_read_request_has_a_smaller_body_limit_than_a_change(served: Served) -> None:
     body = b'{"jobs": ["' + b"x" * (2 << 20) + b'"]}'
     with pytest.raises(UsageError, match="at most 1048576 bytes"):
         served.connection().whole("POST", "/v1/jobs:states", data=body)
@@ -304,7 +304,7 @@ def test_threads_share_a_connection(served: Served) -> None:
         (200, "<html>", "with JSON"),
     ],
 )
-def test_what_is_no_server_of_rayjobs_is_named(status: int, text: str, message: str) -> None:
+def test_server_of_another_kind_is_named(status: int, text: str, message: str) -> None:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)

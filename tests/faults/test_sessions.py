@@ -89,7 +89,9 @@ def stop(attempt: Attempt) -> None:
 
 @needs_containers
 @pytest.mark.parametrize("terminal", ["", "xterm"])
-def test_in_a_container_it_is_beside_the_rank(short_path: Path, image: Path, terminal: str) -> None:
+def test_session_runs_in_the_container_of_the_rank(
+    short_path: Path, image: Path, terminal: str
+) -> None:
     attempt = in_image(Attempt.make(short_path, WAITS), image).start_cold()
     attempt.printed("ready")
     code = "import os; print(open('/etc/os-release').read(), open('here').read(), os.getpid() > 1)"
@@ -125,7 +127,7 @@ def test_a_session_that_ignores_signals_ends_with_the_ranks(short_path: Path) ->
     assert attempt.members() == []
 
 
-def test_a_client_that_is_silent_loses_its_process(short_path: Path) -> None:
+def test_process_of_a_silent_client_is_ended(short_path: Path) -> None:
     attempt = Attempt.make(short_path, WAITS).start_cold()
     attempt.printed("ready")
 
@@ -143,7 +145,7 @@ def test_a_client_that_is_silent_loses_its_process(short_path: Path) -> None:
     stop(attempt)
 
 
-def test_requests_whose_answers_were_lost_are_repeated_without_harm(short_path: Path) -> None:
+def test_requests_with_lost_responses_are_repeated_safely(short_path: Path) -> None:
     attempt = Attempt.make(short_path, WAITS).start_cold()
     attempt.printed("ready")
 
@@ -179,7 +181,7 @@ def test_a_port_of_another_program_is_refused(short_path: Path) -> None:
     stop(attempt)
 
 
-def test_a_process_that_is_not_read_waits_and_loses_nothing(short_path: Path) -> None:
+def test_unread_process_waits_and_loses_no_output(short_path: Path) -> None:
     attempt = Attempt.make(short_path, WAITS).start_cold()
     attempt.printed("ready")
     size = 8 << 20

@@ -120,7 +120,7 @@ def test_a_crafted_archive_is_refused_whole(place: Path, name: str) -> None:
     assert_refused(place, stored(place / "archive", plain_tar(harmless + REFUSED[name])))
 
 
-def test_the_same_archive_without_the_craft_is_unpacked(place: Path) -> None:
+def test_unmodified_archive_is_unpacked(place: Path) -> None:
     members = [folder("d"), member("d/run", b"x", mode=0o4777), link("l", "d/run")]
     digest = stored(place / "archive", plain_tar(members))
     unpack(place / "archive", digest, place / "node" / "tree", limits=LIMITS)

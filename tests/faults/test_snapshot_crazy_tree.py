@@ -71,7 +71,7 @@ def crazy(short_path: Path) -> Path:
     return root
 
 
-def test_it_is_packed_without_hanging_and_says_what_it_left_out(
+def test_pathological_tree_is_packed_and_omissions_are_reported(
     crazy: Path, tmp_path: Path
 ) -> None:
     blobs = FolderBlobs(tmp_path / "blobs")
@@ -110,7 +110,7 @@ def test_a_huge_file_is_refused_by_its_size_alone(crazy: Path, tmp_path: Path) -
         packed(crazy, FolderBlobs(tmp_path / "blobs"))
 
 
-def test_a_tree_far_above_the_limit_is_not_walked_to_its_end(
+def test_tree_far_above_the_limit_is_not_walked_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder in range(20):
@@ -122,7 +122,7 @@ def test_a_tree_far_above_the_limit_is_not_walked_to_its_end(
 
 
 @pytest.mark.parametrize("named", ["script.py", "socket", "null", "a"])
-def test_an_entry_script_that_is_no_file_is_refused(
+def test_entry_script_that_is_not_a_file_is_refused(
     crazy: Path, tmp_path: Path, named: str
 ) -> None:
     with pytest.raises(SnapshotError, match="plain file"):

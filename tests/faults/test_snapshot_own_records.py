@@ -64,20 +64,18 @@ CODE = {"train.py", "pkg/model.py"}
 
 
 @pytest.mark.parametrize("name", ["ws", "pkg/deep/records of mine", ".rayjobs"])
-def test_a_workspace_is_left_out_by_what_it_is(
-    source: Path, packed: FolderBlobs, name: str
-) -> None:
+def test_workspace_is_excluded_by_its_content(source: Path, packed: FolderBlobs, name: str) -> None:
     make_workspace(source / name)
     assert packed_files(source, packed) == CODE
 
 
-def test_no_line_brings_a_workspace_back(source: Path, packed: FolderBlobs) -> None:
+def test_no_ignore_line_includes_a_workspace(source: Path, packed: FolderBlobs) -> None:
     make_workspace(source / "ws")
     (source / ".rayjobsignore").write_text("!ws/\n!ws/store.db\n!/ws/**\n")
     assert packed_files(source, packed) == {*CODE, ".rayjobsignore"}
 
 
-def test_a_home_is_left_out_by_what_it_is(source: Path, packed: FolderBlobs) -> None:
+def test_home_is_excluded_by_its_content(source: Path, packed: FolderBlobs) -> None:
     make_home(source / "pkg" / "cluster")
     assert packed_files(source, packed) == CODE
 
@@ -119,9 +117,7 @@ def test_the_token_of_a_target_is_left_out_wherever_it_was_copied(
     assert packed_files(source, packed) == CODE
 
 
-def test_a_file_that_is_called_a_token_and_is_one_is_left_out(
-    source: Path, packed: FolderBlobs
-) -> None:
+def test_file_named_and_formatted_as_a_token_is_excluded(source: Path, packed: FolderBlobs) -> None:
     (source / "auth_token").write_text("ab12" * 16)
     assert packed_files(source, packed) == CODE
 
@@ -160,7 +156,7 @@ def test_a_source_that_is_a_home_itself_packs_the_code_alone(
     assert packed_files(source, packed) == CODE
 
 
-def test_what_is_left_out_is_named_with_what_it_is(source: Path) -> None:
+def test_exclusions_are_named_with_their_kind(source: Path) -> None:
     make_workspace(source / "ws")
     make_home(source / "home")
     (warning,) = survey(source).warnings
@@ -168,7 +164,7 @@ def test_what_is_left_out_is_named_with_what_it_is(source: Path) -> None:
     assert "home/ (a RAYJOBS_HOME)" in warning
 
 
-def test_a_survey_finds_what_a_pack_would_and_writes_nothing(
+def test_survey_matches_a_pack_and_writes_nothing(
     source: Path, packed: FolderBlobs, tmp_path: Path
 ) -> None:
     make_workspace(source / "ws")

@@ -45,7 +45,7 @@ def archived(source: Path, blobs: FolderBlobs) -> tuple[Snapshot, bytes]:
     return snapshot, content
 
 
-def test_no_decoy_is_in_the_archive_and_each_is_named(source: Path, tmp_path: Path) -> None:
+def test_secrets_are_excluded_and_each_is_named(source: Path, tmp_path: Path) -> None:
     snapshot, content = archived(source, FolderBlobs(tmp_path / "blobs"))
     assert CANARY.encode() not in content
     files = {entry.path for entry in snapshot.manifest if entry.kind == "file"}
@@ -58,7 +58,7 @@ def test_no_decoy_is_in_the_archive_and_each_is_named(source: Path, tmp_path: Pa
     assert ".env" in warning
 
 
-def test_one_that_is_wanted_is_brought_back_alone(source: Path, tmp_path: Path) -> None:
+def test_only_the_requested_secret_file_is_included(source: Path, tmp_path: Path) -> None:
     (source / ".rayjobsignore").write_text("!server.pem\n")
     snapshot, content = archived(source, FolderBlobs(tmp_path / "blobs"))
     assert content.count(CANARY.encode()) == 1
@@ -76,7 +76,7 @@ def test_one_that_is_wanted_is_brought_back_alone(source: Path, tmp_path: Path) 
         "token: ghp_" + "a1" * 18,
     ],
 )
-def test_a_key_within_a_file_is_warned_of_without_being_shown(tmp_path: Path, content: str) -> None:
+def test_key_inside_a_file_causes_a_warning_without_its_value(tmp_path: Path, content: str) -> None:
     source = tmp_path / "plain"
     source.mkdir()
     (source / "settings.txt").write_text(f"x = 1\n{content}\n")
@@ -86,7 +86,7 @@ def test_a_key_within_a_file_is_warned_of_without_being_shown(tmp_path: Path, co
     assert content[-10:] not in warning
 
 
-def test_a_key_within_a_file_is_warned_of_again_when_nothing_changed(
+def test_key_inside_an_unchanged_file_causes_the_warning_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayjobs.snapshots.stat_cache.SETTLED_NS", -(10**15))
@@ -102,7 +102,7 @@ def test_a_key_within_a_file_is_warned_of_again_when_nothing_changed(
     assert not snapshot.is_new
 
 
-def test_reading_the_archive_back_finds_plain_tar(source: Path, tmp_path: Path) -> None:
+def test_archive_is_plain_tar(source: Path, tmp_path: Path) -> None:
     import tarfile
 
     snapshot, content = archived(source, FolderBlobs(tmp_path / "blobs"))

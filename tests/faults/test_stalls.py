@@ -52,7 +52,7 @@ time.sleep(20)
 
 
 @pytest.mark.parametrize("kind", ["warm", "cold"])
-def test_silence_ends_an_attempt_and_the_odd_rank_is_named(
+def test_silence_ends_an_attempt_and_the_deviating_rank_is_named(
     short_path: Path, warm: str, kind: str
 ) -> None:
     hangs = Attempt.make(short_path, HANGS, ranks=3, stall_timeout_s=5.0, grace_s=0.5)
@@ -69,7 +69,7 @@ def test_silence_ends_an_attempt_and_the_odd_rank_is_named(
     assert "rank 1 is at train.py:8 in compute_for_ever" in failure.message
 
 
-def test_a_stopped_rank_is_a_stall_although_another_one_talks(short_path: Path, warm: str) -> None:
+def test_stopped_rank_is_a_stall_although_another_rank_prints(short_path: Path, warm: str) -> None:
     talks = Attempt.make(short_path, TALKS, ranks=2, stall_timeout_s=3.0, grace_s=0.5).start(warm)
     talks.printed("up", rank=1)
     os.kill(talks.status()["ranks"][1]["pid"], signal.SIGSTOP)
@@ -81,7 +81,7 @@ def test_a_stopped_rank_is_a_stall_although_another_one_talks(short_path: Path, 
 
 
 @pytest.mark.parametrize("kind", ["warm", "cold"])
-def test_a_rank_tells_its_stacks_itself_where_no_one_may_look(
+def test_rank_dumps_its_own_stacks_without_ptrace(
     short_path: Path, warm: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = Attempt.make(short_path, HANGS, ranks=2, stall_timeout_s=600.0)
@@ -134,7 +134,7 @@ def entry(rank: int, **more: Any) -> RankStack:
         ([], []),
     ],
 )
-def test_the_odd_one_out(ranks: list[RankStack], odd: list[int]) -> None:
+def test_rank_with_a_different_stack_is_identified(ranks: list[RankStack], odd: list[int]) -> None:
     assert stacks.odd_ones(ranks)[0] == odd
 
 
@@ -162,7 +162,7 @@ def test_a_host_whose_raylet_has_ended_does_not_wait_for_its_lease(
     assert record["outcome"] == "lease_lost" and "raylet" in record["reason"]
 
 
-def test_a_renewal_that_comes_late_prolongs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_renewal_does_not_extend_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(lease, "boot_clock_s", lambda: now[0])
     held = Lease(90.0)
@@ -181,7 +181,7 @@ def test_a_renewal_that_comes_late_prolongs_nothing(monkeypatch: pytest.MonkeyPa
     assert Lease(None).why_over() is None
 
 
-def test_the_silence_of_a_node_is_no_stall_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_node_does_not_stall_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(stall, "boot_clock_s", lambda: now[0])
     watch = stall.StallWatch(5.0, is_alone=False)

@@ -112,7 +112,7 @@ def test_the_ranks_of_a_stopped_host_have_their_grace(short_path: Path, warm: st
 
 
 @pytest.mark.parametrize("later_s", [0.0, 0.4])  # the ranks are still there; its node ended them
-def test_a_host_that_goes_on_within_the_grace_ends_its_attempt_itself(
+def test_host_resumed_within_the_grace_ends_its_attempt(
     short_path: Path, warm: str, later_s: float
 ) -> None:
     attempt = Attempt.make(short_path, SLEEPS).start(warm)
@@ -130,7 +130,7 @@ def test_a_host_that_goes_on_within_the_grace_ends_its_attempt_itself(
     assert not (attempt.root / exitrecord.OUTCOME).exists()
 
 
-def test_a_host_that_answers_is_left_alone(short_path: Path, warm: str) -> None:
+def test_responsive_host_is_not_overridden(short_path: Path, warm: str) -> None:
     attempt = Attempt.make(short_path, SLEEPS).start(warm)
     attempt.printed("up")
 
@@ -188,7 +188,7 @@ time.sleep(0.1)
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(0, "completed"), (9, "failed")])
-def test_an_end_is_final_though_the_host_is_killed_while_it_ends_daemons(
+def test_outcome_is_final_if_the_host_is_killed_while_ending_daemons(
     short_path: Path, warm: str, code: int, outcome: str
 ) -> None:
     attempt = Attempt.make(short_path, f"{LEAVES}\nos._exit({code})\n").start(warm)
@@ -202,7 +202,7 @@ def test_an_end_is_final_though_the_host_is_killed_while_it_ends_daemons(
     assert not find_leftovers(attempt.marker)
 
 
-def test_a_restarted_target_learns_of_that_end(short_path: Path, warm: str) -> None:
+def test_restarted_target_reads_the_kept_outcome(short_path: Path, warm: str) -> None:
     attempt = Attempt.make(short_path, LEAVES).start(warm)
     until((attempt.root / exitrecord.OUTCOME).exists, "the outcome is kept", 30.0)
     assert attempt.identity is not None
@@ -217,7 +217,7 @@ def test_a_restarted_target_learns_of_that_end(short_path: Path, warm: str) -> N
     assert found.exit is not None and found.exit.outcome is Outcome.COMPLETED
 
 
-def test_an_outcome_of_another_attempt_counts_for_nothing(tmp_path: Path) -> None:
+def test_outcome_of_another_attempt_is_ignored(tmp_path: Path) -> None:
     known = ExitRecord(job="j", attempt=1, node=0, marker="a", outcome=Outcome.COMPLETED)
     exitrecord.write_outcome(str(tmp_path), known)
     assert exitrecord.has_outcome(str(tmp_path), "a")

@@ -77,7 +77,7 @@ def test_a_server_that_refuses_is_unavailable(backend: S3Backend, proxy: Proxy) 
         backend.check()
 
 
-def test_a_server_that_hangs_is_unavailable_and_does_not_hang_us(
+def test_hanging_server_is_unavailable_and_blocks_nothing(
     backend: S3Backend, proxy: Proxy, cache: NodeCache
 ) -> None:
     entry = entry_of(backend)
@@ -87,9 +87,7 @@ def test_a_server_that_hangs_is_unavailable_and_does_not_hang_us(
     assert not cache.has(entry, backend)
 
 
-def test_a_server_that_is_busy_is_asked_again_and_then_unavailable(
-    backend: S3Backend, proxy: Proxy
-) -> None:
+def test_busy_server_is_retried_and_then_unavailable(backend: S3Backend, proxy: Proxy) -> None:
     proxy.mode = "503"
     before = proxy.connections
     with pytest.raises(DatastoreUnavailable, match="503"):
@@ -148,7 +146,7 @@ def test_an_upload_that_breaks_off_leaves_nothing_or_the_old(
 # --- the bytes ---
 
 
-def test_bytes_that_are_not_the_recorded_ones_are_not_used(
+def test_bytes_with_a_wrong_digest_are_not_used(
     backend: S3Backend, cache: NodeCache, tmp_path: Path
 ) -> None:
     client, prefix = backend.settings.client(), backend.settings.prefix
@@ -173,7 +171,7 @@ def _record(backend: S3Backend) -> datastore.DatastoreRecord:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_bytes_damaged_on_their_way_are_fetched_again(
+def test_bytes_damaged_in_transit_are_fetched_again(
     backend: S3Backend, proxy: Proxy, cache: NodeCache, ours: bool, tmp_path: Path
 ) -> None:
     content = b"MARKER-abcdefgh-MARKER"
@@ -216,7 +214,7 @@ NodeCache(Path(root), spare_bytes=0).ensure(
 """
 
 
-def test_a_fetch_that_is_killed_leaves_nothing_to_be_used(
+def test_killed_fetch_leaves_no_usable_file(
     backend: S3Backend, proxy: Proxy, cache: NodeCache, tmp_path: Path
 ) -> None:
     import json
@@ -264,7 +262,7 @@ def server_of(folder: str) -> int:
     return record.server.pid
 
 
-def test_a_server_that_goes_while_a_mount_is_read_is_the_cause_that_is_reported(
+def test_server_lost_during_a_mount_read_is_the_reported_cause(
     source: DataInput, proxy: Proxy, node: Path, tmp_path: Path
 ) -> None:
     done = materialise(source, None, node, into=tmp_path / "in")
@@ -313,9 +311,7 @@ def test_a_stopped_mount_process_is_reported_and_does_not_hang_the_release(
     assert not is_mounted(Path(done.mount_folder) / "files")
 
 
-def test_a_killed_keeper_does_not_take_the_mount_away(
-    source: DataInput, node: Path, tmp_path: Path
-) -> None:
+def test_killed_keeper_does_not_unmount(source: DataInput, node: Path, tmp_path: Path) -> None:
     done = materialise(source, None, node, into=tmp_path / "in")
     record = MountFolder(Path(done.mount_folder)).read()
     assert record is not None
@@ -329,7 +325,7 @@ def test_a_killed_keeper_does_not_take_the_mount_away(
 
 
 @pytest.mark.parametrize("server_too", [True, False])
-def test_a_mount_left_behind_is_taken_away_at_the_next_start(
+def test_leftover_mount_is_removed_at_the_next_start(
     source: DataInput, node: Path, tmp_path: Path, server_too: bool
 ) -> None:
     owner = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
@@ -355,7 +351,7 @@ def _kill_all(record: MountRecord, server_too: bool) -> None:
         wait_for(lambda process=process: not is_alive(process), "the end")  # type: ignore[misc]
 
 
-def test_a_mount_that_does_not_come_up_downloads_and_says_why(
+def test_failing_mount_downloads_and_reports_the_reason(
     source: DataInput, node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in = tmp_path / "python"
@@ -372,7 +368,7 @@ def test_a_mount_that_does_not_come_up_downloads_and_says_why(
     release(done)
 
 
-def test_a_lock_file_removed_by_its_holder_guards_again(tmp_path: Path) -> None:
+def test_removed_lock_file_is_recreated_and_guards(tmp_path: Path) -> None:
     with locked(tmp_path / "lock", remove=True), socket.socket():
         assert (tmp_path / "lock").exists()
     with locked(tmp_path / "lock", remove=True):

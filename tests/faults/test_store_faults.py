@@ -81,7 +81,7 @@ def held(tmp_path: Path) -> Iterator[tuple[SqlStore, subprocess.Popen[bytes]]]:
         store.close()
 
 
-def test_a_lock_that_stays_is_named_and_reads_go_on(
+def test_persistent_lock_is_named_and_reads_continue(
     held: tuple[SqlStore, subprocess.Popen[bytes]],
 ) -> None:
     store, holder = held
@@ -102,7 +102,7 @@ def test_a_lock_that_stays_is_named_and_reads_go_on(
     assert submit(store, id="after").serial == 2
 
 
-def test_a_lock_that_goes_is_waited_for(
+def test_released_lock_is_waited_for(
     held: tuple[SqlStore, subprocess.Popen[bytes]],
 ) -> None:
     first, holder = held

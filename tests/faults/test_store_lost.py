@@ -57,7 +57,7 @@ def saved(path: Path, tmp_path: Path) -> Path:
     return tmp_path / "backup.db"
 
 
-def test_a_removed_wal_is_reported_and_a_restore_puts_it_right(path: Path, saved: Path) -> None:
+def test_removed_wal_is_reported_and_a_restore_repairs_it(path: Path, saved: Path) -> None:
     killed_after(path, 3)
     SqlStore(path).close()  # what a killed process left is whole
     killed_after(path, 3)
@@ -159,7 +159,7 @@ def submit_many(path: Path, count: int) -> None:
         store.close()
 
 
-def test_a_healthy_store_is_never_accused(path: Path) -> None:
+def test_healthy_store_is_never_reported_as_lost(path: Path) -> None:
     processes = [FORK.Process(target=submit_many, args=(path, 10)) for _ in range(4)]
     for process in processes:
         process.start()
@@ -186,7 +186,7 @@ def test_after_a_reboot_only_what_was_synced_is_expected(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("saved")
-def test_a_torn_note_says_nothing(path: Path) -> None:
+def test_torn_note_is_ignored(path: Path) -> None:
     witnessed = witness.Witness(path)
     witnessed.path.write_bytes(b"torn 99999 99999 00000000\n")
     store = SqlStore(path)
@@ -198,7 +198,7 @@ def test_a_torn_note_says_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("event", ["replaced", "closed"])
-def test_a_note_under_way_is_never_written_to_another_file(
+def test_note_in_progress_is_never_written_to_another_file(
     path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, event: str
 ) -> None:
     store = SqlStore(path)
@@ -266,7 +266,7 @@ def write_if_it_opens(path: Path, channel: Connection) -> None:
     threading.Event().wait()
 
 
-def test_no_process_gets_in_while_a_store_is_restored(
+def test_no_process_opens_a_store_during_its_restore(
     path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed_after(path, 3)
@@ -358,7 +358,7 @@ def test_a_store_that_another_process_has_open_is_not_replaced(
     assert len(jobs_of(path)) == 3
 
 
-def test_what_is_no_backup_is_refused(path: Path, saved: Path) -> None:
+def test_file_that_is_not_a_backup_is_refused(path: Path, saved: Path) -> None:
     saved.write_text("not a database, and longer than a header" * 10)
     with pytest.raises(UsageError, match="cannot be restored"):
         care.restore(path, saved)

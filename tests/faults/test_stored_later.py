@@ -49,7 +49,7 @@ def proxy(
         pytest.param("time", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )
-def test_outputs_that_an_outage_kept_from_their_storage_are_stored_on_request(
+def test_outputs_missing_after_an_outage_are_stored_on_request(
     jobs: Jobs,
     proxy: Proxy,
     tmp_path: Path,

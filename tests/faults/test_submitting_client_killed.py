@@ -83,10 +83,10 @@ def play(folder: Path, rounds: int) -> None:
     store.close()
 
 
-def test_fifty_clients_that_are_killed_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_fifty_killed_clients_lose_and_duplicate_nothing(tmp_path: Path) -> None:
     play(tmp_path, 50)
 
 
 @pytest.mark.slow
-def test_a_thousand_clients_that_are_killed_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_thousand_killed_clients_lose_and_duplicate_nothing(tmp_path: Path) -> None:
     play(tmp_path, 1000)

@@ -29,7 +29,7 @@ __all__ = ["given_keys", "s3_server", "server", "target", "team_servers"]
 pytestmark = pytest.mark.ray
 
 
-def test_a_job_goes_on_through_the_other_server(
+def test_job_continues_through_the_other_server(
     team_servers: TeamServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = team_servers.all

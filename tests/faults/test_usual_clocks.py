@@ -48,7 +48,7 @@ def retried(jobs: Jobs, job: Job, lost: Node, history: Path) -> float:
     return second.created_at.timestamp()
 
 
-def test_64_ranks_lose_a_node_and_go_on_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
+def test_64_ranks_lose_a_node_and_continue_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
     cluster.ensure(3)
     resources = Resources(cpus=CPUS / (RANKS // 2 + 1))
     with open_workspace(locate()) as workspace:

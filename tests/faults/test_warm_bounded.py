@@ -43,7 +43,7 @@ def warm(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeWarm
         asyncio.run(hostclient.stop_warm(str(socket)))
 
 
-def test_the_one_used_longest_ago_ends(
+def test_least_recently_used_interpreter_ends(
     warm: NodeWarm, pythons: list[str], short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm_limits, "IN_USE_S", 0.0)
@@ -68,7 +68,7 @@ def test_the_one_used_longest_ago_ends(
     asyncio.run(through())
 
 
-def test_one_that_a_job_is_about_to_use_stays(tmp_path: Path) -> None:
+def test_interpreter_about_to_be_used_stays(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         identity = identity_of(process.pid)

@@ -104,7 +104,7 @@ def test_the_next_warm_interpreter_starts_while_a_job_of_the_last_one_runs(
         assert attempt.wait()["outcome"] == "completed"
 
 
-def test_one_that_a_dead_cluster_used_ends_soon(short_path: Path, node: Node) -> None:
+def test_interpreter_of_a_dead_cluster_ends_soon(short_path: Path, node: Node) -> None:
     """Off switch: keep it for its idle time, half an hour, though no agent comes back."""
     with subprocess.Popen(["sleep", "600"]) as raylet, subprocess.Popen(["sleep", "600"]) as other:
         warm = node.warm()
@@ -121,7 +121,7 @@ def test_one_that_a_dead_cluster_used_ends_soon(short_path: Path, node: Node) ->
     assert not Path(node.socket).exists()
 
 
-def test_no_process_of_a_job_holds_what_is_the_warm_interpreters(
+def test_no_job_process_holds_resources_of_the_warm_interpreter(
     short_path: Path, node: Node
 ) -> None:
     node.warm()
@@ -138,7 +138,7 @@ def test_no_process_of_a_job_holds_what_is_the_warm_interpreters(
     assert attempt.wait()["outcome"] == "completed"
 
 
-def test_a_name_that_another_user_holds_is_said_and_not_waited_for(
+def test_name_held_by_another_user_is_reported_without_waiting(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off switch: wait until the time for a start is over."""
@@ -171,7 +171,7 @@ def test_a_name_that_another_user_holds_is_said_and_not_waited_for(
         )
 
 
-def test_one_that_is_importing_is_waited_for(short_path: Path, node: Node) -> None:
+def test_importing_interpreter_is_waited_for(short_path: Path, node: Node) -> None:
     """Off switch: take a holder of the lock that does not listen yet for one that is stuck."""
     lock = Path(node.socket + ".lock")
     lock.write_text(json.dumps(own_identity().to_json()))

@@ -33,16 +33,14 @@ def backend(server: WebServer, tmp_path: Path) -> WebBackend:
 
 
 @pytest.mark.parametrize("fault", ["cut", "503", "429"])
-def test_a_fault_that_passes_is_waited_out(
-    server: WebServer, backend: WebBackend, fault: str
-) -> None:
+def test_transient_fault_is_retried(server: WebServer, backend: WebBackend, fault: str) -> None:
     server.faults = [fault]
     file = backend.stat("a")
     assert file is not None and file.digest == digest_of(CONTENT)
     assert len(server.statuses("/a")) == 2
 
 
-def test_a_file_that_breaks_off_each_time_is_never_taken_for_whole(
+def test_repeatedly_interrupted_file_is_never_considered_complete(
     server: WebServer, backend: WebBackend, tmp_path: Path
 ) -> None:
     server.faults = ["cut", "cut"]
@@ -51,14 +49,14 @@ def test_a_file_that_breaks_off_each_time_is_never_taken_for_whole(
     assert list((tmp_path / "web" / "objects").iterdir()) == []
 
 
-def test_a_server_that_hangs_is_given_up(server: WebServer, tmp_path: Path) -> None:
+def test_hanging_server_is_abandoned(server: WebServer, tmp_path: Path) -> None:
     server.faults = ["hang"]
     backend = WebBackend(server.root, tmp_path / "web", attempts=1, timeout_s=0.2)
     with pytest.raises(DatastoreUnavailable, match="no answer within"):
         backend.stat("a")
 
 
-def test_bytes_that_are_not_the_recorded_ones_are_refused(
+def test_bytes_with_a_wrong_digest_are_refused(
     server: WebServer, backend: WebBackend, tmp_path: Path
 ) -> None:
     recorded = StoredFile("a", 3, "", digest_of(b"old"))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.ray
 @pytest.mark.parametrize(
     ("killed", "end"), [(HOST, "Completed, 2 attempts"), (RANK, "Failed, 1 attempt")]
 )
-def test_a_host_and_a_rank_take_the_whole_job_with_them(
+def test_killed_host_or_rank_ends_the_whole_job(
     jobs: Jobs, local_target: LocalTarget, killed: str, end: str
 ) -> None:
     scene = Scene(jobs, local_target)
@@ -24,7 +24,7 @@ def test_a_host_and_a_rank_take_the_whole_job_with_them(
 
 
 @pytest.mark.parametrize("killed", [ACTOR, AGENT, WARM])
-def test_whoever_looks_after_a_job_takes_nothing_of_it_along(
+def test_killed_supervisor_leaves_the_job_running(
     jobs: Jobs, local_target: LocalTarget, killed: str
 ) -> None:
     scene = Scene(jobs, local_target)

@@ -81,7 +81,7 @@ def ended_early(here: World) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.parametrize("moved", [renamed, copied_and_removed])
-def test_a_job_runs_on_once_while_its_workspace_is_moved(
+def test_job_continues_exactly_once_while_its_workspace_is_moved(
     tmp_path: Path, moved: Callable[[Path, Path], None]
 ) -> None:
     async def scene(here: World) -> None:
@@ -130,7 +130,7 @@ def test_a_job_whose_workspace_is_moved_while_its_files_are_collected_ends_once(
 
 
 @pytest.mark.parametrize("moved", [renamed, copied_and_removed])
-def test_a_new_workspace_in_the_old_place_is_another_one(
+def test_new_workspace_at_the_old_path_is_different(
     tmp_path: Path, moved: Callable[[Path, Path], None]
 ) -> None:
     async def scene(here: World) -> None:
@@ -160,7 +160,7 @@ def test_a_new_workspace_in_the_old_place_is_another_one(
     play(scene, tmp_path)
 
 
-def test_an_actor_that_starts_after_the_move_goes_on_there(tmp_path: Path) -> None:
+def test_actor_started_after_a_move_serves_the_new_path(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         await settle_in(here, tmp_path)
         job = here.submit()
@@ -264,7 +264,7 @@ def texts_of(root: Path, saved: str) -> list[str]:
         return found
 
 
-def test_versions_of_datasets_move_along_and_back(tmp_path: Path) -> None:
+def test_dataset_versions_move_with_the_workspace_and_back(tmp_path: Path) -> None:
     original, second, third = tmp_path / OLD, tmp_path / NEW, tmp_path / "third"
     saved = kept_data(original, "mine")
     for old, new in ((original, second), (second, third), (third, original), (original, third)):
@@ -286,7 +286,7 @@ def test_the_folders_of_datastores_are_recorded_where_they_are(tmp_path: Path) -
     assert root == str(moved / "datastores" / "workspaceblobstore")
 
 
-def test_a_copy_reads_its_own_files_before_and_after_it_is_a_workspace_of_its_own(
+def test_copy_reads_its_own_files_before_and_after_it_gets_its_own_id(
     tmp_path: Path,
 ) -> None:
     original, copy = tmp_path / OLD, tmp_path / NEW
@@ -311,7 +311,7 @@ def test_a_copy_of_a_workspace_that_was_moved_away_is_a_copy(
     assert original_of(copy) == moved
 
 
-def test_a_copy_becomes_a_workspace_of_its_own_and_ends_no_job_of_the_original(
+def test_copy_becomes_its_own_workspace_and_ends_no_job_of_the_original(
     tmp_path: Path,
 ) -> None:
     original, copy = tmp_path / OLD, tmp_path / NEW
@@ -341,7 +341,7 @@ def test_a_copy_becomes_a_workspace_of_its_own_and_ends_no_job_of_the_original(
         assert workspace.store.job(job).state is JobState.QUEUED
 
 
-def test_what_was_started_in_a_copy_goes_on_there(tmp_path: Path) -> None:
+def test_jobs_started_in_a_copy_continue_there(tmp_path: Path) -> None:
     original, copy = tmp_path / OLD, tmp_path / NEW
     job, run = submit_to(original), start_in(original)
     shutil.copytree(original, copy)
@@ -373,7 +373,7 @@ def test_a_job_that_the_original_has_pruned_does_not_run_in_the_copy(tmp_path: P
         assert workspace.store.job(job).state is JobState.CANCELED
 
 
-def test_a_target_serves_no_copy_whose_original_it_does_not_know(tmp_path: Path) -> None:
+def test_target_refuses_a_copy_of_an_unknown_original(tmp_path: Path) -> None:
     original, copy = tmp_path / OLD, tmp_path / NEW
     submit_to(original)
     shutil.copytree(original, copy)
@@ -404,7 +404,7 @@ def test_inputs_that_were_moved_with_their_workspace_did_not_change(tmp_path: Pa
     assert workspaces.where_now(on, "/nowhere/at/all") == "/nowhere/at/all"
 
 
-def test_a_minute_without_a_sign_of_it_is_a_removal(
+def test_workspace_missing_for_a_minute_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boards, "GONE_S", 0.0)

@@ -50,7 +50,7 @@ def test_the_crashed_trial_with_the_highest_metric(runs: Runs, state: JobState) 
     assert model.lineage["sweep"] == "sweep_1"
 
 
-def test_a_run_that_still_runs(runs: Runs) -> None:
+def test_running_run_is_refused(runs: Runs) -> None:
     job = runs.begin()
     runs.write(job, model__pt=b"w")
     runs.log(job, "accuracy", (0.9,))
@@ -104,7 +104,7 @@ def test_a_file_whose_bytes_are_not_what_was_stored(runs: Runs, damage: str) -> 
     nothing_is_there(runs)
 
 
-def test_what_a_killed_attempt_left(runs: Runs) -> None:
+def test_leftovers_of_a_killed_attempt_are_refused(runs: Runs) -> None:
     job = runs.begin()
     runs.write(job, model__pt=b"hal", other__pt=b"x")
     runs.publish(job)
@@ -144,7 +144,7 @@ def test_a_torn_checkpoint(runs: Runs) -> None:
     assert sorted(one.name for one in whole.record.files) == ["manifest.json", "model.pt"]
 
 
-def test_what_is_without_lineage_or_not_there(runs: Runs) -> None:
+def test_run_without_lineage_or_unknown_run_is_refused(runs: Runs) -> None:
     job = runs.begin(snapshot=None)
     runs.write(job, model__pt=b"w")
     runs.end(job)

@@ -62,9 +62,7 @@ def warm_pid(home: Path) -> int | None:
     return None if found is None else found.identity.pid
 
 
-def test_an_agent_leaves_and_the_next_job_starts_warm_all_the_same(
-    home: Path, tmp_path: Path
-) -> None:
+def test_job_starts_warm_after_its_agent_left(home: Path, tmp_path: Path) -> None:
     """Off switch: `Linger.due_in_s` is never 0; or `RayAgent` takes no successor."""
     workspace = open_workspace(locate())
     jobs = Jobs(workspace, tmp_path)

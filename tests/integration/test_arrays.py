@@ -14,7 +14,7 @@ from tests.support.jobs import Jobs
 pytestmark = pytest.mark.ray
 
 
-def test_members_know_their_index_and_the_array_ends_as_the_worst_of_them(jobs: Jobs) -> None:
+def test_members_know_their_index_and_the_array_ends_as_its_worst_member(jobs: Jobs) -> None:
     array = jobs.submit(
         """
         import os, sys
@@ -50,7 +50,7 @@ def test_members_know_their_index_and_the_array_ends_as_the_worst_of_them(jobs: 
     assert canceled.reason == f"{array.id}, which it waited for, ended as Failed"
 
 
-def test_a_cancel_ends_what_runs_and_what_waits(jobs: Jobs) -> None:
+def test_cancel_ends_running_and_waiting_members(jobs: Jobs) -> None:
     array = jobs.submit(
         "import time\nprint('up', flush=True)\ntime.sleep(600)",
         array=Array(indices="0-3", limit=1),

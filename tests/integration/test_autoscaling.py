@@ -41,7 +41,7 @@ def why(job_id: str) -> str:
     return done.output
 
 
-def test_nodes_come_with_the_first_job_and_go_after_the_last(
+def test_nodes_start_with_the_first_job_and_stop_after_the_last(
     cloud: FakeCloud, tmp_path: Path
 ) -> None:
     """Off switch: `PendingNodes.capacities` is always empty; or an agent never leaves."""

@@ -57,7 +57,7 @@ def kept(folder: Path, text: bytes) -> None:
     subprocess.run(words, check=True, capture_output=True)
 
 
-def test_an_image_of_podmans_is_taken_and_taken_again_when_it_was_replaced(
+def test_podman_image_is_used_and_reloaded_after_replacement(
     podman: Path, image_node: ImageNode
 ) -> None:
     kept(podman, b"one\n")

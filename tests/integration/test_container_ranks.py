@@ -91,9 +91,7 @@ def test_two_gloo_ranks_of_horovod_meet_in_the_image(short_path: Path, bare: Pat
         assert f"{rank} 2 True [3.0, 3.0, 3.0]".encode() in attempt.log(rank)
 
 
-def test_the_meeting_point_of_horovods_ranks_runs_on_the_python_of_the_image(
-    short_path: Path, image: Path
-) -> None:
+def test_horovod_rendezvous_runs_on_the_python_of_the_image(short_path: Path, image: Path) -> None:
     """The node's own Python is not there."""
     descriptor, port = masterport.reserve()
     os.close(descriptor)

@@ -69,9 +69,7 @@ def oci(image: Path, tmp_path: Path) -> Path:
     return oci_folder(tmp_path / "oci", [tar_of(image), upper], tag="1")
 
 
-def test_a_job_runs_in_an_image_and_its_record_says_which(
-    jobs: Jobs, oci: Path, tmp_path: Path
-) -> None:
+def test_job_runs_in_an_image_and_records_it(jobs: Jobs, oci: Path, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     (volume / "one.txt").write_text("1")
@@ -126,6 +124,6 @@ def test_a_job_runs_in_an_image_and_its_record_says_which(
     jobs.nothing_left(again)
 
 
-def test_an_image_that_is_not_there_is_refused_with_what_to_write(jobs: Jobs) -> None:
+def test_missing_image_is_refused_with_a_suggestion(jobs: Jobs) -> None:
     with pytest.raises(SpecError, match=r"there is no /not/there\.tar on this node"):
         jobs.submit("print(1)", container=Container(image="/not/there.tar"))

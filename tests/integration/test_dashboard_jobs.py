@@ -75,7 +75,7 @@ def test_ray_lists_a_job_with_its_state_its_end_and_its_live_log(
     )
 
 
-def test_a_record_that_ray_calls_failed_is_put_right(jobs: Jobs, local_target: LocalTarget) -> None:
+def test_record_marked_failed_by_ray_is_corrected(jobs: Jobs, local_target: LocalTarget) -> None:
     gate = jobs.folder / "gate"
     job = jobs.submit(
         f"""

@@ -59,7 +59,7 @@ def test_two_ranks_of_one_node_reduce_and_log(jobs: Jobs) -> None:
     jobs.nothing_left(job)
 
 
-def test_two_nodes_meet_and_each_ones_files_are_kept(jobs: Jobs) -> None:
+def test_two_nodes_connect_and_files_of_each_are_kept(jobs: Jobs) -> None:
     job = jobs.submit(MEET, distribution=distributed(2, 1))
     jobs.wait(job, JobState.COMPLETED)
     assert printed(jobs, job.id, 0) == [0, 0, 2, 1, 0, 0, 0, 1, 0]
@@ -94,7 +94,7 @@ def test_the_rank_that_raised_is_named_and_its_group_ends(jobs: Jobs) -> None:
     jobs.nothing_left(job)
 
 
-def test_a_submitted_stall_timeout_ends_a_rank_that_sleeps_though_the_other_is_done(
+def test_stall_timeout_ends_a_sleeping_rank_after_the_other_is_done(
     jobs: Jobs, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hangs.py").write_text(

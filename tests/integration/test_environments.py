@@ -76,9 +76,7 @@ def test_a_command_finds_the_programs_of_its_environment(jobs: Jobs, tmp_path: P
     assert "/environments/" in place
 
 
-def test_an_interpreter_of_the_users_is_warm_until_its_packages_change(
-    jobs: Jobs, tmp_path: Path
-) -> None:
+def test_user_interpreter_is_warm_until_its_packages_change(jobs: Jobs, tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     command = [sys.executable, "-m", "venv", "--without-pip", str(venv)]
     subprocess.run(command, check=True, timeout=200)
@@ -156,7 +154,7 @@ def test_a_project_and_a_wheel_travel_with_the_job(jobs: Jobs, tmp_path: Path) -
     assert b"${RAYJOBS_SOURCES}/" in jobs.file(job, ENVIRONMENT_LOCK)
 
 
-def test_horovod_is_there_in_an_environment_of_packages(jobs: Jobs, tmp_path: Path) -> None:
+def test_horovod_is_available_in_an_environment_of_packages(jobs: Jobs, tmp_path: Path) -> None:
     make_wheel(tmp_path / "wheels", "tiny-hvd", value="added")
     asked = Packages(
         python="3.6.2",

@@ -71,7 +71,7 @@ def test_an_eviction_with_notice_loses_nothing(
     jobs.nothing_left(job)
 
 
-def test_an_eviction_without_notice_goes_on_from_the_last_checkpoint(
+def test_eviction_without_notice_resumes_from_the_last_checkpoint(
     jobs: Jobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = begin(jobs)

@@ -49,7 +49,7 @@ def fill(store: Datastore, folder: Path) -> None:
     store.upload(folder, "data", show_progress=False)
 
 
-def test_a_job_reads_what_is_pinned_and_stores_what_it_makes(jobs: Jobs, tmp_path: Path) -> None:
+def test_job_reads_pinned_data_and_stores_its_outputs(jobs: Jobs, tmp_path: Path) -> None:
     store = Datastore.get_default(jobs.workspace)
     fill(store, tmp_path / "source")
     Dataset.File.from_files((store, "data/train")).register(jobs.workspace, "digits")
@@ -136,9 +136,7 @@ def test_objects_of_the_python_api_arrive_as_paths(jobs: Jobs, tmp_path: Path) -
     workspace.close()
 
 
-def test_data_that_is_gone_at_the_start_is_a_failure_of_class_data(
-    jobs: Jobs, tmp_path: Path
-) -> None:
+def test_data_missing_at_the_start_is_a_data_failure(jobs: Jobs, tmp_path: Path) -> None:
     store = Datastore.get_default(jobs.workspace)
     fill(store, tmp_path / "source")
     Dataset.File.from_files((store, "data/train")).register(jobs.workspace, "digits")
@@ -227,7 +225,7 @@ if waits == "ends":
 """
 
 
-def test_no_job_changes_what_it_reads_and_what_others_change_is_named(
+def test_job_cannot_change_its_inputs_and_external_changes_are_named(
     jobs: Jobs, tmp_path: Path
 ) -> None:
     """As root, too. Off switches: no views in the plan; links instead of copies."""
@@ -276,7 +274,7 @@ sys.exit(0 if before else 3)
 """
 
 
-def test_what_a_failed_attempt_wrote_to_a_mounted_output_is_there_for_the_next(
+def test_mounted_output_of_a_failed_attempt_is_visible_to_the_next(
     jobs: Jobs, tmp_path: Path
 ) -> None:
     workspace = Workspace(path=jobs.workspace.path)
@@ -314,7 +312,7 @@ print("logged to", mlflow.get_tracking_uri())
 """
 
 
-def test_what_ranks_log_with_mlflow_is_in_the_run(jobs: Jobs) -> None:
+def test_mlflow_metrics_of_ranks_are_in_the_run(jobs: Jobs) -> None:
     job = jobs.submit(MLFLOW, distribution=Distribution(processes_per_node=2, backend="gloo"))
     jobs.wait(job, JobState.COMPLETED)
     run = Workspace(path=jobs.workspace.path).get_run(job.id)

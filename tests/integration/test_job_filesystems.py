@@ -34,7 +34,7 @@ print(json.dumps(found))
 """
 
 
-def test_a_script_reads_and_writes_what_its_driver_does(
+def test_script_and_driver_read_and_write_the_same_files(
     jobs: Jobs,
     s3_server: S3Server,  # noqa: F811
     aws_profile: str,  # noqa: F811

@@ -30,7 +30,7 @@ print(sorted(os.listdir(folder)))
 """
 
 
-def test_jobs_share_the_transfer_and_not_what_they_write(
+def test_jobs_share_the_transfer_but_not_their_writes(
     jobs: Jobs,
     s3_server: S3Server,  # noqa: F811
     aws_profile: str,  # noqa: F811

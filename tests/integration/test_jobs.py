@@ -182,7 +182,7 @@ def test_out_of_memory_is_named_and_others_live(jobs: Jobs) -> None:
     assert jobs.job(neighbour).state is JobState.RUNNING
 
 
-def test_gpu_ids_are_the_jobs_own(jobs: Jobs) -> None:
+def test_gpu_ids_are_exclusive_to_the_job(jobs: Jobs) -> None:
     script = """
         import os, time
         print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
@@ -206,7 +206,7 @@ def test_gpu_ids_are_the_jobs_own(jobs: Jobs) -> None:
     jobs.wait(third, JobState.COMPLETED)
 
 
-def test_what_can_never_fit_is_refused_at_submit(jobs: Jobs) -> None:
+def test_unsatisfiable_job_is_refused_at_submit(jobs: Jobs) -> None:
     with pytest.raises(CannotBePlacedError, match="1000"):
         jobs.submit("print()", resources=Resources(gpus=1000))
     assert jobs.store.jobs() == []
@@ -258,7 +258,7 @@ def files_below(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def test_a_secret_that_the_target_cannot_see_is_refused_and_then_given_while_it_runs(
+def test_secret_missing_on_the_target_is_refused_until_it_is_set(
     jobs: Jobs, local_target: LocalTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off switch: leave out `credentials.missing`, or `NodeSecrets.bring`."""
@@ -280,7 +280,7 @@ def test_a_secret_that_the_target_cannot_see_is_refused_and_then_given_while_it_
         kept.remove(name)
 
 
-def test_a_secret_that_goes_before_its_job_starts_is_the_environments_fault(
+def test_secret_removed_before_the_start_is_an_environment_failure(
     jobs: Jobs, local_target: LocalTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "RAYJOBS_SECRET_THAT_GOES"

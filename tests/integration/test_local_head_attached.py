@@ -14,7 +14,7 @@ from tests.support.local_target import LocalTarget
 pytestmark = pytest.mark.ray
 
 
-def test_an_attached_cluster_is_started_replaced_and_let_go(
+def test_attached_cluster_is_started_replaced_and_released(
     local_target: LocalTarget, own_home: Path, tmp_path: Path
 ) -> None:
     home, head = own_home / "h", local_target.head
@@ -48,13 +48,13 @@ def test_an_attached_cluster_is_started_replaced_and_let_go(
     assert targets.target_status("local", home=local_target.home).state == "running"
 
 
-def test_the_running_head_is_what_submits_are_measured_by(local_target: LocalTarget) -> None:
+def test_submits_are_checked_against_the_running_head(local_target: LocalTarget) -> None:
     capacity = targets.capacity_of(home=local_target.home)
     assert [(node.cpus, node.gpus) for node in capacity.nodes] == [(8.0, 4.0)]
     assert capacity.nodes[0].memory_bytes == local_target.head.memory_bytes > 0
 
 
-def test_a_cluster_that_went_away_is_unreachable(own_home: Path, tmp_path: Path) -> None:
+def test_vanished_cluster_is_unreachable(own_home: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0" * 64)
     token.chmod(0o600)

@@ -171,7 +171,7 @@ def test_every_port_is_on_loopback_or_refuses_or_is_documented(local_target: Loc
     assert not wrong
 
 
-def test_http_ports_on_loopback_want_the_token(local_target: LocalTarget) -> None:
+def test_http_ports_on_loopback_require_the_token(local_target: LocalTarget) -> None:
     asked = 0
     folder = Path(local_target.head.temp_dir)
     until(lambda: sum(one.is_loopback for one in _listeners(folder)) >= 3, "three HTTP servers")
@@ -236,7 +236,7 @@ def test_token_is_in_no_command_environment_record_or_log(local_target: LocalTar
                     assert token not in content, path
 
 
-def test_start_said_what_it_did(local_target: LocalTarget) -> None:
+def test_start_reported_its_stages(local_target: LocalTarget) -> None:
     output = "\n".join(local_target.stages)
     assert "starting Ray" in output
     assert f"dashboard at {local_target.head.dashboard_url}" in output

@@ -88,7 +88,7 @@ def test_cold_ranks_of_one_node_are_started_by_mpi(jobs: Jobs) -> None:
 
 
 @needs_horovod
-def test_a_rank_that_fails_under_mpirun_is_the_one_named(jobs: Jobs) -> None:
+def test_rank_failing_under_mpirun_is_named(jobs: Jobs) -> None:
     job = jobs.submit(
         """
         import torch
@@ -158,7 +158,7 @@ def test_torchrun_works_inside_a_job(jobs: Jobs) -> None:
 
 
 @needs_horovod
-def test_horovod_on_gpus_without_gpu_operations_is_refused_with_two_ways_out(jobs: Jobs) -> None:
+def test_horovod_on_gpus_without_gpu_operations_is_refused_with_two_remedies(jobs: Jobs) -> None:
     from rayjobs.core.errors import SpecError
 
     with pytest.raises(SpecError) as caught:

@@ -10,7 +10,7 @@ from tests.support.jobs import Jobs, until
 pytestmark = pytest.mark.ray
 
 
-def test_the_target_tells_that_a_job_has_ended(jobs: Jobs) -> None:
+def test_target_notifies_that_a_job_has_ended(jobs: Jobs) -> None:
     receiver = Receiver()
     try:
         job = jobs.submit("print('done')", notify=(receiver.address,))

@@ -67,7 +67,7 @@ def project(tmp_path: Path, jobs: Jobs) -> Path:
     return folder
 
 
-def test_in_a_driver_a_job_and_a_sweep(project: Path, jobs: Jobs) -> None:
+def test_own_module_name_works_in_driver_job_and_sweep(project: Path, jobs: Jobs) -> None:
     done = subprocess.run(
         [sys.executable, "driver.py"],
         cwd=project,
@@ -80,7 +80,9 @@ def test_in_a_driver_a_job_and_a_sweep(project: Path, jobs: Jobs) -> None:
     assert done.stdout.splitlines()[-1] == "Completed Completed 0.2"
 
 
-def test_in_a_notebook(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_module_name_works_in_a_notebook(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import nbformat
     from nbclient import NotebookClient
 
@@ -110,7 +112,7 @@ print(json.dumps({"same": same}))
 """
 
 
-def test_the_old_names_are_aliases_where_nothing_shadows_them(jobs: Jobs, tmp_path: Path) -> None:
+def test_old_names_are_aliases_unless_shadowed(jobs: Jobs, tmp_path: Path) -> None:
     """In a driver, and in a job: each module is loaded once."""
     (tmp_path / "old_names.py").write_text(ALIASES)
     done = subprocess.run(

@@ -186,7 +186,7 @@ def shutdown():
 """
 
 
-def test_with_summary_only_the_script_stores_what_it_makes(jobs: Jobs, tmp_path: Path) -> None:
+def test_with_summary_only_the_script_stores_its_results(jobs: Jobs, tmp_path: Path) -> None:
     job, _ = submit(
         jobs,
         tmp_path,

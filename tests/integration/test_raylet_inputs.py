@@ -71,7 +71,7 @@ def test_each_node_fetches_inputs_from_object_storage_to_its_own_disk(
         assert holds <= {"secrets.json"}, folder
 
 
-def test_a_local_folder_is_refused_with_what_helps(
+def test_local_folder_is_refused_with_a_remedy(
     pool_jobs: Jobs, raylets: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()

@@ -125,7 +125,7 @@ def test_a_command_has_the_ranks_folder_and_environment_and_its_code_comes_back(
     jobs.nothing_left(job)
 
 
-def test_it_ends_with_the_attempt_and_does_not_keep_it(
+def test_session_ends_with_the_attempt_without_delaying_it(
     jobs: Jobs, variables: dict[str, str]
 ) -> None:
     job = running(jobs, WAITS)
@@ -194,7 +194,7 @@ def test_a_shell_at_a_terminal(jobs: Jobs, variables: dict[str, str]) -> None:
     jobs.wait(job)
 
 
-def test_a_port_of_the_job_and_no_other(jobs: Jobs, variables: dict[str, str]) -> None:
+def test_only_ports_of_the_job_are_forwarded(jobs: Jobs, variables: dict[str, str]) -> None:
     job = running(jobs, LISTENS)
     number = int((jobs.root(job) / "log" / "driver_0.log").read_bytes().split()[1])
     with socket.create_server(("127.0.0.1", 0)) as foreign:
@@ -259,7 +259,7 @@ def test_another_users_job_is_not_reached(jobs: Jobs) -> None:
     jobs.wait(job)
 
 
-def test_what_does_not_start_says_why(jobs: Jobs, run: Run) -> None:
+def test_failing_session_reports_the_reason(jobs: Jobs, run: Run) -> None:
     job = running(jobs, WAITS)
     assert run("exec", job.id, "--", "no-such-program").returncode == 127
     far = run("exec", job.id, "--rank", "3", "--", "true")

@@ -51,7 +51,7 @@ def of_python(jobs: Jobs) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027], ids=oct, indirect=True)
-def test_a_script_inherits_what_it_inherits_from_a_shell(jobs: Jobs, umask: int) -> None:
+def test_script_inherits_the_same_as_from_a_shell(jobs: Jobs, umask: int) -> None:
     """Off switch: start the head without `HEAD_ENVIRONMENT`, and agents without `take_over`."""
     expected = of_python(jobs)
     assert expected["umask"] == oct(umask)

@@ -97,7 +97,7 @@ def test_a_config_becomes_a_run_with_a_best_child(
     assert again.get_best_run_by_primary_metric().id == best.id  # type: ignore[union-attr]
 
 
-def test_crashed_nan_and_misspelt_trials_never_win_and_never_end_the_sweep(
+def test_crashed_nan_and_misspelled_trials_never_win_or_end_the_sweep(
     experiment: Experiment, jobs: Jobs, tmp_path: Path
 ) -> None:
     modes = GridParameterSampling({"mode": choice("crash", "nan", "typo", "good")})
@@ -111,7 +111,7 @@ def test_crashed_nan_and_misspelt_trials_never_win_and_never_end_the_sweep(
     assert run.get_best_run_by_primary_metric().id == good.job_id
 
 
-def test_a_policy_stops_a_real_trial_and_says_why(
+def test_policy_stops_a_real_trial_and_reports_the_reason(
     experiment: Experiment, jobs: Jobs, tmp_path: Path
 ) -> None:
     run = experiment.submit(

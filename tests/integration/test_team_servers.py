@@ -18,7 +18,9 @@ __all__ = ["given_keys", "s3_server", "server", "target", "team_servers"]
 pytestmark = pytest.mark.ray
 
 
-def test_a_jobs_whole_life_through_either_server(team_servers: TeamServers, tmp_path: Path) -> None:
+def test_whole_job_lifecycle_through_either_server(
+    team_servers: TeamServers, tmp_path: Path
+) -> None:
     one, two = (team_servers.through(each) for each in team_servers.all)
     (project := one.home / "project").mkdir()
     (project / "train.py").write_text(SCRIPT)

@@ -72,7 +72,7 @@ def team(
     return other
 
 
-def test_a_jobs_whole_life_from_another_machine(team: OtherMachine, tmp_path: Path) -> None:
+def test_whole_job_lifecycle_from_another_machine(team: OtherMachine, tmp_path: Path) -> None:
     script = team.home / "train.py"
     script.write_text(SCRIPT)
     go = tmp_path / "go"

@@ -37,7 +37,7 @@ def test_the_example_resumes_exactly(
     assert (curve["points"], curve["missing"], curve["doubled"]) == (40, [], [])
 
 
-def test_an_optimizer_that_is_left_out_is_caught(
+def test_missing_optimizer_state_is_detected(
     local_target: LocalTarget, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, verdict, _ = verified(capsys, "--leave-out", "optimizer")

@@ -42,17 +42,17 @@ def test_every_history_keeps_the_invariants(first: int, tmp_path: Path) -> None:
         play(seed, tmp_path)
 
 
-def test_few_jobs_meet_more_harm_each(tmp_path: Path) -> None:
+def test_few_jobs_with_many_faults_keep_the_invariants(tmp_path: Path) -> None:
     for seed in range(170, 215):
         play(seed, tmp_path, jobs=10)
 
 
-def test_a_wall_clock_that_is_set_forth_and_back_changes_nothing(tmp_path: Path) -> None:
+def test_wall_clock_changes_affect_nothing(tmp_path: Path) -> None:
     for seed in range(300, 312):
         play(seed, tmp_path, jobs=20, moves_clock=True)
 
 
-def test_machines_that_are_lost_frozen_or_cut_off_never_run_with_a_retry_at_once(
+def test_lost_frozen_or_disconnected_machines_never_run_alongside_a_retry(
     tmp_path: Path,
 ) -> None:
     for seed in range(8, 32):
@@ -60,7 +60,7 @@ def test_machines_that_are_lost_frozen_or_cut_off_never_run_with_a_retry_at_once
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_seed_plays_the_same_history_again(apart: bool, tmp_path: Path) -> None:
+def test_same_seed_replays_the_same_history(apart: bool, tmp_path: Path) -> None:
     stories = []
     for _ in range(2):
         world = simulate(7, tmp_path, jobs=10, apart=apart)
@@ -73,7 +73,7 @@ def test_a_seed_plays_the_same_history_again(apart: bool, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * 3600)
-def test_a_hundred_thousand_lives(tmp_path: Path) -> None:
+def test_hundred_thousand_jobs_keep_the_invariants(tmp_path: Path) -> None:
     for seed in range(HISTORIES, HISTORIES + LONG):
         play(seed, tmp_path)
         play(seed, tmp_path, jobs=12, apart=True)

@@ -112,7 +112,7 @@ def no_bytes(*_: object, **__: object) -> None:
     pytest.fail("bytes travel through the server")
 
 
-def test_a_large_file_goes_to_the_bucket_and_comes_from_it(
+def test_large_file_is_transferred_through_the_bucket(
     place: Place, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayjobs.remote.workspace.upload", no_bytes)
@@ -128,7 +128,7 @@ def test_a_large_file_goes_to_the_bucket_and_comes_from_it(
     assert place.proxy.connections > connections
 
 
-def test_an_upload_goes_on_where_a_killed_client_left_it(
+def test_upload_resumes_after_a_killed_client(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = place.client()
@@ -164,7 +164,7 @@ def test_an_upload_goes_on_where_a_killed_client_left_it(
 
 
 @pytest.mark.parametrize("mode", ["refused", "hang", "cut_request", "503"])
-def test_a_bucket_that_a_client_does_not_reach_is_done_without(
+def test_bucket_unreachable_for_the_client_is_bypassed(
     place: Place, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setattr(direct, "ANSWER_S", 0.5)
@@ -204,7 +204,7 @@ def test_bytes_with_another_digest_are_refused_and_removed(
         place.connection.json("POST", path, body=body)
 
 
-def test_bytes_that_change_after_they_were_read_are_not_stored(
+def test_bytes_changed_after_reading_are_not_stored(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     presigned = Presigned(place.blobs)
@@ -222,7 +222,7 @@ def test_bytes_that_change_after_they_were_read_are_not_stored(
     assert not place.blobs.exists(blob_key(digest_of(file)))
 
 
-def test_an_answer_that_was_lost_is_given_again(
+def test_lost_response_is_repeated(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = place.client()
@@ -237,7 +237,7 @@ def test_an_answer_that_was_lost_is_given_again(
     assert client.add_file(file) == kept[0]
 
 
-def test_a_server_that_still_reads_is_asked_again(
+def test_busy_server_is_asked_again(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "KEEP_WAITS_S", 0.01)
@@ -265,7 +265,7 @@ def archive_of(file: Path, *, has_checksum: bool = False) -> tuple[Path, str]:
     return archive, f"snapshots/sha256/{value[:2]}/{value}.tar.zst"
 
 
-def test_a_snapshot_that_is_there_is_not_replaced(
+def test_existing_snapshot_is_not_replaced(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayjobs.remote.workspace.upload", no_bytes)
@@ -278,7 +278,7 @@ def test_a_snapshot_that_is_there_is_not_replaced(
     assert place.nothing_staged()
 
 
-def test_a_snapshot_whose_bytes_are_others_is_refused_and_replaced(
+def test_snapshot_with_different_bytes_is_refused_and_replaced(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayjobs.remote.workspace.upload", no_bytes)
@@ -300,7 +300,7 @@ def test_the_largest_files_are_copied_in_parts(
     assert place.blobs.get_to(blob.key, tmp_path / "back", digest=digest_of(file)).size == SIZE
 
 
-def test_addresses_come_in_portions(
+def test_upload_addresses_are_paged(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3_presigned, "PARTS_TOGETHER", 1)

@@ -71,7 +71,7 @@ def held_of(root: Path) -> Materialised:
     return Materialised.from_json(held)
 
 
-def test_an_input_is_mounted_told_and_let_go(
+def test_input_is_mounted_reported_and_released(
     workspace: OpenWorkspace, store: Datastore, node: Path, tmp_path: Path
 ) -> None:
     data, notes = NodeData(node), Notes()
@@ -92,7 +92,7 @@ def test_an_input_is_mounted_told_and_let_go(
     assert not os.path.lexists(folder)
 
 
-def test_without_fuse_the_jobs_history_says_so(
+def test_job_history_reports_missing_fuse(
     workspace: OpenWorkspace,
     store: Datastore,
     node: Path,
@@ -187,7 +187,7 @@ def test_a_cancel_ends_a_download_in_the_middle(
     assert not (tmp_path / "a1" / "inputs" / "data").exists()
 
 
-def test_an_input_that_cannot_be_brought_leaves_none_of_the_others(
+def test_failing_input_releases_all_other_inputs(
     workspace: OpenWorkspace, store: Datastore, node: Path, tmp_path: Path
 ) -> None:
     data = NodeData(node)

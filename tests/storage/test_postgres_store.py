@@ -106,7 +106,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
         SqlStore("postgresql://ada@127.0.0.1:9/jobs")
 
 
-def test_a_schema_of_something_else_is_refused(server: Postgres) -> None:
+def test_foreign_schema_is_refused(server: Postgres) -> None:
     url = server.schema()
     schema = parsed(url)[1]
     with psycopg.connect(server.url, autocommit=True) as connection:
@@ -263,7 +263,7 @@ def test_a_process_has_no_more_connections_than_its_bound(
     assert max(most) == 3
 
 
-def test_a_thread_that_finds_no_free_connection_says_so(
+def test_thread_without_a_free_connection_raises_an_error(
     server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_pool, "MOST_OPEN", 2)
@@ -295,7 +295,7 @@ def test_connections_that_are_lost_free_their_place(
         pass
 
 
-def test_what_was_acknowledged_outlives_a_killed_server(server: Postgres, store: SqlStore) -> None:
+def test_acknowledged_writes_survive_a_killed_server(server: Postgres, store: SqlStore) -> None:
     jobs = [submit(store).id for _ in range(20)]
     server.kill()
     with pytest.raises(StoreError, match="cannot be reached"):
@@ -356,7 +356,7 @@ def test_a_server_without_free_connections_loses_nothing(server: Postgres, store
         connection.close()
 
 
-def test_a_server_that_hangs_is_given_up(
+def test_hanging_server_is_abandoned(
     server: Postgres, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit(store)
@@ -386,7 +386,7 @@ def test_a_server_that_hangs_is_given_up(
 # --- many ----------------------------------------------------------------------------------------
 
 
-def test_many_writers_lose_and_double_nothing(server: Postgres) -> None:
+def test_many_writers_lose_and_duplicate_nothing(server: Postgres) -> None:
     url = server.schema()
     stores = [SqlStore(url) for _ in range(8)]
     found: list[str] = []
@@ -407,7 +407,7 @@ def test_many_writers_lose_and_double_nothing(server: Postgres) -> None:
         store.close()
 
 
-def test_a_change_is_seen_by_others_and_only_then(server: Postgres) -> None:
+def test_change_is_visible_to_others_only_after_commit(server: Postgres) -> None:
     url = server.schema()
     first, second = SqlStore(url), SqlStore(url)
     before = second.change()

@@ -75,7 +75,7 @@ def test_the_digest_is_kept_with_the_object(s3_server: S3Server, tmp_path: Path)
     assert head["Metadata"][DIGEST_FIELD] == hex_of(digest_of(b"content"))
 
 
-def test_objects_of_other_programs_are_read_too(s3_server: S3Server, tmp_path: Path) -> None:
+def test_objects_written_by_other_programs_are_read(s3_server: S3Server, tmp_path: Path) -> None:
     backend = s3_server.backend()
     client, prefix = backend.settings.client(), backend.settings.prefix
     client.put_object(Bucket=BUCKET, Key=f"{prefix}/theirs", Body=b"plain")
@@ -83,14 +83,14 @@ def test_objects_of_other_programs_are_read_too(s3_server: S3Server, tmp_path: P
     assert backend.fetch(listed, tmp_path / "back") == digest_of(b"plain")
 
 
-def test_a_wrong_bucket_is_said(s3_server: S3Server) -> None:
+def test_wrong_bucket_is_reported(s3_server: S3Server) -> None:
     with pytest.raises(DataNotFound, match="no bucket"):
         s3_server.backend(bucket="no-such-bucket").check()
     with pytest.raises(DataNotFound):
         list(s3_server.backend(bucket="no-such-bucket").walk(""))
 
 
-def test_wrong_credentials_are_said_and_never_shown(
+def test_wrong_credentials_are_reported_and_never_shown(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WRONG_SECRET", "not-the-secret")

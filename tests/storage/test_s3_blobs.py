@@ -168,7 +168,7 @@ def test_a_server_that_does_not_answer_is_named(
     assert not behind.exists(blob_key(digest_of(b"new")))
 
 
-def test_a_submit_learns_soon_that_its_files_have_no_server(
+def test_submit_fails_fast_without_a_file_server(
     s3_server: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     blobs = S3Blobs(S3Address("bucket", "w", "http://127.0.0.1:9"), tmp_path)
@@ -179,7 +179,7 @@ def test_a_submit_learns_soon_that_its_files_have_no_server(
     ]
 
 
-def test_a_connection_that_breaks_once_does_not_refuse_a_submit(
+def test_one_broken_connection_does_not_fail_a_submit(
     s3_server: S3Server, proxy: Proxy, tmp_path: Path
 ) -> None:
     blobs = S3Blobs(address_in(s3_server, endpoint=proxy.endpoint), tmp_path)
@@ -197,9 +197,7 @@ def test_a_server_that_refuses_connections_is_named(
         blobs.put_bytes(b"x", "a")
 
 
-def test_keys_that_are_refused_are_no_outage(
-    blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_keys_are_not_an_outage(blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
     from rayjobs.datastore.backends import s3_settings
 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -216,7 +214,7 @@ def test_a_bucket_that_does_not_exist_is_named(s3_server: S3Server, tmp_path: Pa
         list(blobs.list())
 
 
-def test_a_read_that_breaks_off_goes_on(behind: S3Blobs, proxy: Proxy, tmp_path: Path) -> None:
+def test_interrupted_read_continues(behind: S3Blobs, proxy: Proxy, tmp_path: Path) -> None:
     source = large(tmp_path / "large")
     blob = behind.add_file(source)
     proxy.lose()
@@ -227,7 +225,7 @@ def test_a_read_that_breaks_off_goes_on(behind: S3Blobs, proxy: Proxy, tmp_path:
 
 
 @pytest.mark.parametrize("way", ["open", "get_to"])
-def test_bytes_that_changed_on_their_way_are_refused(
+def test_bytes_changed_in_transit_are_refused(
     behind: S3Blobs, proxy: Proxy, tmp_path: Path, way: str
 ) -> None:
     behind.put_bytes(b"some bytes of a model", "a")
@@ -238,7 +236,7 @@ def test_bytes_that_changed_on_their_way_are_refused(
     assert content(behind, "a") == b"some bytes of a model"
 
 
-def test_bytes_of_a_large_file_that_changed_on_their_way_are_refused(
+def test_bytes_of_a_large_file_changed_in_transit_are_refused(
     behind: S3Blobs, proxy: Proxy, tmp_path: Path
 ) -> None:
     (tmp_path / "large").write_bytes(b"0123456789abcdef" * (LARGE // 16))  # its tag is no digest
@@ -255,7 +253,7 @@ def unused(blobs: S3Blobs) -> dict[str, float]:
     return {one.key: one.unused_s for one in blobs.stored()}
 
 
-def test_a_prune_removes_what_is_unused_and_nothing_else(blobs: S3Blobs) -> None:
+def test_prune_removes_only_unused_blobs(blobs: S3Blobs) -> None:
     for key in ("old", "kept"):
         blobs.put_bytes(key.encode(), key)
     removed = blobs.discard(["old", "absent"], unused_s=-10.0)
@@ -266,9 +264,7 @@ def test_a_prune_removes_what_is_unused_and_nothing_else(blobs: S3Blobs) -> None
     assert content(blobs, "kept") == b"kept"
 
 
-def test_what_someone_relies_on_is_young_again(
-    blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reused_blob_is_young_again(blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
     blobs.put_bytes(b"x", "a")
     later(monkeypatch, 7200.0, of="a")
     assert unused(blobs)["a"] > 7000
@@ -302,7 +298,7 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float, *, of: str) -> None:
 
 @pytest.mark.parametrize("moment", ["before the removal", "after the prune"])
 @pytest.mark.parametrize("way", ["relies", "stores", "adds"])
-def test_who_comes_in_the_middle_of_a_prune_loses_nothing(
+def test_writer_during_a_prune_loses_nothing(
     blobs: S3Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, moment: str
 ) -> None:
     """The prune has looked at the times and has not removed yet when somebody comes.
@@ -358,7 +354,7 @@ def test_who_comes_in_the_middle_of_a_prune_loses_nothing(
     assert (key in list(blobs.list())) is (way != "relies")
 
 
-def test_a_prune_that_was_killed_holds_no_one_up_for_long(
+def test_killed_prune_delays_others_only_briefly(
     blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blobs.put_bytes(b"x", "a")
@@ -413,7 +409,7 @@ def test_a_wrong_address_is_refused(url: str, endpoint: str) -> None:
         S3Address.parsed(url, endpoint=endpoint)
 
 
-def test_a_bucket_is_made_once(s3_server: S3Server, tmp_path: Path) -> None:
+def test_bucket_is_created_once(s3_server: S3Server, tmp_path: Path) -> None:
     address = S3Address(f"made-{next(s3_server.prefixes)}", "w", s3_server.endpoint)
     blobs = S3Blobs(address, tmp_path / "scratch")
     for _ in range(2):

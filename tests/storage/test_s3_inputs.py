@@ -80,7 +80,7 @@ def below(prefix: str) -> dict[str, bytes]:
     }
 
 
-def test_this_machine_can_mount() -> None:
+def test_mounts_work_on_this_machine() -> None:
     assert fuse_missing() == ""
 
 
@@ -106,7 +106,7 @@ def test_a_tree_is_the_same_by_mount_and_by_download(
 
 
 @pytest.mark.parametrize("mode", ["mount", "download"])
-def test_one_file_is_that_files_path(
+def test_single_file_input_is_its_path(
     store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path, mode: str
 ) -> None:
     dataset = Dataset.File.from_files((store, "data/labels.csv"))
@@ -159,7 +159,7 @@ def test_the_kernel_reads_far_ahead_in_a_mount(
         release(done)
 
 
-def test_a_mount_is_shared_and_goes_with_its_last_user(
+def test_mount_is_shared_and_removed_with_its_last_user(
     store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path
 ) -> None:
     source = resolve_input(store.path("data", "d"), catalogue)
@@ -192,7 +192,7 @@ def test_another_version_has_another_mount(
     release(second)
 
 
-def test_without_fuse_it_says_so_and_downloads(
+def test_missing_fuse_is_reported_and_the_input_is_downloaded(
     store: Datastore,
     catalogue: MemoryCatalogue,
     node: Path,
@@ -296,7 +296,7 @@ print(sorted(path.name for path in Path(folder).rglob("*")))
 
 
 @pytest.mark.parametrize("own", ["copy", "overlay"])
-def test_what_a_job_writes_to_its_download_is_in_no_other_jobs(
+def test_writes_to_a_download_are_private_to_the_job(
     store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path, own: str
 ) -> None:
     """Both ways, by root too. Off switch: hard links into the cache for all."""
@@ -320,7 +320,7 @@ def test_what_a_job_writes_to_its_download_is_in_no_other_jobs(
     assert {digest_of_file(path)[7:] for path in objects} == {path.name for path in objects}
 
 
-def test_a_mount_without_fuse_is_read_only_where_that_can_be_had(
+def test_mount_without_fuse_is_read_only_if_possible(
     store: Datastore,
     catalogue: MemoryCatalogue,
     node: Path,
@@ -335,7 +335,7 @@ def test_a_mount_without_fuse_is_read_only_where_that_can_be_had(
     release(done)
 
 
-def test_a_user_that_is_killed_is_counted_no_more(
+def test_killed_user_is_no_longer_counted(
     store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path
 ) -> None:
     source = resolve_input(store.path("data", "d"), catalogue)
@@ -366,7 +366,7 @@ def test_a_mount_stays_for_the_owner_that_was_named(
     wait_for(lambda: not is_mounted(Path(done.mount_folder) / "files"), "the keeper's unmounting")
 
 
-def test_mount_processes_carry_no_mark_of_a_job(
+def test_mount_processes_have_no_job_marker(
     store: Datastore,
     catalogue: MemoryCatalogue,
     node: Path,
@@ -397,7 +397,7 @@ def test_a_table_is_read_from_s3(
     assert found.to_pandas_dataframe()["label"].tolist() == ["cat", "dog"]
 
 
-def test_a_registered_version_is_the_same_later(
+def test_registered_version_is_stable(
     store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path
 ) -> None:
     Dataset.File.from_files((store, "data/train/**/*.png")).register(catalogue, "pets")

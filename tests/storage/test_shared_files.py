@@ -83,7 +83,7 @@ def run_job(workspace: OpenWorkspace, root: Path, output: bytes) -> Job:
 # --- prune ---------------------------------------------------------------------------------------
 
 
-def test_a_prune_goes_by_references(workspace: OpenWorkspace, tmp_path: Path) -> None:
+def test_prune_follows_references(workspace: OpenWorkspace, tmp_path: Path) -> None:
     old = run_job(workspace, tmp_path / "a1", b"old")
     new = run_job(workspace, tmp_path / "a2", b"new")
     unfinished = submit(workspace)
@@ -107,7 +107,7 @@ def test_a_prune_goes_by_references(workspace: OpenWorkspace, tmp_path: Path) ->
     assert content(workspace.blobs, min(kept))
 
 
-def test_a_bucket_that_is_away_keeps_its_files_at_a_prune(
+def test_prune_keeps_files_of_an_unavailable_bucket(
     workspace: OpenWorkspace, proxy: Proxy, tmp_path: Path, quick: None
 ) -> None:
     job = run_job(workspace, tmp_path / "a1", b"old")

@@ -110,7 +110,7 @@ def test_one_prefix_is_never_two_workspaces(
     assert not (tmp_path / "two").exists()
 
 
-def test_what_cannot_be_reached_leaves_nothing(
+def test_unreachable_services_leave_nothing(
     server: Postgres, blobs: S3Address, tmp_path: Path
 ) -> None:
     away = S3Address("bucket", "w", "http://127.0.0.1:9")
@@ -148,7 +148,7 @@ def test_files_of_another_workspace_are_not_joined(
 # --- claims --------------------------------------------------------------------------------------
 
 
-def test_the_first_home_that_claims_a_target_has_it(first: OpenWorkspace) -> None:
+def test_first_home_to_claim_a_target_owns_it(first: OpenWorkspace) -> None:
     store = first.store
     assert store.serving("local") is None
     assert store.claim_target("local", epoch="1", claimant=claimant("a")) == 1
@@ -159,7 +159,7 @@ def test_the_first_home_that_claims_a_target_has_it(first: OpenWorkspace) -> Non
     assert store.claim_target("other", epoch="x", claimant=claimant("b")) == 1
 
 
-def test_of_two_claimants_at_once_one_wins(first: OpenWorkspace) -> None:
+def test_one_of_two_concurrent_claimants_wins(first: OpenWorkspace) -> None:
     barrier, won, lost = threading.Barrier(8), [], []
 
     def claim(name: str) -> None:
@@ -251,7 +251,7 @@ def test_a_target_elsewhere_is_woken_and_none_is_started(
     assert not (own_home / "targets" / "local" / "log").exists()
 
 
-def test_wakes_of_others_wake_no_one(first: OpenWorkspace, woken: list[float]) -> None:
+def test_wake_ups_of_other_targets_are_ignored(first: OpenWorkspace, woken: list[float]) -> None:
     first.store.wake_target("other")
     first.store.wake_target("local")
     until(lambda: len(woken) == 1)
@@ -271,7 +271,7 @@ def test_a_target_that_died_elsewhere_is_not_started_here(
     assert not (own_home / "targets" / "local" / "log").exists()
 
 
-def test_a_target_of_this_home_is_its_own(first: OpenWorkspace, own_home: Path) -> None:
+def test_target_of_this_home_is_local(first: OpenWorkspace, own_home: Path) -> None:
     own = elsewhere.claimant(own_home)
     assert elsewhere.claimant(own_home) == own
     first.store.claim_target("local", epoch="1", claimant=own)
@@ -282,7 +282,7 @@ def test_a_target_of_this_home_is_its_own(first: OpenWorkspace, own_home: Path) 
 # --- lost connections ----------------------------------------------------------------------------
 
 
-def test_a_wake_that_was_lost_with_its_connection_comes_with_the_next(
+def test_lost_wake_up_is_delivered_with_the_next_connection(
     server: Postgres, first: OpenWorkspace, woken: list[float]
 ) -> None:
     end_connections(server)  # what is sent from here on, until it listens again, is lost
@@ -307,7 +307,7 @@ def test_a_target_stays_alive_over_a_restart_of_the_server(
         until(lambda: (found := store.serving("local")) is not None and found.is_live)
 
 
-def test_the_signs_of_life_of_an_old_actor_do_not_count(
+def test_heartbeats_of_an_old_actor_are_ignored(
     first: OpenWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_watch, "BEAT_S", 0.001)  # at each look

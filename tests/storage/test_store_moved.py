@@ -119,7 +119,7 @@ def test_a_store_that_another_process_has_open_is_not_moved(server: Postgres, ro
     assert folder.store_address(root) is None
 
 
-def test_a_client_of_before_is_refused_afterwards(server: Postgres, root: Path) -> None:
+def test_client_of_the_old_store_is_refused_after_the_move(server: Postgres, root: Path) -> None:
     url = server.schema()
     to_postgres(root, url)
     with open_workspace(root) as user:
@@ -158,7 +158,7 @@ def test_a_row_that_differs_stops_the_move(
         assert seen(workspace) == before
 
 
-def test_records_of_others_stay(server: Postgres, root: Path, tmp_path: Path) -> None:
+def test_records_of_other_workspaces_stay(server: Postgres, root: Path, tmp_path: Path) -> None:
     url = server.schema()
     with shared.create_in(tmp_path / "other", url) as other:
         submit(other.store)
@@ -224,7 +224,7 @@ def test_a_move_that_is_killed_is_finished_by_the_next(
         submit(workspace.store)
 
 
-def test_the_command_says_what_it_did(
+def test_move_command_reports_what_it_did(
     server: Postgres,
     root: Path,
     terminal: Terminal,  # noqa: F811

@@ -73,7 +73,7 @@ def test_a_copy_becomes_the_same_workspace_again(workspace: OpenWorkspace, tmp_p
     assert {one.id for one in workspace.store.jobs()} == {job.id, later.id}
 
 
-def test_what_is_in_the_way_is_refused_and_unchanged(
+def test_existing_destination_is_refused_and_unchanged(
     workspace: OpenWorkspace, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"

@@ -51,7 +51,7 @@ def test_a_goal_is_met_or_not(figure: Figure, is_met: bool | None) -> None:
     assert figure.is_met is is_met
 
 
-def test_the_table_says_the_goal_and_the_ratio() -> None:
+def test_table_shows_the_goal_and_the_ratio() -> None:
     lines = table([Figure("one", "s", 0.05, 2.0, "Ray Jobs", most=0.1, faster=20)]).splitlines()
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells == ["one", "0.05 s", "2 s (Ray Jobs)", "40 ×", "≤ 0.1 s, ≥ 20 × faster", "yes"]

@@ -73,13 +73,13 @@ def test_a_target_made_of_it_knows_its_node_types() -> None:
     assert [one.name for one in types.matching([], False)] == ["gpu"]
 
 
-def test_nodes_that_are_idle_go(cluster: dict[str, Any]) -> None:
+def test_idle_nodes_are_removed(cluster: dict[str, Any]) -> None:
     assert 0 < cluster["idle_timeout_minutes"] <= 30
     workers = set(cluster["available_node_types"]) - {cluster["head_node_type"]}
     assert all(cluster["available_node_types"][name]["min_workers"] == 0 for name in workers)
 
 
-def test_every_start_asks_for_the_token_and_shows_no_dashboard(cluster: dict[str, Any]) -> None:
+def test_every_start_requires_the_token_and_hides_the_dashboard(cluster: dict[str, Any]) -> None:
     starts = [
         command
         for key in ("head_start_ray_commands", "worker_start_ray_commands")

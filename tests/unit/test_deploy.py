@@ -58,7 +58,7 @@ def test_only_the_server_and_this_machine_are_reached_from_outside(compose: dict
     assert sorted(ports) == ["127.0.0.1:3000:3000", "8400:8400"]
 
 
-def test_every_ray_process_shows_a_token(compose: dict[str, Any]) -> None:
+def test_every_ray_process_uses_a_token(compose: dict[str, Any]) -> None:
     for name in ("head", "worker"):
         service = compose["services"][name]
         assert "RAY_AUTH_TOKEN_PATH" in service["command"][-1] and "ray" in service["secrets"]
@@ -75,7 +75,7 @@ def test_the_image_has_the_ray_of_this_checkout() -> None:
     assert f'rayVersion: "{version.group(1)}"' in (DEPLOY / "kuberay.yaml").read_text()
 
 
-def test_the_start_script_is_one_and_calls_what_there_is(
+def test_single_start_script_calls_existing_commands(
     compose: dict[str, Any], kubernetes: dict[str, dict[str, Any]]
 ) -> None:
     script = DEPLOY / "start-server.sh"
@@ -174,7 +174,7 @@ def test_the_unit_runs_the_server() -> None:
     assert unit["Service"]["Restart"] == "always"
 
 
-def test_the_board_shows_figures_that_exist() -> None:
+def test_dashboard_uses_existing_metrics() -> None:
     board = json.loads((DEPLOY / "grafana" / "rayjobs.json").read_text())
     source = Path(metrics.__file__).read_text().replace("{resource}", "gpus cpus")
     shown = {

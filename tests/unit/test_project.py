@@ -113,13 +113,13 @@ def test_no_shipped_file_is_ignored_by_git() -> None:
     assert left_out == []
 
 
-def test_the_licence_is_the_one_declared(pyproject: dict[str, Any]) -> None:
+def test_license_matches_its_declaration(pyproject: dict[str, Any]) -> None:
     assert pyproject["project"]["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert importlib.metadata.metadata("rayjobs")["License-Expression"] == "Apache-2.0"
 
 
-def test_the_protocol_has_no_untyped_value() -> None:
+def test_protocol_has_no_untyped_value() -> None:
     files = sorted((ROOT / "rayjobs" / "protocol").rglob("*.py"))
     assert len(files) > 5
     untyped = [

@@ -20,7 +20,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
 
 
-def test_the_newest_is_found_with_its_files(in_job: InJob, tmp_path: Path) -> None:
+def test_newest_checkpoint_is_found_with_its_files(in_job: InJob, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("a b")
     for step in (1, 2):
         checkpoint.save(
@@ -42,14 +42,14 @@ def test_the_newest_is_found_with_its_files(in_job: InJob, tmp_path: Path) -> No
         found.file("other")
 
 
-def test_only_the_last_ones_are_kept(in_job: InJob) -> None:
+def test_only_the_last_checkpoints_are_kept(in_job: InJob) -> None:
     for step in range(6):
         checkpoint.save(step, {"a": b"x"}, keep=2)
     assert steps(in_job.outputs / "checkpoints") == [4, 5]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "no manifest", "bad json"])
-def test_a_torn_one_is_passed_over(in_job: InJob, damage: str) -> None:
+def test_torn_checkpoint_is_skipped(in_job: InJob, damage: str) -> None:
     checkpoint.save(1, {"a": b"first"})
     torn = Path(checkpoint.save(2, {"a": b"second"}).path)
     if damage == "truncated":
@@ -68,7 +68,7 @@ def test_a_torn_one_is_passed_over(in_job: InJob, damage: str) -> None:
     assert not checkpoint.is_whole(str(torn))
 
 
-def test_a_failing_writer_leaves_what_was_there(in_job: InJob) -> None:
+def test_failing_writer_leaves_the_previous_checkpoint(in_job: InJob) -> None:
     checkpoint.save(1, {"a": b"first"})
 
     def full(path: str) -> None:
@@ -88,7 +88,7 @@ def test_a_failing_writer_leaves_what_was_there(in_job: InJob) -> None:
 
 
 @pytest.mark.long
-def test_a_kill_in_the_middle_is_never_resumed_from(in_job: InJob) -> None:
+def test_partially_saved_checkpoint_is_never_used(in_job: InJob) -> None:
     code = (
         "import os, signal\n"
         "from rayjobs import checkpoint\n"
@@ -105,7 +105,7 @@ def test_a_kill_in_the_middle_is_never_resumed_from(in_job: InJob) -> None:
     assert found.step == 1
 
 
-def test_the_same_step_replaces_itself(in_job: InJob) -> None:
+def test_saving_the_same_step_replaces_it(in_job: InJob) -> None:
     checkpoint.save(1, {"a": b"old"})
     checkpoint.save(1, {"a": b"new"})
     found = checkpoint.latest()
@@ -113,7 +113,7 @@ def test_the_same_step_replaces_itself(in_job: InJob) -> None:
     assert Path(found.file("a")).read_bytes() == b"new"
 
 
-def test_an_attempt_without_its_own_takes_the_resume_folder(
+def test_attempt_without_own_checkpoint_uses_the_resume_folder(
     in_job: InJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert checkpoint.latest() is None
@@ -135,12 +135,12 @@ def test_an_attempt_without_its_own_takes_the_resume_folder(
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "", "manifest.json", "a//b"])
-def test_names_that_lead_out_are_refused(in_job: InJob, name: str) -> None:
+def test_names_that_lead_outside_are_refused(in_job: InJob, name: str) -> None:
     with pytest.raises(ValueError, match="cannot be the name"):
         checkpoint.save(1, {name: b"x"})
 
 
-def test_a_manifest_that_leads_out_is_torn(in_job: InJob, tmp_path: Path) -> None:
+def test_manifest_that_leads_outside_is_torn(in_job: InJob, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"x")
     path = Path(checkpoint.save(1, {"a": b"x"}).path)
     manifest = json.loads((path / "manifest.json").read_text())

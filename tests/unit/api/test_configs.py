@@ -52,7 +52,7 @@ def test_numbers_of_numpy_are_arguments_too() -> None:
         (PyTorchConfiguration(), (1, 1, "none")),
     ],
 )
-def test_distribution_stands_in_the_spec(distribution: Any, shape: tuple[int, int, str]) -> None:
+def test_distribution_is_in_the_spec(distribution: Any, shape: tuple[int, int, str]) -> None:
     config = ScriptRunConfig("src", "a.py", distributed_job_config=distribution)
     found = config.to_spec().distribution
     assert (found.nodes, found.processes_per_node, found.backend) == shape
@@ -93,7 +93,7 @@ def test_a_run_config_wins_over_the_other_arguments() -> None:
         lambda: RunConfiguration(framework="Smoke"),
     ],
 )
-def test_what_is_wrong_is_reported_in_a_sentence(make: Callable[[], Any]) -> None:
+def test_invalid_arguments_are_reported_in_a_sentence(make: Callable[[], Any]) -> None:
     with pytest.raises(UsageError, match=r"\w") as caught:
         made = make()
         if isinstance(made, RunConfiguration):
@@ -227,13 +227,13 @@ def test_the_plain_estimator_knows_mpi_alone() -> None:
         PyTorch("src", compute_target="local", entry_script="a.py", framework_version="9")
 
 
-def test_all_problems_of_an_estimator_come_at_once() -> None:
+def test_all_problems_of_an_estimator_are_reported_together() -> None:
     with pytest.raises(SpecError) as caught:
         PyTorch("src", node_count=0, custom_docker_image="x", use_docker=False)
     assert len(caught.value.problems) == 4
 
 
-def test_what_a_job_is_made_of_says_what_it_is() -> None:
+def test_configuration_objects_have_a_readable_repr() -> None:
     settings = {"compute_target": "lab", "environment": Environment("torch")}
     config = ScriptRunConfig("src", "a.py", ["--lr", 1], **settings)  # type: ignore[arg-type]
     config.run_config.gpus_per_process = 2.0
@@ -271,7 +271,7 @@ def test_what_a_job_is_made_of_says_what_it_is() -> None:
         assert repr(one).startswith(f"{type(one).__name__}(")
 
 
-def test_a_name_of_azure_ml_that_is_not_here_names_what_to_use() -> None:
+def test_unsupported_azure_ml_name_suggests_a_replacement() -> None:
     from rayjobs import ComputeTarget, InteractiveLoginAuthentication, SKLearn  # they exist
     from rayjobs import Keyvault, Webservice  # isort: skip # a program imports all names first
 

@@ -56,7 +56,7 @@ def run(experiment: Experiment, here: Path) -> Iterator[InteractiveRun]:
         started.cancel()
 
 
-def test_it_is_stored_from_the_start(
+def test_interactive_run_is_stored_from_the_start(
     experiment: Experiment, workspace: Workspace, run: InteractiveRun
 ) -> None:
     assert (run.status, run.name, run.type) == ("Running", "first", "azureml.interactive")
@@ -77,7 +77,7 @@ def test_it_is_stored_from_the_start(
     assert run.wait_for_completion()["status"] == "Completed"
 
 
-def test_a_block_ends_it_as_it_went(experiment: Experiment, here: Path) -> None:
+def test_with_block_ends_the_run_by_its_outcome(experiment: Experiment, here: Path) -> None:
     with experiment.start_logging() as good:
         good.log("x", 1)
     with pytest.raises(ZeroDivisionError), experiment.start_logging() as bad:
@@ -98,7 +98,7 @@ def test_fail_fails_and_an_end_is_final(run: InteractiveRun) -> None:
 
 
 @pytest.mark.long
-def test_every_kind_of_value_reads_back_equal(run: InteractiveRun, tmp_path: Path) -> None:
+def test_every_kind_of_value_round_trips(run: InteractiveRun, tmp_path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -196,9 +196,7 @@ def test_new_outputs_are_stored_at_the_end(experiment: Experiment, here: Path) -
     assert child.get_file_names() == ["outputs/c.txt"]
 
 
-def test_the_usual_outputs_folder_is_there_to_write_into(
-    experiment: Experiment, here: Path
-) -> None:
+def test_outputs_folder_exists_for_writing(experiment: Experiment, here: Path) -> None:
     with experiment.start_logging(snapshot_directory=None) as run:
         (here / "outputs" / "model.pkl").write_text("m")
     assert run.get_file_names() == ["outputs/model.pkl"]
@@ -209,7 +207,7 @@ def test_the_usual_outputs_folder_is_there_to_write_into(
     assert not (here / "outputs").exists()
 
 
-def test_the_code_is_stored_with_it(experiment: Experiment, here: Path, tmp_path: Path) -> None:
+def test_code_is_stored_with_the_run(experiment: Experiment, here: Path, tmp_path: Path) -> None:
     run = experiment.start_logging(outputs=False)
     with zipfile.ZipFile(run.restore_snapshot(path=tmp_path / "code.zip")) as file:
         assert file.namelist() == ["notes.py"]
@@ -228,7 +226,7 @@ def test_the_code_is_stored_with_it(experiment: Experiment, here: Path, tmp_path
     bare.cancel()
 
 
-def test_a_model_is_registered_from_a_run_that_runs(run: InteractiveRun, here: Path) -> None:
+def test_model_is_registered_from_a_running_run(run: InteractiveRun, here: Path) -> None:
     run.upload_file("model.pt", "notes.py")
     model = run.register_model("notes-model", "model.pt", tags={"area": "text"})
     assert (model.version, model.run_id) == (1, run.id)
@@ -236,7 +234,7 @@ def test_a_model_is_registered_from_a_run_that_runs(run: InteractiveRun, here: P
     assert run.register_model("notes-model", "model.pt").version == 1
 
 
-def test_children_are_found_by_what_they_have(run: InteractiveRun) -> None:
+def test_children_are_filtered_by_their_properties(run: InteractiveRun) -> None:
     first, second = run.create_children(tag_key="part", tag_values=["a", "b"])
     below = first.child_run("below", run_id="below_1_00000001")
     below.log("x", 1)
@@ -278,7 +276,7 @@ def test_a_job_is_submitted_below_a_run(
     assert [job.id for job in workspace.store.jobs(JobFilter(states=[JobState.QUEUED]))] == []
 
 
-def test_text_that_people_change(run: InteractiveRun) -> None:
+def test_description_and_tags_can_be_changed(run: InteractiveRun) -> None:
     run.description = "my notes"
     run.display_name = "second"
     run.tag("done")
@@ -288,7 +286,7 @@ def test_text_that_people_change(run: InteractiveRun) -> None:
     assert again.tags == {"done": None, "lr": "0.5"}
 
 
-def test_what_a_handle_refuses_or_answers(
+def test_handle_methods_refuse_or_answer(
     run: InteractiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match="is interactive, so it has no environment"):

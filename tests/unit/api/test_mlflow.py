@@ -100,7 +100,7 @@ print(json.dumps({
 """
 
 
-def test_what_a_script_logs_with_mlflow_is_the_jobs(
+def test_mlflow_logs_of_a_script_are_in_the_job(
     server: TrackingServer, attempt: dict[str, str], tmp_path: Path
 ) -> None:
     out = run(
@@ -183,7 +183,7 @@ def test_a_search_is_sorted(
         ("metrics.loss", "metricss.loss > 0.2", "'metricss'; runs have metrics"),
     ],
 )
-def test_a_search_that_is_not_understood_is_refused(
+def test_unsupported_search_is_refused(
     losses: Callable[..., list[str]], order: str, asked: str, message: str
 ) -> None:
     with pytest.raises(TrackingError, match=message):
@@ -288,7 +288,7 @@ print(json.dumps([urls, found.id, model.run_id == logged.id, refused]))
 """
 
 
-def test_names_of_azureml_mlflow_take_runs_of_both_kinds(own_home: Path, tmp_path: Path) -> None:
+def test_azureml_mlflow_names_accept_both_kinds_of_runs(own_home: Path, tmp_path: Path) -> None:
     workspace = Workspace.create("w", path=own_home / "w")
     out = run(NAMES, tmp_path, FOLDER=str(own_home / "w"))
     urls, run_id, is_of_run, refused = json.loads(out.splitlines()[-1])
@@ -312,7 +312,7 @@ def ask(uri: str, path: str, token: str = "", body: bytes | None = None) -> tupl
             return error.code, error.read().decode()
 
 
-def test_strangers_and_wrong_requests_are_refused_in_words(server: TrackingServer) -> None:
+def test_unauthorized_and_invalid_requests_get_a_readable_refusal(server: TrackingServer) -> None:
     get = "/api/2.0/mlflow/runs/get?run_id="
     assert ask(server.uri, f"{get}mnist_1_0a1b")[0] == 403
     assert ask(server.uri, f"{get}mnist_1_0a1b", "other")[0] == 403

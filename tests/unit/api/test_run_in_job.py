@@ -105,7 +105,7 @@ def test_scalars_of_numpy_and_torch_are_numbers(in_job: InJob) -> None:
         (lambda run: run.log_image("m"), "path= or plot="),
     ],
 )
-def test_what_is_no_number_is_refused(
+def test_non_numeric_value_is_refused(
     in_job: InJob, call: Callable[[Any], None], message: str
 ) -> None:
     with pytest.raises(TypeError, match=message):
@@ -277,7 +277,7 @@ def test_inputs_are_found_by_name(in_job: InJob, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.long
-def test_a_job_needs_nothing_but_the_standard_library(in_job: InJob) -> None:
+def test_run_needs_only_the_standard_library_in_a_job(in_job: InJob) -> None:
     """Run, checkpoint and all that they import, in an interpreter without site-packages."""
     code = (
         "import sys\n"
@@ -303,7 +303,7 @@ def test_a_job_needs_nothing_but_the_standard_library(in_job: InJob) -> None:
     assert [record["value"] for record in records(in_job)] == [1.5]
 
 
-def test_a_heartbeat_is_seen_and_leaves_no_record(in_job: InJob) -> None:
+def test_heartbeat_counts_and_leaves_no_record(in_job: InJob) -> None:
     run = Run.get_context(allow_offline=False)
     run.log("loss", 1.0)
     os.utime(in_job.metrics_file, (1, 1))

@@ -32,7 +32,9 @@ def test_outside_of_jobs_the_run_is_offline() -> None:
         Run.get_context(allow_offline=False)
 
 
-def test_it_prints_and_remembers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_offline_run_prints_and_remembers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     run = Run.get_context()
     assert isinstance(run, OfflineRun)
     run.log("loss", 0.5, step=1)
@@ -55,7 +57,7 @@ def test_wrong_values_are_refused_as_in_a_job() -> None:
     assert isinstance(caught.value, UserErrorException)  # which programs of Azure ML catch
 
 
-def test_with_sets_the_status() -> None:
+def test_with_statement_sets_the_status() -> None:
     with OfflineRun() as run:
         run.log("m", 1)
     assert run.get_status() == "Completed"
@@ -74,7 +76,7 @@ def test_children_belong_to_their_parent() -> None:
     assert run.get_children() == [child]
 
 
-def test_a_run_is_not_made_by_hand() -> None:
+def test_run_cannot_be_constructed_directly() -> None:
     with pytest.raises(TypeError, match="get_context"):
         Run()
 

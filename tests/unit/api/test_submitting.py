@@ -190,7 +190,7 @@ def test_a_spec_and_an_estimator_can_be_submitted(experiment: Experiment, source
         experiment.submit(spec, pipeline_parameters={})
 
 
-def test_other_packages_bring_their_own_kinds(experiment: Experiment, run: JobRun) -> None:
+def test_other_packages_register_their_own_kinds(experiment: Experiment, run: JobRun) -> None:
     class Sweep:
         pass
 
@@ -239,7 +239,7 @@ def test_workspaces_are_found_again(
         Workspace.create("a/b")
 
 
-def test_what_azure_makes_a_workspace_with_has_no_effect_and_says_so(
+def test_azure_workspace_arguments_have_no_effect_and_warn(
     own_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Workspace.create("tagged", tags={"team": "a"}, sku="basic", key_vault=None).close()
@@ -311,7 +311,7 @@ def test_waiting_shows_stages_and_output_to_the_end(
     assert shown.endswith(f"job {run.id} is Completed\n")
 
 
-def test_a_failed_job_is_raised_with_its_lines(
+def test_failed_job_raises_an_error_with_its_log_lines(
     workspace: Workspace, run: JobRun, tmp_path: Path
 ) -> None:
     job = workspace.store.job(run.id)
@@ -440,7 +440,7 @@ def test_submitting_imports_nothing_heavy(tmp_path: Path, source: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
-def test_what_an_environment_gets_instead_is_printed_once(
+def test_environment_substitutes_are_printed_once(
     experiment: Experiment, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment = Environment("old")

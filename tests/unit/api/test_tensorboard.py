@@ -40,7 +40,7 @@ def write_events(runs: Runs) -> str:
     return job.id
 
 
-def test_event_files_are_fetched_and_what_is_missing_is_said(
+def test_event_files_are_fetched_and_missing_ones_are_reported(
     runs: Runs, terminal: Terminal, tmp_path: Path
 ) -> None:
     run = write_events(runs)
@@ -84,9 +84,7 @@ def test_the_event_file_of_a_running_job_grows(runs: Runs, tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "shown").rglob("*tfevents*")] == [events.name]
 
 
-def test_event_files_that_were_written_again_replace_their_copies(
-    runs: Runs, tmp_path: Path
-) -> None:
+def test_rewritten_event_files_replace_their_copies(runs: Runs, tmp_path: Path) -> None:
     job = runs.begin()
     paths = runs.paths(job)
     hosts = [HostRecord(root=str(paths.root))]
@@ -105,7 +103,7 @@ def test_event_files_that_were_written_again_replace_their_copies(
     assert copy.read_bytes() == b"last, other bytes"
 
 
-def test_without_tensorboard_the_way_out_is_named(
+def test_missing_tensorboard_names_the_remedy(
     runs: Runs, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_events(runs)

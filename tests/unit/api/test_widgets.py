@@ -55,7 +55,7 @@ class Notebook:
         monkeypatch.setitem(sys.modules, "ipywidgets", package if with_widgets else None)
 
 
-def test_a_run_is_shown_with_its_state_and_nothing_of_it_is_markup(runs: Runs) -> None:
+def test_run_is_shown_with_its_state_and_all_text_is_escaped(runs: Runs) -> None:
     job = runs.begin()
     run = runs.workspace.get_run(job.id)
     run.display_name = "<b>bold</b>"
@@ -93,7 +93,7 @@ def test_a_notebook_follows_a_run_until_its_end(
     assert len(notebook.shown) == shown + 1
 
 
-def test_a_view_outlasts_a_store_that_is_busy(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_survives_a_busy_store(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(widgets, "POLL_S", 0.01)
     notebook = Notebook(monkeypatch, with_widgets=True)
     job = runs.begin()
@@ -136,7 +136,7 @@ def test_outside_a_notebook_the_run_is_printed(
     assert runs.workspace.store.job(job.id).state is JobState.RUNNING
 
 
-def test_curves_skip_what_is_no_number_and_long_series_stay_small() -> None:
+def test_curves_skip_non_numeric_values_and_long_series_stay_small() -> None:
     series = html.numbers_of({"a": [1.0, float("nan"), 3], "b": "text", "t": {"x": [1, 2]}})
     assert list(series) == ["a", "t/x"]
     drawn = html.curves_html({"long": [float(n) for n in range(100_000)]})

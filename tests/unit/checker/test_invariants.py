@@ -135,7 +135,7 @@ def history() -> Evidence:
     )
 
 
-def test_a_history_in_which_all_is_well_has_no_violation() -> None:
+def test_sound_history_has_no_violation() -> None:
     assert check(history(), scratch=True) == []
 
 
@@ -316,7 +316,7 @@ def test_a_log_with_a_counted_gap_is_the_log() -> None:
     assert [one.invariant for one in check(evidence) if one.invariant == "I8"] == ["I8"]
 
 
-def test_a_rank_that_a_signal_ended_did_not_end_with_0() -> None:
+def test_rank_ended_by_a_signal_has_no_exit_code_0() -> None:
     evidence = history()
     job_of(state=S.FAILED)(evidence)
     evidence.kills = {"j": 2}
@@ -327,7 +327,7 @@ def test_a_rank_that_a_signal_ended_did_not_end_with_0() -> None:
     assert check(evidence) == []
 
 
-def test_attempts_that_were_put_back_spend_no_budget() -> None:
+def test_requeued_attempts_spend_no_budget() -> None:
     evidence = history()
     attempt_of(1, failure=USER, outcome="put_back")(evidence)
     assert [one for one in check(evidence) if one.invariant == "I4"] == []
@@ -337,7 +337,7 @@ def of_limits(evidence: Evidence) -> list[str]:
     return [one.words for one in check(evidence) if one.invariant == "I4"]
 
 
-def test_a_job_that_is_given_up_with_a_retry_left_is_named() -> None:
+def test_job_failed_with_a_retry_left_is_named() -> None:
     assert of_limits(failed_as(SYSTEM)) == ["j is Failed by system after 0 of 2 retries"]
     assert of_limits(failed_as(SYSTEM, times=2)) == ["j is Failed by system after 1 of 2 retries"]
     assert check(failed_as(SYSTEM, times=3)) == []
@@ -345,7 +345,7 @@ def test_a_job_that_is_given_up_with_a_retry_left_is_named() -> None:
     assert of_limits(nothing) == ["j is Failed, and no failure of its last attempt says why"]
 
 
-def test_failures_of_another_class_spend_none_of_a_budget() -> None:
+def test_failures_of_another_class_do_not_spend_a_budget() -> None:
     evidence = failed_as(SYSTEM, times=3)
     attempt_of(0, failure=Failure(FailureClass.NODE_LOST, "lost"))(evidence)
     assert of_limits(evidence) == ["j is Failed by system after 1 of 2 retries"]
@@ -365,7 +365,7 @@ def test_outages_have_a_count_of_their_own() -> None:
     assert of_limits(apart) == ["j is Failed by an outage after 3 of 8 retries"]
 
 
-def test_work_of_an_hour_renews_the_budget_of_what_is_no_fault_of_the_script() -> None:
+def test_hour_of_work_renews_budgets_of_external_failures() -> None:
     late = NOW + timedelta(hours=1)
     evidence = failed_as(SYSTEM, times=5)
     attempt_of(2, started_at=NOW, ended_at=late)(evidence)
@@ -378,7 +378,7 @@ def test_work_of_an_hour_renews_the_budget_of_what_is_no_fault_of_the_script() -
     assert of_limits(user) == ["j failed 3 times as user; its budget is 1 retries"]
 
 
-def test_a_job_that_lost_its_host_twenty_times_may_be_given_up() -> None:
+def test_job_that_lost_its_host_twenty_times_may_fail() -> None:
     hour = {"started_at": NOW, "ended_at": NOW + timedelta(hours=1)}
     for times, found_text in ((21, []), (20, ["j is Failed by system after 0 of 2 retries"])):
         evidence = failed_as(SYSTEM, times=times, outcome="host_error")
@@ -386,26 +386,26 @@ def test_a_job_that_lost_its_host_twenty_times_may_be_given_up() -> None:
         assert of_limits(evidence) == found_text
 
 
-def test_what_cannot_be_stored_is_not_retried() -> None:
+def test_permanent_storage_failure_is_not_retried() -> None:
     full = Failure(FailureClass.STORAGE, "the disk is full")
     assert check(failed_as(full, outcome="not_stored")) == []
     assert of_limits(failed_as(full)) == ["j is Failed by storage after 0 of 1 retries"]
 
 
-def test_a_release_is_one_more_try() -> None:
+def test_release_allows_one_more_attempt() -> None:
     evidence = failed_as(SYSTEM, times=4)
     assert of_limits(evidence) == ["j failed 4 times as system; its budget is 2 retries"]
     add_event(event(200, "release", "released"))(evidence)
     assert check(evidence) == []
 
 
-def test_a_rank_that_says_what_it_went_on_from_stands_for_a_lost_event() -> None:
+def test_rank_report_replaces_a_lost_resume_event() -> None:
     evidence = history()
     evidence.events = {"j": [one for one in evidence.events["j"] if one.kind != "resumed"]}
     assert check(evidence) == []
 
 
-def test_histories_of_ranks_are_read_and_torn_lines_are_not(tmp_path: Path) -> None:
+def test_rank_histories_are_read_without_torn_lines(tmp_path: Path) -> None:
     path = tmp_path / "history"
     at = (NOW + timedelta(seconds=1)).timestamp()
     lines = [{"job": "j", "attempt": 1, "rank": 0, "at": at + more} for more in (2.0, 0.0, 1.0)]
@@ -414,7 +414,7 @@ def test_histories_of_ranks_are_read_and_torn_lines_are_not(tmp_path: Path) -> N
     assert read_history(tmp_path / "none") == []
 
 
-def test_a_rank_tells_what_it_went_on_from_and_how_far_it_came(tmp_path: Path) -> None:
+def test_rank_reports_its_start_and_last_step(tmp_path: Path) -> None:
     path = tmp_path / "history"
     who = {"job": "j", "attempt": 2, "rank": 0, "found": 7}
     lines = [{**who, "at": float(step), "step": step} for step in (8, 9, 10)]
@@ -422,7 +422,7 @@ def test_a_rank_tells_what_it_went_on_from_and_how_far_it_came(tmp_path: Path) -
     assert read_history(path) == [Ran("j", 2, 0, 8.0, 10.0, found=7, first=8, step=10)]
 
 
-def test_a_living_process_is_found_by_its_marker() -> None:
+def test_live_process_is_found_by_its_marker() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "input()"],
         stdin=subprocess.PIPE,

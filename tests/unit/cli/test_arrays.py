@@ -80,7 +80,7 @@ def test_an_array_is_listed_by_the_states_of_its_members(
     assert listed("Failed") == []
 
 
-def test_an_array_without_a_place_is_shown_as_queued(array: Job, terminal: Terminal) -> None:
+def test_array_without_an_allocation_is_shown_as_queued(array: Job, terminal: Terminal) -> None:
     (listed,) = json.loads(terminal.type("ls", "--json").out)
     assert (listed["state"], listed["shown_state"]) == ("Running", "Queued")
     shown = terminal.type("show", array.id).out
@@ -88,7 +88,7 @@ def test_an_array_without_a_place_is_shown_as_queued(array: Job, terminal: Termi
     assert "0-3, 2 at a time" in shown
 
 
-def test_wait_says_queued_of_an_array_without_a_place(queue: Queue, array: Job) -> None:
+def test_wait_shows_an_array_without_an_allocation_as_queued(queue: Queue, array: Job) -> None:
     messages: list[str] = []
     stages = Stages(queue.workspace, array.id, messages.append)
     for _ in range(2):
@@ -121,7 +121,7 @@ def test_wait_exits_as_the_worst_member(queue: Queue, array: Job, terminal: Term
     assert "1 of 4 members failed, [3] first" in terminal.type("wait", array.id).out
 
 
-def test_wait_of_an_array_that_failed_is_one(queue: Queue, array: Job, terminal: Terminal) -> None:
+def test_wait_for_a_failed_array_exits_with_1(queue: Queue, array: Job, terminal: Terminal) -> None:
     broken = Failure(FailureClass.USER, "rank 0 exited with code 3", rank=0, exit_code=3)
     queue.finish(queue.start(member(queue, array, 0)), broken)
     queue.finish(queue.start(member(queue, array, 1)), Failure(FailureClass.TIME_LIMIT, "late"))
@@ -169,7 +169,7 @@ def test_logs_of_an_array_name_the_member_of_each_line(
 
 
 @pytest.mark.long
-def test_following_an_array_shows_each_members_lines_until_all_have_ended(
+def test_following_an_array_shows_lines_of_all_members_until_the_end(
     queue: Queue, array: Job, terminal: Terminal
 ) -> None:
     for index in range(4):
@@ -195,7 +195,7 @@ def test_failed_lines_of_an_array(queue: Queue, array: Job, terminal: Terminal) 
     assert (listed["array_index"], listed["failure"]["failure_class"]) == (2, "user")
 
 
-def test_logs_of_an_array_that_waits_say_so(array: Job, terminal: Terminal) -> None:
+def test_logs_of_a_waiting_array_report_that_it_waits(array: Job, terminal: Terminal) -> None:
     done = terminal.type("logs", array.id)
     assert (done.code, done.out) == (0, "")
     assert "nothing yet" not in done.out
@@ -211,7 +211,7 @@ def test_why_of_an_array_is_about_its_next_member(
     assert "target 'local' does not run" in output
 
 
-def test_a_held_job_says_so_and_how_to_release_it(queue: Queue, terminal: Terminal) -> None:
+def test_held_job_shows_the_hold_and_how_to_release_it(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     held = terminal.type("update", job.id, "--hold", "three hosts died of it")
     assert "held: three hosts died of it" in held.out
@@ -224,7 +224,7 @@ def test_a_held_job_says_so_and_how_to_release_it(queue: Queue, terminal: Termin
 
 
 @pytest.mark.parametrize("options", [("--hold", " "), ("--hold", "x", "--release"), ()])
-def test_update_refuses_what_says_nothing(
+def test_update_without_changes_is_refused(
     options: tuple[str, ...], queue: Queue, terminal: Terminal
 ) -> None:
     assert terminal.type("update", queue.submit().id, *options).code == 2

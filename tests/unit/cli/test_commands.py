@@ -35,7 +35,7 @@ def test_ls_without_a_workspace_is_an_empty_list(terminal: Terminal) -> None:
 
 
 @pytest.mark.long
-def test_ls_shows_what_waits_and_what_ended_lately(queue: Queue, terminal: Terminal) -> None:
+def test_ls_shows_waiting_and_recently_ended_jobs(queue: Queue, terminal: Terminal) -> None:
     old = queue.completed("old")
     ended = [queue.completed() for _ in range(10)]
     waiting = queue.submit("next")
@@ -53,7 +53,7 @@ def seconds(since: str, until: str) -> float:
 
 
 @pytest.mark.parametrize("end", ["waits again", "canceled while it waits again", "completed"])
-def test_ran_is_what_all_attempts_ran_and_waited_the_rest(
+def test_ran_is_the_time_of_all_attempts_and_waited_is_the_rest(
     end: str, queue: Queue, terminal: Terminal
 ) -> None:
     store = queue.workspace.store
@@ -77,12 +77,12 @@ def test_ran_is_what_all_attempts_ran_and_waited_the_rest(
     assert "Ran " in terminal.type("show", job.id).out
 
 
-def test_ls_has_the_name_that_others_use(queue: Queue, terminal: Terminal) -> None:
+def test_ls_has_a_common_alias(queue: Queue, terminal: Terminal) -> None:
     job = queue.completed()
     assert tail(job) in terminal.type("ps").out
 
 
-def test_queue_lists_what_runs_and_what_waits_in_queue_order(
+def test_queue_lists_running_and_waiting_jobs_in_queue_order(
     queue: Queue, terminal: Terminal
 ) -> None:
     queue.completed("old")
@@ -166,9 +166,7 @@ def test_ls_shows_sorts_and_filters_by_metrics_arguments_and_tags(
     assert [one["id"] for one in limited] == [low.id]
 
 
-def test_ls_refuses_columns_and_conditions_that_mean_nothing(
-    queue: Queue, terminal: Terminal
-) -> None:
+def test_ls_refuses_invalid_columns_and_conditions(queue: Queue, terminal: Terminal) -> None:
     trained(queue, "0.1", 0.5)
     unknown = terminal.type("ls", "--columns", "acuracy")
     assert unknown.code == 2
@@ -182,7 +180,7 @@ def test_ls_refuses_columns_and_conditions_that_mean_nothing(
     assert terminal.type("ls", "--filter", "ran>soon").code == 2
 
 
-def test_ls_leaves_columns_out_where_a_terminal_is_narrow(
+def test_ls_drops_columns_on_a_narrow_terminal(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, terminal: Terminal
 ) -> None:
     queue.failed(name="a-name-of-a-good-length")
@@ -193,7 +191,7 @@ def test_ls_leaves_columns_out_where_a_terminal_is_narrow(
     assert "rank 0 exited with code 1" in narrow[1]
 
 
-def test_ls_says_why_jobs_wait_or_failed(queue: Queue, terminal: Terminal) -> None:
+def test_ls_shows_why_jobs_wait_or_failed(queue: Queue, terminal: Terminal) -> None:
     queue.failed()
     queue.submit()
     shown = terminal.type("ls").out
@@ -221,9 +219,7 @@ def test_ls_filters(
     assert [one["name"] for one in listed] == names
 
 
-def test_a_live_job_that_no_one_answers_for_is_shown_as_such(
-    queue: Queue, terminal: Terminal
-) -> None:
+def test_live_job_of_an_unresponsive_target_is_marked(queue: Queue, terminal: Terminal) -> None:
     job = queue.start(queue.submit())
     [listed] = json.loads(terminal.type("ls", "--json").out)
     assert (listed["state"], listed["shown_state"]) == ("Running", "NotResponding")
@@ -238,7 +234,7 @@ def test_ls_does_not_watch_in_json(terminal: Terminal) -> None:
 # -- show --------------------------------------------------------------------------------------
 
 
-def test_show_tells_all_about_a_job(queue: Queue, terminal: Terminal) -> None:
+def test_show_prints_all_details_of_a_job(queue: Queue, terminal: Terminal) -> None:
     job = queue.completed(arguments=("--lr", "0.1 0.2"), tags={"owner": "ada"})
     brief = terminal.type("show", tail(job)).out
     titles = [line.split()[0] for line in brief.splitlines() if line.strip()]
@@ -267,7 +263,7 @@ def test_show_gives_the_root_cause_without_its_escapes(queue: Queue, terminal: T
     assert "\x1b" not in shown
 
 
-def test_show_as_json_holds_the_spec_and_attempts(queue: Queue, terminal: Terminal) -> None:
+def test_show_as_json_contains_the_spec_and_attempts(queue: Queue, terminal: Terminal) -> None:
     job = queue.failed(FailureClass.OUT_OF_MEMORY)
     data = json.loads(terminal.type("show", "--json", job.id).out)
     assert data["spec"]["script"] == "train.py"
@@ -298,7 +294,7 @@ def test_an_unknown_or_ambiguous_job_is_reported(queue: Queue, terminal: Termina
 # -- a name that several jobs have -------------------------------------------------------------
 
 
-def test_of_several_jobs_of_a_name_the_newest_is_read_and_it_is_said(
+def test_newest_of_several_jobs_of_a_name_is_read_with_a_notice(
     queue: Queue, terminal: Terminal
 ) -> None:
     older, newer = queue.completed("train"), queue.completed("train")
@@ -309,7 +305,7 @@ def test_of_several_jobs_of_a_name_the_newest_is_read_and_it_is_said(
     assert terminal.type("files", "train").out == terminal.type("files", newer.id).out
 
 
-def test_of_several_jobs_of_a_name_none_is_changed(queue: Queue, terminal: Terminal) -> None:
+def test_no_job_is_changed_if_several_have_the_name(queue: Queue, terminal: Terminal) -> None:
     older, newer = queue.submit("train"), queue.submit("train")
     for arguments in (("cancel", "train"), ("update", "train", "--priority", "3")):
         done = terminal.type(*arguments)
@@ -320,7 +316,7 @@ def test_of_several_jobs_of_a_name_none_is_changed(queue: Queue, terminal: Termi
 
 
 @pytest.mark.long
-def test_default_names_are_numbered_and_their_common_part_means_the_newest(
+def test_default_names_are_numbered_and_their_common_part_selects_the_newest(
     queue: Queue, terminal: Terminal, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("print(1)")
@@ -371,7 +367,7 @@ def test_wait_gives_up_after_its_timeout(queue: Queue, terminal: Terminal) -> No
     assert "not ended after" in done.err
 
 
-def test_cancel_ends_a_job_that_waits_at_once(queue: Queue, terminal: Terminal) -> None:
+def test_cancel_ends_a_waiting_job_immediately(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     done = terminal.type("cancel", job.id)
     assert (done.code, done.out) == (0, f"{job.id}: Canceled\n")
@@ -405,7 +401,9 @@ def test_cancel_of_an_experiment_takes_its_unfinished_jobs(
 
 
 @pytest.mark.parametrize("arguments", [(), ("x", "--all"), ("--all", "-e", "a")])
-def test_cancel_wants_one_way_of_naming(arguments: tuple[str, ...], terminal: Terminal) -> None:
+def test_cancel_requires_exactly_one_selection(
+    arguments: tuple[str, ...], terminal: Terminal
+) -> None:
     assert terminal.type("cancel", *arguments).code == 2
 
 
@@ -422,13 +420,13 @@ def test_update_changes_priority_and_tags(queue: Queue, terminal: Terminal) -> N
     assert terminal.type("update", job.id, "--priority", "many").code == 2
 
 
-def test_why_names_what_a_job_waits_for(queue: Queue, terminal: Terminal) -> None:
+def test_why_reports_what_a_job_waits_for(queue: Queue, terminal: Terminal) -> None:
     waiting, ended = queue.submit(), queue.failed()
     assert "is Queued: target 'local' does not run" in terminal.type("why", waiting.id).out
     assert "is not waiting: it is Failed" in terminal.type("why", ended.id).out
 
 
-def test_events_show_an_error_s_whole_text_with_v(queue: Queue, terminal: Terminal) -> None:
+def test_events_show_the_full_error_with_v(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     queue.workspace.store.add_event(
         job.id, "agent_lost", "it is replaced: died.", attempt=1, data={"detail": "died. At x\ny"}
@@ -437,7 +435,9 @@ def test_events_show_an_error_s_whole_text_with_v(queue: Queue, terminal: Termin
     assert "it is replaced: died. (died. At x y)" in terminal.type("events", "-v", job.id).out
 
 
-def test_stacks_of_a_job_without_processes_say_why(queue: Queue, terminal: Terminal) -> None:
+def test_stacks_of_a_job_without_processes_report_the_reason(
+    queue: Queue, terminal: Terminal
+) -> None:
     ended, waits = queue.completed(), queue.submit()
     done = terminal.type("stacks", ended.id)
     assert done.code == 2
@@ -471,7 +471,7 @@ def test_metrics_are_a_table_and_json(queue: Queue, terminal: Terminal) -> None:
     assert "loss" in wrong.err
 
 
-def test_metrics_of_a_job_without_any(queue: Queue, terminal: Terminal) -> None:
+def test_metrics_of_a_job_without_metrics(queue: Queue, terminal: Terminal) -> None:
     done = terminal.type("metrics", queue.submit().id)
     assert (done.code, done.out) == (0, "")
     assert "has logged no metrics yet" in done.err
@@ -488,7 +488,7 @@ def test_files_are_listed_by_name_folder_and_pattern(queue: Queue, terminal: Ter
     assert "outputs/model.pt" in missing.err
 
 
-def test_download_puts_files_where_one_would_look(
+def test_download_uses_predictable_folders(
     queue: Queue, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = queue.completed()
@@ -508,7 +508,7 @@ def test_download_puts_files_where_one_would_look(
     assert terminal.type("download", job.id, "outputs/model.pt", "-o", "-").out == "weights"
 
 
-def test_what_was_downloaded_is_not_packed_with_the_next_job(
+def test_downloaded_files_are_not_packed_with_the_next_job(
     queue: Queue, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = queue.completed()
@@ -561,7 +561,7 @@ def test_a_missing_file_has_one_exit_code(
     assert done.code == 3, done.err
 
 
-def test_download_replaces_nothing_unasked(
+def test_download_replaces_files_only_on_request(
     queue: Queue, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = queue.completed()
@@ -576,7 +576,9 @@ def test_download_replaces_nothing_unasked(
     assert "1 there already" in again.err
 
 
-def test_a_name_that_leads_out_is_refused(queue: Queue, terminal: Terminal, tmp_path: Path) -> None:
+def test_name_that_leads_outside_is_refused(
+    queue: Queue, terminal: Terminal, tmp_path: Path
+) -> None:
     job = queue.start(queue.submit(), until=JobState.FINALIZING)
     blob = queue.workspace.blobs.put_bytes(b"x", "t/evil")
     from datetime import UTC, datetime
@@ -600,14 +602,14 @@ def test_a_name_that_leads_out_is_refused(queue: Queue, terminal: Terminal, tmp_
 # -- the rest ----------------------------------------------------------------------------------
 
 
-def test_targets_are_listed_while_none_runs(terminal: Terminal) -> None:
+def test_targets_are_listed_when_none_is_running(terminal: Terminal) -> None:
     [local] = json.loads(terminal.type("target", "ls", "--json").out)
     assert (local["name"], local["state"]) == ("local", "stopped")
     assert terminal.type("target", "show", "nowhere").code == 3
     assert "did not run" in terminal.type("target", "stop").out
 
 
-def test_a_dashboard_needs_a_target_that_runs(terminal: Terminal) -> None:
+def test_dashboard_needs_a_running_target(terminal: Terminal) -> None:
     done = terminal.type("dashboard")
     assert done.code == 5
     assert "rayjobs target start" in done.err
@@ -629,7 +631,7 @@ def test_the_workspace_may_be_named_before_and_after_the_command(
     assert done.code == 3
 
 
-def test_what_could_not_be_stored_is_shown_with_the_job(queue: Queue, terminal: Terminal) -> None:
+def test_unstored_files_are_shown_with_the_job(queue: Queue, terminal: Terminal) -> None:
     job = queue.completed()
     lost = "metrics of rank 0: metrics/rank-0.jsonl is a named pipe\x1b[2J"
     queue.workspace.store.add_event(job.id, "left_out", lost, attempt=job.attempt)
@@ -649,7 +651,7 @@ def test_a_changed_input_is_named_when_the_job_ends(queue: Queue) -> None:
     assert f"  changed: {changed}" in lines
 
 
-def test_cancel_with_an_unknown_name_says_that_nothing_was_canceled(
+def test_cancel_with_an_unknown_name_reports_that_nothing_was_canceled(
     queue: Queue, terminal: Terminal
 ) -> None:
     job = queue.submit()

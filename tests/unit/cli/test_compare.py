@@ -98,7 +98,7 @@ def test_it_is_a_table_with_a_column_for_each_job(
     assert (done.code, done.err) == (0, "")
 
 
-def test_jobs_that_do_not_differ_say_so(queue: Queue, tmp_path: Path, terminal: Terminal) -> None:
+def test_compare_reports_equal_jobs(queue: Queue, tmp_path: Path, terminal: Terminal) -> None:
     (tmp_path / "train.py").write_text("print(1)")
     submitted(queue, tmp_path)
     submitted(queue, tmp_path)
@@ -107,9 +107,7 @@ def test_jobs_that_do_not_differ_say_so(queue: Queue, tmp_path: Path, terminal: 
     assert "the recorded values do not differ" in done.err
 
 
-def test_code_that_was_pruned_is_a_note(
-    queue: Queue, pair: tuple[Job, Job], terminal: Terminal
-) -> None:
+def test_pruned_code_is_a_note(queue: Queue, pair: tuple[Job, Job], terminal: Terminal) -> None:
     assert pair[0].snapshot is not None
     queue.workspace.blobs.delete(snapshots.blob_key(pair[0].snapshot))
     done = terminal.type("compare", "train-1", "train-2")

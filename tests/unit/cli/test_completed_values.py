@@ -82,7 +82,7 @@ def test_every_value_is_completed_or_free() -> None:
     assert undecided == []
 
 
-def test_every_source_that_a_parameter_names_is_there() -> None:
+def test_every_completion_source_exists() -> None:
     named = {
         parameter.type.source for _, parameter in parameters() if isinstance(parameter.type, Names)
     }

@@ -69,7 +69,7 @@ def test_an_environment_from_its_file_to_its_removal(env: Env, asked: Path, tmp_
 
 
 @pytest.mark.long
-def test_what_is_in_use_is_never_removed(env: Env, asked: Path) -> None:
+def test_environment_in_use_is_never_removed(env: Env, asked: Path) -> None:
     key = env("build", asked).strip()
     attempt = home() / "node" / "attempts" / "job1" / "a1"
     attempt.mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_what_is_in_use_is_never_removed(env: Env, asked: Path) -> None:
     assert built["used_by"] == ["job1/a1"]
 
 
-def test_names_of_environments_that_are_not_there(terminal: Terminal, queue: Queue) -> None:
+def test_unknown_environment_names_are_refused(terminal: Terminal, queue: Queue) -> None:
     done = terminal.type("env", "show", "absent")
     assert done.code == 3
     assert "no environment 'absent'" in done.err
@@ -92,7 +92,7 @@ def test_names_of_environments_that_are_not_there(terminal: Terminal, queue: Que
 
 
 @pytest.mark.long
-def test_a_curated_name_shows_what_is_used_instead(env: Env, terminal: Terminal) -> None:
+def test_curated_name_shows_its_substitute(env: Env, terminal: Terminal) -> None:
     shown = env("show", "AzureML-PyTorch-1.6-GPU")
     assert "torch==1.6.0 → torch==" in shown
     assert "Python 3.6.2 → Python 3.11" in shown

@@ -15,7 +15,7 @@ with _raw(True):
 """
 
 
-def test_what_is_typed_before_the_session_begins_is_kept() -> None:
+def test_input_before_the_session_starts_is_kept() -> None:
     master, terminal = pty.openpty()
     try:
         os.write(master, b"ls\n")  # while the command still starts

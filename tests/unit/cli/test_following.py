@@ -30,7 +30,7 @@ class Recorded(Screen):
             self.seen.append(data)
 
 
-def test_an_attempt_is_said_to_run_before_its_output_though_it_has_ended_by_then(
+def test_running_stage_is_shown_before_the_output_of_a_finished_attempt(
     queue: Queue,
 ) -> None:
     job = queue.start(queue.submit(), until=JobState.PREPARING)
@@ -50,7 +50,7 @@ def test_an_attempt_is_said_to_run_before_its_output_though_it_has_ended_by_then
     assert screen.seen == ["Preparing", "Running", LOG]
 
 
-def test_output_that_comes_before_the_state_is_written_turns_no_stage_back(queue: Queue) -> None:
+def test_output_before_the_state_change_never_reverts_a_stage(queue: Queue) -> None:
     messages: list[str] = []
     job = queue.start(queue.submit(), until=JobState.PREPARING)
     stages = Stages(queue.workspace, job.id, messages.append)
@@ -69,7 +69,7 @@ def test_output_that_comes_before_the_state_is_written_turns_no_stage_back(queue
     assert messages == ["Running", "Running"]  # of a job that had ended before
 
 
-def test_a_held_job_says_once_what_ends_the_wait(queue: Queue) -> None:
+def test_held_job_reports_once_how_to_end_the_wait(queue: Queue) -> None:
     messages: list[str] = []
     job = queue.submit()
     queue.workspace.store.hold(job.id, reason="the driver is being upgraded")
@@ -83,7 +83,7 @@ def test_a_held_job_says_once_what_ends_the_wait(queue: Queue) -> None:
     assert f"`rayjobs cancel {short}` cancels it" in notice
 
 
-def test_what_an_attempt_that_failed_printed_is_not_shown_as_running(queue: Queue) -> None:
+def test_output_of_a_failed_attempt_is_not_shown_as_running(queue: Queue) -> None:
     job = queue.start(queue.submit())
     queue.store_file(job, "azureml-logs/70_driver_log.txt", LOG)
     why = "tries again (1 of 1) after a failure of class user: no data"

@@ -48,7 +48,7 @@ def test_every_commented_default_is_a_valid_one(terminal: Terminal, folder: Path
     assert "problem" not in plan.err
 
 
-def test_what_exists_stays(terminal: Terminal, folder: Path) -> None:
+def test_existing_files_are_kept(terminal: Terminal, folder: Path) -> None:
     (folder / "fit.py").write_text("print(1)\n")
     (folder / ".gitignore").write_text("data/\n")
     (folder / "job.yaml").write_text("mine")

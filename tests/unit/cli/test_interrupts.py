@@ -10,7 +10,7 @@ from tests.unit.cli.conftest import Queue, Terminal
 
 
 @pytest.mark.usefixtures("own_home")
-def test_ctrl_c_in_verify_resume_says_what_became_of_its_runs(
+def test_ctrl_c_in_verify_resume_reports_the_state_of_its_runs(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -25,7 +25,7 @@ def test_ctrl_c_in_verify_resume_says_what_became_of_its_runs(
     assert "`rayjobs ls -e train` lists them" in done.err
 
 
-def test_ctrl_c_in_wait_says_that_the_jobs_go_on(
+def test_ctrl_c_in_wait_reports_that_the_jobs_continue(
     terminal: Terminal, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:

@@ -21,7 +21,7 @@ from rayjobs.submit.submitting import Submitted
 from tests.unit.cli.conftest import LOG, Queue, Terminal
 
 
-def test_logs_are_byte_exact_where_no_terminal_is(
+def test_logs_are_byte_exact_without_a_terminal(
     queue: Queue, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     from rayjobs.cli.main import run
@@ -52,7 +52,7 @@ def test_logs_in_part(
     assert (done.code, done.out) == (0, expected)
 
 
-def test_the_newest_of_the_earlier_logs_is_named(queue: Queue, terminal: Terminal) -> None:
+def test_newest_earlier_log_is_named(queue: Queue, terminal: Terminal) -> None:
     job = queue.start(queue.submit())
     for attempt in (2, 10):
         queue.store_file(job, f"azureml-logs/attempt-{attempt}/70_driver_log.txt", b"earlier\n")
@@ -148,7 +148,7 @@ def test_a_log_of_an_earlier_rayjobs_has_no_times(queue: Queue, terminal: Termin
     assert terminal.type("logs", "--since", "1m", job.id).out == "old\n"
 
 
-def test_what_ranks_print_alike_is_shown_once_unless_raw(queue: Queue, terminal: Terminal) -> None:
+def test_equal_lines_of_ranks_are_shown_once_unless_raw(queue: Queue, terminal: Terminal) -> None:
     job = queue.start(queue.submit(distribution={"processes_per_node": 2, "backend": "gloo"}))
     for rank in (0, 1):
         name = f"azureml-logs/70_driver_log_{rank}.txt"
@@ -169,7 +169,7 @@ def test_logs_failed_prints_the_lines_that_matter(queue: Queue, terminal: Termin
     assert (good.code, good.out) == (0, "")
 
 
-def test_logs_of_a_job_that_waits_are_not_there_yet(queue: Queue, terminal: Terminal) -> None:
+def test_logs_of_a_waiting_job_do_not_exist_yet(queue: Queue, terminal: Terminal) -> None:
     done = terminal.type("logs", queue.submit().id)
     assert done.code == 3
     assert "Queued" in done.err

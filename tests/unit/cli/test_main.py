@@ -86,7 +86,7 @@ def test_the_version_is_the_packages(terminal: Terminal) -> None:
         (("ls", "--experimnt", "x"), "--experiment"),
     ],
 )
-def test_a_slip_of_the_keys_is_understood(
+def test_misspelled_command_gets_a_suggestion(
     typed: tuple[str, ...], meant: str, terminal: Terminal
 ) -> None:
     done = terminal.type(*typed)
@@ -201,14 +201,14 @@ def test_a_cause_that_was_reported_is_not_reported_again() -> None:
 
 
 @pytest.mark.parametrize("name", ["causal", "faulty"])
-def test_the_traceback_needs_asking(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traceback_is_shown_only_on_request(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     invoke(group, [name])
     assert "Traceback" not in capsys.readouterr().err
     invoke(group, [name, "-v"])
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_fault_of_ours_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_internal_error_is_reported_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(group, ["faulty"]) == 1
     shown = capsys.readouterr().err
     assert "ZeroDivisionError: oh" in shown
@@ -221,7 +221,7 @@ def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.long
-def test_a_reader_that_stops_is_no_error(queue: Queue) -> None:
+def test_closed_pipe_is_not_an_error(queue: Queue) -> None:
     job = queue.start(queue.submit())
     queue.store_file(job, "azureml-logs/70_driver_log.txt", b"line\n" * 400_000)
     queue.finish(job)
@@ -268,7 +268,7 @@ def test_ctrl_c_ends_a_wait_with_130(queue: Queue) -> None:
     assert str(queue.workspace.store.job(job.id).state) == "Queued"
 
 
-def test_what_was_registered_for_the_end_runs_before_the_fast_exit(tmp_path: Path) -> None:
+def test_exit_handlers_run_before_the_fast_exit(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     code = (
         "import atexit, pathlib, rayjobs.__main__ as program\n"
@@ -283,7 +283,7 @@ def test_what_was_registered_for_the_end_runs_before_the_fast_exit(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_threads_at_work_are_waited_for(tmp_path: Path) -> None:
+def test_running_threads_are_waited_for(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     code = (
         "import pathlib, threading, rayjobs.__main__ as program\n"
@@ -298,7 +298,7 @@ def test_threads_at_work_are_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("NO_COLOR", "")])
-def test_colours_are_for_terminals_that_want_them(
+def test_colours_are_used_only_on_terminals_that_support_them(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)

@@ -62,14 +62,14 @@ def test_nodes_are_distinguished() -> None:
     assert {"node0/cpu_cores", "node1/memory_gib"} <= names
 
 
-def test_what_runs_is_read_from_its_hosts_file(tmp_path: Path) -> None:
+def test_samples_of_a_running_job_are_read_from_its_host_file(tmp_path: Path) -> None:
     (tmp_path / "usage.json").write_text(json.dumps(USED))
     hosts = (HostRecord(root=str(tmp_path)),)
     assert [found for _, found in records_of(attempt(hosts=hosts))] == [UsageRecord.from_json(USED)]
     assert list(records_of(attempt(hosts=hosts, ended_at=NOW))) == []
 
 
-def test_the_peak_is_the_largest_that_anybody_has_seen() -> None:
+def test_peak_is_the_largest_recorded_value() -> None:
     memory, ranks = MemoryUse(peak_bytes=4 * 2**30), (RankExit(0, max_rss_bytes=7),)
     exits = (exit_of(0, memory=memory, ranks=ranks),)
     assert peak_bytes(attempt(exits=exits)) == 4 * 2**30

@@ -64,7 +64,7 @@ def test_a_model_from_its_run_to_its_files(
     assert terminal.type("model", "download", "mnist", "-o", "got", "--force").code == 0
 
 
-def test_aliases_are_moved_and_taken_away(runs: Runs, terminal: Terminal) -> None:
+def test_aliases_are_moved_and_removed(runs: Runs, terminal: Terminal) -> None:
     for data in (b"1", b"2"):
         job = runs.trained(data=data)
         terminal.type("model", "register", "m", "--run", job.id, "--path", "model.pt")
@@ -86,7 +86,7 @@ def test_mistakes_are_reported_in_a_sentence(runs: Runs, terminal: Terminal) -> 
     assert terminal.type("model", "register", "a b", "--run", job.id).code == 2
 
 
-def test_of_several_runs_with_a_name_the_completed_ones_are_suggested(
+def test_completed_runs_are_suggested_if_several_have_the_name(
     runs: Runs, terminal: Terminal
 ) -> None:
     trained, running = runs.trained(), runs.begin()
@@ -98,7 +98,7 @@ def test_of_several_runs_with_a_name_the_completed_ones_are_suggested(
     assert running.id not in done.err
 
 
-def test_resume_submits_a_job_that_goes_on(runs: Runs, terminal: Terminal) -> None:
+def test_resume_submits_a_job_that_continues(runs: Runs, terminal: Terminal) -> None:
     job = runs.begin()
     runs.save(job, 5)
     runs.end(job, JobState.FAILED)
@@ -111,7 +111,7 @@ def test_resume_submits_a_job_that_goes_on(runs: Runs, terminal: Terminal) -> No
     assert f"continues from {job.id}" in resumed.err
 
 
-def test_resume_without_a_checkpoint_says_so(runs: Runs, terminal: Terminal) -> None:
+def test_resume_without_a_checkpoint_is_refused(runs: Runs, terminal: Terminal) -> None:
     job = runs.trained()
     done = terminal.type("resume", tail(job))
     assert done.code == 2
@@ -138,9 +138,7 @@ def test_a_models_value_is_shown_with_the_one_at_the_end_where_that_differs(
         assert "accuracy 0.944 (last 0.923)" in terminal.type("model", *command).out
 
 
-def test_a_run_shows_its_models_and_those_that_its_script_asked_for_in_vain(
-    runs: Runs, terminal: Terminal
-) -> None:
+def test_run_shows_its_models_and_refused_requests(runs: Runs, terminal: Terminal) -> None:
     job = runs.begin()
     runs.write(job, model__pt=b"w")
     runs.publish(job)
@@ -167,7 +165,7 @@ def test_a_run_shows_its_models_and_those_that_its_script_asked_for_in_vain(
     assert "net:1 is outputs/model.pt" in terminal.type("events", tail(job)).out
 
 
-def test_a_model_that_was_refused_and_registered_by_hand_is_refused_no_more(
+def test_refused_model_registered_manually_is_no_longer_shown_as_refused(
     runs: Runs, terminal: Terminal
 ) -> None:
     job = runs.begin()
@@ -182,7 +180,7 @@ def test_a_model_that_was_refused_and_registered_by_hand_is_refused_no_more(
     assert json.loads(terminal.type("show", "--json", tail(job)).out)["models_refused"] == []
 
 
-def test_a_file_of_this_machine_is_registered_and_says_where_it_is_from(
+def test_local_file_is_registered_with_its_origin(
     runs: Runs, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target
 
 
-def test_the_reason_and_place_of_a_job_that_waits(queue: Queue, terminal: Terminal) -> None:
+def test_waiting_job_shows_its_reason_and_position(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     key = f"{queue.workspace.path}::{job.id}"
     waiting = {key: {"reason": "needs 4 CPUs, 1 of 2 free", "position": 3}}
@@ -25,7 +25,7 @@ def test_the_reason_and_place_of_a_job_that_waits(queue: Queue, terminal: Termin
         assert "number 3 in the queue" in terminal.type("show", job.id).out
 
 
-def test_a_live_job_of_a_target_that_answers_is_shown_as_it_is(
+def test_live_job_of_a_responsive_target_is_shown_unchanged(
     queue: Queue, terminal: Terminal
 ) -> None:
     queue.start(queue.submit())
@@ -34,7 +34,7 @@ def test_a_live_job_of_a_target_that_answers_is_shown_as_it_is(
     assert listed["shown_state"] == "Running"
 
 
-def test_a_target_that_is_slow_is_not_gone(
+def test_slow_target_is_not_reported_as_gone(
     queue: Queue, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outlook, "ANSWER_S", 0.05)
@@ -44,7 +44,7 @@ def test_a_target_that_is_slow_is_not_gone(
     assert listed["shown_state"] == "Running"
 
 
-def test_a_target_on_its_way_up_is_reported(queue: Queue, terminal: Terminal) -> None:
+def test_starting_target_is_reported(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     lock = TargetPaths.of("local", under=home()).keeper_lock
     lock.parent.mkdir(parents=True)
@@ -54,9 +54,7 @@ def test_a_target_on_its_way_up_is_reported(queue: Queue, terminal: Terminal) ->
     assert "does not run" in terminal.type("why", job.id).out
 
 
-def test_a_time_that_an_outage_is_part_of_is_called_a_bound(
-    queue: Queue, terminal: Terminal
-) -> None:
+def test_time_including_an_outage_is_called_a_bound(queue: Queue, terminal: Terminal) -> None:
     """Nothing saw when the attempt ended: the target was down."""
     store = queue.workspace.store
     job = queue.start(queue.submit())
@@ -76,7 +74,7 @@ def test_a_time_that_an_outage_is_part_of_is_called_a_bound(
     assert "≤" not in ran
 
 
-def test_a_job_that_waits_for_another_is_not_listed_above_the_first_in_line(
+def test_dependent_job_is_listed_below_the_head_of_the_queue(
     queue: Queue, terminal: Terminal
 ) -> None:
     after, first = queue.submit("after"), queue.submit("first")
@@ -90,7 +88,9 @@ def test_a_job_that_waits_for_another_is_not_listed_above_the_first_in_line(
     assert [row["id"] for row in listed] == [first.id, after.id]
 
 
-def test_a_limit_says_how_many_unfinished_jobs_it_hides(queue: Queue, terminal: Terminal) -> None:
+def test_limit_reports_the_number_of_hidden_unfinished_jobs(
+    queue: Queue, terminal: Terminal
+) -> None:
     queue.submit("old")
     queue.start(queue.submit("older"))
     queue.completed("new")

@@ -41,7 +41,7 @@ def test_facts_leave_out_what_is_empty() -> None:
     assert facts([("Name", "x"), ("Tags", ""), ("Id", "1")]) == "Name  x\nId    1"
 
 
-def test_facts_stay_on_their_line_and_set_nothing() -> None:
+def test_facts_stay_on_one_line_without_control_codes() -> None:
     forged = "x\nState  Completed\x1b[2J"
     assert facts([("Name", forged)]) == "Name  x\\nState  Completed\\x1b[2J"
 
@@ -51,7 +51,7 @@ def test_facts_take_a_colour_by_name() -> None:
     assert shown == "State  \x1b[31mFailed\x1b[0m\nName   x"
 
 
-def test_a_drawing_takes_the_place_of_the_one_before(
+def test_drawing_replaces_the_previous_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "10")
@@ -69,7 +69,7 @@ def test_a_drawing_takes_the_place_of_the_one_before(
     )
 
 
-def test_json_takes_times_states_and_specs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_supports_times_states_and_specs(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"at": NOON, "state": JobState.RUNNING, "spec": Resources(), "name": "é"})
     assert json.loads(capsys.readouterr().out) == {
         "at": "2026-03-01T12:00:00.000000Z",
@@ -97,5 +97,5 @@ def test_json_takes_times_states_and_specs(capsys: pytest.CaptureFixture[str]) -
         ("\x1b[31mred red red\x1b[0m red", "\x1b[31mred red red\x1b[0m red"),
     ],
 )
-def test_talk_is_wrapped_at_words(text: str, shown: str) -> None:
+def test_messages_are_wrapped_at_words(text: str, shown: str) -> None:
     assert wrapped(text, 18) == shown

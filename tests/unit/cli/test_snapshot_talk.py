@@ -28,7 +28,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_home: Path) -> 
 
 
 @pytest.mark.usefixtures("project")
-def test_a_dry_run_shows_size_count_largest_files_and_what_is_left_out(terminal: Terminal) -> None:
+def test_dry_run_shows_size_count_largest_and_excluded_files(terminal: Terminal) -> None:
     shown = terminal.type("submit", "--dry-run", "train.py").out
     assert "3 files, 21 MiB; largest: data/big.bin (21 MiB)" in shown
     assert ".env (likely secret)" in shown
@@ -101,7 +101,7 @@ def test_a_command_without_a_source_packs_nothing(terminal: Terminal) -> None:
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.long
-def test_a_command_that_names_a_file_of_this_folder_is_warned_about(terminal: Terminal) -> None:
+def test_command_naming_a_local_file_causes_a_warning(terminal: Terminal) -> None:
     done = terminal.type("submit", "-d", "--command", "python train.py && ls /")
     assert "the command names train.py" in done.err
     assert "--source ." in done.err
@@ -111,7 +111,7 @@ def test_a_command_that_names_a_file_of_this_folder_is_warned_about(terminal: Te
 
 
 @pytest.mark.usefixtures("project")
-def test_an_error_at_the_limit_names_what_is_large_and_how_to_leave_it_out(
+def test_size_limit_error_names_large_files_and_how_to_exclude_them(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(limits.SIZE_VARIABLE, "20.9999")
@@ -124,7 +124,7 @@ def test_an_error_at_the_limit_names_what_is_large_and_how_to_leave_it_out(
 
 
 @pytest.mark.long
-def test_a_sweeps_dry_run_says_what_is_packed(project: Path, terminal: Terminal) -> None:
+def test_sweep_dry_run_shows_what_is_packed(project: Path, terminal: Terminal) -> None:
     (project / "sweep.yaml").write_text(
         "name: s\njob: {script: train.py}\nmetric: loss\ngoal: minimize\n"
         "sampling: {type: random, seed: 7, parameters: {--lr: {uniform: [0.1, 0.2]}}}\n"

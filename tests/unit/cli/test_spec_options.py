@@ -103,7 +103,7 @@ cold: true
     )
 
 
-def test_options_stand_on_top_of_a_file(project: Path) -> None:
+def test_options_override_a_file(project: Path) -> None:
     (project / "job.yaml").write_text(
         "script: code/train.py\npriority: 3\nresources: {cpus: 2, memory: 1GiB}\ntags: {a: x, b: y}"
     )
@@ -186,7 +186,7 @@ def test_all_mistakes_are_reported_at_once_by_the_options_typed(
         (("code/train.py", "--attach", "-d"), "--attach"),
     ],
 )
-def test_wrong_usage_says_what_to_type(
+def test_wrong_usage_suggests_the_correct_command(
     project: Path, terminal: Terminal, arguments: tuple[str, ...], hint: str
 ) -> None:
     done = terminal.type("submit", *arguments)
@@ -214,7 +214,7 @@ def test_a_dry_run_leaves_nothing(project: Path, terminal: Terminal, own_home: P
         ("horovod-gloo", ("HOROVOD_RANK=3 HOROVOD_SIZE=4", "HOROVOD_CONTROLLER=gloo")),
     ],
 )
-def test_a_dry_run_shows_what_tells_each_rank_its_number(
+def test_dry_run_shows_the_rank_variables(
     project: Path,
     terminal: Terminal,
     monkeypatch: pytest.MonkeyPatch,
@@ -237,7 +237,7 @@ def no_problem(*_args: object, **_options: object) -> list[object]:
     return []
 
 
-def test_a_dry_run_shows_what_a_single_process_is(project: Path, terminal: Terminal) -> None:
+def test_dry_run_shows_the_plan_of_a_single_process(project: Path, terminal: Terminal) -> None:
     shown = terminal.type("submit", "--dry-run", "code/train.py", "--", "--lr", "a b").out
     assert "attempt host, once for each process: python train.py --lr 'a b'" in shown
     assert "Rank 0" not in shown
@@ -260,7 +260,7 @@ def test_what_can_never_fit_is_refused(project: Path, terminal: Terminal) -> Non
     assert "1000 GPUs" in done.err
 
 
-def test_what_stands_next_to_a_mistake_is_checked_too(project: Path, terminal: Terminal) -> None:
+def test_remaining_fields_are_checked_despite_a_mistake(project: Path, terminal: Terminal) -> None:
     done = terminal.type(
         *("submit", "code/train.py", "--nodes", "2", "--max-duration", "soon", "--tag", "x"),
         *("--gpus-per-proc", "1.5"),
@@ -270,7 +270,7 @@ def test_what_stands_next_to_a_mistake_is_checked_too(project: Path, terminal: T
         assert part in done.err, done.err
 
 
-def test_what_cannot_be_placed_is_named_by_the_option(
+def test_unplaceable_resources_are_named_by_their_option(
     own_home: Path, terminal: Terminal, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("print(1)")
@@ -285,7 +285,7 @@ def test_what_cannot_be_placed_is_named_by_the_option(
     assert "resources.gpus: the job asks for 64 GPUs" in filed.err
 
 
-def test_a_sweep_file_is_refused_with_the_command_for_sweeps(
+def test_sweep_file_is_refused_with_a_hint_to_the_sweep_command(
     terminal: Terminal, tmp_path: Path
 ) -> None:
     file = tmp_path / "sweep.yaml"
@@ -345,7 +345,7 @@ def test_a_missing_image_is_refused_before_it_is_submitted(
     assert terminal.type("ls", "-q").out == ""
 
 
-def test_a_key_that_was_used_before_says_so_in_one_sentence(
+def test_reused_key_is_reported_in_one_sentence(
     queue: Queue, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = queue.submit()
@@ -354,7 +354,7 @@ def test_a_key_that_was_used_before_says_so_in_one_sentence(
     assert stderr == f"nothing was submitted: job {job.id} has this key\n"
 
 
-def test_an_output_may_overwrite_what_is_stored() -> None:
+def test_output_may_overwrite_stored_files() -> None:
     place = "photos/made"
     assert _output(f"made={place}:overwrite") == ("made", {"destination": place, "overwrite": True})
     assert _output(f"made={place}") == ("made", {"destination": place})
@@ -364,7 +364,7 @@ def test_an_output_may_overwrite_what_is_stored() -> None:
         _output(f"made={place}:overwite")
 
 
-def test_an_output_takes_its_mode() -> None:
+def test_output_accepts_a_mode() -> None:
     place = "photos/made"
     assert _output(f"made={place}:mount") == ("made", {"destination": place, "mode": "mount"})
     assert _output(f"made={place}:upload:overwrite") == (

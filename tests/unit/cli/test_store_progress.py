@@ -8,7 +8,7 @@ from rayjobs.cli import store
 from rayjobs.cli.settings import Settings
 
 
-def test_each_new_line_is_printed_once_and_a_long_silence_is_broken(
+def test_new_lines_are_printed_once_and_a_long_silence_is_interrupted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reporter = store._Reporter(Settings())

@@ -56,7 +56,7 @@ def test_an_unknown_parent_is_not_found(terminal: Terminal) -> None:
         (["--experiment", "mnist", "-s", "failed"], "--state failed --experiment mnist"),
     ],
 )
-def test_ls_says_that_a_valid_filter_matches_no_job(
+def test_ls_reports_that_a_valid_filter_matches_no_job(
     terminal: Terminal, typed: list[str], message: str
 ) -> None:
     done = terminal.type("ls", *typed)

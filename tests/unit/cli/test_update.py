@@ -28,7 +28,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "code"
 
 
-def test_a_waiting_job_gets_a_new_revision_in_its_place(queue: Queue, terminal: Terminal) -> None:
+def test_waiting_job_gets_a_new_revision_and_keeps_its_position(
+    queue: Queue, terminal: Terminal
+) -> None:
     store = queue.workspace.store
     job, later = queue.submit("first"), queue.submit("later")
     options = ("--max-duration", "2h", "--cpus-per-proc", "2", "--priority", "3", "--tag", "a=b")
@@ -57,7 +59,7 @@ def test_a_waiting_job_gets_a_new_revision_in_its_place(queue: Queue, terminal: 
     assert "Revision" not in terminal.type("show", later.id).out
 
 
-def test_two_processes_that_read_the_same_and_change_it_lose_nothing(queue: Queue) -> None:
+def test_concurrent_updates_lose_nothing(queue: Queue) -> None:
     store, read = queue.workspace.store, queue.submit()
     revise(queue.workspace, read, {"max_duration": "2h"})
     revise(queue.workspace, read, {}, JobChanges(tags={"a": "b"}))
@@ -71,7 +73,7 @@ def test_two_processes_that_read_the_same_and_change_it_lose_nothing(queue: Queu
     assert messages[1] == "revision 3: tags.a none → b"
 
 
-def test_what_is_wrong_is_refused_by_its_flag(queue: Queue, terminal: Terminal) -> None:
+def test_invalid_value_is_refused_with_its_option(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     done = terminal.type("update", job.id, "--max-duration", "6hh", "--nodes", "0")
     assert done.code == Exit.USAGE
@@ -80,7 +82,7 @@ def test_what_is_wrong_is_refused_by_its_flag(queue: Queue, terminal: Terminal) 
     assert queue.workspace.store.revision(job.id) == 1
 
 
-def test_what_runs_keeps_what_it_was_started_with(queue: Queue, terminal: Terminal) -> None:
+def test_running_job_keeps_its_spec(queue: Queue, terminal: Terminal) -> None:
     job = queue.start(queue.submit())
     done = terminal.type("update", job.id, "--max-duration", "1h")
     assert done.code == Exit.USAGE
@@ -89,7 +91,7 @@ def test_what_runs_keeps_what_it_was_started_with(queue: Queue, terminal: Termin
     assert queue.workspace.store.revision(job.id) == 1
 
 
-def test_the_members_of_an_array_that_wait_are_changed(queue: Queue, terminal: Terminal) -> None:
+def test_waiting_members_of_an_array_are_changed(queue: Queue, terminal: Terminal) -> None:
     store = queue.workspace.store
     spec = JobSpec(script="train.py", array=Array(indices="0-2"))
     array, _ = store.submit_array(NewJob(spec=spec, experiment="e", snapshot=None, user="u"))
@@ -134,7 +136,7 @@ def test_all_changes_of_one_update_are_kept_or_none(queue: Queue, terminal: Term
     assert store.revision(array.id) == 2
 
 
-def test_a_submit_that_is_repeated_finds_its_changed_job(queue: Queue) -> None:
+def test_repeated_submit_finds_its_changed_job(queue: Queue) -> None:
     store, spec = queue.workspace.store, JobSpec(script="train.py")
     values = {"experiment": "e", "snapshot": None, "user": "u", "idempotency_key": "k"}
     job, _ = store.submit(NewJob(spec=spec, **values))  # type: ignore[arg-type]
@@ -167,7 +169,7 @@ def test_more_cpus_than_the_machine_has_are_noted_as_at_submit(
     assert "CPUs" not in terminal.type("update", job.id, "--cpus-per-proc", "1").err
 
 
-def test_an_environment_that_is_not_there_is_refused_at_submit(
+def test_unknown_environment_is_refused_at_submit(
     queue: Queue, terminal: Terminal, project: Path
 ) -> None:
     (project / "empty").mkdir()

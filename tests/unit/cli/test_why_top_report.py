@@ -69,7 +69,9 @@ def status(queue: Queue, job: Job) -> dict[str, Any]:
 # -- why ---------------------------------------------------------------------------------------
 
 
-def test_why_tells_rule_room_those_ahead_and_the_start(queue: Queue, terminal: Terminal) -> None:
+def test_why_shows_rule_free_capacity_jobs_ahead_and_start(
+    queue: Queue, terminal: Terminal
+) -> None:
     first, job = queue.submit("first"), queue.submit("second")
     explained = decision(queue, job, key(queue, first), "/elsewhere::x_1_aa")
     with target(status(queue, job), explained):
@@ -91,7 +93,7 @@ def test_why_tells_rule_room_those_ahead_and_the_start(queue: Queue, terminal: T
     assert data["waits_for"] == []
 
 
-def test_why_waits_until_the_target_has_seen_a_hold_and_its_release(
+def test_why_waits_until_the_target_applied_a_hold_and_its_release(
     queue: Queue, terminal: Terminal
 ) -> None:
     job = queue.submit()
@@ -104,9 +106,7 @@ def test_why_waits_until_the_target_has_seen_a_hold_and_its_release(
         assert json.loads(terminal.type("why", "--json", job.id).out)["decision"]["rule"] == "line"
 
 
-def test_why_says_by_when_at_the_latest_and_that_it_cannot_tell(
-    queue: Queue, terminal: Terminal
-) -> None:
+def test_why_shows_the_latest_start_or_that_it_is_unknown(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     explained = decision(queue, job, estimate_s=None, basis="", latest_s=3600.0)
     with target(status(queue, job), explained):
@@ -117,7 +117,7 @@ def test_why_says_by_when_at_the_latest_and_that_it_cannot_tell(
         assert "unknown" in terminal.type("why", job.id).out
 
 
-def test_why_names_the_runs_behind_an_estimate_and_the_command_for_its_advice(
+def test_why_names_the_runs_behind_an_estimate_and_the_advised_command(
     queue: Queue, terminal: Terminal
 ) -> None:
     job = queue.submit()
@@ -138,7 +138,7 @@ def test_why_names_the_runs_behind_an_estimate_and_the_command_for_its_advice(
     assert queue.workspace.store.job(job.id).spec.max_duration_s == 5280.0
 
 
-def test_why_calls_it_a_guess_where_a_job_outran_all_earlier_runs(
+def test_why_calls_an_estimate_a_guess_if_a_job_outran_earlier_runs(
     queue: Queue, terminal: Terminal
 ) -> None:
     queue.completed()
@@ -173,7 +173,7 @@ def test_why_works_while_the_target_is_down(queue: Queue, terminal: Terminal) ->
     assert data["waits_for"] == [f"{parent.id} (Queued)"]
 
 
-def test_why_of_a_job_that_has_ended_says_how(queue: Queue, terminal: Terminal) -> None:
+def test_why_for_an_ended_job_shows_how_it_ended(queue: Queue, terminal: Terminal) -> None:
     output = terminal.type("why", queue.completed().id).out
     assert "is not waiting: it is Completed" in output
 
@@ -181,7 +181,7 @@ def test_why_of_a_job_that_has_ended_says_how(queue: Queue, terminal: Terminal) 
 # -- top ---------------------------------------------------------------------------------------
 
 
-def test_top_shows_who_uses_which_gpus_and_who_waits(queue: Queue, terminal: Terminal) -> None:
+def test_top_shows_gpu_users_and_waiting_jobs(queue: Queue, terminal: Terminal) -> None:
     runs, waits = queue.start(queue.submit("train")), queue.submit("next", priority=4)
     answer = status(queue, waits)
     shape = {"nodes": 1.0, "cpus": 3.0, "gpus": 2.0, "memory": 0.0, "spread": 0.0}
@@ -202,7 +202,7 @@ def test_top_shows_who_uses_which_gpus_and_who_waits(queue: Queue, terminal: Ter
     assert data["queue_length"] == 1
 
 
-def test_top_of_a_target_that_is_down_shows_the_queue(queue: Queue, terminal: Terminal) -> None:
+def test_top_for_a_stopped_target_shows_the_queue(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     done = terminal.type("top")
     assert done.code == 0
@@ -211,9 +211,7 @@ def test_top_of_a_target_that_is_down_shows_the_queue(queue: Queue, terminal: Te
     assert tail(job) in done.out
 
 
-def test_top_of_a_target_that_is_none_says_which_there_are(
-    queue: Queue, terminal: Terminal
-) -> None:
+def test_top_for_an_unknown_target_lists_the_known_ones(queue: Queue, terminal: Terminal) -> None:
     queue.submit()
     done = terminal.type("top", "--target", "nope")
     assert (done.code, done.out) == (Exit.NOT_FOUND, "")
@@ -239,7 +237,7 @@ def predicted(queue: Queue) -> Queue:
 
 
 @pytest.mark.usefixtures("predicted")
-def test_report_holds_estimates_against_starts(terminal: Terminal) -> None:
+def test_report_compares_estimates_with_starts(terminal: Terminal) -> None:
     data = json.loads(terminal.type("report", "queue", "--json").out)
     assert data["jobs"] == 2
     (first,) = data["first_by_target"]
@@ -278,7 +276,7 @@ def test_report_counts_the_jobs_that_had_no_estimate(
     assert data["estimated"]["waiting_without"] == 1
 
 
-def test_report_of_nothing_says_so(queue: Queue, terminal: Terminal) -> None:
+def test_empty_report_says_there_is_nothing(queue: Queue, terminal: Terminal) -> None:
     queue.workspace.store.counts()
     done = terminal.type("report", "queue")
     assert (done.code, done.out) == (0, "")

@@ -34,7 +34,7 @@ def in_a_job(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("has_default", [True, False])
 @pytest.mark.usefixtures("in_a_job")
-def test_a_job_does_not_use_another_workspace_unasked(
+def test_job_uses_another_workspace_only_on_request(
     terminal: Terminal, command: tuple[str, ...], has_default: bool
 ) -> None:
     """It started another target besides, in the default home."""
@@ -49,7 +49,7 @@ def test_a_job_does_not_use_another_workspace_unasked(
 
 
 @pytest.mark.usefixtures("in_a_job")
-def test_a_job_may_use_its_own_workspace_or_one_that_it_names(
+def test_job_may_use_its_own_or_a_named_workspace(
     terminal: Terminal, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_workspace(own_home / "other").close()
@@ -62,7 +62,7 @@ def test_a_job_may_use_its_own_workspace_or_one_that_it_names(
     assert terminal.type("ls").code == 0
 
 
-def test_a_command_that_makes_a_workspace_says_so(terminal: Terminal, own_home: Path) -> None:
+def test_command_that_creates_a_workspace_reports_it(terminal: Terminal, own_home: Path) -> None:
     """A wrong RAYJOBS_WORKSPACE would split the records without a word."""
     (own_home / "d").mkdir()
     assert f"new workspace: {own_home / 'w'}" in terminal.type(
@@ -71,7 +71,7 @@ def test_a_command_that_makes_a_workspace_says_so(terminal: Terminal, own_home: 
     assert "new workspace" not in terminal.type("datastore", "add", "b", str(own_home / "d")).err
 
 
-def test_a_name_that_is_taken_is_told_the_option(queue: Queue, terminal: Terminal) -> None:
+def test_taken_name_error_suggests_the_option(queue: Queue, terminal: Terminal) -> None:
     root = queue.workspace.path
     for name in ("one", "two"):
         (root / name).mkdir()
@@ -82,7 +82,7 @@ def test_a_name_that_is_taken_is_told_the_option(queue: Queue, terminal: Termina
     assert terminal.type("datastore", "add", "d", str(root / "two"), "--overwrite").code == 0
 
 
-def test_a_stage_that_lasts_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_stage_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     noted = threading.Event()
 
@@ -99,7 +99,7 @@ def test_a_stage_that_lasts_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert messages == ["packing / …"]
 
 
-def test_a_stage_that_has_ended_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_stage_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_notes, "PATIENCE_S", 3600.0)
     with LateNotes(pytest.fail) as late:
         late.on_stage("packing /")
@@ -120,7 +120,7 @@ def test_a_stage_that_has_ended_is_not_noted(monkeypatch: pytest.MonkeyPatch) ->
         ("data", "show", "x"),
     ],
 )
-def test_a_command_that_reads_makes_no_workspace(
+def test_reading_command_creates_no_workspace(
     terminal: Terminal, own_home: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     """A misspelt RAYJOBS_WORKSPACE would look like an empty one."""
@@ -134,7 +134,7 @@ def test_a_command_that_reads_makes_no_workspace(
 @pytest.mark.parametrize(
     "command", [("wait",), ("logs", "-f"), ("logs", "-f", "--timestamps"), ("cancel",)]
 )
-def test_a_job_of_the_original_is_not_waited_for_in_a_copy(
+def test_copy_does_not_wait_for_a_job_of_the_original(
     terminal: Terminal,
     queue: Queue,
     own_home: Path,

@@ -97,7 +97,7 @@ def test_a_cdi_file_is_followed(node: Path, form: str) -> None:
     assert found.variables == {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
-def test_a_cdi_file_of_another_vendor_is_passed_over(node: Path) -> None:
+def test_cdi_file_of_another_vendor_is_skipped(node: Path) -> None:
     folder = node / "cdi"
     folder.mkdir()
     (folder / "other.json").write_text(json.dumps({"kind": "example.com/device"}))

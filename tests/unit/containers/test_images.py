@@ -81,7 +81,7 @@ def test_a_digest_pins_a_name() -> None:
 @pytest.mark.parametrize(
     "text", ["no/../name", "UPPER/case path", "tar:relative.tar", "/not/there"]
 )
-def test_what_is_no_image_is_refused_with_what_to_write(text: str) -> None:
+def test_invalid_image_is_refused_with_a_suggestion(text: str) -> None:
     with pytest.raises(PrepareError, match="Give a name such as") as caught:
         parse(text)
     assert caught.value.is_permanent
@@ -125,7 +125,7 @@ def test_nodes_that_have_different_images_under_a_name_are_refused(
     assert error.is_permanent
 
 
-def test_a_file_that_is_no_archive_is_named_in_one_sentence(
+def test_file_that_is_not_an_archive_is_named_in_one_sentence(
     image_node: ImageNode, tmp_path: Path
 ) -> None:
     path = tmp_path / "not-an-image.tar"
@@ -193,7 +193,7 @@ def paths_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_without_overlays_questions_write_neither_to_the_cache_nor_to_a_users_folder(
+def test_image_queries_without_overlays_write_to_no_cache_or_user_folder(
     image_node: ImageNode, image: Path, tmp_path: Path
 ) -> None:
     """Off switch: `writable_root` returns the image itself."""
@@ -208,7 +208,7 @@ def test_without_overlays_questions_write_neither_to_the_cache_nor_to_a_users_fo
     assert (wish.work.paths.container / "image/etc").is_dir()
 
 
-def test_a_question_to_an_image_ends_with_its_job(image_node: ImageNode, image: Path) -> None:
+def test_image_query_ends_with_its_job(image_node: ImageNode, image: Path) -> None:
     wish = image_node.wish()
     begun = wish.work.paths.tmp
 
@@ -225,13 +225,11 @@ def test_a_question_to_an_image_ends_with_its_job(image_node: ImageNode, image: 
         asyncio.run(stopped())
 
 
-def test_an_image_without_python_says_so(image_node: ImageNode, oci: Path) -> None:
+def test_image_without_python_is_reported(image_node: ImageNode, oci: Path) -> None:
     assert image_node.realise(str(oci)).answer.why == "there is no python on its PATH"
 
 
-def test_jobs_that_ask_for_the_same_new_image_at_once_unpack_it_once(
-    image_node: ImageNode, oci: Path
-) -> None:
+def test_concurrent_jobs_unpack_a_new_image_once(image_node: ImageNode, oci: Path) -> None:
     """Off switch: `locked_if_free` in `Images._alone` gives every caller the lock."""
     wishes = [image_node.wish() for _ in range(3)]
 
@@ -308,7 +306,7 @@ def test_an_unpack_that_is_killed_is_never_used(
     assert not find_leftovers(wish.work.control.marker)
 
 
-def test_a_full_disk_is_a_fault_of_storage_and_leaves_nothing(
+def test_full_disk_is_a_storage_failure_and_leaves_nothing(
     image_node: ImageNode, tmp_path: Path
 ) -> None:
     """On a file system of 2 MiB, in a mount namespace of a process of its own."""
@@ -371,7 +369,7 @@ def test_a_fetch_ends_with_its_job(
     assert image_node.left_in_building == []
 
 
-def test_a_node_without_engines_names_three_ways_out(
+def test_node_without_engines_names_three_remedies(
     image_node: ImageNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -382,7 +380,7 @@ def test_a_node_without_engines_names_three_ways_out(
     assert "neither podman nor buildah" in str(failed(image_node, dockerfile))
 
 
-def test_a_name_is_fetched_once_and_again_only_where_that_is_asked_for(
+def test_image_is_fetched_once_unless_a_refresh_is_requested(
     image_node: ImageNode, oci: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = tmp_path / "calls"
@@ -427,7 +425,7 @@ def test_a_name_is_fetched_once_and_again_only_where_that_is_asked_for(
 # -- prune ---------------------------------------------------------------------------------------
 
 
-def test_images_in_use_stay_and_others_go_when_they_are_old(
+def test_unused_old_images_are_pruned_and_used_ones_stay(
     image_node: ImageNode, oci: Path, tmp_path: Path
 ) -> None:
     used = image_node.realise(str(oci))
@@ -454,9 +452,7 @@ def test_images_in_use_stay_and_others_go_when_they_are_old(
     assert image_node.cache.record(used.key)["digest"] == used.digest
 
 
-def test_an_image_that_is_pruned_while_it_is_found_is_brought_again(
-    image_node: ImageNode, oci: Path
-) -> None:
+def test_image_pruned_during_lookup_is_fetched_again(image_node: ImageNode, oci: Path) -> None:
     first = image_node.wish()
     known = image_node.realise(str(oci), first)
     first.work.paths.image.unlink()
@@ -505,7 +501,7 @@ def test_passwords_of_fetches_that_died_with_their_agent_are_removed(
     assert not (alive / "login").exists()
 
 
-def test_the_program_that_unpacks_says_what_it_left_out(tmp_path: Path, image: Path) -> None:
+def test_unpacking_program_reports_omitted_files(tmp_path: Path, image: Path) -> None:
     folder = oci_folder(
         tmp_path / "oci", [tar_of(image / "etc"), layer([file("su", b"x", mode=0o4755)])]
     )

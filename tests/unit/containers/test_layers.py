@@ -45,7 +45,7 @@ def names(root: Root) -> set[str]:
     return {str(path.relative_to(root.path)) for path in root.path.rglob("*")}
 
 
-def test_a_whiteout_takes_away_what_lower_layers_have_and_nothing_of_its_own(
+def test_whiteout_removes_files_of_lower_layers_only(
     tmp_path: Path,
 ) -> None:
     lower = layer([file("a"), file("b"), file("dir/x"), file("dir/y"), file("gone/z")])
@@ -67,14 +67,14 @@ def test_an_opaque_folder_keeps_only_what_its_own_layer_has_in_any_order(tmp_pat
     }  # fmt: skip
 
 
-def test_a_later_layer_brings_back_what_an_earlier_one_took(tmp_path: Path) -> None:
+def test_later_layer_restores_a_removed_file(tmp_path: Path) -> None:
     root = applied(
         tmp_path, layer([file("a", b"1")]), layer([file(".wh.a")]), layer([file("a", b"3")])
     )
     assert (root.path / "a").read_text() == "3"
 
 
-def test_files_folders_and_links_take_each_others_place(tmp_path: Path) -> None:
+def test_files_folders_and_links_replace_each_other(tmp_path: Path) -> None:
     first = layer([file("was-folder/x"), file("was-file"), other("was-link", LINK, to="/etc")])
     second = layer(
         [file("was-folder", b"f"), file("was-file/x"), other("was-link", DIR), file("was-link/in")]
@@ -145,7 +145,7 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
         )
 
 
-def test_a_file_never_goes_through_a_link_that_stands_in_its_place(tmp_path: Path) -> None:
+def test_file_is_never_written_through_a_link(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("kept")
     root = applied(tmp_path, layer([other("x", LINK, to=str(outside)), file("x", b"mine")]))
@@ -274,7 +274,7 @@ def test_holes_of_a_file_and_what_follows_the_archive_count_as_bytes(tmp_path: P
         assert sum(path.stat().st_size for path in target.rglob("*") if path.is_file()) < 2**20
 
 
-def test_a_packed_archive_is_not_read_further_than_an_image_may_be_large(tmp_path: Path) -> None:
+def test_compressed_archive_is_read_only_up_to_the_image_size_limit(tmp_path: Path) -> None:
     """The agent itself reads all that is compressed, to find the members."""
     packed = tmp_path / "root.tar.gz"
     packed.write_bytes(gzip.compress(layer([file("zeros", bytes(3 * 2**20)), file("last")])))

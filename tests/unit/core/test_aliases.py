@@ -57,7 +57,7 @@ def test_modules_that_moved_are_there() -> None:
 
 @pytest.mark.parametrize("old", ["rayjobs.compute.raylaunch", "rayjobs.targetstart"])
 @pytest.mark.long
-def test_a_process_of_before_starts_a_module_by_its_old_name(old: str) -> None:
+def test_process_of_an_older_version_starts_a_module_by_its_old_name(old: str) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", old, "--help"],
         capture_output=True,
@@ -69,7 +69,7 @@ def test_a_process_of_before_starts_a_module_by_its_old_name(old: str) -> None:
     assert f"usage: {canonical(old)}" in done.stdout
 
 
-def test_what_a_process_of_before_pickled_is_what_it_is_now(
+def test_pickles_of_an_older_version_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "rayjobs.errors", raising=False)

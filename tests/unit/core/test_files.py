@@ -68,7 +68,7 @@ def test_a_link_in_the_way_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "record").read_text() == "new"
 
 
-def test_a_draft_has_the_same_ending_and_goes_when_its_writer_fails(tmp_path: Path) -> None:
+def test_draft_keeps_the_suffix_and_is_removed_if_its_writer_fails(tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
     with replacing(path) as draft:
         assert draft.endswith(".png")

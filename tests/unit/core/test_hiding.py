@@ -12,7 +12,7 @@ from tests.unit.cli.conftest import Terminal, terminal
 __all__ = ["terminal"]
 
 
-def test_a_module_or_package_of_our_name_is_named(tmp_path: Path) -> None:
+def test_module_or_package_named_rayjobs_is_reported(tmp_path: Path) -> None:
     assert hiding(tmp_path) == ""
     (tmp_path / "rayjobs" / "injob").mkdir(parents=True)
     (tmp_path / "rayjobs" / "__init__.py").touch()
@@ -24,7 +24,7 @@ def test_a_module_or_package_of_our_name_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_home")
-def test_a_submit_says_it(
+def test_submit_reports_a_hiding_module(
     tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

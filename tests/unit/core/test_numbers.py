@@ -10,7 +10,7 @@ from rayjobs.core.numbers import is_number, is_whole
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None])
-def test_only_an_int_is_whole(value: object) -> None:
+def test_only_an_int_is_a_whole_number(value: object) -> None:
     assert not is_whole(value)
 
 
@@ -21,7 +21,7 @@ def test_a_whole_number_may_have_a_lower_bound() -> None:
 
 
 @pytest.mark.parametrize("value", [False, math.nan, math.inf, -math.inf, 10**400, "1", None])
-def test_what_is_not_a_finite_float_is_not_a_number(value: object) -> None:
+def test_only_finite_floats_are_numbers(value: object) -> None:
     assert not is_number(value)
 
 

@@ -23,7 +23,7 @@ def test_a_short_path_stays_as_it_is(short_path: Path) -> None:
     assert short_tmp.provide(short_path / "tmp") == short_path / "tmp"
 
 
-def test_a_long_path_has_a_short_one_beside_it(tmp: Path) -> None:
+def test_long_path_gets_a_short_link(tmp: Path) -> None:
     short = short_tmp.provide(tmp)
     assert short.samefile(tmp)
     assert short_tmp.provide(tmp) == short  # a start that was undone has left it
@@ -36,7 +36,7 @@ def test_a_long_path_has_a_short_one_beside_it(tmp: Path) -> None:
     assert not os.path.lexists(short) and tmp.is_dir()
 
 
-def test_links_of_ended_attempts_go_and_those_of_living_ones_stay_young(tmp: Path) -> None:
+def test_links_of_ended_attempts_are_removed_and_live_ones_refreshed(tmp: Path) -> None:
     living = short_tmp.provide(tmp)
     os.utime(living, (0, 0), follow_symlinks=False)
     ended = AttemptPaths(tmp.parents[1] / "a2")

@@ -44,14 +44,14 @@ def test_cuts_between_parts_do_not_matter() -> None:
         assert text == "é\x1b[31mred\x1b[0m ✓ end"
 
 
-def test_bytes_that_are_no_text_are_replaced() -> None:
+def test_bytes_that_are_not_text_are_replaced() -> None:
     shower = Shower(colour=False)
     assert shower.show(b"caf\xe9\xff!\n") + shower.show(b"", final=True) == "caf\ufffd\ufffd!\n"
 
 
 @given(data=st.binary(max_size=300), size=st.integers(min_value=1, max_value=50))
 @pytest.mark.long
-def test_whatever_comes_nothing_dangerous_goes_out(data: bytes, size: int) -> None:
+def test_output_never_contains_dangerous_sequences(data: bytes, size: int) -> None:
     shower = Shower(colour=False)
     parts = [data[start : start + size] for start in range(0, len(data), size)]
     text = "".join(shower.show(part) for part in parts) + shower.show(b"", final=True)

@@ -52,7 +52,7 @@ def test_a_size_is_in_powers_of_1024(size: float, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_one_thing_is_in_the_singular() -> None:
+def test_count_of_one_is_singular() -> None:
     shown = [counted(number, "CPU") for number in (0, 0.5, 1, 1.0, 2, 1_234_567)]
     assert shown == ["0 CPUs", "0.5 CPUs", "1 CPU", "1 CPU", "2 CPUs", "1,234,567 CPUs"]
 

@@ -23,7 +23,7 @@ def test_a_duration_is_read(text: str | float, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "h", "6x", "6 h 5", "30m1h", "1h1h", "-1h", "1,5h", "nan", "inf", "6h!", True]
 )
-def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+def test_invalid_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="6h"):
         parse_duration(text)
 
@@ -38,6 +38,6 @@ def test_a_size_is_read(text: str | float, gib: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "8x", "-1GiB", "8 G iB", "nan"])
-def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+def test_invalid_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="8GiB"):
         parse_size(text, unit=1024**3)

@@ -29,7 +29,7 @@ def spec_of(workspace: Workspace, arguments: list[Any]) -> JobSpec:
     return config.to_spec(keep=workspace.catalogue.put_manifest)
 
 
-def test_references_become_inputs_and_their_variable_stands_in_the_arguments(
+def test_references_become_inputs_and_their_variables_become_arguments(
     workspace: Workspace, store: Datastore
 ) -> None:
     binding = DataPathComputeBinding(mode="download", path_on_compute="here")
@@ -129,7 +129,7 @@ def test_a_dataset_that_is_not_registered_is_kept_with_its_files_of_now(
     assert open_input(found).manifest == files.manifest
 
 
-def test_outputs_are_what_is_written_and_stored(workspace: Workspace, store: Datastore) -> None:
+def test_output_configs_become_stored_outputs(workspace: Workspace, store: Datastore) -> None:
     made = OutputFileDatasetConfig("made", (store, "made/{run-id}"))
     spec = spec_of(
         workspace,
@@ -153,7 +153,7 @@ def test_outputs_are_what_is_written_and_stored(workspace: Workspace, store: Dat
     }
 
 
-def test_an_estimator_takes_data_as_key_value_and_input(
+def test_estimator_accepts_data_as_key_value_and_input(
     workspace: Workspace, store: Datastore
 ) -> None:
     estimator = PyTorch(

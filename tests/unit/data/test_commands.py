@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_data_goes_there_and_back(terminal: Terminal, folder: Path) -> None:  # noqa: F811
+def test_data_round_trips(terminal: Terminal, folder: Path) -> None:  # noqa: F811
     done = terminal.type("data", "put", "src", "workspaceblobstore/src")
     assert (done.code, done.out) == (0, "stored 2 files (3 B) in workspaceblobstore/src\n")
     assert "upload: 2/2 files" in done.err
@@ -37,7 +37,7 @@ def test_data_goes_there_and_back(terminal: Terminal, folder: Path) -> None:  # 
     assert (folder / "one" / "a.txt").read_text() == "a"
 
 
-def test_what_cannot_be_stored_is_named(terminal: Terminal, folder: Path) -> None:  # noqa: F811
+def test_unstorable_paths_are_named(terminal: Terminal, folder: Path) -> None:  # noqa: F811
     (folder / "src" / "up").symlink_to(folder)
     (folder / "src" / "gone").symlink_to(folder / "nothing")
     (folder / "src" / "ring").symlink_to(folder / "src" / "ring")
@@ -240,7 +240,7 @@ def test_a_datastore_that_is_needed_is_kept(terminal: Terminal, folder: Path) ->
     assert "workspaceblobstore again" in done.err
 
 
-def test_a_place_to_resume_from_that_is_not_there_is_one_sentence(
+def test_missing_resume_path_is_refused_in_one_sentence(
     terminal: Terminal,  # noqa: F811
     folder: Path,
 ) -> None:
@@ -268,7 +268,7 @@ def test_a_place_to_resume_from_that_is_not_there_is_one_sentence(
         (("datastore", "add", "x", "src", "--profile", "p"), 2, "--profile"),
     ],
 )
-def test_mistakes_are_said(
+def test_mistakes_are_reported(
     terminal: Terminal,  # noqa: F811
     folder: Path,
     words: tuple[str, ...],
@@ -304,7 +304,7 @@ def test_a_dry_run_shows_the_pinned_version(
     assert "dataset:src:1 (download)" in shown.out
 
 
-def test_a_bucket_takes_limits_and_a_folder_refuses_them(
+def test_limits_are_accepted_for_a_bucket_and_refused_for_a_folder(
     terminal: Terminal,  # noqa: F811
     folder: Path,
 ) -> None:
@@ -357,7 +357,7 @@ def test_a_datastore_may_be_a_folder_above_the_working_directory(
     assert str(tmp_path / "data") in capsys.readouterr().out
 
 
-def test_a_local_folder_as_input_says_how_to_store_it(
+def test_local_folder_as_input_suggests_how_to_store_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "digits").mkdir()

@@ -59,7 +59,7 @@ def facts(*, mounted: bool = True, trouble: bool = True) -> DataFacts:
     ],
     ids=["known trouble", "mounted", "path in the log", "another error on top", "mount lost"],
 )
-def test_what_could_not_be_read_is_the_cause(log: str, known: DataFacts) -> None:
+def test_unreadable_data_is_the_cause(log: str, known: DataFacts) -> None:
     outcome, failure = diagnose([FAILED], {0: log.encode()}, data=[known])
     assert failure is not None
     assert (outcome, failure.failure_class) == ("failed", FailureClass.DATA)
@@ -69,7 +69,7 @@ def test_what_could_not_be_read_is_the_cause(log: str, known: DataFacts) -> None
     assert (failure.rank, failure.exit_code) == (0, 1)
 
 
-def test_a_process_that_mapped_a_file_dies_without_a_word() -> None:
+def test_process_with_a_mapped_file_dies_silently() -> None:
     bus = rank_record(exit_code=None, signal=int(signal.SIGBUS))
     _, failure = diagnose([record("failed", bus)], {0: b"epoch 1\n"}, data=[facts()])
     assert failure is not None
@@ -93,7 +93,7 @@ def test_the_scripts_own_faults_stay_its_own(log: str, known: DataFacts) -> None
 
 
 @pytest.mark.parametrize("is_outage", [False, True])
-def test_a_storage_that_went_away_while_it_was_read_is_reported_as_an_outage(
+def test_storage_lost_during_a_read_is_reported_as_an_outage(
     is_outage: bool,
 ) -> None:
     known = replace(facts(), troubles=(replace(TROUBLE, is_outage=is_outage),))

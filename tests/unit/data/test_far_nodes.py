@@ -61,7 +61,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("asked", [{"inputs": READS}, {"outputs": WRITES}])
-def test_a_node_that_shares_nothing_refuses_a_local_folder_and_says_what_helps(
+def test_node_without_shared_disk_refuses_a_local_folder_with_a_remedy(
     workspace: OpenWorkspace, tmp_path: Path, asked: dict[str, Any]
 ) -> None:
     given = request(workspace, tmp_path / "attempt", **asked)

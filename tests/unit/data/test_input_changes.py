@@ -88,7 +88,7 @@ def stored(workspace: Workspace, store: Datastore) -> Path:
 
 @pytest.mark.parametrize("mode", ["mount", "download"])
 @pytest.mark.parametrize("source", ["dataset:digits:1", "workspaceblobstore/digits"])
-def test_what_changes_is_named_once_and_not_blamed_on_a_job_that_could_not_do_it(
+def test_change_is_named_once_and_not_blamed_on_a_job_without_write_access(
     make: Callable[[Protection], Node],
     stored: Path,
     source: str,
@@ -127,7 +127,7 @@ def test_a_job_could_have_renamed_a_folder_above_read_only_files(
 
 
 @pytest.mark.parametrize("changes", [False, True])
-def test_a_file_that_cannot_be_looked_at_is_not_told_as_a_change(
+def test_uninspectable_file_is_not_reported_as_a_change(
     make: Callable[[Protection], Node], stored: Path, changes: bool
 ) -> None:
     node = make(PROTECTED)
@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_looked_at_is_not_told_as_a_change(
     assert (facts["count"], facts["unknown_count"]) == (int(changes), 1)
 
 
-def test_where_a_job_could_have_done_it_by_another_path_no_one_is_blamed(
+def test_change_possible_by_another_path_is_blamed_on_nothing(
     make: Callable[[Protection], Node], stored: Path
 ) -> None:
     node = make(OPEN)
@@ -168,7 +168,7 @@ def test_where_a_job_could_have_done_it_by_another_path_no_one_is_blamed(
     ],
     ids=["all", "not on one", "one said nothing"],
 )
-def test_a_change_is_not_called_impossible_for_a_job_that_could_do_it_on_another_node(
+def test_change_possible_on_another_node_is_not_called_impossible(
     workspace: Workspace,
     stored: Path,
     tmp_path: Path,
@@ -201,7 +201,7 @@ def test_a_touched_file_of_a_version_has_not_changed(
     assert node.changes() == []
 
 
-def test_what_is_kept_for_it_goes_with_the_attempt(
+def test_comparison_records_are_removed_with_the_attempt(
     make: Callable[[Protection], Node], stored: Path
 ) -> None:
     node = make(PROTECTED)
@@ -227,7 +227,7 @@ def test_the_attempts_own_folders_stay_writable(
     assert {str(node.root), str(workspace.opened.path)} <= set(views.writable)
 
 
-def test_a_script_that_ends_by_writing_to_an_input_is_told_what_to_do() -> None:
+def test_script_failing_to_write_an_input_gets_a_remedy() -> None:
     log = (
         "Traceback (most recent call last):\n"
         '  File "train.py", line 4, in <module>\n    open("/in/pets/1.jpg", "wb")\n'

@@ -70,7 +70,7 @@ class Attempt:
         return list(self.node.facts(self.root).refused)
 
 
-def test_bytes_that_would_be_lost_are_reported_and_no_version_is_made_of_the_others(
+def test_lost_bytes_are_reported_and_no_partial_version_is_registered(
     node: NodeData, workspace: OpenWorkspace, tmp_path: Path
 ) -> None:
     first = Attempt(node, workspace, tmp_path, "one")
@@ -95,7 +95,7 @@ def test_bytes_that_would_be_lost_are_reported_and_no_version_is_made_of_the_oth
     assert "registered as features:2" in third.notes[0]
 
 
-def test_what_an_earlier_attempt_had_half_stored_is_the_jobs_own(
+def test_partial_outputs_of_an_earlier_attempt_belong_to_the_job(
     node: NodeData, workspace: OpenWorkspace, tmp_path: Path
 ) -> None:
     for number in (1, 2):
@@ -106,7 +106,7 @@ def test_what_an_earlier_attempt_had_half_stored_is_the_jobs_own(
     assert (root / "made" / "one" / "res.txt").read_text() == "2"
 
 
-def test_an_attempt_takes_the_place_of_the_one_before_and_a_job_that_of_an_ended_one(
+def test_output_link_is_taken_over_from_an_earlier_attempt_or_ended_job(
     node: NodeData, workspace: OpenWorkspace, tmp_path: Path
 ) -> None:
     place = tmp_path / "compute" / "out"

@@ -33,7 +33,7 @@ def test_a_dataset_is_pinned_to_its_newest_version(workspace: Workspace, store: 
 
 
 @pytest.mark.parametrize("path", ["digits", "digits/train/a.txt", "digits/**/*.txt", ""])
-def test_what_is_there_may_be_an_input(workspace: Workspace, store: Datastore, path: str) -> None:
+def test_existing_path_may_be_an_input(workspace: Workspace, store: Datastore, path: str) -> None:
     asked = spec_with(inputs={"a": {"source": f"workspaceblobstore/{path}"}})
     assert pin(workspace.opened, asked) == (asked, [], [])
 
@@ -78,7 +78,7 @@ def test_what_is_there_may_be_an_input(workspace: Workspace, store: Datastore, p
         ({"arguments": ["--x=$AZUREML_DATAREFERENCE_a"]}, "arguments[0]", "it has none"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_what_there_is(
+def test_unreadable_input_is_refused_with_a_list_of_choices(
     workspace: Workspace, store: Datastore, values: dict[str, Any], where: str, message: str
 ) -> None:
     from rayjobs.core.errors import SpecError
@@ -92,7 +92,7 @@ def test_what_cannot_be_read_is_refused_with_what_there_is(
     assert message in str(problem)
 
 
-def test_a_path_that_a_job_before_writes_may_be_missing(
+def test_path_written_by_a_parent_job_may_be_missing(
     workspace: Workspace, store: Datastore
 ) -> None:
     first = submit(workspace.opened, spec_with(), wake=False).job
@@ -103,7 +103,7 @@ def test_a_path_that_a_job_before_writes_may_be_missing(
     assert "not there yet" in " ".join(checked.warnings)
 
 
-def test_storage_that_cannot_be_asked_from_here_is_a_warning(
+def test_storage_unreachable_from_the_client_is_a_warning(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
@@ -121,7 +121,7 @@ def test_storage_that_cannot_be_asked_from_here_is_a_warning(
     assert "NO_SUCH_KEY" in warnings[0]
 
 
-def test_a_run_says_which_version_it_reads(workspace: Workspace, store: Datastore) -> None:
+def test_run_shows_the_version_it_reads(workspace: Workspace, store: Datastore) -> None:
     dataset = Dataset.File.from_files((store, "digits")).register(workspace, "digits")
     asked = spec_with(inputs={"a": {"source": "dataset:digits", "mode": "download"}})
     job = submit(workspace.opened, asked, wake=False).job
@@ -150,7 +150,7 @@ def test_a_run_says_which_version_it_reads(workspace: Workspace, store: Datastor
     assert workspace.get_run(job.id).get_details()["inputDatasets"] == [shown]
 
 
-def test_a_run_says_that_an_input_changed_under_it(workspace: Workspace, store: Datastore) -> None:
+def test_run_shows_that_an_input_changed(workspace: Workspace, store: Datastore) -> None:
     asked = spec_with(inputs={"a": {"source": "workspaceblobstore/digits", "mode": "mount"}})
     job = submit(workspace.opened, asked, wake=False).job
     for attempt in (1, 2):

@@ -64,7 +64,7 @@ def test_processes_that_open_a_new_workspace_at_once_agree(tmp_path: Path) -> No
     assert {process.communicate()[0] for process in opening} == {"workspaceblobstore\n"}
 
 
-def test_inputs_in_a_job_are_paths_or_say_which_there_are() -> None:
+def test_inputs_in_a_job_are_paths_and_unknown_names_list_them() -> None:
     found = InputDatasets({"a": AttemptInput("/data/a"), "b": AttemptInput("/data/b")})
     assert dict(found) == {"a": "/data/a", "b": "/data/b"}
     assert (found.get("c"), "a" in found, len(found)) == (None, True, 2)
@@ -107,7 +107,7 @@ def _mapped(top: Path, name: str) -> tuple[Workspace, Path]:
 
 
 @pytest.mark.long
-def test_an_address_is_mapped_as_the_workspace_says_that_it_is_used_for(tmp_path: Path) -> None:
+def test_address_is_mapped_by_the_workspace_settings(tmp_path: Path) -> None:
     first, folder = _mapped(tmp_path, "first")
     second, _ = _mapped(tmp_path, "second")
     with contextlib.closing(first), contextlib.closing(second):

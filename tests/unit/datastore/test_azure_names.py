@@ -82,7 +82,7 @@ def test_with_adlfs_it_is_the_real_container_and_keeps_no_secret(
         _ = store.blob_service
 
 
-def test_otherwise_one_sentence_says_what_to_do(
+def test_missing_adlfs_is_reported_in_one_sentence(
     catalogue: MemoryCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_adlfs(monkeypatch)

@@ -104,7 +104,7 @@ def test_a_new_version_is_another_file(server: Server, tmp_path: Path) -> None:
     assert cache.ensure(old, server).path.read_bytes() == b"old"
 
 
-def test_many_who_ask_at_once_make_one_fetch(server: Server, tmp_path: Path) -> None:
+def test_concurrent_requests_fetch_once(server: Server, tmp_path: Path) -> None:
     entry = server.entry("a", b"content")
     server.hold = threading.Event()
     with ThreadPoolExecutor(8) as pool:
@@ -163,7 +163,7 @@ def test_a_copy_is_private(server: Server, tmp_path: Path) -> None:
     assert (tmp_path / "shut").read_bytes() == b"content"
 
 
-def test_making_room_takes_what_was_only_copied(server: Server, tmp_path: Path) -> None:
+def test_eviction_removes_copied_files_only(server: Server, tmp_path: Path) -> None:
     cache = cache_at(tmp_path, max_bytes=10)
     cache.copy(server.entry("a", b"1234567890"), server, tmp_path / "mine")
     cache.copy(server.entry("b", b"0987654321"), server, tmp_path / "yours")
@@ -192,7 +192,7 @@ def test_a_lost_seal_is_made_again_from_the_bytes(server: Server, tmp_path: Path
     assert not cache.ensure(entry, server).fetched
 
 
-def test_the_longest_unused_goes_first(server: Server, tmp_path: Path) -> None:
+def test_least_recently_used_file_is_evicted_first(server: Server, tmp_path: Path) -> None:
     cache = cache_at(tmp_path, max_bytes=10)
     old, used, new = (server.entry(key, key.encode() * 4) for key in "abc")
     for entry in (old, used):
@@ -205,7 +205,7 @@ def test_the_longest_unused_goes_first(server: Server, tmp_path: Path) -> None:
     assert cache.used_bytes() == 8
 
 
-def test_what_is_in_use_stays_and_the_bound_holds(server: Server, tmp_path: Path) -> None:
+def test_files_in_use_stay_and_the_cache_limit_holds(server: Server, tmp_path: Path) -> None:
     cache = cache_at(tmp_path, max_bytes=10)
     held, new = server.entry("a", b"a" * 8), server.entry("b", b"b" * 8)
     cache.link(held, server, tmp_path / "mine")
@@ -227,7 +227,7 @@ def test_an_open_file_outlives_its_removal(server: Server, tmp_path: Path) -> No
         os.close(handle)
 
 
-def test_what_a_dead_process_was_fetching_is_swept(server: Server, tmp_path: Path) -> None:
+def test_partial_fetch_of_a_dead_process_is_removed(server: Server, tmp_path: Path) -> None:
     cache = cache_at(tmp_path, max_bytes=10)
     dead = tmp_path / "cache" / "partial" / "abc"
     dead.write_bytes(b"x" * 9)
@@ -237,7 +237,7 @@ def test_what_a_dead_process_was_fetching_is_swept(server: Server, tmp_path: Pat
     assert list((tmp_path / "cache" / "partial").iterdir()) == []
 
 
-def test_what_is_being_fetched_is_not_swept_whoever_looks(server: Server, tmp_path: Path) -> None:
+def test_running_fetch_is_never_removed(server: Server, tmp_path: Path) -> None:
     """Off switch: `_is_locked` says no. A fetch in another PID namespace has no pid here."""
     cache = cache_at(tmp_path, max_bytes=20)
     claim = cache._reserve(9, tmp_path / "cache" / "partial" / "abc.need")
@@ -251,6 +251,6 @@ def test_what_is_being_fetched_is_not_swept_whoever_looks(server: Server, tmp_pa
         os.close(claim)
 
 
-def test_locks_leave_nothing(server: Server, tmp_path: Path) -> None:
+def test_locks_leave_no_files(server: Server, tmp_path: Path) -> None:
     cache_at(tmp_path).ensure(server.entry("a", b"a"), server)
     assert list((tmp_path / "cache" / "locks").iterdir()) == []

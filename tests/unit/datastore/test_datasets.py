@@ -64,12 +64,12 @@ def test_all_ways_to_name_files(store: Datastore, pets: FileDataset, tmp_path: P
         assert Dataset.File.from_files(way).to_path() == pets.to_path(), way
 
 
-def test_a_list_keeps_what_tells_files_apart(store: Datastore) -> None:
+def test_list_keeps_distinguishing_path_parts(store: Datastore) -> None:
     both = Dataset.File.from_files([(store, "pets/cats/1.jpg"), (store, "pets/dogs/0.jpg")])
     assert both.to_path() == ["/cats/1.jpg", "/dogs/0.jpg"]
 
 
-def test_nothing_there_is_said_at_once_unless_not_validated(store: Datastore) -> None:
+def test_missing_files_are_reported_immediately_unless_validation_is_off(store: Datastore) -> None:
     with pytest.raises(DataNotFound):
         Dataset.File.from_files((store, "pest"))
     late = Dataset.File.from_files((store, "pest"), validate=False)
@@ -82,7 +82,7 @@ def test_a_datastore_given_by_name_only_is_explained() -> None:
         Dataset.File.from_files(("images", "pets"))
 
 
-def test_what_is_not_supported_is_refused(store: Datastore) -> None:
+def test_unsupported_arguments_are_refused(store: Datastore) -> None:
     with pytest.raises(InvalidReference, match="partition_format"):
         Dataset.File.from_files((store, "pets"), partition_format="/{label}/x.jpg")
     with pytest.raises(InvalidReference, match="is_file"):

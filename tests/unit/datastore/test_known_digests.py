@@ -15,7 +15,7 @@ ENTRY = FileEntry("a.txt", "mine", "src/a.txt", 3, "5-3")
     ("field", "value"),
     [("path", "b.txt"), ("datastore", "other"), ("key", "b"), ("size", 4), ("etag", "6-3")],
 )
-def test_only_the_very_file_keeps_its_digest(field: str, value: object) -> None:
+def test_only_the_unchanged_file_keeps_its_digest(field: str, value: object) -> None:
     before = Manifest.of([replace(ENTRY, digest="sha256:1")])
     assert Manifest.of([ENTRY]).with_digests_of(before) == before
     other = Manifest.of([replace(ENTRY, **{field: value})])  # type: ignore[arg-type]

@@ -24,14 +24,14 @@ def look(folder: Path, **digests: str) -> Seen:
     return Seen.from_json(json.loads(json.dumps(seen.to_json())))
 
 
-def test_what_is_as_it_was_has_not_changed(folder: Path) -> None:
+def test_unchanged_files_are_not_reported(folder: Path) -> None:
     seen = look(folder)
     (folder / "new").write_text("new")
     assert sorted(seen.files) == ["a", "d", "deep/b", "deep/er/c"]
     assert list(changes(seen)) == []
 
 
-def test_each_way_of_changing_is_seen(folder: Path) -> None:
+def test_each_kind_of_change_is_detected(folder: Path) -> None:
     seen = look(folder)
     (folder / "a").write_text("longer")
     before = (folder / "d").stat()
@@ -57,7 +57,7 @@ def test_a_touched_file_with_the_known_content_is_the_same(folder: Path) -> None
     assert len(list(changes(seen, most_read_bytes=0))) == 2  # what is not read is not known
 
 
-def test_a_file_that_cannot_be_looked_at_is_named_and_the_others_are_compared(
+def test_uninspectable_file_is_named_and_the_others_are_compared(
     folder: Path,
 ) -> None:
     seen = look(folder)
@@ -82,7 +82,7 @@ def test_a_fifo_in_the_place_of_a_file_does_not_block(folder: Path) -> None:
     assert [change.digest_now for change in found] == [""]
 
 
-def test_each_file_and_each_part_that_is_read_is_reported_and_may_end_it(folder: Path) -> None:
+def test_each_file_and_part_reports_progress_and_can_stop_the_comparison(folder: Path) -> None:
     content = b"x" * (CHUNK_BYTES + 1)
     (folder / "a").write_bytes(content)
     seen = look(folder, a=digest_of(content))
@@ -100,13 +100,13 @@ def test_each_file_and_each_part_that_is_read_is_reported_and_may_end_it(folder:
         list(changes(seen, looking=ends))
 
 
-def test_a_folder_that_is_gone_is_every_file_gone(folder: Path) -> None:
+def test_removed_folder_counts_as_all_files_removed(folder: Path) -> None:
     seen = look(folder)
     folder.rename(folder.with_name("moved"))
     assert len(list(changes(seen))) == 4
 
 
-def test_links_are_followed_and_named_and_a_ring_ends(folder: Path, tmp_path: Path) -> None:
+def test_links_are_followed_and_link_loops_end(folder: Path, tmp_path: Path) -> None:
     (folder / "deep" / "up").symlink_to(folder)
     (folder / "nowhere").symlink_to(tmp_path / "nothing")
     links: set[str] = set()

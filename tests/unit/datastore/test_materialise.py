@@ -75,7 +75,7 @@ def test_a_local_folder_is_linked_for_a_job_for_which_it_can_be_read_only(
     assert (Path(images.container_name) / "pets" / "cats" / "1.jpg").exists()
 
 
-def test_one_file_is_that_files_path(
+def test_single_file_input_is_its_path(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     sources: tuple[DataReference | FileDataset, ...] = (
@@ -236,7 +236,7 @@ def test_a_mount_without_namespaces_or_fuse_is_a_copy_that_says_so(
     release(done)
 
 
-def test_what_a_link_in_a_folder_leads_to_has_to_be_read_only_too(
+def test_targets_of_links_in_a_folder_are_read_only(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
@@ -255,7 +255,7 @@ def test_what_a_link_in_a_folder_leads_to_has_to_be_read_only_too(
 
 
 @pytest.mark.parametrize("mode", ["mount", "download"])
-def test_one_file_of_a_folder_closes_nothing_but_itself(
+def test_single_file_input_protects_only_itself(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, mode: str
 ) -> None:
     """Even where it is the only file there: a script may write its results next to it."""
@@ -271,7 +271,7 @@ def test_one_file_of_a_folder_closes_nothing_but_itself(
         assert done.read_only == (str(file),)
 
 
-def test_a_download_closes_nothing_but_its_files(
+def test_download_protects_only_its_files(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     source = resolve_input(images.path("pets", "pets"), catalogue, mode="download")
@@ -280,7 +280,7 @@ def test_a_download_closes_nothing_but_its_files(
     assert set(done.read_only) == {str(pets / "cats" / "1.jpg"), str(pets / "dogs" / "2.jpg")}
 
 
-def test_a_link_that_a_download_cannot_keep_in_its_place_is_said(
+def test_link_that_a_download_cannot_keep_is_reported(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("file")
@@ -292,7 +292,7 @@ def test_a_link_that_a_download_cannot_keep_in_its_place_is_said(
     assert str(link) in done.why_open
 
 
-def test_a_live_folder_with_the_users_home_is_shown_read_only_and_not_closed(
+def test_folder_with_the_users_home_is_shown_read_only_but_not_protected(
     catalogue: MemoryCatalogue,
     node: Path,
     into: Path,
@@ -312,7 +312,7 @@ def test_a_live_folder_with_the_users_home_is_shown_read_only_and_not_closed(
     assert not (into / "data").exists() and (home / "data.csv").exists()
 
 
-def test_a_link_to_a_folder_with_the_users_home_closes_neither(
+def test_link_to_a_folder_with_the_users_home_protects_neither(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     pets = Path(images.container_name) / "pets"
@@ -365,7 +365,7 @@ def test_only_too_many_files_are_protected_by_the_folders_that_hold_them(
     assert set(done.read_only) == {str(root / "all"), done.path}
 
 
-def test_a_damaged_version_says_what_was_recorded_what_is_there_and_how_to_restore_it(
+def test_damaged_version_reports_recorded_and_found_content_and_a_remedy(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     Dataset.File.from_files((images, "pets")).register(catalogue, "pets")
@@ -397,7 +397,7 @@ def _written(path: Path, content: bytes) -> Path:
     return path
 
 
-def test_an_attempt_that_begins_again_finds_its_place_free(
+def test_restarted_attempt_finds_its_folder_free(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     source = resolve_input(images.path("pets", "pets"), catalogue)
@@ -405,14 +405,16 @@ def test_an_attempt_that_begins_again_finds_its_place_free(
     assert materialise(source, "mount", node, into=into, protection=JOB).path == str(into / "pets")
 
 
-def test_a_missing_path_is_said_at_once(images: Datastore, catalogue: MemoryCatalogue) -> None:
+def test_missing_path_is_reported_immediately(
+    images: Datastore, catalogue: MemoryCatalogue
+) -> None:
     with pytest.raises(DataNotFound, match="pest"):
         resolve_input("images/pest", catalogue)
     with pytest.raises(DatasetNotFound):
         resolve_input("dataset:pest", catalogue)
 
 
-def test_a_folder_that_this_node_lacks_is_said(
+def test_folder_missing_on_this_node_is_reported(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     source = resolve_input(images.path("pets"), catalogue)
@@ -486,7 +488,7 @@ def test_direct_mode_makes_no_files(
         open_input(resolve_input(images.path("pets"), catalogue))
 
 
-def test_a_fresh_node_has_no_mounts_to_take_away(node: Path) -> None:
+def test_new_node_has_no_mounts_to_remove(node: Path) -> None:
     assert start_node(node) == []
 
 

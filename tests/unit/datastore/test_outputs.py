@@ -47,7 +47,7 @@ def test_other_bytes_are_refused_before_anything_is_stored(
     assert len(store(features, second).kept) == 3  # said again, it is all there
 
 
-def test_who_stores_at_the_same_moment_is_seen_too(
+def test_concurrent_writer_is_detected(
     features: DataOutput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rayjobs.datastore import outputs, transfer
@@ -93,7 +93,7 @@ def test_a_job_finds_its_folder_by_a_link_where_it_wants_it(
     assert folder.is_dir()
 
 
-def test_a_relative_place_is_in_the_working_directory_where_empty_folders_give_way(
+def test_relative_path_is_in_the_working_directory_and_replaces_empty_folders(
     features: DataOutput, tmp_path: Path
 ) -> None:
     work = tmp_path / "work"
@@ -105,7 +105,7 @@ def test_a_relative_place_is_in_the_working_directory_where_empty_folders_give_w
 
 
 @pytest.mark.parametrize("kind", ["empty", "full", "file"])
-def test_what_a_user_has_there_is_refused_and_not_touched(
+def test_existing_user_files_are_refused_and_untouched(
     features: DataOutput, tmp_path: Path, kind: str
 ) -> None:
     place = tmp_path / "theirs"

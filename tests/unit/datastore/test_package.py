@@ -35,7 +35,7 @@ def modules_after(statements: str) -> set[str]:
 
 
 @pytest.mark.long
-def test_importing_brings_nothing_heavy_and_nothing_of_jobs() -> None:
+def test_import_loads_no_heavy_or_job_module() -> None:
     loaded = modules_after(
         "from rayjobs import datastore\n"
         "for name in datastore.__all__: getattr(datastore, name)\n"
@@ -51,7 +51,7 @@ def test_importing_brings_nothing_heavy_and_nothing_of_jobs() -> None:
     assert others == {"rayjobs", "rayjobs.core", "rayjobs.injob", *below}
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert all(getattr(datastore, name) for name in datastore.__all__)
     assert set(datastore.__all__) <= set(dir(datastore))
     with pytest.raises(AttributeError, match=r"'rayjobs\.datastore' has no attribute 'Nothing'"):
@@ -122,7 +122,7 @@ def test_a_missing_credential_variable_is_named(monkeypatch: pytest.MonkeyPatch)
         settings.client()
 
 
-def test_an_unknown_profile_is_said() -> None:
+def test_unknown_profile_is_reported() -> None:
     with pytest.raises(AccessDenied, match="nobody"):
         S3Settings.from_record(s3(profile="nobody")).client()
 
@@ -139,7 +139,7 @@ def test_versions(text: str | int | None, number: int | None) -> None:
     assert parse_version(text) == number
 
 
-def test_a_process_is_known_beyond_its_number() -> None:
+def test_process_identity_includes_start_time_and_boot() -> None:
     me = own_identity()
     assert is_alive(me)
     assert not is_alive(Identity(me.pid, me.start_time + 1, me.boot_id))

@@ -35,7 +35,7 @@ def _backend(proxy: Proxy, **settings: str) -> S3Backend:
     return S3Backend.from_record(DatastoreRecord("photos", "s3", {**given, **settings}))
 
 
-def test_a_check_gives_up_soon_and_says_what_it_waits_for(
+def test_check_gives_up_soon_and_reports_what_it_waits_for(
     silent: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = _backend(silent)

@@ -62,7 +62,7 @@ def test_plain_values() -> None:
 
 
 @pytest.mark.parametrize("name", ["a-b", "a b", "ä", "a.b"])
-def test_a_name_that_is_no_variable_is_refused(name: str) -> None:
+def test_name_that_is_not_a_valid_variable_is_refused(name: str) -> None:
     with pytest.raises(InvalidReference, match="letters, digits and underscores"):
         DataReference("store", name)
 
@@ -147,7 +147,7 @@ def test_a_badly_written_reference_is_refused(text: str) -> None:
         parse_reference(text)
 
 
-def test_fields_can_be_set_to_what_they_can_be() -> None:
+def test_fields_accept_only_valid_values() -> None:
     reference = DataReference("images", "pets", "cats")
     reference.mode = "download"
     reference.overwrite = True

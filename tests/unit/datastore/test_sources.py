@@ -60,7 +60,7 @@ def test_one_file_is_that_file(record: DatastoreRecord) -> None:
     assert [entry.path for entry in manifest] == ["1.jpg"]
 
 
-def test_several_sources_keep_what_tells_them_apart(record: DatastoreRecord) -> None:
+def test_several_sources_keep_distinguishing_path_parts(record: DatastoreRecord) -> None:
     assert paths(record, "cats/1.jpg", "dogs/1.jpg") == ["cats/1.jpg", "dogs/1.jpg"]
     assert paths(record, "cats", "dogs/deep") == ["cats/1.jpg", "cats/2.jpg", "dogs/deep/3.jpg"]
 
@@ -83,7 +83,7 @@ def test_several_datastores_are_distinguished(record: DatastoreRecord, tmp_path:
     ]
 
 
-def test_nothing_there_is_said(record: DatastoreRecord) -> None:
+def test_missing_source_is_reported(record: DatastoreRecord) -> None:
     with pytest.raises(DataNotFound, match="cast"):
         paths(record, "cast/*.jpg")
 
@@ -93,7 +93,7 @@ def test_a_name_that_looks_like_a_glob(record: DatastoreRecord, tmp_path: Path) 
     assert paths(record, "part[1].csv") == ["part[1].csv"]
 
 
-def test_what_can_be_written(tmp_path: Path) -> None:
+def test_every_valid_source_is_accepted(tmp_path: Path) -> None:
     assert parse_sources(DataPath("store", "a")) == (Source("store", "a"),)
     assert parse_sources(DataReference("store", path_on_datastore="a")) == (Source("store", "a"),)
     assert parse_sources([("store", "/a/"), ("other", "b")]) == (
@@ -109,7 +109,7 @@ def test_what_can_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[], 7, ("store",), "nosuch://host/file.csv", DataPath()])
-def test_what_cannot_be_understood_is_refused(wrong: object) -> None:
+def test_invalid_source_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidReference):
         parse_sources(wrong)
 

@@ -107,7 +107,7 @@ def test_upload_keeps_the_structure_and_returns_a_reference(store: Datastore, so
     ]
 
 
-def test_upload_keeps_what_is_there_unless_told(store: Datastore, source: Path) -> None:
+def test_upload_keeps_existing_files_unless_overwriting(store: Datastore, source: Path) -> None:
     store.upload(source, "d", show_progress=False)
     store.upload(source, "d", show_progress=False)  # the same files: nothing to warn of
     (source / "a.txt").write_text("changed")
@@ -172,7 +172,7 @@ SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY12"
         {"session_token_env": f"{SECRET}=="},
     ],
 )
-def test_a_secret_is_neither_stored_nor_repeated(
+def test_secret_is_neither_stored_nor_printed(
     catalogue: MemoryCatalogue, settings: dict[str, str], skip_validation: bool
 ) -> None:
     given = {"bucket": "bucket", "endpoint": "http://127.0.0.1:9"} | settings
@@ -202,7 +202,7 @@ def test_a_secret_is_neither_stored_nor_repeated(
         f"ftp://user:{SECRET[:20]}/{SECRET[20:]}@host/p",
     ],
 )
-def test_a_secret_in_an_address_is_refused_and_not_repeated(url: str) -> None:
+def test_secret_in_an_address_is_refused_and_not_printed(url: str) -> None:
     with pytest.raises(InvalidReference) as caught:
         record_of_url("photos", url)
     assert SECRET[:20] not in str(caught.value)
@@ -251,12 +251,12 @@ def test_download_keeps_the_path_in_the_datastore(
     assert store.download(tmp_path / "one", "d/a.txt", show_progress=False) == 1
 
 
-def test_download_of_nothing_is_said(store: Datastore, tmp_path: Path) -> None:
+def test_download_of_nothing_is_reported(store: Datastore, tmp_path: Path) -> None:
     with pytest.raises(DataNotFound, match="nowhere"):
         store.download(tmp_path, "nowhere", show_progress=False)
 
 
-def test_every_transfer_says_how_far_it_is(
+def test_every_transfer_reports_progress(
     store: Datastore, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[Progress] = []
@@ -289,7 +289,7 @@ def test_references_of_a_datastore(store: Datastore) -> None:
     assert store.path("a", "named").data_reference_name == "named"
 
 
-def test_an_upload_warns_of_what_it_left_out(store: Datastore, source: Path) -> None:
+def test_upload_warns_about_skipped_files(store: Datastore, source: Path) -> None:
     (source / "gone").symlink_to(source / "nothing")
     with pytest.warns(LeftOut, match=r"1 entry left out: .*gone \(a broken link\)"):
         store.upload(source, show_progress=False)

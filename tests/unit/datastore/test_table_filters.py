@@ -92,7 +92,7 @@ def test_a_filtered_table_is_registered_and_found_as_it_was(
         (lambda t: t[3] == 1, "a column is named by a text"),
     ],
 )
-def test_what_is_no_condition_is_refused(
+def test_invalid_condition_is_refused(
     people: TabularDataset, condition: Callable[[TabularDataset], Any], message: str
 ) -> None:
     with pytest.raises(InvalidReference, match=message):
@@ -146,7 +146,7 @@ def test_the_newest_rows_are_counted_back_from_now(store: Datastore, tmp_path: P
     assert ids(made.time_recent(timedelta(days=3))) == [0, 1, 2]
 
 
-def test_a_table_without_times_says_so(people: TabularDataset, measured: TabularDataset) -> None:
+def test_table_without_times_is_refused(people: TabularDataset, measured: TabularDataset) -> None:
     with pytest.raises(DatasetTimestampMissingError, match="with_timestamp_columns"):
         people.time_before(NOON)
     with pytest.raises(InvalidReference, match=r"'age' holds no times.*set_column_types"):
@@ -191,9 +191,7 @@ def test_paths_give_columns(sales: Datastore) -> None:
     assert len(table.get_partition_key_values()) == 3
 
 
-def test_files_are_chosen_by_what_their_paths_and_sizes_say(
-    sales: Datastore, catalogue: MemoryCatalogue
-) -> None:
+def test_files_are_selected_by_path_and_size(sales: Datastore, catalogue: MemoryCatalogue) -> None:
     files = Dataset.File.from_files((sales, "sales"), partition_format="/" + FORMAT)
     german = files.filter(files["country"] == "de")
     assert german.to_path() == ["/de/2026/03/01/data.csv", "/de/2026/03/02/data.csv"]
@@ -238,7 +236,7 @@ def test_a_path_that_gives_no_time_and_a_column_that_is_there_are_refused(
         Dataset.Tabular.from_delimited_files((store, "x"), partition_format="{id}/data.csv")
 
 
-def test_a_dataset_without_partitions_says_so(people: TabularDataset) -> None:
+def test_dataset_without_partitions_is_refused(people: TabularDataset) -> None:
     assert people.partition_keys == []
     with pytest.raises(InvalidReference, match="has no partitions"):
         people.get_partition_key_values()
@@ -292,9 +290,7 @@ def test_tags_change_without_the_workspace(
     assert FileDataset.File is Dataset.File
 
 
-def test_files_that_are_gone_are_left_out_when_that_is_asked_for(
-    sales: Datastore, tmp_path: Path
-) -> None:
+def test_missing_files_are_skipped_on_request(sales: Datastore, tmp_path: Path) -> None:
     files = Dataset.File.from_files((sales, "sales"))
     changed = files.data_changed_time
     newest = max(file.stat().st_mtime for file in (tmp_path / "store").rglob("*.csv"))

@@ -112,7 +112,7 @@ def test_parquet_round_trip(table: TabularDataset, tmp_path: Path) -> None:
     assert [row["id"] for row in csv] == [1, 2, 3, 4]
 
 
-def test_what_is_no_table_is_said_with_its_name(store: Datastore, tmp_path: Path) -> None:
+def test_file_that_is_not_a_table_is_named(store: Datastore, tmp_path: Path) -> None:
     (tmp_path / "store" / "bad.csv").write_text("a,b\n1,2,3\n")
     with pytest.raises(TableUnreadable, match=r"bad\.csv"):
         Dataset.Tabular.from_delimited_files((store, "bad.csv"))
@@ -122,7 +122,7 @@ def test_what_is_no_table_is_said_with_its_name(store: Datastore, tmp_path: Path
         Dataset.Tabular.from_delimited_files((store, "nope.csv"))
 
 
-def test_columns_that_do_not_go_together_are_said(store: Datastore, tmp_path: Path) -> None:
+def test_incompatible_columns_are_reported(store: Datastore, tmp_path: Path) -> None:
     (tmp_path / "store" / "csv" / "3.csv").write_text("id,name,score\nfive,x,1\n")
     mixed = Dataset.Tabular.from_delimited_files((store, "csv/*.csv"))
     with pytest.raises(TableUnreadable, match="set_column_types"):
@@ -213,7 +213,7 @@ def test_dates_and_times_are_datetime64_in_nanoseconds(tmp_path: Path) -> None:
         (OutputFileDatasetConfig, "read_parquet_files", "from_parquet_files"),
     ],
 )
-def test_what_only_azure_ml_has_is_refused_in_one_sentence(
+def test_azure_only_features_are_refused_in_one_sentence(
     owner: type, name: str, instead: str
 ) -> None:
     with pytest.raises(NotSupported, match=rf"\.{name} is not supported; .*{instead}") as refused:

@@ -29,7 +29,7 @@ class BreaksAt(LocalBackend):
         return super().fetch(file, to, count)
 
 
-def test_a_half_file_is_never_left(tmp_path: Path) -> None:
+def test_partial_file_is_never_left(tmp_path: Path) -> None:
     store, target = tmp_path / "store", tmp_path / "target"
     store.mkdir()
     for name in "abc":
@@ -61,7 +61,7 @@ def test_an_interrupted_upload_leaves_no_partial_file(tmp_path: Path, kind: str)
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
-def test_after_a_failure_nothing_new_begins() -> None:
+def test_no_transfer_starts_after_a_failure() -> None:
     begun: list[int] = []
     may_fail = threading.Event()
 

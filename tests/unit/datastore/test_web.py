@@ -65,7 +65,7 @@ def test_a_file_is_fetched_once_and_known_by_its_digest(server: WebServer, tmp_p
     assert server.statuses("/demo/titanic.csv") == [200, 304]
 
 
-def test_a_job_gets_the_recorded_bytes_although_the_server_has_none_any_more(
+def test_job_gets_the_recorded_bytes_after_the_server_lost_them(
     server: WebServer, tmp_path: Path
 ) -> None:
     server.files["/a.csv"] = b"1\n"
@@ -98,7 +98,7 @@ def test_a_file_that_changed_on_the_server_is_another_file(server: WebServer, ca
     assert (cache / "back").read_bytes() == b"one"
 
 
-def test_what_is_not_there_or_needs_a_login_is_said(server: WebServer, cache: Path) -> None:
+def test_missing_or_protected_url_is_reported(server: WebServer, cache: Path) -> None:
     backend = backend_of(server, cache)
     assert backend.stat("nothing") is None
     with pytest.raises(DataNotFound, match="nothing at 'nothing'"):
@@ -170,7 +170,7 @@ def test_the_longest_mapping_of_the_newest_source_counts(
     assert urlmap.map_url("https://h/a/b") == "/a/b"
 
 
-def test_kept_files_go_when_no_one_has_used_them_for_long(
+def test_unused_kept_files_are_removed_after_a_while(
     server: WebServer, cache: Path, tmp_path: Path
 ) -> None:
     backend = backend_of(server, cache)
@@ -240,7 +240,7 @@ except requests.ConnectionError:
 
 
 @pytest.mark.long
-def test_what_a_command_of_a_job_opens_is_answered_by_the_map(tmp_path: Path) -> None:
+def test_mapping_applies_to_commands_of_a_job(tmp_path: Path) -> None:
     """Also in an environment with nothing but Python, whose own sitecustomize still runs."""
     (tmp_path / "a.csv").write_text("1,2")
     (tmp_path / "own").mkdir()
@@ -269,7 +269,7 @@ def test_what_a_command_of_a_job_opens_is_answered_by_the_map(tmp_path: Path) ->
 
 @pytest.mark.parametrize("before", ["", "import urllib.request, requests; urllib.request._opener"])
 @pytest.mark.long
-def test_what_a_script_opens_itself_is_answered_by_the_map(tmp_path: Path, before: str) -> None:
+def test_mapping_applies_to_urls_opened_by_a_script(tmp_path: Path, before: str) -> None:
     """By urllib and requests, imported before or after; other addresses go to the web."""
     (tmp_path / "a.csv").write_text("1,2")
     root = str(Path(__file__).parents[3])

@@ -52,7 +52,7 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-def test_what_the_destination_holds_is_there_at_the_start(case: Case) -> None:
+def test_files_of_the_destination_exist_at_the_start(case: Case) -> None:
     there = case.store / "runs" / "one" / "deep"
     there.mkdir(parents=True)
     (there / "old.txt").write_text("old")
@@ -157,7 +157,7 @@ def test_files_stay_from_the_moment_at_which_nothing_may_be_removed(case: Case) 
     assert case.stored() == {"a.txt": "one"}
 
 
-def test_one_file_that_cannot_be_stored_keeps_no_other_from_it(
+def test_one_unstorable_file_does_not_block_others(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case.through.fill()

@@ -152,9 +152,7 @@ def test_a_copied_workspace_is_refused_while_its_original_is_served(
         served.store.close()
 
 
-def test_a_store_of_a_newer_version_is_named_to_those_who_ask(
-    workspace: Path, tmp_path: Path
-) -> None:
+def test_newer_store_is_named_in_status_requests(workspace: Path, tmp_path: Path) -> None:
     board = Board("local", tmp_path / "none", opened)
 
     async def play() -> None:

@@ -61,7 +61,7 @@ class Moments:
 
 
 @pytest.mark.long
-def test_a_cancel_at_any_moment_gives_one_true_end(
+def test_cancel_at_any_moment_gives_one_consistent_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """300 jobs, each canceled at one of 30 moments; every other one never ends by itself."""

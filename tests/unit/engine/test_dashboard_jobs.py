@@ -201,7 +201,7 @@ def test_the_same_job_in_a_copied_workspace_does_not_hide_the_others(tmp_path: P
     play(tmp_path / "w", scene)
 
 
-def test_a_long_queue_is_listed_up_to_a_bound_and_costs_nothing_while_it_stands(
+def test_long_queue_is_listed_up_to_a_bound_and_costs_nothing_when_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off switch: take every waiting job in `_wanted`."""
@@ -242,7 +242,7 @@ def test_ended_jobs_are_listed_up_to_a_bound_and_by_their_ends(
     play(tmp_path, scene)
 
 
-def test_a_job_that_rays_manager_calls_failed_is_written_again(tmp_path: Path) -> None:
+def test_job_marked_failed_by_ray_is_written_again(tmp_path: Path) -> None:
     """Off switch: leave out `_forget_what_was_changed`."""
 
     async def scene(here: Scene) -> None:
@@ -256,7 +256,7 @@ def test_a_job_that_rays_manager_calls_failed_is_written_again(tmp_path: Path) -
     play(tmp_path, scene)
 
 
-def test_records_go_with_the_jobs_and_a_new_actor_takes_over_what_an_earlier_one_wrote(
+def test_records_are_removed_with_jobs_and_taken_over_by_a_new_actor(
     tmp_path: Path,
 ) -> None:
     """Off switch: begin with nothing written instead of `entries()`."""
@@ -305,7 +305,7 @@ def test_nothing_is_written_before_the_job_managers_have_started(tmp_path: Path)
     play(tmp_path, scene)
 
 
-def test_a_ray_without_the_interface_is_said_once_and_left_alone(
+def test_ray_without_the_interface_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse() -> Records:
@@ -324,7 +324,7 @@ def test_a_ray_without_the_interface_is_said_once_and_left_alone(
     play(tmp_path, scene)
 
 
-def test_a_control_service_that_fails_is_said_once_and_written_to_later(
+def test_failing_control_service_is_reported_once_and_written_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(here: Scene) -> None:

@@ -34,7 +34,7 @@ from tests.fakes.world import World, play
     ],
     ids=["nothing", "secrets", "inputs", "outputs", "packages"],
 )
-def test_a_node_is_told_whether_an_attempt_may_read_a_secret(
+def test_node_knows_whether_an_attempt_may_read_a_secret(
     tmp_path: Path, changes: dict[str, Any], reads: bool
 ) -> None:
     async def scene(here: World) -> None:
@@ -48,7 +48,7 @@ def test_a_node_is_told_whether_an_attempt_may_read_a_secret(
     play(scene, tmp_path)
 
 
-def test_a_job_goes_its_whole_way(tmp_path: Path) -> None:
+def test_job_runs_through_its_whole_lifecycle(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
@@ -169,7 +169,7 @@ def test_cancel_in_every_stage(tmp_path: Path, stage: str) -> None:
 
 
 @pytest.mark.long
-def test_a_group_that_finds_no_room_puts_its_job_back(tmp_path: Path) -> None:
+def test_group_without_capacity_requeues_its_job(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.cluster.place_error = NotPlacedError("others were faster")
         job = here.submit()
@@ -183,7 +183,7 @@ def test_a_group_that_finds_no_room_puts_its_job_back(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
-def test_a_node_that_cannot_prepare_gives_the_class(tmp_path: Path) -> None:
+def test_preparation_failure_keeps_its_class(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.agent.prepare_error = PrepareError("no such data", failure_class="data")
         job = here.submit(retries=Retries(data=0))
@@ -195,7 +195,7 @@ def test_a_node_that_cannot_prepare_gives_the_class(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
-def test_an_error_no_one_foresaw_fails_one_job_and_not_the_queue(tmp_path: Path) -> None:
+def test_unexpected_error_fails_one_job_and_not_the_queue(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.agent.prepare_error = ZeroDivisionError("oh")
         job = here.submit(retries=Retries(system=0))
@@ -228,7 +228,7 @@ def test_a_lost_agent_does_not_end_its_attempt(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_an_agent_that_is_lost_while_it_is_told_to_stop_leaves_no_error_unseen(
+def test_agent_lost_during_a_stop_request_leaves_no_unhandled_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original_stop = FakeAgent.stop
@@ -279,7 +279,7 @@ def test_an_attempt_not_proven_dead_drains_its_allocation(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_files_that_cannot_be_stored_are_reported_and_not_trained_again(
+def test_unstorable_files_are_reported_without_repeating_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "STORE_PAUSE_S", 0.02)
@@ -298,7 +298,7 @@ def test_files_that_cannot_be_stored_are_reported_and_not_trained_again(
 
 
 @pytest.mark.long
-def test_a_child_waits_for_its_parent_and_falls_with_it(tmp_path: Path) -> None:
+def test_dependent_job_waits_for_its_parent_and_is_canceled_with_it(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         parent = here.submit()
         await here.launched(parent)
@@ -337,7 +337,7 @@ def test_a_new_engine_follows_what_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_cancel_that_no_one_heard_is_honoured(tmp_path: Path) -> None:
+def test_cancel_during_an_outage_is_honoured(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
@@ -351,7 +351,7 @@ def test_a_cancel_that_no_one_heard_is_honoured(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_job_caught_before_its_launch_is_put_back(tmp_path: Path) -> None:
+def test_job_interrupted_before_its_launch_is_requeued(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.cluster.hold_placement.clear()
         job = here.submit()
@@ -391,7 +391,7 @@ def test_another_cluster_ends_survivors_first_and_retries(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_an_end_that_no_one_saw_is_believed_on_another_cluster(tmp_path: Path) -> None:
+def test_unobserved_end_is_accepted_on_another_cluster(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
@@ -407,7 +407,7 @@ def test_an_end_that_no_one_saw_is_believed_on_another_cluster(tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_groups_that_belong_to_no_one_are_removed(tmp_path: Path) -> None:
+def test_orphaned_groups_are_removed(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(distribution=Distribution())
         await here.launched(job)
@@ -424,7 +424,7 @@ def test_groups_that_belong_to_no_one_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_place_that_the_actor_before_recorded_late_is_released(
+def test_late_allocation_record_of_a_previous_actor_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "TIDY_S", 0.0)
@@ -449,7 +449,7 @@ def test_a_place_that_the_actor_before_recorded_late_is_released(
     play(scene, tmp_path)
 
 
-def test_an_actor_that_was_replaced_leaves_the_next_ones_places_alone(tmp_path: Path) -> None:
+def test_replaced_actor_leaves_allocations_of_its_successor_alone(tmp_path: Path) -> None:
     """Its tidying may still go on when the next actor makes places."""
 
     async def scene(here: World) -> None:

@@ -111,7 +111,7 @@ WRITES = (
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("call", WRITES)
 @pytest.mark.long
-def test_a_store_that_fails_for_a_while_loses_no_job_and_no_place(
+def test_temporary_store_failure_loses_no_job_or_allocation(
     tmp_path: Path, call: str, times: int
 ) -> None:
     async def scene(here: World) -> None:
@@ -131,7 +131,7 @@ def test_a_store_that_fails_for_a_while_loses_no_job_and_no_place(
     play(scene, tmp_path)
 
 
-def test_a_place_whose_release_could_not_be_written_is_released_again(tmp_path: Path) -> None:
+def test_failed_allocation_release_is_retried(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         await here.crash()
         store = flaky(here)
@@ -192,7 +192,7 @@ def test_a_locked_store_at_a_takeover_costs_no_running_job(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_a_drained_place_is_free_again_once_its_ranks_are_proven_dead(tmp_path: Path) -> None:
+def test_draining_allocation_is_freed_when_its_ranks_are_proven_dead(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.agent.settled = Settled(Found.ENDED, proven=False)
         job = here.submit()
@@ -213,7 +213,7 @@ def test_a_drained_place_is_free_again_once_its_ranks_are_proven_dead(tmp_path: 
 @pytest.mark.parametrize("cluster", ["same", "another"])
 @pytest.mark.parametrize("state", ["drained", "held"])
 @pytest.mark.long
-def test_a_place_that_is_not_proven_empty_stays_taken_after_a_restart(
+def test_allocation_not_proven_empty_stays_reserved_after_a_restart(
     tmp_path: Path, state: str, cluster: str
 ) -> None:
     async def scene(here: World) -> None:
@@ -252,7 +252,7 @@ def test_a_place_that_is_not_proven_empty_stays_taken_after_a_restart(
 
 
 @pytest.mark.long
-def test_a_cancel_that_its_host_did_not_hear_is_said_again(
+def test_cancel_not_received_by_its_host_is_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "STOP_AGAIN_S", 0.02)
@@ -279,7 +279,7 @@ def test_a_cancel_that_its_host_did_not_hear_is_said_again(
 
 
 @pytest.mark.long
-def test_what_was_done_is_not_run_again_though_one_agent_after_the_other_is_lost(
+def test_finished_job_is_not_repeated_when_agents_are_lost_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "AGENT_PAUSE_S", 0.01)
@@ -309,7 +309,7 @@ def test_what_was_done_is_not_run_again_though_one_agent_after_the_other_is_lost
 
 
 @pytest.mark.long
-def test_of_a_long_error_of_an_agent_the_history_has_the_first_sentence(
+def test_history_has_the_first_sentence_of_a_long_agent_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "AGENT_PAUSE_S", 0.01)
@@ -358,7 +358,7 @@ def test_a_node_whose_agents_never_start_keeps_no_job(
 
 @pytest.mark.parametrize("is_other_cluster", [False, True])
 @pytest.mark.long
-def test_a_new_engine_asks_until_a_node_says_what_became_of_an_attempt(
+def test_new_engine_asks_until_a_node_reports_the_state_of_an_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_cluster: bool
 ) -> None:
     monkeypatch.setattr(recovery, "AGENT_PAUSE_S", 0.01)
@@ -392,7 +392,7 @@ def test_a_new_engine_asks_until_a_node_says_what_became_of_an_attempt(
 
 @pytest.mark.parametrize("call", ["prepare", "launch", "follow", "collect", "settle", "clean"])
 @pytest.mark.long
-def test_an_agent_that_errs_costs_one_job_at_most_and_no_place(
+def test_failing_agent_costs_at_most_one_job_and_no_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     real = getattr(FakeAgent, call)
@@ -451,7 +451,7 @@ def test_a_group_that_is_made_after_its_jobs_cancel_is_removed(tmp_path: Path) -
 
 @pytest.mark.parametrize("error", [NotPlacedError("its node went away"), ValueError("odd")])
 @pytest.mark.long
-def test_a_group_that_fails_late_leaves_no_place_behind(tmp_path: Path, error: Exception) -> None:
+def test_group_that_fails_late_leaves_no_allocation(tmp_path: Path, error: Exception) -> None:
     async def scene(here: World) -> None:
         real = here.cluster.gpu_ids
 
@@ -480,7 +480,7 @@ def named(folder: Path, number: str) -> None:
 
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize("state", ["placing", "running"])
-def test_a_workspace_removed_under_a_job_ends_it_and_frees_its_place(
+def test_removing_a_workspace_ends_its_job_and_frees_the_allocation(
     tmp_path: Path, state: str, replaced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(board, "GONE_S", 0.0)
@@ -604,7 +604,7 @@ def test_an_actor_that_was_replaced_stops_acting(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
-def test_a_host_that_the_old_actor_records_while_its_job_is_put_back_runs_once(
+def test_host_recorded_by_the_old_actor_during_a_requeue_runs_once(
     tmp_path: Path,
 ) -> None:
     """It was seen without a host; before it is queued again it has one, which is done at once."""
@@ -639,7 +639,7 @@ def test_a_host_that_the_old_actor_records_while_its_job_is_put_back_runs_once(
 
 @pytest.mark.parametrize("after_launch", [False, True])
 @pytest.mark.long
-def test_an_actor_whose_attempt_another_one_has_ended_starts_nothing(
+def test_actor_whose_attempt_was_ended_by_another_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_launch: bool
 ) -> None:
     """It was slow: when it writes where its hosts are, its job has been put back elsewhere.

@@ -105,7 +105,7 @@ def test_jobs_for_other_types_wait_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_better_job_has_the_place_of_one_that_waits_for_nodes(tmp_path: Path) -> None:
+def test_higher_priority_job_replaces_one_waiting_for_nodes(tmp_path: Path) -> None:
     """Off switch: `victims` takes only preemptible jobs."""
 
     async def scene(here: World) -> None:
@@ -126,7 +126,7 @@ def test_a_better_job_has_the_place_of_one_that_waits_for_nodes(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_room_that_becomes_free_meanwhile_is_taken(tmp_path: Path) -> None:
+def test_capacity_freed_meanwhile_is_used(tmp_path: Path) -> None:
     """Off switch: `Allocations.hasten` does nothing."""
 
     async def scene(here: World) -> None:
@@ -142,7 +142,7 @@ def test_room_that_becomes_free_meanwhile_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_nodes_that_never_come_end_in_a_reason(
+def test_missing_nodes_are_reported_as_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off switch: `AttemptSupervisor._requeue_not_grown` holds nothing."""
@@ -162,7 +162,7 @@ def test_nodes_that_never_come_end_in_a_reason(
     play(scene, tmp_path, growth=growth(0.05))
 
 
-def test_a_cancel_takes_the_demand_away(tmp_path: Path) -> None:
+def test_cancel_withdraws_the_request_for_nodes(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(resources=Resources(gpus=1))
         await waits_for_nodes(here, job)
@@ -174,7 +174,7 @@ def test_a_cancel_takes_the_demand_away(tmp_path: Path) -> None:
     play(scene, tmp_path, growth=growth())
 
 
-def test_a_new_target_actor_asks_for_the_nodes_again(tmp_path: Path) -> None:
+def test_new_target_actor_requests_the_nodes_again(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(resources=Resources(gpus=1))
         await waits_for_nodes(here, job)
@@ -188,7 +188,7 @@ def test_a_new_target_actor_asks_for_the_nodes_again(tmp_path: Path) -> None:
     play(scene, tmp_path, nodes=0, growth=growth())
 
 
-def test_no_more_nodes_are_asked_for_than_may_run_together(tmp_path: Path) -> None:
+def test_requested_nodes_stay_within_the_node_limit(tmp_path: Path) -> None:
     """Off switch: the comparison with `may_start` in `_Pass._take`."""
 
     async def scene(here: World) -> None:

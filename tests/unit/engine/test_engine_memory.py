@@ -66,9 +66,7 @@ def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, *, jobs: int) -> floa
 
 
 @pytest.mark.long
-def test_a_hundred_jobs_leave_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hundred_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure(tmp_path, monkeypatch, jobs=100) < MOST_BYTES_A_JOB
 
 

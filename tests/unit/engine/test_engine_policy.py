@@ -14,7 +14,7 @@ from tests.fakes.world import World, play
 
 
 @pytest.mark.long
-def test_a_preemptible_job_makes_way_and_comes_back(tmp_path: Path) -> None:
+def test_preemptible_job_is_preempted_and_resumes(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         low = here.submit(resources=Resources(cpus=2), preemptible=True)
         await here.launched(low)
@@ -36,7 +36,7 @@ def test_a_preemptible_job_makes_way_and_comes_back(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
-def test_who_has_made_way_as_often_as_it_may_stays(tmp_path: Path) -> None:
+def test_job_at_its_preemption_budget_is_not_preempted(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         low = here.submit(
             resources=Resources(cpus=2), preemptible=True, retries=Retries(preempted=0)
@@ -100,7 +100,7 @@ def test_jobs_are_placed_where_the_policy_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_kept_node_is_not_taken_by_way_of_an_idle_place(tmp_path: Path) -> None:
+def test_reserved_node_is_not_used_through_an_idle_allocation(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         large = here.cluster.agents["node1"]
         here.cluster.sizes |= {"node1": (4.0, 0.0)}
@@ -118,7 +118,7 @@ def test_a_kept_node_is_not_taken_by_way_of_an_idle_place(tmp_path: Path) -> Non
     play(scene, tmp_path, nodes=2)
 
 
-def test_a_target_says_of_some_jobs_alone_why_they_wait(tmp_path: Path) -> None:
+def test_target_explains_waiting_for_selected_jobs(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         first = here.submit(resources=Resources(cpus=2))
         await here.launched(first)

@@ -42,7 +42,7 @@ async def running_pair(here: World) -> Job:
     return job
 
 
-def test_a_node_that_cannot_be_prepared_ends_what_the_others_prepare(
+def test_failing_preparation_on_a_node_ends_the_other_preparations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "STOP_PREPARING_AGAIN_S", 0.01)
@@ -60,7 +60,7 @@ def test_a_node_that_cannot_be_prepared_ends_what_the_others_prepare(
     play(scene, tmp_path, **TWO)
 
 
-def test_all_nodes_are_launched_with_one_meeting_point(tmp_path: Path) -> None:
+def test_all_nodes_are_launched_with_one_rendezvous_address(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = await running_pair(here)
         plans = [agent.requests[0].plan for agent in agents(here)]
@@ -128,9 +128,7 @@ def test_a_cancel_goes_to_every_node(tmp_path: Path) -> None:
         AgentLostError("the agent died"),
     ],
 )
-def test_a_node_that_cannot_start_ends_what_the_other_started(
-    tmp_path: Path, error: Exception
-) -> None:
+def test_failing_start_on_a_node_ends_the_ranks_of_others(tmp_path: Path, error: Exception) -> None:
     async def scene(here: World) -> None:
         first, second = agents(here)
         second.launch_error = error
@@ -161,7 +159,7 @@ def test_a_new_engine_takes_over_every_node(tmp_path: Path) -> None:
     play(scene, tmp_path, **TWO)
 
 
-def test_a_chosen_port_is_given_to_no_one_else_until_it_is_let_go() -> None:
+def test_chosen_port_is_reserved_until_it_is_released() -> None:
     ports = HeldPorts()
     chosen = ports.take()
     others = {ports.take() for _ in range(20)}
@@ -185,7 +183,7 @@ def open_files() -> set[str]:
     return found
 
 
-def test_a_port_whose_launch_never_came_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_without_a_launch_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = HeldPorts()
     first = ports.take()
     held = os.readlink(f"/proc/self/fd/{ports._held[first][0]}")

@@ -39,7 +39,7 @@ async def failed_for_its_storage(here: World, monkeypatch: pytest.MonkeyPatch) -
     return job
 
 
-def test_what_a_node_has_is_stored_once_and_the_job_stays_failed(
+def test_remaining_outputs_are_stored_once_and_the_job_stays_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(here: World) -> None:
@@ -75,9 +75,7 @@ def test_what_a_node_has_is_stored_once_and_the_job_stays_failed(
     play(scene, tmp_path)
 
 
-def test_a_long_upload_is_waited_for_by_asking_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_upload_is_polled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_stores, "ANSWER_S", 0.0)
 
     async def scene(here: World) -> None:
@@ -114,7 +112,7 @@ def test_a_long_upload_is_waited_for_by_asking_again(
 
 
 @pytest.mark.parametrize("how", ["runs", "failed", "completed", "without"])
-def test_other_jobs_have_nothing_to_be_stored(tmp_path: Path, how: str) -> None:
+def test_other_jobs_have_nothing_to_store(tmp_path: Path, how: str) -> None:
     async def scene(here: World) -> None:
         (served,) = here.engine.board.served
         here.agent.instant = {"failed": 1, "runs": None}.get(how, 0)

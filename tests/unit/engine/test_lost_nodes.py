@@ -67,7 +67,7 @@ def test_a_lost_node_ends_the_group_and_it_is_tried_elsewhere(tmp_path: Path) ->
     play(scene, tmp_path, lease_s=0.05, nodes=3, cpus=1.0)
 
 
-def test_nothing_is_tried_again_before_the_lease_is_over(tmp_path: Path) -> None:
+def test_no_retry_starts_before_the_lease_is_over(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
@@ -82,7 +82,7 @@ def test_nothing_is_tried_again_before_the_lease_is_over(tmp_path: Path) -> None
     play(scene, tmp_path, lease_s=3600.0, nodes=2)
 
 
-def test_a_lease_counts_from_before_the_order_to_start_its_host(
+def test_lease_starts_before_the_launch_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greet, launch = FakeAgent.hello, FakeAgent.launch
@@ -124,7 +124,7 @@ def test_where_nodes_share_the_machine_another_agent_follows_the_attempt(tmp_pat
 
 
 @pytest.mark.long
-def test_a_group_that_is_silent_everywhere_has_stalled(
+def test_group_silent_on_all_nodes_has_stalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "SILENCE_LOOK_S", 0.01)
@@ -166,7 +166,7 @@ async def pair_of_which_one_has_ended(here: World, *, stall_timeout_s: float) ->
 
 
 @pytest.mark.long
-def test_a_node_that_has_ended_keeps_no_silent_group_alive(
+def test_ended_node_does_not_keep_a_silent_group_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "SILENCE_LOOK_S", 0.01)
@@ -249,7 +249,7 @@ def test_a_raylet_that_has_ended_shortens_the_wait_where_its_host_watches_it(
     assert clock.at - 1000.0 == pytest.approx(waited_s)
 
 
-def test_an_actor_that_is_new_waits_as_if_it_had_granted_at_its_start(
+def test_new_actor_waits_a_full_lease_from_its_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = TurnedClock()
@@ -284,7 +284,7 @@ def test_a_cluster_that_was_started_again_is_asked_by_the_node_s_address() -> No
     assert asyncio.run(held.living_node(elsewhere, restarted=True)) is None
 
 
-def test_a_host_that_was_ended_with_its_place_is_no_cancel() -> None:
+def test_host_ended_with_its_allocation_is_not_canceled() -> None:
     ended = exit_record("j", 1, signal=15, cause=EndCause(EndReason.PLACE_LOST))
     outcome, failure = diagnose([ended], {})
     assert failure is not None
@@ -313,7 +313,7 @@ LOST = replace(
         ),
     ],
 )
-def test_what_the_others_suffer_from_a_lost_node_is_not_the_cause(log: bytes, outcome: str) -> None:
+def test_errors_caused_by_a_lost_node_are_not_the_cause(log: bytes, outcome: str) -> None:
     failed = exit_record("j", 1, exit_code=1)
     assert diagnose([failed, LOST], {0: log})[0] == outcome
 
@@ -346,7 +346,7 @@ def test_nothing_is_placed_on_a_node_whose_raylet_has_ended_though_ray_still_lis
 
 
 @pytest.mark.long
-def test_a_loss_that_the_host_saw_before_ray_is_reported_once(tmp_path: Path) -> None:
+def test_node_loss_detected_by_the_host_before_ray_is_reported_once(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(retries={"node_lost": 3})
         await here.launched(job)

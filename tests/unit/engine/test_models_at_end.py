@@ -111,7 +111,7 @@ class Stop:
 
 @pytest.mark.parametrize("moment", ["collect", "prepare", "before the end", "after the end"])
 @pytest.mark.long
-def test_a_target_that_dies_at_the_end_neither_loses_nor_doubles_a_model(
+def test_target_death_at_the_end_neither_loses_nor_duplicates_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     async def scene(here: World) -> None:
@@ -215,9 +215,7 @@ def test_a_model_that_is_refused_does_not_fail_its_run(
 
 
 @pytest.mark.long
-def test_a_store_that_is_busy_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_busy_store_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, busy = SqlStore.metrics, 2
 
     def metrics(self: SqlStore, *given: Any, **more: Any) -> Any:

@@ -26,7 +26,7 @@ def supervisor_of(here: World, job: Job) -> AttemptSupervisor:
     return supervisor
 
 
-def test_a_preempted_job_is_queued_at_its_place_and_tried_again(tmp_path: Path) -> None:
+def test_preempted_job_keeps_its_queue_position_and_is_retried(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
@@ -47,7 +47,7 @@ def test_a_preempted_job_is_queued_at_its_place_and_tried_again(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("budget", "state"), [(0, JobState.FAILED), (1, JobState.RUNNING)])
-def test_giving_way_has_a_budget_of_its_own(tmp_path: Path, budget: int, state: JobState) -> None:
+def test_preemption_has_its_own_budget(tmp_path: Path, budget: int, state: JobState) -> None:
     async def scene(here: World) -> None:
         job = here.submit(retries={"preempted": budget, "user": 0})
         await here.launched(job)
@@ -60,7 +60,7 @@ def test_giving_way_has_a_budget_of_its_own(tmp_path: Path, budget: int, state: 
     play(scene, tmp_path)
 
 
-def test_a_cancel_that_follows_wins(tmp_path: Path) -> None:
+def test_cancel_after_a_preemption_wins(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
@@ -72,7 +72,7 @@ def test_a_cancel_that_follows_wins(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
-def test_a_job_that_has_not_started_gives_way_without_an_attempt_of_its_budget(
+def test_unstarted_job_is_preempted_without_spending_budget(
     tmp_path: Path,
 ) -> None:
     async def scene(here: World) -> None:
@@ -89,7 +89,7 @@ def test_a_job_that_has_not_started_gives_way_without_an_attempt_of_its_budget(
 
 
 @pytest.mark.long
-def test_an_actor_that_dies_meanwhile_does_not_make_it_a_cancel(tmp_path: Path) -> None:
+def test_actor_death_during_a_preemption_does_not_cancel_the_job(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
@@ -104,7 +104,7 @@ def test_an_actor_that_dies_meanwhile_does_not_make_it_a_cancel(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_all_nodes_of_a_group_give_way_together(tmp_path: Path) -> None:
+def test_all_nodes_of_a_group_are_preempted_together(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(
             distribution={"backend": "gloo", "nodes": 2, "processes_per_node": 1},
@@ -118,7 +118,7 @@ def test_all_nodes_of_a_group_give_way_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_is_lost_is_reported_with_the_step_that_it_goes_on_from(tmp_path: Path) -> None:
+def test_lost_work_is_reported_with_the_resume_step(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         (here.folder / "blobs").mkdir()
         job = here.submit()
@@ -156,12 +156,12 @@ def _point(job: Job, step: int) -> MetricPoint:
         (Lost(None, None), None, "starts from the beginning"),
     ],
 )
-def test_the_sentence_of_what_is_lost(lost: Lost, steps: int | None, words: str) -> None:
+def test_lost_work_message(lost: Lost, steps: int | None, words: str) -> None:
     assert lost.steps == steps
     assert words in lost.sentence
 
 
-def test_a_failure_next_to_a_node_that_gave_way_is_the_cause() -> None:
+def test_failure_during_a_preemption_is_the_cause() -> None:
     gave_way = exit_record("j", 1, signal=15, cause=EndCause(EndReason.PREEMPTED, "x"))
     failed = exit_record("j", 1, exit_code=3, node=1)
     assert diagnose([gave_way, failed], {1: b""})[0] == "failed"

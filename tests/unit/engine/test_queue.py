@@ -20,7 +20,7 @@ from rayjobs.store.requests import JobFilter, NewJob
 from tests.fakes.world import World, play
 
 
-def test_a_turn_that_begins_after_a_hold_knows_of_it(tmp_path: Path) -> None:
+def test_scheduling_round_after_a_hold_applies_it(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         runs = here.submit(resources=Resources(cpus=1))
         await here.launched(runs)
@@ -85,7 +85,7 @@ def test_an_array_runs_within_its_limit_and_ends_with_its_last_member(tmp_path: 
 
 
 @pytest.mark.long
-def test_what_waits_for_an_array_starts_after_its_last_member(tmp_path: Path) -> None:
+def test_dependent_of_an_array_starts_after_its_last_member(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         array = submit_array(here, "0-1")
         child = here.submit(depends_on=(Dependency(job=array.id),))
@@ -103,7 +103,7 @@ def test_what_waits_for_an_array_starts_after_its_last_member(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_what_waits_for_an_array_that_failed_is_canceled(tmp_path: Path) -> None:
+def test_dependent_of_a_failed_array_is_canceled(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         array = submit_array(here, "0-1")
         child = here.submit(depends_on=(Dependency(job=array.id),))
@@ -135,7 +135,7 @@ def test_a_held_job_starts_once_it_is_released(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_start_that_was_predicted_is_kept(tmp_path: Path) -> None:
+def test_predicted_start_is_kept(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         first = here.submit(resources=Resources(cpus=2), max_duration_s=100)
         await here.launched(first)
@@ -159,7 +159,7 @@ def test_the_start_that_was_predicted_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_estimates_come_from_what_such_jobs_took(tmp_path: Path) -> None:
+def test_estimates_come_from_durations_of_similar_jobs(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         here.agent.instant = 0
         done = here.submit()
@@ -181,7 +181,7 @@ def test_estimates_come_from_what_such_jobs_took(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_job_that_kills_its_host_thrice_is_held_and_others_run(
+def test_job_that_kills_its_host_three_times_is_held_and_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "LONGEST_PAUSE_S", 0.0)
@@ -207,7 +207,7 @@ def test_a_job_that_kills_its_host_thrice_is_held_and_others_run(
     play(scene, tmp_path)
 
 
-def test_a_job_that_the_target_cannot_look_at_is_held_and_others_run(
+def test_uninspectable_job_is_held_and_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(here: World) -> None:
@@ -229,7 +229,7 @@ def test_a_job_that_the_target_cannot_look_at_is_held_and_others_run(
     play(scene, tmp_path)
 
 
-def test_a_damaged_spec_stops_no_one_else(tmp_path: Path) -> None:
+def test_damaged_spec_stops_no_other_job(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         # Of another target until it is damaged: the engine is looking already.
         damaged = here.submit(target="elsewhere")

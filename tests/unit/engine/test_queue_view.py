@@ -90,7 +90,7 @@ def test_only_what_has_changed_is_read_again(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
-def test_a_change_that_is_not_of_the_queue_leaves_it_the_same(tmp_path: Path) -> None:
+def test_unrelated_change_leaves_the_queue_unchanged(tmp_path: Path) -> None:
     async def scene(store: Counted, view: QueueView) -> None:
         job = store.submit()
         await view.look()
@@ -102,7 +102,7 @@ def test_a_change_that_is_not_of_the_queue_leaves_it_the_same(tmp_path: Path) ->
     play(scene, tmp_path)
 
 
-def test_a_job_that_starts_or_is_canceled_no_longer_waits_and_may_come_back(tmp_path: Path) -> None:
+def test_started_or_canceled_job_leaves_the_queue_and_may_return(tmp_path: Path) -> None:
     async def scene(store: Counted, view: QueueView) -> None:
         started, canceled = store.submit(script="a.py"), store.submit(script="b.py")
         await view.look()
@@ -121,7 +121,7 @@ def test_a_job_that_starts_or_is_canceled_no_longer_waits_and_may_come_back(tmp_
 
 
 @pytest.mark.parametrize("call", ["change", "queue_marks", "jobs_of", "job_states", "live"])
-def test_a_store_that_cannot_be_read_has_no_queue_until_it_can(tmp_path: Path, call: str) -> None:
+def test_unreadable_store_has_no_queue_until_it_is_readable(tmp_path: Path, call: str) -> None:
     async def scene(store: Counted, view: QueueView) -> None:
         parent = store.submit()
         child = store.submit(depends_on=(Dependency(job=parent.id),))
@@ -140,7 +140,7 @@ def test_a_store_that_cannot_be_read_has_no_queue_until_it_can(tmp_path: Path, c
     play(scene, tmp_path)
 
 
-def test_a_look_that_is_cut_short_loses_nothing(tmp_path: Path) -> None:
+def test_interrupted_scan_loses_nothing(tmp_path: Path) -> None:
     async def scene(store: Counted, view: QueueView) -> None:
         gone = store.submit()
         await view.look()
@@ -170,7 +170,7 @@ def test_a_look_that_is_cut_short_loses_nothing(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
-def test_the_newest_checkpoint_of_a_job_that_may_have_to_go_is_known(tmp_path: Path) -> None:
+def test_newest_checkpoint_of_a_preemptible_job_is_known(tmp_path: Path) -> None:
     async def scene(store: Counted, view: QueueView) -> None:
         at = datetime(2030, 1, 1, tzinfo=UTC)
         for preemptible in (True, False):
@@ -186,7 +186,7 @@ def test_the_newest_checkpoint_of_a_job_that_may_have_to_go_is_known(tmp_path: P
     play(scene, tmp_path)
 
 
-def test_records_are_made_once_and_parents_end_or_doom_children(tmp_path: Path) -> None:
+def test_records_are_created_once_and_follow_the_outcome_of_parents(tmp_path: Path) -> None:
     async def scene(store: Counted, view: QueueView) -> None:
         parent = store.submit()
         ok = store.submit(depends_on=(Dependency(job=parent.id, when="ok"),))
@@ -312,7 +312,7 @@ def test_the_order_never_depends_on_a_clients_clock(tmp_path: Path, wrong: timed
         client.close()
 
 
-def test_a_job_that_came_since_the_last_look_is_not_older(tmp_path: Path) -> None:
+def test_job_submitted_since_the_last_scan_is_not_older(tmp_path: Path) -> None:
     class WrongClock(SystemClock):
         def now(self) -> datetime:
             return super().now() - timedelta(days=400)
@@ -373,7 +373,7 @@ def test_the_parents_that_are_named_are_those_that_have_not_ended(
         assert reason.startswith(failed[0])
 
 
-def test_a_job_that_comes_back_into_the_queue_keeps_its_time(tmp_path: Path) -> None:
+def test_requeued_job_keeps_its_submission_time(tmp_path: Path) -> None:
     """An actor that found the queue empty has not seen it wait, and does not call it new."""
 
     async def scene(store: Counted, view: QueueView) -> None:

@@ -60,19 +60,19 @@ def called(make: Make) -> None:
     ],
     ids=["died", "unavailable", "slow", "system", "owner"],
 )
-def test_a_call_that_ray_lost_says_nothing_of_the_attempt(make: Make) -> None:
+def test_call_lost_by_ray_does_not_affect_the_attempt(make: Make) -> None:
     with pytest.raises(AgentLostError):
         called(make)
 
 
-def test_our_own_errors_come_as_they_were() -> None:
+def test_rayjobs_errors_are_passed_through() -> None:
     ours = PrepareError("no", failure_class="data")
     with pytest.raises(PrepareError) as caught:
         called(lambda ray: ray.RayTaskError("f", "tb", ours))
     assert caught.value.failure_class == "data"
 
 
-def test_others_are_a_fault_of_the_agent_and_not_its_loss() -> None:
+def test_other_errors_are_agent_failures_and_not_losses() -> None:
     with pytest.raises(AgentFaultError, match="oh"):
         called(lambda ray: ray.RayTaskError("f", "tb", KeyError("oh")))
 

@@ -13,7 +13,7 @@ LEASE_S = 3600.0
 
 
 @pytest.mark.long
-def test_others_start_while_a_lost_node_s_lease_runs_out(tmp_path: Path) -> None:
+def test_other_jobs_start_while_the_lease_of_a_lost_node_expires(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         lost = here.submit()
         await here.launched(lost)

@@ -79,7 +79,7 @@ def test_packages_of_conda_and_of_pip_in_one_environment(
         (["needs-cuda"], "__cuda >=99"),
     ],
 )
-def test_what_cannot_be_solved_fails_in_the_solvers_words(
+def test_unsolvable_packages_report_the_solver_message(
     builder: Builder, channel: Channel, specs: list[str], words: str
 ) -> None:
     with pytest.raises(PrepareError) as caught:
@@ -89,7 +89,7 @@ def test_what_cannot_be_solved_fails_in_the_solvers_words(
     assert caught.value.is_permanent
 
 
-def test_a_channel_that_is_gone_is_named(builder: Builder, tmp_path: Path) -> None:
+def test_unreachable_channel_is_named(builder: Builder, tmp_path: Path) -> None:
     with pytest.raises(PrepareError, match=r"gone/noarch/repodata\.json") as caught:
         builder.build(conda=["tiny-tool"], channels=[f"file://{tmp_path}/gone"])
     assert caught.value.failure_class == FailureClass.ENVIRONMENT
@@ -115,7 +115,7 @@ def test_link_scripts_run_where_they_are_allowed(builder: Builder, channel: Chan
         assert (Path(found.python).parents[1] / "share/linked").exists() is allowed
 
 
-def test_a_prefix_that_died_half_way_is_made_again(builder: Builder, channel: Channel) -> None:
+def test_partial_prefix_is_recreated(builder: Builder, channel: Channel) -> None:
     asked: dict[str, Any] = {"conda": ["tiny-tool"], "channels": [channel.url]}
     first, _ = builder.build(**asked)
     folder = Cache(builder.node.environments).folder(first.key)
@@ -126,7 +126,7 @@ def test_a_prefix_that_died_half_way_is_made_again(builder: Builder, channel: Ch
     assert output_of(again.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
 
 
-def test_a_worker_that_crashes_after_its_work_is_believed(
+def test_result_of_a_worker_that_crashed_afterwards_is_used(
     builder: Builder, channel: Channel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     crashing = tmp_path / "worker.py"
@@ -148,7 +148,7 @@ echo '{{"url": "file:///c/tiny-1.0-0.conda", "md5": "00"}}' > "$4/conda-meta/tin
 """
 
 
-def test_a_program_of_the_node_makes_the_environment(
+def test_conda_program_of_the_node_creates_the_environment(
     builder: Builder, channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {
@@ -193,7 +193,7 @@ def test_without_py_rattler_the_remedy_is_named(
         builder.build(conda=["tiny-tool"], channels=[channel.url])
 
 
-def test_the_python_that_is_asked_for() -> None:
+def test_requested_python_is_used() -> None:
     common = {"conda": ["a"], "channels": ["c"]}
     for python, spec in (
         (None, "python 3.11.*"),

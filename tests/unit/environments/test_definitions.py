@@ -101,7 +101,7 @@ def test_a_conda_environment_of_this_machine_is_found(
     assert environment_of(made) == str(python)
 
 
-def test_no_section_is_none() -> None:
+def test_all_sections_exist() -> None:
     settings = RunConfiguration()
     settings.environment.docker.enabled = True
     settings.environment.docker.shm_size = "1g"
@@ -219,7 +219,7 @@ def test_an_image_and_its_registry_reach_the_spec(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "part", [lambda one: one, lambda one: one.docker, lambda one: one.python, lambda one: one.r]
 )
-def test_an_attribute_that_an_environment_has_not_is_refused(part: Callable[[Any], Any]) -> None:
+def test_unknown_environment_attribute_is_refused(part: Callable[[Any], Any]) -> None:
     environment = Environment("mine")
     with pytest.raises(AttributeError, match="no attribute 'base_images'; it has: "):
         part(environment).base_images = "x"

@@ -127,7 +127,7 @@ def test_a_project_is_built_by_the_python_of_the_image(
     assert output_in(builder, place, [found.python, "-c", code]) == "own\n"
 
 
-def test_an_image_that_cannot_take_packages_says_why(builder: Builder, image: Path) -> None:
+def test_image_that_cannot_take_packages_reports_the_reason(builder: Builder, image: Path) -> None:
     with pytest.raises(PrepareError, match="there is no python on its PATH") as caught:
         build(builder, in_image(image, python=None, why_no_python="there is no python on its PATH"),
               "tiny")  # fmt: skip

@@ -54,9 +54,7 @@ def realise(builder: Builder, asked: dict[str, object]) -> Realised:
     return asyncio.run(builder.environments().realise(asked, builder.wish().work))
 
 
-def test_packages_of_conda_go_when_no_build_has_used_them_for_long(
-    builder: Builder, tmp_path: Path
-) -> None:
+def test_unused_conda_packages_are_removed_after_a_while(builder: Builder, tmp_path: Path) -> None:
     channel = Channel(tmp_path / "channel")
     channel.add_library("tiny-tool")
     channel.add_library("other-tool")
@@ -82,7 +80,7 @@ def test_packages_of_conda_go_when_no_build_has_used_them_for_long(
     assert (folder / "other-tool-1.0-0").is_dir()
 
 
-def test_projects_of_jobs_stay_while_anything_is_built(builder: Builder, tmp_path: Path) -> None:
+def test_projects_of_jobs_stay_during_builds(builder: Builder, tmp_path: Path) -> None:
     slow = SlowPackage(tmp_path, "slowpackage")
     asked = with_project(builder, tmp_path / "elsewhere", str(slow.path))
     cache = Cache(builder.node.environments)
@@ -129,7 +127,7 @@ def test_a_build_waits_for_the_moment_of_a_removal(builder: Builder) -> None:
 
 
 @pytest.mark.parametrize("name", ["base/stand-ins", "programs/uv-1-1"])
-def test_stand_ins_and_copied_programs_go_when_they_are_old(builder: Builder, name: str) -> None:
+def test_old_stand_ins_and_copied_programs_are_removed(builder: Builder, name: str) -> None:
     builder.build()
     context = builder.node.environments / name
     context.mkdir(parents=True)

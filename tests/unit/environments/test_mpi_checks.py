@@ -24,7 +24,7 @@ from rayjobs.spec.model import JobSpec
         ("important = horovod", False),
     ],
 )
-def test_a_script_that_imports_horovod_is_seen(tmp_path: Path, text: str, is_used: bool) -> None:
+def test_script_that_imports_horovod_is_detected(tmp_path: Path, text: str, is_used: bool) -> None:
     (script := tmp_path / "train.py").write_text(f"import os\n{text}\n")
     assert mpi_checks.names_horovod(script) is is_used
 

@@ -92,7 +92,7 @@ def test_a_build_sees_no_credential_by_accident(tmp_path: Path) -> None:
     assert not {"AWS_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN_PATH", "RAYJOBS_SECRET_B"} & {*found}
 
 
-def test_without_uv_one_sentence_says_what_to_do(
+def test_missing_uv_is_reported_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -154,7 +154,7 @@ def test_programs_of_an_environment_come_first(tmp_path: Path) -> None:
         ([], ""),
     ],
 )
-def test_the_lines_that_matter_become_a_sentence(lines: list[str], words: str) -> None:
+def test_relevant_log_lines_become_a_message(lines: list[str], words: str) -> None:
     assert building.sentence(building.matter(lines)) == words
 
 
@@ -167,7 +167,7 @@ def test_the_lines_that_matter_become_a_sentence(lines: list[str], words: str) -
         (127, [], FailureClass.ENVIRONMENT),
     ],
 )
-def test_whose_fault_a_failed_build_is(
+def test_failure_class_of_a_failed_build(
     code: int, lines: list[str], failure_class: FailureClass
 ) -> None:
     error = building._failed(code, lines, "the packages cannot be installed")
@@ -228,7 +228,7 @@ def plan(home: Path) -> scratch.ScratchPlan:
 
 
 @pytest.mark.long
-def test_an_environment_goes_when_no_one_has_used_it_for_long(builder: Builder) -> None:
+def test_unused_environment_is_removed_after_a_while(builder: Builder) -> None:
     home = builder.node.root.parent
     found, wish = builder.build()
     cache = Cache(builder.node.environments)
@@ -260,7 +260,7 @@ def test_an_environment_goes_when_no_one_has_used_it_for_long(builder: Builder) 
 
 
 @pytest.mark.long
-def test_what_died_builds_left_goes_and_a_living_build_stays(builder: Builder) -> None:
+def test_leftovers_of_dead_builds_are_removed_and_running_builds_stay(builder: Builder) -> None:
     home = builder.node.root.parent
     found, _ = builder.build()
     cache = Cache(builder.node.environments)
@@ -278,7 +278,7 @@ def test_what_died_builds_left_goes_and_a_living_build_stays(builder: Builder) -
 
 
 @pytest.mark.long
-def test_what_requests_were_resolved_to_goes_with_time(builder: Builder) -> None:
+def test_old_resolutions_are_removed(builder: Builder) -> None:
     home = builder.node.root.parent
     builder.build()
     cache = Cache(builder.node.environments)
@@ -306,7 +306,7 @@ def test_an_environment_whose_packages_change_is_another_for_warm_interpreters(
     assert stamp(sys.executable)
 
 
-def test_packages_of_conda_that_have_their_bytecode_are_not_compiled(tmp_path: Path) -> None:
+def test_conda_packages_with_bytecode_are_not_compiled(tmp_path: Path) -> None:
     package = tmp_path / "lib" / "python3.11" / "site-packages" / "tiny"
     package.mkdir(parents=True)
     assert condas.to_compile(tmp_path) == []
@@ -318,7 +318,7 @@ def test_packages_of_conda_that_have_their_bytecode_are_not_compiled(tmp_path: P
     assert condas.to_compile(tmp_path) == [str(package.parent)]
 
 
-def test_folders_that_the_settings_name_are_known_with_the_files_beside_an_index() -> None:
+def test_configured_folders_are_used_in_addition_to_an_index() -> None:
     environment = {
         "UV_DEFAULT_INDEX": "file:///srv/pypi/simple",
         "UV_INDEX": "own=file:///srv/own/simple/ https://host/simple",

@@ -38,7 +38,7 @@ def tool_output(python: str) -> str:
     ).stdout
 
 
-def test_no_index_is_asked_where_pips_settings_say_so(
+def test_pip_no_index_setting_is_honored(
     builder: Builder, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_wheel(wheels, "pip", "0.1")  # an index has newer ones
@@ -69,7 +69,7 @@ def test_an_environment_is_built_whole_and_found_again(builder: Builder, wheels:
     assert other.work.paths.environment_lock.read_text() == first.lock
 
 
-def test_what_is_asked_for_tells_environments_apart(builder: Builder, wheels: Path) -> None:
+def test_environments_are_distinguished_by_their_request(builder: Builder, wheels: Path) -> None:
     one, _ = builder.build(*lines(wheels, "tiny-tool"))
     make_wheel(wheels, "tiny-tool", "2.0", value="two")
     # The folder of wheels has changed: what was resolved before does not count any more.
@@ -128,9 +128,7 @@ def test_another_interpreter_gives_another_environment(
     assert other.lock == own.lock
 
 
-def test_an_interpreter_that_has_gone_lets_an_environment_be_built_again(
-    builder: Builder, wheels: Path
-) -> None:
+def test_removed_interpreter_causes_a_rebuild(builder: Builder, wheels: Path) -> None:
     first, _ = builder.build(*lines(wheels, "tiny-tool"))
     Path(first.python).unlink()
     again, _ = builder.build(*lines(wheels, "tiny-tool"))
@@ -138,7 +136,9 @@ def test_an_interpreter_that_has_gone_lets_an_environment_be_built_again(
     assert tool_output(again.python).startswith("one ")
 
 
-def test_what_a_dead_build_left_is_removed_and_never_used(builder: Builder, wheels: Path) -> None:
+def test_leftovers_of_a_dead_build_are_removed_and_never_used(
+    builder: Builder, wheels: Path
+) -> None:
     first, wish = builder.build(*lines(wheels, "tiny-tool"))
     shutil.rmtree(wish.work.paths.root)  # its attempt is over: the name may be used again
     cache = Cache(builder.node.environments)
@@ -185,7 +185,7 @@ def test_a_stop_ends_a_wait(builder: Builder, wheels: Path) -> None:
     asyncio.run(stopped())
 
 
-def test_packages_that_do_not_fit_together(builder: Builder, wheels: Path) -> None:
+def test_conflicting_packages_are_refused(builder: Builder, wheels: Path) -> None:
     wish = builder.wish()
     with pytest.raises(PrepareError) as caught:
         builder.build(*lines(wheels, "tiny-tool==3"), wish=wish)
@@ -196,7 +196,7 @@ def test_packages_that_do_not_fit_together(builder: Builder, wheels: Path) -> No
     assert "tiny-tool==3" in wish.log
 
 
-def test_an_index_that_is_gone(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_index_is_reported(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with pytest.raises(PrepareError, match="cannot be resolved") as caught:
@@ -206,7 +206,7 @@ def test_an_index_that_is_gone(builder: Builder, monkeypatch: pytest.MonkeyPatch
     assert "127.0.0.1:9" in "\n".join(caught.value.lines)
 
 
-def test_a_wheel_that_is_damaged(builder: Builder, wheels: Path) -> None:
+def test_damaged_wheel_is_reported(builder: Builder, wheels: Path) -> None:
     wheel = make_wheel(wheels, "tiny-tool", "1.0")
     wheel.write_bytes(wheel.read_bytes()[:200])
     with pytest.raises(PrepareError) as caught:
@@ -219,13 +219,13 @@ def test_a_wheel_that_is_damaged(builder: Builder, wheels: Path) -> None:
     ("python", "words"),
     [("/nowhere/python", "no Python interpreter"), (">=3.90", "no Python >=3.90 on this node")],
 )
-def test_an_interpreter_that_is_not_there(builder: Builder, python: str, words: str) -> None:
+def test_missing_interpreter_is_reported(builder: Builder, python: str, words: str) -> None:
     with pytest.raises(PrepareError, match=words) as caught:
         builder.build(python=python)
     assert caught.value.failure_class == FailureClass.ENVIRONMENT
 
 
-def test_an_interpreter_that_is_none_or_too_old(builder: Builder, tmp_path: Path) -> None:
+def test_invalid_or_old_interpreter_is_refused(builder: Builder, tmp_path: Path) -> None:
     fake = tmp_path / "python"
     for text, words in (
         ("exit 3", "does not answer like a Python interpreter"),
@@ -237,7 +237,7 @@ def test_an_interpreter_that_is_none_or_too_old(builder: Builder, tmp_path: Path
             builder.build(python=str(fake))
 
 
-def test_a_secret_is_passed_and_shown_nowhere(
+def test_secret_is_passed_and_never_shown(
     builder: Builder, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = ["--no-index", "--find-links ${RAYJOBS_SECRET_PLACE}", "tiny-tool"]
@@ -253,7 +253,7 @@ def test_a_secret_is_passed_and_shown_nowhere(
     assert str(wheels) not in wish.log + caught.value.message + "".join(caught.value.lines)
 
 
-def test_the_disk_is_full(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object) -> None:
         raise OSError(28, os.strerror(28))
 
@@ -352,7 +352,7 @@ def test_two_nodes_of_a_job_on_one_machine_do_not_wait_for_each_other(
     assert "resolve" in first.steps and "resolve" not in second.steps
 
 
-def test_pre_takes_releases_before_a_final_one(builder: Builder, tmp_path: Path) -> None:
+def test_pre_allows_prereleases(builder: Builder, tmp_path: Path) -> None:
     for version in ("1.0", "2.0rc1"):
         make_wheel(tmp_path / "wheels", "tiny-tool", version)
     lines = ["--no-index", f"--find-links {tmp_path}/wheels", "tiny-tool"]

@@ -41,7 +41,7 @@ def test_each_definition_is_a_version(workspace: Workspace) -> None:
     assert (clone.name, clone.version) == ("other", "1")
 
 
-def test_what_is_not_registered_is_said(workspace: Workspace) -> None:
+def test_unregistered_environment_is_reported(workspace: Workspace) -> None:
     with pytest.raises(NotFoundError, match="no environment 'absent'"):
         Environment.get(workspace, "absent")
     environment("numpy").register(workspace)
@@ -56,7 +56,7 @@ def test_what_is_not_registered_is_said(workspace: Workspace) -> None:
         Environment("AzureML-mine").register(workspace)
 
 
-def test_a_curated_name_gives_what_it_asked_for(workspace: Workspace) -> None:
+def test_curated_name_gives_its_packages(workspace: Workspace) -> None:
     found = Environment.get(workspace=workspace, name="AzureML-PyTorch-1.6-GPU")
     packages = found.python.conda_dependencies
     assert packages.get_python_version() == "3.6.2"
@@ -65,7 +65,7 @@ def test_a_curated_name_gives_what_it_asked_for(workspace: Workspace) -> None:
 
 
 @pytest.mark.long
-def test_an_environment_is_built_here_once(
+def test_environment_is_built_locally_once(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_wheel(tmp_path / "wheels", "tiny-tool")

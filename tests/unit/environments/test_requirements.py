@@ -40,7 +40,7 @@ def test_a_file_is_read_with_what_it_includes(tmp_path: Path) -> None:
     ]
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("-r b.txt\n")
     (tmp_path / "b.txt").write_text("--requirement=a.txt\n")
     with pytest.raises(SpecError, match="included by itself"):
@@ -72,7 +72,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         "--pre",
     ],
 )
-def test_lines_that_are_taken(line: str) -> None:
+def test_accepted_requirement_lines(line: str) -> None:
     assert messages([line]) == []
 
 
@@ -96,7 +96,7 @@ def test_lines_that_are_taken(line: str) -> None:
         ("numpy==${HOME}", "variable HOME"),
     ],
 )
-def test_lines_that_are_refused(line: str, words: str) -> None:
+def test_refused_requirement_lines(line: str, words: str) -> None:
     found = messages([line])
     assert words in found[0]
     assert found[0].startswith("environment.pip[0]")
@@ -191,7 +191,7 @@ def test_constraints_of_a_file_are_kept_apart(tmp_path: Path) -> None:
         ("python >=3.9,<3.12", ">=3.9,<3.12"),
     ],
 )
-def test_how_conda_asks_for_a_python(written: str, python: str | None) -> None:
+def test_python_version_of_a_conda_specification(written: str, python: str | None) -> None:
     found = conda.parse({"dependencies": [written]}, name="c", folder=Path("/"))
     assert found.python == python
 
@@ -254,7 +254,9 @@ def test_a_spec_survives_writing_and_reading(tmp_path: Path) -> None:
         (3, "environment", "not text"),
     ],
 )
-def test_wrong_forms_are_reported_with_their_place(environment: Any, path: str, words: str) -> None:
+def test_invalid_fields_are_reported_with_their_path(
+    environment: Any, path: str, words: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         build_spec({"script": "a.py", "environment": environment})
     (problem,) = caught.value.problems
@@ -262,7 +264,7 @@ def test_wrong_forms_are_reported_with_their_place(environment: Any, path: str, 
     assert words in str(problem)
 
 
-def test_a_misspelled_key_is_told_the_right_one() -> None:
+def test_misspelled_key_gets_a_suggestion() -> None:
     with pytest.raises(SpecError, match="Did you mean `requirements`"):
         build_spec({"script": "a.py", "environment": {"requirement": "r.txt"}})
 

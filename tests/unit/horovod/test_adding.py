@@ -147,7 +147,7 @@ def test_horovod_is_built_once_for_the_torch_of_its_environments(
         ("torch==2.13.0\nhorovod==0.28.1", False),
     ],
 )
-def test_a_torch_is_found_however_it_was_asked_for(line: str, is_own: bool) -> None:
+def test_torch_is_found_for_every_form_of_request(line: str, is_own: bool) -> None:
     assert locks.has_own_torch(f"# Packages\n{line}\n") is is_own
 
 
@@ -186,7 +186,7 @@ def test_packages_of_conda_with_a_torch_get_horovod(
     assert counts.read_text().splitlines() == ["9.1"]
 
 
-def test_where_it_cannot_be_built_the_job_is_refused_with_what_is_missing_and_ways_out(
+def test_job_is_refused_with_missing_parts_and_remedies_if_horovod_cannot_be_built(
     builder: Builder, index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = tmp_path / "programs"

@@ -56,7 +56,7 @@ GPUS = {"gpus": 1.0}
         ),
     ],
 )
-def test_horovod_must_be_there_and_able_to(
+def test_horovod_must_be_installed_with_the_needed_features(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     text: str,
@@ -72,7 +72,7 @@ def test_horovod_must_be_there_and_able_to(
     assert check(tmp_path, text, monkeypatch, has=has, is_here=False, **more) == []
 
 
-def test_open_mpi_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_mpi_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (problem,) = check(tmp_path, "", monkeypatch, has=None, mpi="Open MPI is not installed")
     assert "not installed on this machine" in problem.message
     assert "apt-get install openmpi-bin" in problem.remedy

@@ -28,7 +28,7 @@ from rayjobs.environments.horovod.imported import imports_horovod
         ({"sub/train.py": "import near, far", "sub/near.py": "", "far.py": "import horovod"}, True),
     ],
 )  # fmt: skip
-def test_a_script_uses_it_by_its_own_modules(
+def test_horovod_import_is_found_through_local_modules(
     tmp_path: Path, files: dict[str, str], expected: bool
 ) -> None:
     for name, text in files.items():
@@ -37,5 +37,5 @@ def test_a_script_uses_it_by_its_own_modules(
     assert imports_horovod(tmp_path / next(iter(files)), tmp_path) is expected
 
 
-def test_a_script_that_is_not_there_uses_nothing(tmp_path: Path) -> None:
+def test_missing_script_uses_nothing(tmp_path: Path) -> None:
     assert not imports_horovod(tmp_path / "gone.py", tmp_path)

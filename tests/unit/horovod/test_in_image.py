@@ -214,7 +214,7 @@ def test_the_users_own_paths_come_first(
     assert bring(builder, place, asked)[0] is None, "the user's own Horovod is the one"
 
 
-def test_two_jobs_at_once_build_it_once(
+def test_two_concurrent_jobs_build_horovod_once(
     builder: Builder, image: Path, index: None, tmp_path: Path
 ) -> None:
     place = image_of(root_of(image, tmp_path / "root"))
@@ -246,7 +246,7 @@ def test_an_image_without_torch_or_with_horovod_is_left_as_it_is(
     assert (found, wish.steps) == (None, [])
 
 
-def test_a_torch_that_an_environment_brings_gets_its_own_horovod(
+def test_torch_of_an_environment_gets_its_own_horovod(
     builder: Builder, image: Path, index: None, tmp_path: Path
 ) -> None:
     """The Horovod of the image was built for the torch of the image, which is hidden then."""
@@ -267,7 +267,7 @@ def test_a_torch_that_an_environment_brings_gets_its_own_horovod(
     assert bring(builder, place)[0] is None, "without the environment the image's own is used"
 
 
-def test_what_an_image_lacks_is_said_at_once_with_ways_out(
+def test_missing_parts_of_an_image_are_reported_immediately_with_remedies(
     builder: Builder, image: Path, index: None, tmp_path: Path
 ) -> None:
     place = image_of(root_of(image, tmp_path / "root", programs=(), headers=False))
@@ -293,7 +293,7 @@ def test_gloo_needs_no_mpi_in_the_image(
         bring(builder, place, replace(ASKED, needs_mpi=True))
 
 
-def test_a_build_that_fails_is_never_used_and_says_what_the_compiler_said(
+def test_failed_build_is_never_used_and_quotes_the_compiler(
     builder: Builder, image: Path, index: None, tmp_path: Path
 ) -> None:
     place = image_of(root_of(image, tmp_path / "root", torch="9.9"))
@@ -311,7 +311,7 @@ def test_a_build_that_fails_is_never_used_and_says_what_the_compiler_said(
     assert listing.built(builder.node.environments) == []
 
 
-def test_a_compiler_that_is_killed_is_no_fault_of_the_image(
+def test_killed_compiler_is_not_an_image_failure(
     builder: Builder, image: Path, index: None, tmp_path: Path
 ) -> None:
     with pytest.raises(PrepareError, match=r"killed .*x.cc.o. Killed.*too little memory") as caught:
@@ -320,7 +320,7 @@ def test_a_compiler_that_is_killed_is_no_fault_of_the_image(
     assert not caught.value.is_permanent
 
 
-def test_a_full_disk_is_a_fault_of_storage(
+def test_full_disk_is_a_storage_failure(
     builder: Builder, image: Path, index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -340,7 +340,7 @@ def test_gpus_need_a_build_with_gpu_operations(
         bring(builder, place, replace(ASKED, on_gpus=True))
 
 
-def test_a_node_builds_it_before_the_ranks_start_and_shows_it_to_them(
+def test_node_builds_horovod_before_the_ranks_start_and_exposes_it(
     image: Path, index: None, tmp_path: Path
 ) -> None:
     root = root_of(image, tmp_path / "root")

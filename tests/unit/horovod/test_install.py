@@ -53,7 +53,7 @@ def test_a_wheel_is_built_once_for_each_torch_mpi_and_kind(
     assert built == [("2.15.0+cu132", False), ("2.13.0+cpu", False), ("2.13.0+cpu", False)]
 
 
-def test_gpu_operations_are_built_in_where_all_is_there_unless_told_otherwise(
+def test_gpu_operations_are_built_if_available_unless_disabled(
     built: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(needs, "gpu_tools", lambda: GPU)
@@ -62,7 +62,7 @@ def test_gpu_operations_are_built_in_where_all_is_there_unless_told_otherwise(
     assert built == [("2.15.0+cu132", True), ("2.15.0+cu132", False)]
 
 
-def test_gpu_operations_that_cannot_be_had_are_refused_with_what_is_missing(
+def test_unavailable_gpu_operations_are_refused_with_the_missing_parts(
     built: list[tuple[str, bool]],
 ) -> None:
     with pytest.raises(PrepareError, match="a full CUDA toolkit; NCCL"):
@@ -70,7 +70,7 @@ def test_gpu_operations_that_cannot_be_had_are_refused_with_what_is_missing(
     assert built == []
 
 
-def test_missing_programs_are_named_with_what_installs_them(
+def test_missing_programs_are_named_with_their_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -90,7 +90,7 @@ def test_an_old_cmake_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         needs.check_tools()
 
 
-def test_a_step_that_fails_quotes_the_lines_that_tell_why(tmp_path: Path) -> None:
+def test_failing_step_quotes_the_relevant_lines(tmp_path: Path) -> None:
     log = tmp_path / "build.log"
     command = ["/bin/sh", "-c", "echo fine; echo 'x.cc:3: error: no such thing'; exit 2"]
     with pytest.raises(PrepareError, match=r"(?s)exit code 2.*build\.log.*error: no such thing"):

@@ -118,7 +118,7 @@ def test_horovod_without_gpu_operations_is_refused_on_the_node(
         {"backend": "horovod-gloo", **ON_CPU},
     ],
 )
-def test_what_needs_no_gpu_operations_is_not_refused(
+def test_jobs_without_gpu_operations_are_not_refused(
     tmp_path: Path, packages: Path, more: dict[str, Any]
 ) -> None:
     required.require(plan_of(tmp_path, packages, **more))
@@ -132,7 +132,7 @@ def test_a_build_that_takes_gpu_tensors_is_not_refused(
     required.require(plan_of(tmp_path, packages))
 
 
-def test_an_interpreter_is_asked_once_and_a_new_build_is_seen(
+def test_interpreter_is_queried_once_until_a_new_build(
     tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
@@ -161,7 +161,7 @@ def test_an_interpreter_that_cannot_answer_is_named(tmp_path: Path, packages: Pa
         required.require(plan)
 
 
-def test_no_host_is_started_for_it(tmp_path: Path, packages: Path) -> None:
+def test_refused_job_starts_no_host(tmp_path: Path, packages: Path) -> None:
     node = Node("local", tmp_path)
     plan = plan_of(tmp_path, packages, node=node, backend="horovod-gloo")
     with pytest.raises(PrepareError, match="without GPU operations"):
@@ -171,7 +171,7 @@ def test_no_host_is_started_for_it(tmp_path: Path, packages: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["mpi", "horovod-gloo"])
-def test_an_environment_with_a_torch_of_its_own_is_refused_next_to_another_ones_horovod(
+def test_environment_with_its_own_torch_is_refused_with_a_foreign_horovod(
     tmp_path: Path, packages: Path, backend: str
 ) -> None:
     wheels = tmp_path / "wheels"

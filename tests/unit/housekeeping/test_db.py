@@ -37,9 +37,7 @@ def version_of(path: Path) -> int:
         connection.close()
 
 
-def test_a_backup_has_what_was_written_last(
-    queue: Queue, terminal: Terminal, tmp_path: Path
-) -> None:
+def test_backup_contains_the_last_write(queue: Queue, terminal: Terminal, tmp_path: Path) -> None:
     job = queue.completed()
     store = queue.workspace.path / "store.db"
     # Written with the store open: still in the -wal file, which a plain copy would lack.
@@ -105,7 +103,7 @@ def test_a_damaged_store_fails_the_check_and_no_backup_is_made(
         care.upgrade(path)
 
 
-def test_what_is_no_store_fails_the_check(own_home: Path, terminal: Terminal) -> None:
+def test_file_that_is_not_a_store_fails_the_check(own_home: Path, terminal: Terminal) -> None:
     path = old_workspace(own_home)
     path.write_bytes(b"a letter, not a database\n" * 100)
     assert terminal.type("db", "check").code == 1
@@ -151,7 +149,7 @@ def test_a_newer_store_is_not_touched(own_home: Path, terminal: Terminal) -> Non
     assert version_of(path) == 999
 
 
-def test_a_store_on_a_network_disk_is_warned_of(
+def test_store_on_a_network_disk_causes_a_warning(
     queue: Queue, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(care, "file_system_of", lambda _path: "nfs4")
@@ -245,7 +243,7 @@ def test_a_restore_names_what_it_drops_and_is_confirmed_first(
     assert terminal.type("logs", during.id).out == "hello"
 
 
-def test_a_restore_that_drops_nothing_asks_nothing(
+def test_restore_that_drops_nothing_needs_no_confirmation(
     queue: Queue, terminal: Terminal, tmp_path: Path
 ) -> None:
     queue.completed()

@@ -53,9 +53,7 @@ def one(findings: Any) -> Finding:
 
 
 @pytest.mark.long
-def test_every_check_answers_and_what_is_not_well_has_a_remedy(
-    queue: Queue, own_home: Path
-) -> None:
+def test_every_check_answers_and_problems_have_a_remedy(queue: Queue, own_home: Path) -> None:
     found = list(examine(own_home / "h", queue.workspace.path))
     assert len(found) > sum(map(len, CHECKS.values()))
     for finding in found:
@@ -64,7 +62,7 @@ def test_every_check_answers_and_what_is_not_well_has_a_remedy(
 
 
 @pytest.mark.long
-def test_a_check_that_breaks_is_a_finding(
+def test_failing_check_is_a_finding(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_context: DoctorContext) -> None:
@@ -107,9 +105,7 @@ def test_the_command_imports_nothing_heavy(queue: Queue) -> None:
     assert {"versions", "ending jobs", "memory limits", "ports", "clock", "cgroups"} <= topics
 
 
-def test_what_is_tried_leaves_no_cgroup(
-    context: DoctorContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checks_leave_no_cgroup(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"{os.getpid()}-tried"  # of this test alone: others may be trying, too
     monkeypatch.setattr(secrets, "token_hex", lambda _length: name)
     list(capabilities.ending(context))
@@ -125,7 +121,7 @@ def test_a_missing_ray_fails(context: DoctorContext, monkeypatch: pytest.MonkeyP
     assert one(versions.programs(context)).level is Level.FAIL
 
 
-def test_a_newer_store_fails_and_an_older_one_is_warned_of(
+def test_newer_store_fails_and_older_store_causes_a_warning(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, own_home: Path
 ) -> None:
     context = DoctorContext(own_home / "h", queue.workspace.path)
@@ -145,7 +141,7 @@ def test_a_newer_store_fails_and_an_older_one_is_warned_of(
         (("lost", ""), Level.WARN),
     ],
 )
-def test_a_target_that_does_not_fit_is_reported(
+def test_unsuitable_target_is_reported(
     view: tuple[str, str], level: Level, context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -159,7 +155,7 @@ def test_a_target_that_does_not_fit_is_reported(
 # -- capabilities ----------------------------------------------------------------------------------
 
 
-def test_without_cgroups_the_lesser_ways_are_named(
+def test_missing_cgroups_name_the_weaker_containment(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayjobs.injob.cgroups.mounts", list)
@@ -284,7 +280,7 @@ def test_a_clock_that_was_moved_is_reported() -> None:
     assert resources.steadiness(now[0] - 3600, now[1]).level is Level.WARN
 
 
-def test_the_kernel_says_whether_it_follows_ntp() -> None:
+def test_ntp_state_is_read_from_the_kernel() -> None:
     assert resources.is_synchronised() in (True, False, None)
 
 

@@ -61,7 +61,7 @@ def test_the_files_of_a_model_that_a_user_uploaded_stay(runs: Runs, tmp_path: Pa
 # -- what goes -------------------------------------------------------------------------------------
 
 
-def test_files_and_code_of_old_jobs_go_and_their_rows_stay(runs: Runs) -> None:
+def test_files_and_code_of_old_jobs_are_pruned_and_their_rows_stay(runs: Runs) -> None:
     job = runs.finished("old", b"weights", b"log", code=b"archive")
     made = prune_all(runs)
     assert not runs.has(b"weights") and not runs.has(b"log")
@@ -98,7 +98,7 @@ def test_the_newest_stay_whatever_their_age(runs: Runs) -> None:
     assert [runs.has(b"%d" % number) for number in range(4)] == [False, False, True, True]
 
 
-def test_the_oldest_go_until_the_rest_fits(runs: Runs) -> None:
+def test_oldest_jobs_are_pruned_until_the_rest_fits(runs: Runs) -> None:
     for number in range(4):
         runs.finished(f"job-{number}", b"%d" % number * 1000)
     made = prune_all(runs, Rules(older_than_s=None, max_bytes=2500))
@@ -106,7 +106,7 @@ def test_the_oldest_go_until_the_rest_fits(runs: Runs) -> None:
     assert (made.bytes, made.bytes_left) == (2000, 2000)
 
 
-def test_bytes_that_two_jobs_share_count_once_and_go_with_the_last(runs: Runs) -> None:
+def test_shared_bytes_count_once_and_are_pruned_with_the_last_job(runs: Runs) -> None:
     runs.finished("a", b"shared" * 100, b"a" * 10)
     runs.finished("b", b"shared" * 100, b"b" * 10)
     made = prune_all(runs, Rules(older_than_s=None, max_bytes=615))
@@ -117,7 +117,7 @@ def test_bytes_that_two_jobs_share_count_once_and_go_with_the_last(runs: Runs) -
     assert not runs.has(b"shared" * 100)
 
 
-def test_files_that_no_job_refers_to_go(runs: Runs) -> None:
+def test_unreferenced_files_are_pruned(runs: Runs) -> None:
     runs.finished("young", b"weights")
     runs.blobs.add_file(_write(runs.workspace.path / "x", b"an older log"))
     runs.blobs.put_bytes(b"not ours to judge", "elsewhere/x")
@@ -127,13 +127,13 @@ def test_files_that_no_job_refers_to_go(runs: Runs) -> None:
     assert runs.blobs.exists("elsewhere/x")
 
 
-def test_pieces_of_uploads_that_rest_go(runs: Runs) -> None:
+def test_pieces_of_abandoned_uploads_are_pruned(runs: Runs) -> None:
     runs.blobs.put_bytes(b"abc", "uploads/61-00/0-3")
     prune_all(runs, Rules())
     assert not list(runs.blobs.list("uploads/"))
 
 
-def test_records_go_where_that_is_asked_for(runs: Runs) -> None:
+def test_records_are_pruned_on_request(runs: Runs) -> None:
     gone, kept = runs.finished("gone", b"weights"), runs.finished("model", b"model")
     register(runs, kept)
     prune_all(runs, Rules(older_than_s=0.0, records=True))
@@ -156,7 +156,7 @@ def test_jobs_that_are_not_finished_stay(until: JobState, runs: Runs) -> None:
     assert runs.store.job(queued.id).snapshot is not None
 
 
-def test_a_models_files_and_the_code_it_came_from_stay(runs: Runs) -> None:
+def test_model_files_and_their_code_stay(runs: Runs) -> None:
     job = runs.finished("trained", b"model", code=b"archive")
     register(runs, job)
     prune_all(runs)
@@ -166,7 +166,7 @@ def test_a_models_files_and_the_code_it_came_from_stay(runs: Runs) -> None:
     assert not runs.has(b"model") and not runs.has(b"archive", code=True)
 
 
-def test_what_an_unfinished_job_resumes_from_stays(runs: Runs) -> None:
+def test_resume_source_of_an_unfinished_job_stays(runs: Runs) -> None:
     source = runs.finished("source", b"checkpoint")
     second = runs.submit("second", resume_from=source.id)
     made = prune_all(runs)
@@ -177,7 +177,7 @@ def test_what_an_unfinished_job_resumes_from_stays(runs: Runs) -> None:
     assert not runs.has(b"checkpoint")
 
 
-def test_what_an_unfinished_sweep_is_started_from_stays(runs: Runs) -> None:
+def test_warm_start_source_of_an_unfinished_sweep_stays(runs: Runs) -> None:
     sweep, trial = runs.finished("sweep", b"one"), runs.finished("trial", b"two")
     runs.store.put_sweep(
         NewSweep(
@@ -241,7 +241,7 @@ def test_data_in_datastores_stays(runs: Runs) -> None:
 # -- what comes into use meanwhile -----------------------------------------------------------------
 
 
-def test_what_was_stored_just_now_stays(runs: Runs) -> None:
+def test_recently_stored_files_stay(runs: Runs) -> None:
     runs.age()
     runs.blobs.add_file(_write(runs.workspace.path / "x", b"its row comes in a moment"))
     made = prune.plan(runs.workspace, ALL)
@@ -283,7 +283,7 @@ def test_a_model_registered_after_the_plan_keeps_its_files(runs: Runs) -> None:
     assert runs.has(b"model")
 
 
-def test_a_submit_with_code_that_was_pruned_says_so(runs: Runs) -> None:
+def test_submit_with_pruned_code_is_refused(runs: Runs) -> None:
     job = runs.finished("old", b"x", code=b"archive")
     assert job.snapshot is not None
     check_snapshot(runs.workspace, job.snapshot)
@@ -292,7 +292,7 @@ def test_a_submit_with_code_that_was_pruned_says_so(runs: Runs) -> None:
         check_snapshot(runs.workspace, job.snapshot)
 
 
-def test_a_kill_between_rows_and_bytes_leaves_nothing_for_ever(
+def test_kill_between_rows_and_bytes_leaves_no_permanent_leftovers(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
@@ -313,7 +313,7 @@ def test_a_kill_between_rows_and_bytes_leaves_nothing_for_ever(
     assert not runs.has(b"weights")
 
 
-def test_what_a_killed_prune_set_aside_is_put_back_where_it_is_needed(runs: Runs) -> None:
+def test_files_set_aside_by_a_killed_prune_are_restored_if_needed(runs: Runs) -> None:
     runs.finished("young", b"needed")
     [needed] = (runs.workspace.path / "blobs" / "files").rglob("*/*/*")
     aside = needed.with_name(f"{ASIDE}{'0' * 16}-{needed.name}")
@@ -328,7 +328,7 @@ def test_what_a_killed_prune_set_aside_is_put_back_where_it_is_needed(runs: Runs
 # -- links -----------------------------------------------------------------------------------------
 
 
-def test_a_link_among_the_stored_files_leads_nowhere(runs: Runs, tmp_path: Path) -> None:
+def test_link_among_the_stored_files_is_not_followed(runs: Runs, tmp_path: Path) -> None:
     important = tmp_path / "important"
     important.mkdir()
     _write(important / "thesis.txt", b"four years")
@@ -360,7 +360,7 @@ def test_stored_files_behind_a_link_are_refused(runs: Runs, tmp_path: Path) -> N
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_the_command_shows_what_would_go(runs: Runs, terminal: Terminal) -> None:
+def test_command_shows_what_would_be_pruned(runs: Runs, terminal: Terminal) -> None:
     job = runs.finished("old", b"w" * 2000)
     runs.age()
     done = terminal.type("prune", "--dry-run", "--older-than", "0s")
@@ -373,7 +373,7 @@ def test_the_command_shows_what_would_go(runs: Runs, terminal: Terminal) -> None
     assert runs.has(b"w" * 2000)
 
 
-def test_the_command_removes_only_with_a_yes(runs: Runs, terminal: Terminal) -> None:
+def test_command_prunes_only_after_confirmation(runs: Runs, terminal: Terminal) -> None:
     runs.finished("old", b"weights")
     runs.age()
     refused = terminal.type("prune", "--older-than", "0s")
@@ -387,7 +387,7 @@ def test_the_command_removes_only_with_a_yes(runs: Runs, terminal: Terminal) -> 
     assert json.loads(again.out)["removed"] is None  # nothing left to do
 
 
-def test_shared_bytes_stay_and_what_jobs_lose_is_counted(runs: Runs, terminal: Terminal) -> None:
+def test_shared_bytes_stay_and_losses_of_jobs_are_counted(runs: Runs, terminal: Terminal) -> None:
     runs.finished("a", b"weights", b"log")
     runs.finished("b", b"weights", b"log")
     runs.finished("kept", b"weights", b"log")
@@ -399,7 +399,7 @@ def test_shared_bytes_stay_and_what_jobs_lose_is_counted(runs: Runs, terminal: T
     assert "removed 0 files from disk, 0 B" in done.out
 
 
-def test_what_a_prune_did_is_counted_in_json(runs: Runs, terminal: Terminal) -> None:
+def test_prune_result_is_counted_in_json(runs: Runs, terminal: Terminal) -> None:
     runs.finished("a", b"weights", b"log")
     runs.finished("kept", b"weights")
     runs.age()
@@ -408,7 +408,7 @@ def test_what_a_prune_did_is_counted_in_json(runs: Runs, terminal: Terminal) -> 
     assert result["removed"]["files"] == 1
 
 
-def test_a_second_prune_is_kept_out(runs: Runs, terminal: Terminal) -> None:
+def test_concurrent_prune_is_refused(runs: Runs, terminal: Terminal) -> None:
     with prune.pruning(runs.workspace):
         with pytest.raises(UsageError), prune.pruning(runs.workspace):
             pass
@@ -427,7 +427,9 @@ def _write(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_a_pruned_job_says_when_and_by_what_its_files_went(runs: Runs, terminal: Terminal) -> None:
+def test_pruned_job_shows_when_and_why_its_files_were_removed(
+    runs: Runs, terminal: Terminal
+) -> None:
     job, other = runs.finished("a", b"one"), runs.finished("b", b"two")
     assert terminal.type("prune", "--keep", "1", "--yes").code == 0
     for command in ("logs", "files", "show", "download"):
@@ -442,9 +444,7 @@ def test_a_pruned_job_says_when_and_by_what_its_files_went(runs: Runs, terminal:
     assert "has no stored file 'outputs/model.pt'; its " in done.err
 
 
-def test_a_job_that_was_pruned_with_its_records_is_not_just_unknown(
-    runs: Runs, terminal: Terminal
-) -> None:
+def test_job_pruned_with_its_records_is_reported_as_pruned(runs: Runs, terminal: Terminal) -> None:
     job = runs.finished("a", b"one")
     assert terminal.type("prune", "--keep", "0", "--records", "--yes").code == 0
     for text in (job.id, job.id.rpartition("_")[2], job.name):

@@ -60,7 +60,7 @@ def set_back(path: Path, seconds: float = 2 * DAY_S) -> None:
         os.utime(one, (then, then), follow_symlinks=False)
 
 
-def test_attempts_of_finished_jobs_go(runs: Runs, node: Path) -> None:
+def test_attempts_of_finished_jobs_are_removed(runs: Runs, node: Path) -> None:
     job = ended_long_ago(runs, runs.finished("old"))
     attempt_of(node, job.id)
     made = plan(runs)
@@ -95,7 +95,7 @@ def test_the_only_copy_of_outputs_stays_for_a_week(runs: Runs, node: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["stored", "marked", "failed"])
-def test_a_folder_without_unstored_outputs_goes(runs: Runs, node: Path, how: str) -> None:
+def test_folder_without_unstored_outputs_is_removed(runs: Runs, node: Path, how: str) -> None:
     job = ended_long_ago(runs, runs.queue.failed())
     folder = attempt_of(node, job.id)
     with_output(
@@ -118,19 +118,19 @@ def test_attempts_of_other_jobs_stay(state: JobState, runs: Runs, node: Path) ->
     assert plan(runs, older_than_s=0.0).items == []
 
 
-def test_an_agent_is_left_the_time_to_clean_up_itself(runs: Runs, node: Path) -> None:
+def test_agent_gets_time_to_clean_up(runs: Runs, node: Path) -> None:
     attempt_of(node, runs.finished("just-now").id)
     assert plan(runs, older_than_s=0.0).items == []
 
 
-def test_attempts_that_no_one_knows_go_when_they_are_old(runs: Runs, node: Path) -> None:
+def test_old_unknown_attempts_are_removed(runs: Runs, node: Path) -> None:
     folder = attempt_of(node, "other_1_ab")
     assert plan(runs).items == []
     set_back(folder)
     assert len(plan(runs).items) == 1
 
 
-def test_no_unknown_attempt_goes_while_a_workspace_cannot_be_read(
+def test_unknown_attempts_stay_while_a_workspace_is_unreadable(
     runs: Runs, node: Path, tmp_path: Path
 ) -> None:
     set_back(attempt_of(node, "other_1_ab"))
@@ -170,7 +170,7 @@ def snapshot_of(node: Path) -> Path:
     return folder
 
 
-def test_unpacked_snapshots_go_when_no_one_used_them_for_long(runs: Runs, node: Path) -> None:
+def test_unused_unpacked_snapshots_are_removed_after_a_while(runs: Runs, node: Path) -> None:
     folder = snapshot_of(node)
     assert plan(runs).items == []
     age(node)
@@ -202,7 +202,7 @@ def test_a_snapshot_that_is_being_copied_stays(runs: Runs, node: Path) -> None:
     assert (folder / "train.py").exists()
 
 
-def test_cached_inputs_go_when_no_job_has_them(runs: Runs, node: Path, tmp_path: Path) -> None:
+def test_unused_cached_inputs_are_removed(runs: Runs, node: Path, tmp_path: Path) -> None:
     objects = node / "data" / "cache" / "objects" / "ab"
     objects.mkdir(parents=True)
     for name in ("unused", "linked", "used-later"):

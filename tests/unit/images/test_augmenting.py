@@ -35,7 +35,7 @@ def test_a_batch_is_cropped_and_mirrored_as_on_the_cpu() -> None:
         assert np.abs(difference).mean() < 1
 
 
-def test_the_whole_of_an_image_stays_as_it_is() -> None:
+def test_full_image_is_unchanged_without_augmentation() -> None:
     images = torch.rand(2, 3, 8, 8)
     parts = torch.tensor([[0.0, 0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 1.0]])
     found = crop_and_flip(images, parts, 8)

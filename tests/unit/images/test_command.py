@@ -46,7 +46,7 @@ def test_a_folder_that_is_not_a_model_is_refused_at_the_submit(
 
 
 @pytest.mark.long
-def test_a_score_names_its_model_and_no_repository_of_ours(
+def test_score_names_its_model_and_no_internal_repository(
     queue: Queue,
     terminal: Terminal,
     tmp_path: Path,

@@ -80,7 +80,7 @@ def test_members_of_an_archive_stay_in_the_folder(data: Path, tmp_path: Path) ->
     assert not (tmp_path / "red").exists()
 
 
-def test_what_is_not_a_source_is_refused(tmp_path: Path) -> None:
+def test_invalid_source_of_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("no archive")
     with pytest.raises(InvalidDatasetError, match="neither a folder nor a zip or tar"):
         convert(str(tmp_path / "x"), str(tmp_path / "out"))
@@ -95,7 +95,7 @@ def test_what_is_not_a_source_is_refused(tmp_path: Path) -> None:
         convert(str(tmp_path / "e.tar"), str(tmp_path / "out"))
 
 
-def test_the_command_splits_and_lists_what_it_left_out(photos: Path, tmp_path: Path) -> None:
+def test_command_splits_and_lists_skipped_files(photos: Path, tmp_path: Path) -> None:
     arguments = ["images", "convert", str(photos), str(tmp_path / "d"), "--validation-share"]
     done = CliRunner().invoke(main, [*arguments, "0.25", "--json"])
     assert done.exit_code == 0, done.output

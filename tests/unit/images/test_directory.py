@@ -47,7 +47,7 @@ def test_a_class_without_an_image_is_named(tmp_path: Path) -> None:
         open_labeled(str(tmp_path))
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidDatasetError, match="is not a folder"):
         open_labeled(str(tmp_path / "none"))
 

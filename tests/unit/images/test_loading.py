@@ -53,7 +53,7 @@ def test_a_cache_gives_the_pixels_of_the_files(
 
 
 @pytest.mark.long
-def test_a_full_disk_ends_the_caching_and_not_the_training(
+def test_full_disk_stops_caching_but_not_the_training(
     images: ImageDirectory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,9 +80,7 @@ def test_a_full_disk_ends_the_caching_and_not_the_training(
     assert torch.equal(load(images, cache), load(images, None))
 
 
-def test_an_error_of_the_disk_that_is_not_space_is_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_disk_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ImageCache(str(tmp_path / "c"), 3, arena=0, kind="decoded")
 
     def fail(*_: Any) -> int:
@@ -93,7 +91,7 @@ def test_an_error_of_the_disk_that_is_not_space_is_raised(
         cache.put(0, np.zeros((2, 2, 3), dtype=np.uint8))
 
 
-def test_the_plan_is_measured_and_says_why(images: ImageDirectory) -> None:
+def test_plan_is_measured_and_explains_itself(images: ImageDirectory) -> None:
     plan = make_plan(images, HOW)
     assert plan.cache == "decoded"
     assert "fit into half of the free disk" in plan.reason
@@ -103,7 +101,7 @@ def test_the_plan_is_measured_and_says_why(images: ImageDirectory) -> None:
     assert make_plan(images, HOW, is_fixed=True).cache == "fitted"
 
 
-def test_pixels_that_never_change_are_kept_as_the_network_takes_them(
+def test_constant_pixels_are_cached_in_network_format(
     images: ImageDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = ImageCache(str(tmp_path / "c"), len(images), arena=0, kind="fitted")

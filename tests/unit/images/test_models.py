@@ -88,7 +88,7 @@ def test_a_network_has_an_output_for_each_class(network: str) -> None:
         assert module.eval()(torch.empty(1, 3, 64, 64)).shape == (1, 7)
 
 
-def test_what_is_not_a_model_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_file_that_is_not_a_model_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidModelDirectoryError, match=r"has no untrained_model\.json"):
         networks.read_untrained(str(folder))
     with pytest.raises(InvalidModelDirectoryError, match=r"has no model\.json"):
@@ -125,7 +125,7 @@ def test_a_table_of_another_kind_is_refused(folder: Path, data: Path, tmp_path: 
         score(model, open_any(str(data / "val")), str(tmp_path / "a.xlsx"))
 
 
-def test_onnx_computes_what_pytorch_does(folder: Path, tmp_path: Path) -> None:
+def test_onnx_matches_pytorch(folder: Path, tmp_path: Path) -> None:
     path, difference = onnx.export(networks.read_trained(str(folder)), str(tmp_path))
     assert Path(path).is_file()
     assert difference <= 1e-4

@@ -46,14 +46,14 @@ def test_a_value_out_of_range_names_parameter_value_and_range(name: str, value: 
     assert "number" in str(found.value)
 
 
-def test_the_ends_of_the_ranges_are_in() -> None:
+def test_ranges_include_their_ends() -> None:
     assert checked("warmup_epochs", "0") == 0
     assert checked("epochs", "1") == 1
     assert checked("learning_rate", 5e-300) == 5e-300
     assert checked("random_seed", "-12345678901234567890") == -12345678901234567890
 
 
-def test_a_submit_reports_all_at_once() -> None:
+def test_submit_reports_all_problems_together() -> None:
     with pytest.raises(SpecError) as found:
         checked_parameters({"epochs": 0, "patience": 0, "batch_size": 4, "model": "x"})
     assert [one.path for one in found.value.problems] == ["--epochs", "--patience"]
@@ -77,7 +77,7 @@ def test_options_of_a_script() -> None:
         ({}, {"imagesize": 2}, r"'imagesize' is not one of the settings: image_size, augmentation"),
     ],
 )
-def test_a_name_that_does_not_exist_is_refused_before_the_job(
+def test_unknown_name_is_refused_before_the_job(
     given: dict[str, Any], settings: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(UsageError, match=text):

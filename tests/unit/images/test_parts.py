@@ -33,7 +33,7 @@ def same(mine: list[torch.Tensor], theirs: list[torch.Tensor]) -> list[bool]:
 
 
 @pytest.mark.parametrize("shape", [(8, 16, 9, 9), (4, 32, 2, 2), (5, 8, 3, 1), (3, 64, 28, 28)])
-def test_a_synchronized_norm_has_the_bits_of_pytorchs(
+def test_synchronized_norm_matches_pytorch_bitwise(
     shape: tuple[int, ...], one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dist, "all_reduce", lambda _: None)

@@ -66,7 +66,7 @@ def test_convert_train_and_score_are_a_pipeline(ws: Workspace) -> None:
     }
 
 
-def test_a_step_refuses_what_the_job_would_refuse(ws: Workspace) -> None:
+def test_step_refuses_the_same_as_the_job(ws: Workspace) -> None:
     out = PipelineData("out")
     with pytest.raises(UsageError, match="vgg16"):
         PyTorchModel("vgg16", out, compute_target="local")
@@ -122,7 +122,7 @@ def test_convert_can_be_submitted(own_home: Path, data: Path) -> None:
         (["/abs", "--submit"], "is not a DATASTORE/PATH"),
     ],
 )
-def test_convert_names_what_is_wrong(words: list[str], text: str, data: Path) -> None:
+def test_convert_reports_problems(words: list[str], text: str, data: Path) -> None:
     done = CliRunner().invoke(main, ["images", "convert", str(data / "train"), *words])
     assert done.exit_code != 0
     assert text in done.output + str(done.exception)
@@ -152,7 +152,7 @@ def test_a_training_is_a_run_configuration() -> None:
 
 
 @pytest.mark.long
-def test_train_names_what_is_wrong(own_home: Path, data: Path) -> None:
+def test_train_reports_problems(own_home: Path, data: Path) -> None:
     folders = ["--train", str(data / "train"), "--validation", str(data / "val")]
     for words, text in (
         (["--epochs", "0"], "epochs is '0'; it must be a whole number, 1 or more"),

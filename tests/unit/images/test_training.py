@@ -54,7 +54,7 @@ def is_same(first: Progress, second: Progress) -> bool:
     )
 
 
-def test_it_learns_and_keeps_the_best_epoch(training: Make) -> None:
+def test_training_learns_and_keeps_the_best_epoch(training: Make) -> None:
     work = training(epochs=4)
     progress = work.run()
     assert progress.training_losses[-1] < progress.training_losses[0]
@@ -64,7 +64,7 @@ def test_it_learns_and_keeps_the_best_epoch(training: Make) -> None:
         assert torch.equal(value, progress.best[name])
 
 
-def test_two_trainings_with_one_seed_are_equal_to_the_last_bit(training: Make) -> None:
+def test_two_trainings_with_one_seed_are_bitwise_equal(training: Make) -> None:
     first = training().run()
     shutil.rmtree("outputs")
     assert is_same(first, training(threads=1, cache="none").run())
@@ -84,7 +84,9 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("moment", [(0, 1), (0, 3), (0, 5), (1, 0), (1, 2), (2, 0)])
-def test_it_resumes_to_the_undisturbed_curve(training: Make, moment: tuple[int, int]) -> None:
+def test_resumed_training_matches_the_undisturbed_curve(
+    training: Make, moment: tuple[int, int]
+) -> None:
     undisturbed = training(checkpoint_every=2).run()
     shutil.rmtree("outputs")
 
@@ -192,7 +194,7 @@ def test_patience() -> None:
 # -- two processes -----------------------------------------------------------------------------
 
 
-def test_two_processes_give_the_curve_of_one(training: Make, data: Path, tmp_path: Path) -> None:
+def test_two_processes_match_the_curve_of_one(training: Make, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "two"
     folder.mkdir()
     with socket.socket() as found:

@@ -58,14 +58,14 @@ def test_thread_counts_are_set_by_call(tmp_path: Path, env: dict[str, str]) -> N
     assert cold_reason(plan(tmp_path, env), LOADED) is None
 
 
-def test_variable_the_warm_interpreter_started_with_is_no_reason(tmp_path: Path) -> None:
+def test_variable_of_the_warm_interpreter_does_not_force_a_cold_start(tmp_path: Path) -> None:
     wanted = plan(tmp_path, {"LANG": "C.UTF-8"})
     assert cold_reason(wanted, LOADED) is not None
     assert cold_reason(wanted, LOADED, started_with={"LANG": "C.UTF-8"}) is None
     assert cold_reason(plan(tmp_path), LOADED, started_with={"PYTHONPATH": "/p"}) is not None
 
 
-def test_folders_of_ours_on_the_path_are_no_reason(tmp_path: Path) -> None:
+def test_rayjobs_folders_on_the_path_do_not_force_a_cold_start(tmp_path: Path) -> None:
     """A fork puts the first onto its path itself, and asks the map without the second."""
     ours = [f"/lib/{one}" for one in (ON_PATH, MAPPED_ON_PATH)]
     for path in (ours[0], ":".join(ours)):
@@ -73,7 +73,7 @@ def test_folders_of_ours_on_the_path_are_no_reason(tmp_path: Path) -> None:
     assert cold_reason(plan(tmp_path, {"PYTHONPATH": f"{ours[0]}:/p"}), LOADED) is not None
 
 
-def test_variable_of_a_package_matters_only_when_that_is_loaded(tmp_path: Path) -> None:
+def test_variable_of_a_package_matters_only_if_it_is_loaded(tmp_path: Path) -> None:
     wanted = plan(tmp_path, {"MPLBACKEND": "agg"})
     assert cold_reason(wanted, LOADED) is None
     assert cold_reason(wanted, {*LOADED, "matplotlib"}) is not None
@@ -106,7 +106,7 @@ def test_command_other_python_folder_and_wish_are_cold(tmp_path: Path) -> None:
         ("src/random.py", False),
     ],
 )
-def test_only_what_an_import_would_prefer_is_a_shadow(
+def test_only_modules_preferred_by_import_are_shadows(
     tmp_path: Path, entry: str, is_shadow: bool
 ) -> None:
     path = tmp_path / entry

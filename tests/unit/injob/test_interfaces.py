@@ -30,7 +30,7 @@ def test_each_address_of_this_machine_leads_to_its_interface() -> None:
 
 
 @pytest.mark.parametrize("address", [NOWHERE, "2001:db8::9", "worker-1", "no:address", ""])
-def test_an_address_of_another_machine_leads_nowhere(address: str) -> None:
+def test_address_of_another_machine_has_no_interface(address: str) -> None:
     assert interface_of(address) is None
     assert variables(address) == {}
 
@@ -39,7 +39,7 @@ def test_nodes_of_one_machine_have_loopback_addresses_that_it_does_not_list() ->
     assert interface_of("127.93.4.2") == "lo"
 
 
-def test_ranks_are_told_the_interface_unless_the_job_names_one() -> None:
+def test_ranks_get_the_interface_unless_the_job_sets_one() -> None:
     expected = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "HOROVOD_GLOO_IFACE": "lo"}
     plan = parse(values(address="127.0.0.1"))
     assert expected.items() <= plan.rank_env(plan.ranks[0], {}).items()
@@ -50,7 +50,7 @@ def test_ranks_are_told_the_interface_unless_the_job_names_one() -> None:
     assert not expected.keys() & alone.rank_env(alone.ranks[0], {}).keys()
 
 
-def test_an_address_that_no_interface_has_is_told_where_ranks_must_meet_others() -> None:
+def test_address_without_an_interface_is_reported_for_multi_node_jobs() -> None:
     plan = parse(values(node=1, node_count=2, env={}, address=NOWHERE))
     assert f"node 1 has its address {NOWHERE}" in unknown_interface(plan)
     assert unknown_interface(replace(plan, node_count=1)) == ""
@@ -61,6 +61,8 @@ def test_an_address_that_no_interface_has_is_told_where_ranks_must_meet_others()
 
 @pytest.mark.long
 @pytest.mark.parametrize(("address", "count"), [(NOWHERE, 1), ("127.0.0.1", 0)])
-def test_the_history_says_so(tmp_path: Path, address: str, count: int) -> None:
+def test_history_reports_an_address_without_an_interface(
+    tmp_path: Path, address: str, count: int
+) -> None:
     events = [one for one in prepared(tmp_path, address=address) if one.kind == "network"]
     assert len(events) == count

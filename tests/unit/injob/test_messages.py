@@ -88,7 +88,7 @@ def through_json(message: Message) -> Any:
 @pytest.mark.parametrize(
     "message", [RECORD, Settled.of_record(RECORD, proven=True, ended_now=False)]
 )
-def test_a_message_comes_back_as_it_was(message: Message) -> None:
+def test_message_round_trips(message: Message) -> None:
     assert type(message).from_json(through_json(message)) == message
 
 
@@ -109,16 +109,16 @@ def test_an_exit_record_of_an_earlier_version_gets_its_reason(
     assert record.ranks[0].ended_at == 2.0 and record.tree == "cgroup2"
 
 
-def test_what_was_no_cancel_then_has_no_reason_now() -> None:
+def test_old_record_without_a_cancel_gets_no_reason() -> None:
     assert ExitRecord.from_json({**OLD, "outcome": "failed"}).end_reason is None
 
 
-def test_the_reason_that_a_record_names_counts_and_not_its_sentence() -> None:
+def test_reason_code_counts_instead_of_its_text() -> None:
     values = {**through_json(RECORD), "reason": "its place was lost"}
     assert ExitRecord.from_json(values).end_reason is EndReason.PREEMPTED
 
 
-def test_what_a_later_version_adds_is_dropped_and_what_an_earlier_lacks_is_the_default() -> None:
+def test_unknown_fields_are_dropped_and_missing_ones_get_defaults() -> None:
     values = {**through_json(RECORD), "colour": "red"}
     del values["usage"], values["leftovers"]
     assert ExitRecord.from_json(values) == replace(RECORD, usage=None, leftovers=Leftovers())
@@ -137,7 +137,7 @@ def test_what_a_later_version_adds_is_dropped_and_what_an_earlier_lacks_is_the_d
         ({**OLD, "cold": 3}, "an exit record, entry 'cold': 3 is not a text"),
     ],
 )
-def test_what_is_no_such_message_is_refused_in_one_sentence(values: Any, message: str) -> None:
+def test_invalid_message_is_refused_in_one_sentence(values: Any, message: str) -> None:
     with pytest.raises(MessageError) as refused:
         ExitRecord.from_json(values)
     assert str(refused.value).startswith(message)
@@ -206,13 +206,13 @@ def test_a_host_of_an_earlier_version_reads_a_plan_of_today() -> None:
     assert {**OLD_PLAN, **written} == {**written, "watches_raylet": True}
 
 
-def test_an_order_of_an_earlier_version_is_refused_in_one_sentence() -> None:
+def test_launch_request_of_an_earlier_version_is_refused_in_one_sentence() -> None:
     with pytest.raises(MessageError) as refused:
         LaunchRequest.from_json(OLD_ORDER)
     assert str(refused.value) == "a launch request has no entry 'on'"
 
 
-def test_a_node_gets_a_new_agent_where_one_of_an_earlier_version_is_left() -> None:
+def test_node_with_an_agent_of_an_earlier_version_gets_a_new_one() -> None:
     from rayjobs.protocol.names import agent_name
 
     assert agent_name("local", "n") != "rayjobs-agent-local-n"
@@ -268,7 +268,7 @@ def test_a_request_of_an_earlier_version_is_read() -> None:
         HostRequest.from_json({"op": "cancel", "grace_s": "soon"})
 
 
-def test_a_ping_of_an_earlier_agent_says_by_its_raylet_that_it_is_a_user() -> None:
+def test_ping_of_an_earlier_agent_counts_as_a_user_by_its_raylet() -> None:
     assert not WarmRequest.from_json({"op": "ping"}).is_user
     assert WarmRequest.from_json({"op": "ping", "raylet": None}).is_user
     assert "raylet" not in WarmRequest("ping").to_json()

@@ -16,7 +16,7 @@ def line(value: object, name: str = "m") -> bytes:
     return json.dumps({"k": "metric", "name": name, "value": value, "t": 1.0}).encode() + b"\n"
 
 
-def test_batches_go_on_where_the_last_ended(tmp_path: Path) -> None:
+def test_batches_continue_where_the_last_one_ended(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     path.write_bytes(b"".join(line(number) for number in range(10)))
     first, offset = read_batch(str(path), 0, 4)
@@ -41,7 +41,7 @@ def test_a_torn_last_line_waits_for_its_rest(tmp_path: Path) -> None:
     assert [record["value"] for record in read_batch(str(path), offset)[0]] == [2]
 
 
-def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
+def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     path.write_bytes(
         b'{"k": "met\n' + b"\xff\xfe\n\n[]\n7\n{}\n" + b"{" * 5000 + b"\n" + line(1) + b"\0\0\n"
@@ -85,7 +85,7 @@ def test_any_cut_loses_no_whole_record_and_invents_none(
     assert seen == list(range(8))
 
 
-def test_the_folder_is_made_again(tmp_path: Path) -> None:
+def test_folder_is_recreated(tmp_path: Path) -> None:
     appender = Appender(str(tmp_path / "metrics" / "rank-0.jsonl"))
     assert appender.append(line(1))
     assert len(read_all(appender.path)) == 1

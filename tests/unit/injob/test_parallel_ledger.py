@@ -61,7 +61,7 @@ def test_rows_are_in_the_order_of_the_mini_batches(tmp_path: Path) -> None:
     assert one.summary() == "3 mini-batches of 6 items: 6 succeeded, 0 failed"
 
 
-def test_what_a_dead_worker_held_is_done_by_another_once(tmp_path: Path) -> None:
+def test_items_of_a_dead_worker_are_processed_once_by_another(tmp_path: Path) -> None:
     one = ledger(tmp_path)
     first, other = object(), object()
     number = taken(one, first)
@@ -73,7 +73,7 @@ def test_what_a_dead_worker_held_is_done_by_another_once(tmp_path: Path) -> None
     assert rows(one, tmp_path) == ["row 0", "row 1", "row 2"]
 
 
-def test_a_result_of_one_that_was_given_up_counts_once(tmp_path: Path) -> None:
+def test_result_of_an_abandoned_worker_counts_once(tmp_path: Path) -> None:
     one = ledger(tmp_path, count=1)
     number = taken(one)
     one.failed(number, "it took too long")
@@ -103,7 +103,7 @@ def test_a_mini_batch_has_its_tries(tmp_path: Path) -> None:
         ({"allowed_failed_count": 1, "allowed_failed_percent": 34}, None),
     ],
 )
-def test_too_many_failures_stop_everybody(
+def test_too_many_failures_stop_all_workers(
     tmp_path: Path, asked: dict[str, Any], reason: str | None
 ) -> None:
     one = ledger(tmp_path, run_max_try=1, **asked)
@@ -114,7 +114,7 @@ def test_too_many_failures_stop_everybody(
     assert one.take("me").get("stop") == reason
 
 
-def test_a_waiting_request_is_notified_of_what_comes_back(tmp_path: Path) -> None:
+def test_waiting_request_is_notified_of_returned_items(tmp_path: Path) -> None:
     one = ledger(tmp_path, count=1)
     number = taken(one, "first")
     found: list[Any] = []
@@ -126,7 +126,7 @@ def test_a_waiting_request_is_notified_of_what_comes_back(tmp_path: Path) -> Non
     assert found[0]["batch"]["number"] == number
 
 
-def test_an_attempt_goes_on_from_the_checkpoint(
+def test_attempt_continues_from_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYJOBS_OUTPUTS", str(tmp_path / "outputs"))
@@ -146,7 +146,7 @@ def test_an_attempt_goes_on_from_the_checkpoint(
     assert taken(other) == 0
 
 
-def test_files_of_the_script_itself_are_made_again(
+def test_files_written_by_the_script_are_recreated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYJOBS_OUTPUTS", str(tmp_path / "outputs"))
@@ -170,7 +170,7 @@ class Frame:
         return f"1{sep}x\n2{sep}y\n"
 
 
-def test_what_run_may_return() -> None:
+def test_accepted_return_values_of_run() -> None:
     assert elements(["a", 2]) == (["a", "2"], 2)
     assert elements([]) == ([], 0)
     assert elements(Frame()) == (["1 x", "2 y"], 2)

@@ -28,7 +28,7 @@ def values(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_what_a_plan_leaves_out_has_its_default() -> None:
+def test_missing_plan_fields_get_defaults() -> None:
     plan = parse(values())
     assert (plan.grace_s, plan.max_duration_s, plan.node_count) == (10.0, None, 1)
     assert plan.log_of(4) == "/r/log/driver_4.log" and plan.script == "/r/work/train.py"
@@ -77,7 +77,7 @@ def test_names_are_expanded_without_a_shell(argument: str, expected: str) -> Non
         ({"env": None}, "incomplete"),
     ],
 )
-def test_wrong_plan_is_refused_with_what_is_wrong(changes: dict[str, Any], word: str) -> None:
+def test_wrong_plan_is_refused_with_the_problem(changes: dict[str, Any], word: str) -> None:
     with pytest.raises(PlanError, match=word):
         parse(values(**changes))
 
@@ -89,7 +89,7 @@ def test_unreadable_plan_is_named(tmp_path: Path) -> None:
             load(str(path))
 
 
-def test_a_umask_is_as_chmod_has_it() -> None:
+def test_umask_is_parsed_like_chmod() -> None:
     assert parse(values()).umask == 0o022 and parse(values(umask=0o077)).umask == 0o077
     with pytest.raises(PlanError, match="umask is 512"):
         parse(values(umask=0o1000))

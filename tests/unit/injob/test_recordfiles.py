@@ -26,7 +26,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("why", MAKERS)
-def test_what_is_not_a_file_is_refused_and_named(short_path: Path, why: str) -> None:
+def test_path_that_is_not_a_file_is_refused_and_named(short_path: Path, why: str) -> None:
     (short_path / "log").mkdir()
     MAKERS[why](short_path / "log" / "a.log")
     with pytest.raises(recordfiles.UnusableFileError) as caught:
@@ -47,7 +47,7 @@ def test_no_part_of_the_path_may_be_a_link(tmp_path: Path) -> None:
             recordfiles.open_file(str(tmp_path / root), "log/a.log")
 
 
-def test_a_file_that_is_not_there_is_no_other_error(tmp_path: Path) -> None:
+def test_missing_file_is_a_distinct_error(tmp_path: Path) -> None:
     for name in ("a", "b/c"):
         with pytest.raises(FileNotFoundError):
             recordfiles.open_file(str(tmp_path), name)
@@ -70,7 +70,7 @@ def test_a_record_has_a_size_and_a_depth(tmp_path: Path) -> None:
         recordfiles.read_json(str(tmp_path), "deep.json")
 
 
-def test_a_new_file_takes_the_place_of_a_fifo_or_link(tmp_path: Path) -> None:
+def test_new_file_replaces_a_fifo_or_link(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "target").write_text("kept")
     (tmp_path / "link").symlink_to(tmp_path / "target")

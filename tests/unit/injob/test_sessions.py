@@ -10,7 +10,7 @@ from rayjobs.injob.identity import Identity
 from rayjobs.injob.sessions import MOST, Sessions
 
 
-def test_a_host_keeps_only_the_last_sessions_whose_end_was_given() -> None:
+def test_host_keeps_only_the_last_ended_sessions() -> None:
     starter: Any = None  # nothing is started here
     sessions = Sessions(starter)
     names = [f"{number:032x}" for number in range(5 * MOST)]

@@ -83,7 +83,9 @@ def test_any_length_of_run_keeps_a_bounded_number_of_points(tmp_path: Path) -> N
     assert len(json.dumps(record.to_json())) < 20_000
 
 
-def test_dear_samples_are_taken_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expensive_samples_are_taken_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples = Usage(*host(tmp_path))
 
     def dear(_now_s: float) -> None:
@@ -146,7 +148,7 @@ def test_without_a_driver_program_or_gpus_nothing_is_started(
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "noise", "deep", "missing"])
-def test_what_a_job_puts_in_place_of_the_file_is_passed_over(tmp_path: Path, kind: str) -> None:
+def test_replaced_sample_file_is_ignored(tmp_path: Path, kind: str) -> None:
     path = tmp_path / usage.FILE
     if kind == "fifo":
         os.mkfifo(path)

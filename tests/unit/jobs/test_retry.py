@@ -102,7 +102,7 @@ def test_pauses_double_up_to_a_minute() -> None:
     ],
     ids=["node_lost", "system", "preempted", "data away", "storage away"],
 )
-def test_work_renews_the_budget_of_what_is_not_the_script_s_fault(failure: Failure) -> None:
+def test_work_renews_budgets_of_external_failures(failure: Failure) -> None:
     spent = 200  # of every class
     long = attempts(*["cluster_lost"] * spent, failure=failure, lived_s=20 * HOUR)
     decision = after(long, "cluster_lost", failure=failure, lived_s=20 * HOUR)
@@ -129,7 +129,7 @@ def test_a_renewed_budget_counts_from_the_attempt_that_did_its_work() -> None:
     assert decision.reason.startswith("tries again (1 of 3)")
 
 
-def test_work_renews_no_budget_of_the_script_s_own_failures() -> None:
+def test_work_renews_no_budget_of_script_failures() -> None:
     for failure in (
         Failure(FailureClass.USER, "rank 0 exited with code 1"),
         Failure(FailureClass.DATA, "there is nothing at 'x'"),
@@ -141,7 +141,7 @@ def test_work_renews_no_budget_of_the_script_s_own_failures() -> None:
         assert decision == GiveUp()
 
 
-def test_who_was_preempted_waits_for_nothing() -> None:
+def test_preempted_job_is_retried_without_a_pause() -> None:
     failure = Failure(FailureClass.PREEMPTED, "made way for x")
     assert after(attempts("preempted"), "preempted", failure=failure) == Retry(
         "made way for x", 0.0
@@ -149,7 +149,7 @@ def test_who_was_preempted_waits_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["host_error", "node_lost", "lease_lost"])
-def test_what_takes_its_host_down_again_and_again_is_held(outcome: str) -> None:
+def test_job_that_repeatedly_kills_its_host_is_held(outcome: str) -> None:
     losses = [outcome] * POISON_AFTER
     decision = after(attempts(*losses), outcome)
     assert isinstance(decision, Hold)
@@ -158,7 +158,7 @@ def test_what_takes_its_host_down_again_and_again_is_held(outcome: str) -> None:
     assert isinstance(after(attempts(*losses[1:]), outcome), Retry)
 
 
-def test_a_preemption_in_between_does_not_clear_it() -> None:
+def test_preemption_does_not_reset_the_poison_count() -> None:
     made = attempts("node_lost", "node_lost", "preempted", "node_lost")
     assert isinstance(after(made, "node_lost"), Hold)
 
@@ -173,11 +173,11 @@ def test_a_preemption_in_between_does_not_clear_it() -> None:
     ],
     ids=["something else between", "the cluster was restarted", "never started", "after hours"],
 )
-def test_what_may_be_the_node_s_fault_is_not_held(made: list[Attempt]) -> None:
+def test_job_with_possible_node_failures_is_not_held(made: list[Attempt]) -> None:
     assert not isinstance(after(made, "node_lost"), Hold)
 
 
-def test_what_was_before_a_release_does_not_count() -> None:
+def test_attempts_before_a_release_do_not_count() -> None:
     made = attempts("node_lost", "node_lost", "node_lost", "node_lost")
     released = made[2].created_at + timedelta(minutes=30)
     assert after(made, "node_lost", released_at=released) == GiveUp()
@@ -188,7 +188,7 @@ def test_what_was_before_a_release_does_not_count() -> None:
 AWAY = Failure(FailureClass.DATA, "s3://photos does not answer", is_outage=True)
 
 
-def test_a_storage_that_is_away_is_waited_for_some_minutes() -> None:
+def test_storage_outage_is_waited_for_some_minutes() -> None:
     pauses = []
     for number in range(1, OUTAGE_RETRIES + 1):
         made = attempts(*["not_prepared"] * number, failure=AWAY)
@@ -209,7 +209,7 @@ def test_a_storage_that_is_away_is_waited_for_some_minutes() -> None:
     assert after(made, "not_prepared", failure=AWAY) == GiveUp()
 
 
-def test_an_outage_costs_nothing_of_the_budget_for_data_and_is_not_waited_for_without_one() -> None:
+def test_outage_spends_no_data_budget_and_is_not_waited_for_without_one() -> None:
     gone = Failure(FailureClass.DATA, "there is nothing at 'x'")
     made = attempts("not_prepared", "not_prepared", failure=AWAY)
     decision = after(made, "not_prepared", failure=gone)
@@ -225,13 +225,13 @@ def test_an_outage_costs_nothing_of_the_budget_for_data_and_is_not_waited_for_wi
     assert isinstance(after(many, "not_prepared", failure=AWAY, retries=patient), Retry)
 
 
-def test_a_stored_failure_still_says_that_it_was_an_outage() -> None:
+def test_stored_failure_keeps_its_outage_flag() -> None:
     assert Failure.from_dict(AWAY.to_dict()) == AWAY
     older = {key: value for key, value in LOST.to_dict().items() if key != "is_outage"}
     assert Failure.from_dict(older) == LOST
 
 
-def test_jobs_of_a_cluster_that_is_up_again_go_on_before_those_that_only_waited() -> None:
+def test_jobs_of_a_lost_cluster_are_retried_without_a_pause() -> None:
     decision = after(attempts("cluster_lost", failure=LOST), "cluster_lost", failure=LOST)
     assert isinstance(decision, Retry)
     assert decision.pause_s == 0.0
@@ -240,7 +240,7 @@ def test_jobs_of_a_cluster_that_is_up_again_go_on_before_those_that_only_waited(
     assert other.pause_s == 1.0
 
 
-def test_a_job_that_loses_its_nodes_for_ever_is_given_up_however_long_it_works() -> None:
+def test_job_that_keeps_losing_nodes_finally_fails() -> None:
     lost = ["node_lost"] * MOST_LOSSES
     made = attempts(*lost, failure=LOST, lived_s=20 * HOUR)
     assert isinstance(after(made, "node_lost", failure=LOST, lived_s=20 * HOUR), Retry)
@@ -253,7 +253,7 @@ def test_a_job_that_loses_its_nodes_for_ever_is_given_up_however_long_it_works()
 
 
 @pytest.mark.parametrize("name", list(FailureClass))
-def test_a_failure_that_no_retry_changes_is_not_tried_again(name: FailureClass) -> None:
+def test_permanent_failure_is_not_retried(name: FailureClass) -> None:
     """Off switch: leave `is_permanent` out of `decide`."""
     budget = Retries(**{str(name): 5})
     passing = Failure(name, "it is away")

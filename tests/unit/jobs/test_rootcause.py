@@ -334,7 +334,7 @@ def test_the_time_limit_is_its_own_class() -> None:
     assert failure.lines == ("epoch 3",)
 
 
-def test_the_own_memory_limit_is_named() -> None:
+def test_own_memory_limit_is_named() -> None:
     ranks = rank_record(exit_code=None, signal=9, out_of_memory=True)
     memory = {"limit_bytes": 2**30, "peak_bytes": 2**30, "how": "cgroup2"}
     _, failure = diagnose(
@@ -346,7 +346,7 @@ def test_the_own_memory_limit_is_named() -> None:
     assert failure.signal == 9
 
 
-def test_a_fault_of_the_host_is_ours() -> None:
+def test_host_failure_is_a_system_failure() -> None:
     _, failure = diagnose([record("host_error", reason="the attempt host failed: x")], {})
     assert failure is not None
     assert failure.failure_class is F.SYSTEM
@@ -371,14 +371,14 @@ def test_a_program_that_cannot_be_started_is_blamed_on_its_environment_and_not_t
     assert failure.rank == 0
 
 
-def test_no_exit_record_is_ours_too() -> None:
+def test_missing_exit_record_is_a_system_failure() -> None:
     outcome, failure = diagnose([], {})
     assert outcome == "host_error"
     assert failure is not None
     assert failure.failure_class is F.SYSTEM
 
 
-def test_of_several_nodes_the_first_to_fail_is_the_cause() -> None:
+def test_first_failing_node_is_the_cause() -> None:
     late = record("failed", rank_record(1, exit_code=1, ended_at=9.0))
     early = record("failed", rank_record(2, exit_code=5, ended_at=4.0))
     follower = record("canceled", rank_record(0, exit_code=None, signal=15, ended_at=3.0))
@@ -401,7 +401,7 @@ def test_a_full_disk_without_a_traceback_is_reported(facts: dict[str, bool]) -> 
 
 
 @pytest.mark.parametrize("ours", [f"{PACKAGE}/metrics.py", "/opt/rayjobs/injob/logvalues.py"])
-def test_the_line_of_the_script_is_named_though_the_error_is_raised_by_what_it_calls(
+def test_script_line_is_named_for_an_error_raised_in_a_library(
     ours: str,
 ) -> None:
     log = (
@@ -415,7 +415,7 @@ def test_the_line_of_the_script_is_named_though_the_error_is_raised_by_what_it_c
     assert failure.message.endswith("TypeError: a metric is a number (train.py:3)")
 
 
-def test_a_survived_traceback_is_not_blamed() -> None:
+def test_handled_traceback_is_not_blamed() -> None:
     log = (
         "Traceback (most recent call last):\n"
         f'  File "{WORK}/train.py", line 3, in f\nKeyError: "old"\n' + "epoch\n" * 1000

@@ -40,7 +40,7 @@ def given_up(folder: Path) -> ExitRecord:
     )
 
 
-def test_what_mpi_ended_elsewhere_is_not_the_cause(tmp_path: Path) -> None:
+def test_rank_ended_by_mpi_is_not_the_cause(tmp_path: Path) -> None:
     """Although by its own machine's clock it came first."""
     follower = given_up(tmp_path)
     assert follower.outcome is Outcome.HOST_ERROR

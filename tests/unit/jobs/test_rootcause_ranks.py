@@ -25,7 +25,7 @@ RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0
 """
 
 
-def test_the_rank_that_others_were_left_by_is_named_though_it_ended_later() -> None:
+def test_rank_that_left_the_others_is_named_even_if_it_ended_later() -> None:
     left = rank_record(0, exit_code=1, ended_at=2.0)
     leaving = rank_record(1, exit_code=None, signal=signal.SIGTERM, ended_at=2.4)
     asked = rank_record(2, exit_code=None, signal=signal.SIGTERM, ended_at=2.1)
@@ -37,7 +37,7 @@ def test_the_rank_that_others_were_left_by_is_named_though_it_ended_later() -> N
 
 
 @pytest.mark.parametrize("raised", [RAISED, RAISED_IN_A_GROUP])
-def test_the_rank_that_others_were_left_by_is_named_though_its_node_ended_later(
+def test_rank_that_left_the_others_is_named_even_if_its_node_ended_later(
     raised: bytes,
 ) -> None:
     exits = [
@@ -49,14 +49,14 @@ def test_the_rank_that_others_were_left_by_is_named_though_its_node_ended_later(
     assert failure.message == "rank 1 exited with code 1: ValueError: bad batch (train.py:9)"
 
 
-def test_of_two_found_dead_at_once_the_one_that_was_not_left_is_named() -> None:
+def test_of_two_ranks_found_dead_the_one_without_a_lost_peer_is_named() -> None:
     ranks = (rank_record(0, exit_code=1), rank_record(1, exit_code=7), rank_record(2, exit_code=1))
     _, failure = diagnose([record("failed", *ranks)], {0: LEFT, 1: b"", 2: LEFT})
     assert failure is not None
     assert (failure.rank, failure.exit_code) == (1, 7)
 
 
-def test_a_lost_peer_that_no_one_explains_is_reported_as_it_is() -> None:
+def test_unexplained_lost_peer_is_reported_unchanged() -> None:
     late = rank_record(1, exit_code=143, ended_at=2.5)  # was asked to end, and did
     exits = [record("failed", rank_record(0, exit_code=1), late)]
     _, failure = diagnose(exits, {0: LEFT, 1: b"saved\n"})
@@ -86,7 +86,7 @@ def test_a_handled_error_of_a_rank_that_was_ended_is_not_blamed(log: bytes, rest
     assert log.decode().splitlines()[-1] in failure.message
 
 
-def test_a_connection_of_the_scripts_own_is_no_lost_peer() -> None:
+def test_connection_opened_by_the_script_is_not_a_lost_peer() -> None:
     """Also where the log of a rank that it takes along ends with a traceback."""
     failed = rank_record(0, exit_code=1, ended_at=2.0)
     ended = rank_record(1, exit_code=None, signal=signal.SIGTERM, ended_at=2.4)
@@ -110,7 +110,7 @@ WHILE_LEAVING = [
     ids=["c10d", "a warning", "an ignored exception", "a message of several lines"],
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_what_a_rank_prints_while_it_leaves_does_not_hide_why(log: bytes, number: int) -> None:
+def test_output_at_exit_does_not_hide_the_cause(log: bytes, number: int) -> None:
     left = rank_record(0, exit_code=1, ended_at=2.0)
     leaving = rank_record(1, exit_code=None, signal=number, ended_at=2.4)
     _, failure = diagnose([record("failed", left, leaving)], {0: LEFT, 1: log})
@@ -126,7 +126,7 @@ def test_what_a_rank_prints_while_it_leaves_does_not_hide_why(log: bytes, number
     ],
     ids=["a signal", "a code"],
 )
-def test_a_clock_that_is_behind_does_not_make_a_consequence_the_cause(
+def test_slow_clock_does_not_turn_a_consequence_into_the_cause(
     cause: dict[str, Any], log: bytes
 ) -> None:
     left = rank_record(1, exit_code=1, ended_at=98.3)
@@ -175,7 +175,7 @@ RuntimeError: Connection reset by peer
     ],
     ids=["old torch", "nccl", "store", "gloo's abort", "horovod", "open mpi"],
 )
-def test_each_collective_s_words_for_a_lost_peer_are_known(log: str) -> None:
+def test_lost_peer_messages_of_each_collective_are_known(log: str) -> None:
     exits = [
         record("failed", rank_record(0, exit_code=1, ended_at=98.0), node=0),
         record("failed", rank_record(1, exit_code=3, ended_at=99.0), node=1),

@@ -28,7 +28,7 @@ def written(plans: list[LaunchPlan]) -> list[dict[str, Any]]:
     return [plan.to_json() for plan in plans]
 
 
-def test_mpirun_runs_on_the_first_node_and_is_told_of_all() -> None:
+def test_mpirun_runs_on_the_first_node_and_gets_all_nodes() -> None:
     first, second = written(MpiLauncher().plans(context(2, 3)))
     command = first["extras"]["command"]
     assert command[:5] == ["mpirun", "-np", "6", "-H", "localhost:3,127.1.0.1:3"]
@@ -54,7 +54,7 @@ def test_nodes_that_share_a_machine_are_reported() -> None:
     assert [plan["extras"]["shares_machine"] for plan in raylets] == [False, True]
 
 
-def test_names_of_nodes_are_addresses_that_mpirun_need_not_look_up() -> None:
+def test_node_names_are_addresses_without_lookup() -> None:
     names = node_names(2000)
     assert len(set(names)) == 2000
     assert all(re.fullmatch(r"127(\.\d{1,3}){3}", name) for name in names[1:])
@@ -62,7 +62,7 @@ def test_names_of_nodes_are_addresses_that_mpirun_need_not_look_up() -> None:
     assert min(numbers) == 1 and max(numbers) == 254
 
 
-def test_horovods_gloo_ranks_are_told_who_they_are_and_where_they_meet() -> None:
+def test_horovod_gloo_ranks_get_their_numbers_and_rendezvous_address() -> None:
     plans = written(HorovodGlooLauncher().plans(context(2, 2)))
     assert [plan["extras"].get("port") for plan in plans] == [29_511, None]
     for plan in plans:

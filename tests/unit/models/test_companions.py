@@ -33,7 +33,7 @@ def test_a_run_registers_the_weights_with_the_file(model: Model, tmp_path: Path)
     assert sorted(one.name for one in path.parent.iterdir()) == ["net.onnx", "net.onnx.data"]
 
 
-def test_neither_file_is_replaced_unasked(model: Model, tmp_path: Path) -> None:
+def test_neither_file_is_replaced_without_a_request(model: Model, tmp_path: Path) -> None:
     (tmp_path / "net.onnx.data").write_text("mine")
     with pytest.raises(UsageError, match=r"net\.onnx\.data exists"):
         model.download(tmp_path)
@@ -41,7 +41,7 @@ def test_neither_file_is_replaced_unasked(model: Model, tmp_path: Path) -> None:
     assert (tmp_path / "net.onnx.data").read_bytes() == b"weights"
 
 
-def test_a_damaged_file_lets_none_appear(model: Model, runs: Runs, tmp_path: Path) -> None:
+def test_damaged_file_prevents_both_files(model: Model, runs: Runs, tmp_path: Path) -> None:
     graph = next(one for one in model.record.files if one.name == "net.onnx")
     (path,) = runs.workspace.opened.path.rglob(Path(graph.blob).name)
     path.chmod(0o600)
@@ -59,14 +59,14 @@ def test_a_script_finds_the_file_in_its_folder_of_models(
     assert fetched == Model.get_model_path("net") == "azureml-models/net/1/net.onnx"
 
 
-def test_a_file_of_this_machine_has_its_weights_too(runs: Runs, tmp_path: Path) -> None:
+def test_local_file_includes_its_weights(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"graph")
     (tmp_path / "m.onnx.data").write_bytes(b"weights")
     made = Model.register(runs.workspace, tmp_path / "m.onnx", "m")
     assert sorted(made.lineage["files"]) == ["m.onnx", "m.onnx.data"]
 
 
-def test_what_is_one_file() -> None:
+def test_single_file_models() -> None:
     assert companions.main_of(["a.pt"]) == "a.pt"
     assert companions.main_of(["a.onnx.data", "a.onnx"]) == "a.onnx"
     assert companions.main_of(["a.pt", "a.pt.data"]) is None

@@ -115,7 +115,7 @@ def test_a_datastore_that_an_unfinished_job_uses_stays(
 
 
 @pytest.mark.parametrize("what", ["dataset", "datastore", "model"])
-def test_what_is_referred_to_just_before_the_deletion_is_written_stays(
+def test_data_referenced_just_before_the_deletion_stays(
     runs: Runs, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Whatever a deletion has read by then, another process refers to it before it writes."""

@@ -90,7 +90,7 @@ def test_a_file_or_folder_is_fetched(runs: Runs, tmp_path: Path) -> None:
     assert sorted(one.name for one in path.iterdir()) == ["a.bin", "deep"]
 
 
-def test_a_folder_of_the_users_own_loses_nothing(runs: Runs, tmp_path: Path) -> None:
+def test_user_folder_loses_nothing(runs: Runs, tmp_path: Path) -> None:
     model = models.register(runs.workspace, name="m", run=runs.trained().id, path="outputs")
     own = tmp_path / "outputs"
     own.mkdir()
@@ -116,7 +116,7 @@ def test_damaged_bytes_are_not_fetched(runs: Runs, tmp_path: Path) -> None:
     assert list((tmp_path / "here").iterdir()) == []
 
 
-def test_its_path_here_is_found_or_fetched(
+def test_local_path_is_found_or_fetched(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -129,7 +129,7 @@ def test_its_path_here_is_found_or_fetched(
     assert Path(path).read_bytes() == b"weights"
 
 
-def test_tags_description_and_properties_change_as_they_may(runs: Runs) -> None:
+def test_tags_description_and_properties_change_as_allowed(runs: Runs) -> None:
     model = models.register(runs.workspace, name="m", run=runs.trained().id, path="model.pt")
     model.add_tags({"a": 1, "b": 2})
     model.remove_tags(["a"])
@@ -148,7 +148,7 @@ def test_tags_description_and_properties_change_as_they_may(runs: Runs) -> None:
             model.add_alias(alias)
 
 
-def test_versions_are_listed_by_what_they_have(runs: Runs) -> None:
+def test_versions_are_filtered_by_their_fields(runs: Runs) -> None:
     one, two = runs.trained(), runs.trained(data=b"2")
     models.register(runs.workspace, name="m", run=one.id, path="model.pt", tags={"a": "1"})
     models.register(runs.workspace, name="m", run=two.id, path="model.pt", tags={"a": "2"})
@@ -178,12 +178,12 @@ def test_a_run_is_named_as_an_object_or_in_the_path(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", ":", "-x", "é", "x" * 256])
-def test_names_that_are_none_are_refused(runs: Runs, name: str) -> None:
+def test_invalid_names_are_refused(runs: Runs, name: str) -> None:
     with pytest.raises(UsageError, match="cannot be called"):
         models.register(runs.workspace, name=name, run=runs.trained().id, path="model.pt")
 
 
-def test_the_lineage_says_which_data_was_read(runs: Runs) -> None:
+def test_lineage_names_the_data_that_was_read(runs: Runs) -> None:
     job = runs.begin(inputs={"digits": Input(source="dataset:digits:3")})
     runs.write(job, model__pt=b"w")
     facts = {"source": "dataset:digits:3", "mode": "mount", "how": "mounted", "took_s": 0.5}

@@ -115,7 +115,7 @@ def test_a_scripts_model_is_there_when_its_run_completes(runs: Runs, scripts: Sc
     assert runs.workspace.get_run(job.id).register_model("mnist", "model.pt").version == 1
 
 
-def test_the_bytes_at_the_end_count_and_the_later_texts(runs: Runs, scripts: Scripts) -> None:
+def test_final_bytes_and_latest_texts_count(runs: Runs, scripts: Scripts) -> None:
     job = runs.begin()
     runs.write(job, m__pt=b"epoch 1")
     run = scripts.run(job)
@@ -172,7 +172,7 @@ def test_a_file_that_was_uploaded_and_a_folder(runs: Runs, scripts: Scripts) -> 
         ("m", 7, TypeError, "int"),
     ],
 )
-def test_what_cannot_become_a_model_is_refused_at_once(
+def test_invalid_model_request_is_refused_immediately(
     runs: Runs, scripts: Scripts, name: Any, path: Any, error: type[Exception], message: str
 ) -> None:
     job = runs.begin()
@@ -232,9 +232,7 @@ def test_more_models_than_a_run_may_have(runs: Runs, scripts: Scripts) -> None:
     assert isinstance(ready[-1], ModelRefusal) and "one more" in ready[-1].why
 
 
-def test_a_model_whose_file_is_gone_at_the_end_is_missed_and_said(
-    runs: Runs, scripts: Scripts
-) -> None:
+def test_model_whose_file_is_missing_at_the_end_is_reported(runs: Runs, scripts: Scripts) -> None:
     job = runs.begin()
     runs.write(job, good__pt=b"w", gone__pt=b"w")
     run = scripts.run(job)
@@ -265,7 +263,7 @@ def test_files_that_change_before_the_end_is_written(runs: Runs, scripts: Script
     assert "'outputs/a.pt' of run" in scripts.refusals(job)[0]
 
 
-def test_an_end_that_is_written_again_doubles_nothing(runs: Runs, scripts: Scripts) -> None:
+def test_repeated_end_duplicates_nothing(runs: Runs, scripts: Scripts) -> None:
     job = runs.begin()
     runs.write(job, m__pt=b"w")
     scripts.run(job).register_model("m", "m.pt")
@@ -279,7 +277,7 @@ def test_an_end_that_is_written_again_doubles_nothing(runs: Runs, scripts: Scrip
     assert kinds.count("model") == 1
 
 
-def test_other_bytes_under_a_name_are_its_next_version(runs: Runs, scripts: Scripts) -> None:
+def test_different_bytes_under_a_name_become_the_next_version(runs: Runs, scripts: Scripts) -> None:
     for number, data in enumerate((b"one", b"two"), 1):
         job = runs.begin()
         runs.write(job, m__pt=data)
@@ -288,7 +286,7 @@ def test_other_bytes_under_a_name_are_its_next_version(runs: Runs, scripts: Scri
         assert Model(runs.workspace, "m").version == number
 
 
-def test_equal_requests_of_ranks_are_one_and_the_lowest_counts(
+def test_equal_requests_of_ranks_are_merged_and_the_lowest_rank_counts(
     runs: Runs, scripts: Scripts
 ) -> None:
     job = runs.begin()
@@ -321,7 +319,7 @@ def test_a_rank_of_another_node_means_its_own_file(runs: Runs, scripts: Scripts)
     assert Model(runs.workspace, "m").record.path == "node-1/outputs/m.pt"
 
 
-def test_what_a_lost_attempt_asked_for_is_gone_with_it(runs: Runs, scripts: Scripts) -> None:
+def test_requests_of_a_lost_attempt_are_dropped(runs: Runs, scripts: Scripts) -> None:
     job = runs.begin()
     runs.write(job, m__pt=b"hal", lost__pt=b"x")
     run = scripts.run(job)
@@ -354,9 +352,7 @@ def test_only_completed_runs_end_with_models(runs: Runs, scripts: Scripts, state
     assert isinstance(late, ModelRefusal) and f"has ended as {state}" in late.why
 
 
-def test_a_trial_that_diverged_registers_nothing_by_itself_either(
-    runs: Runs, scripts: Scripts
-) -> None:
+def test_diverged_trial_registers_no_requested_model(runs: Runs, scripts: Scripts) -> None:
     store = runs.workspace.store
     sweep = a_sweep(runs, metric="accuracy")
     trial, _ = store.submit(
@@ -377,7 +373,7 @@ def test_a_trial_that_diverged_registers_nothing_by_itself_either(
     assert "accuracy of run" in done.reason and "is nan" in done.reason
 
 
-def test_a_file_of_requests_that_a_script_wrote_by_hand(runs: Runs, scripts: Scripts) -> None:
+def test_handwritten_request_file_is_handled(runs: Runs, scripts: Scripts) -> None:
     job = runs.begin()
     runs.write(job, m__pt=b"w")
     run = scripts.run(job)

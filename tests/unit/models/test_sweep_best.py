@@ -72,7 +72,7 @@ def test_the_best_trial_becomes_a_model_with_its_lineage(runs: Runs) -> None:
     assert len(runs.workspace.store.models()) == 1
 
 
-def test_a_refusal_is_reported_and_takes_nothing_away(runs: Runs) -> None:
+def test_refusal_is_reported_and_changes_nothing(runs: Runs) -> None:
     sweep, job = a_sweep(runs), runs.begin()
     outcome = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.9))
     assert "trial 3 was not registered as model 'digits-best'" in outcome
@@ -93,7 +93,7 @@ def child(runs: Runs, sweep: Job, *values: float, name: str = "accuracy") -> Job
     return runs.end(job)
 
 
-def test_a_trial_that_diverged_is_no_model_whoever_registers_it(runs: Runs) -> None:
+def test_diverged_trial_cannot_be_registered_by_any_user(runs: Runs) -> None:
     sweep = a_sweep(runs, metric="accuracy")
     diverged, healthy = child(runs, sweep, 0.9, 0.9, math.nan), child(runs, sweep, 0.5, 0.8, 0.7)
     run = runs.workspace.get_run(diverged.id)
@@ -107,7 +107,7 @@ def test_a_trial_that_diverged_is_no_model_whoever_registers_it(runs: Runs) -> N
     assert {name: one.version for name, one in runs.workspace.models.items()} == {"m": 1}
 
 
-def test_another_metric_that_is_named_does_not_hide_the_sweeps_own(runs: Runs) -> None:
+def test_naming_another_metric_keeps_the_sweep_metric(runs: Runs) -> None:
     diverged = child(runs, a_sweep(runs, metric="accuracy"), 0.9, math.inf)
     runs.log(diverged, "loss", (0.1,))
     with pytest.raises(UsageError, match="accuracy"):
@@ -117,7 +117,7 @@ def test_another_metric_that_is_named_does_not_hide_the_sweeps_own(runs: Runs) -
     assert runs.workspace.store.models() == []
 
 
-def test_a_child_that_never_logged_the_sweeps_metric_is_its_users_to_judge(runs: Runs) -> None:
+def test_child_without_the_sweep_metric_may_be_registered(runs: Runs) -> None:
     job = child(runs, a_sweep(runs, metric="accuracy"), 0.9, name="acuracy")
     model = models.register(runs.workspace, name="m", run=job.id, path="model.pt")
     assert model.lineage["primary_metric"] is None

@@ -46,7 +46,7 @@ def test_a_file_of_this_machine_becomes_a_model_with_its_origin(
     assert Path(model.download(tmp_path / "there")).read_bytes() == b"weights"
 
 
-def test_the_same_files_are_one_version_and_other_ones_the_next(runs: Runs, folder: Path) -> None:
+def test_same_files_are_one_version_and_different_ones_the_next(runs: Runs, folder: Path) -> None:
     first = Model.register(runs.workspace, folder, "bert", tags={"a": "1"})
     again = Model.register(runs.workspace, folder, "bert", tags={"b": "2"})
     assert (again.version, again.tags) == (first.version, {"a": "1", "b": "2"})
@@ -65,7 +65,7 @@ def test_children_of_a_folder_are_chosen(runs: Runs, folder: Path, tmp_path: Pat
         Model.register(runs.workspace, folder / "weights.bin", "bert", child_paths=["x"])
 
 
-def test_a_folder_that_cannot_be_stored_whole_is_refused(runs: Runs, folder: Path) -> None:
+def test_folder_that_cannot_be_stored_completely_is_refused(runs: Runs, folder: Path) -> None:
     (folder / "gone").symlink_to("nowhere")
     with pytest.raises(UsageError, match="1 item that cannot be stored"):
         Model.register(runs.workspace, folder, "bert")
@@ -96,7 +96,7 @@ def test_datasets_are_kept_in_the_lineage_and_found_by_their_id(runs: Runs, fold
         other.add_dataset_references([words])
 
 
-def test_a_model_says_what_it_is_and_finds_its_sample_datasets(runs: Runs, folder: Path) -> None:
+def test_model_has_a_readable_repr_and_finds_its_sample_datasets(runs: Runs, folder: Path) -> None:
     store = runs.workspace.get_default_datastore()
     store.upload(folder, "words", show_progress=False)
     words = Dataset.File.from_files((store, "words")).register(runs.workspace, "words")
@@ -124,7 +124,7 @@ def test_frameworks_filter_and_a_model_survives_writing(runs: Runs, folder: Path
     assert (again.tags, again.properties) == ({"b": "2"}, {"p": "3"})
 
 
-def test_what_serves_models_is_refused_in_one_sentence(runs: Runs, folder: Path) -> None:
+def test_model_serving_is_refused_in_one_sentence(runs: Runs, folder: Path) -> None:
     model = Model.register(runs.workspace, folder, "bert")
     for name in ("deploy", "package", "profile", "print_configuration", "get_sas_urls"):
         with pytest.raises(UsageError, match=f"Model.{name} is not supported"):

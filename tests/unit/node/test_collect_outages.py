@@ -48,7 +48,7 @@ def on(workspace: OpenWorkspace, job: Job, tmp_path: Path) -> AttemptOnNode:
 
 @pytest.mark.parametrize("what", ["files", "small files", "rows"])
 @pytest.mark.parametrize("error", [StoreUnreachableError, StoreError])
-def test_only_a_server_that_is_away_is_waited_for(
+def test_only_an_unavailable_server_is_waited_for(
     workspace: OpenWorkspace,
     job: Job,
     on: AttemptOnNode,

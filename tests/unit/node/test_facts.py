@@ -39,7 +39,7 @@ def test_interpreter_packages_and_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_list_is_looked_for_once_per_environment_and_again_after_a_change(
+def test_package_list_is_read_once_per_environment_and_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     venv.create(tmp_path / "env", symlinks=True)
@@ -79,7 +79,7 @@ def test_the_gpus_that_an_attempt_was_given(
     assert "2 × H200, driver 570.1 (CUDA 12.8)" in described(both)[1]
 
 
-def test_what_cannot_be_found_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_facts_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "env" / "bin" / "python"
     broken.parent.mkdir(parents=True)
     broken.write_text("#!/bin/sh\necho no such thing >&2\nexit 3\n")
@@ -95,7 +95,7 @@ def test_what_cannot_be_found_out_is_said(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.long
-def test_a_cache_that_is_damaged_or_cannot_be_written_is_passed_over(tmp_path: Path) -> None:
+def test_damaged_or_unwritable_cache_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert NodeFacts(tmp_path / "file" / "facts").of(sys.executable, [])["packages"]
     folder = tmp_path / "facts"

@@ -81,7 +81,7 @@ def test_an_end_waits_for_the_second_of_two_starts_as_well() -> None:
     asyncio.run(scene())
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_fence_memory_is_bounded() -> None:
     async def scene() -> None:
         fence = Fence()
         for number in range(REMEMBERED + 1):

@@ -41,7 +41,7 @@ def write_host(root: Path, pid: int, start_time: int) -> None:
     (root / "host.json").write_text(json.dumps(host))
 
 
-def test_it_leaves_after_a_time_without_calls(time: Time) -> None:
+def test_agent_leaves_after_a_time_without_calls(time: Time) -> None:
     linger = Linger(30.0, time)
     assert linger.due_in_s() == 30.0
     time.now_s += 29.0
@@ -53,7 +53,7 @@ def test_it_leaves_after_a_time_without_calls(time: Time) -> None:
     assert linger.due_in_s() == 0
 
 
-def test_it_stays_for_an_attempt_that_waits_for_its_launch(time: Time, tmp_path: Path) -> None:
+def test_agent_stays_for_an_attempt_waiting_for_its_launch(time: Time, tmp_path: Path) -> None:
     linger = Linger(30.0, time)
     linger.expect(on_node(tmp_path))
     time.now_s += PREPARED_S - 1
@@ -62,16 +62,14 @@ def test_it_stays_for_an_attempt_that_waits_for_its_launch(time: Time, tmp_path:
     assert linger.due_in_s() == 0
 
 
-def test_it_does_not_wait_for_ever_for_a_target_that_never_launches(
-    time: Time, tmp_path: Path
-) -> None:
+def test_agent_does_not_wait_forever_for_a_launch(time: Time, tmp_path: Path) -> None:
     linger = Linger(30.0, time)
     linger.expect(on_node(tmp_path))
     time.now_s += PREPARED_S
     assert linger.due_in_s() == 0
 
 
-def test_it_stays_as_long_as_a_host_lives_that_no_one_follows(time: Time, tmp_path: Path) -> None:
+def test_agent_stays_while_an_unfollowed_host_lives(time: Time, tmp_path: Path) -> None:
     linger = Linger(30.0, time)
     linger.expect(on_node(tmp_path))
     me = own_identity()
@@ -82,7 +80,7 @@ def test_it_stays_as_long_as_a_host_lives_that_no_one_follows(time: Time, tmp_pa
     assert linger.due_in_s() == 0
 
 
-def test_once_it_leaves_it_begins_nothing(time: Time) -> None:
+def test_leaving_agent_starts_nothing(time: Time) -> None:
     """Off switch: no look at `has_left` in `Linger.call`."""
     linger, done = Linger(0.0, time), []
     with linger.call():
@@ -133,7 +131,7 @@ def refused(exceptions: Any) -> Exception:
 
 
 @pytest.mark.parametrize("left", [exit_by_itself, known_to_have_left, refused])
-def test_what_a_leaving_agent_was_asked_is_asked_of_its_successor(
+def test_request_to_a_leaving_agent_is_repeated_to_its_successor(
     left: Callable[[Any], Exception],
 ) -> None:
     """Off switch: `AgentLeavingError` is raised to the caller; or Ray's word is a lost agent."""
@@ -159,7 +157,7 @@ def test_what_a_leaving_agent_was_asked_is_asked_of_its_successor(
     assert asked == [first]
 
 
-def test_an_agent_that_was_killed_is_still_a_lost_one() -> None:
+def test_killed_agent_counts_as_lost() -> None:
     from ray import exceptions
 
     from rayjobs.engine.ray.cluster import RayAgent

@@ -58,7 +58,7 @@ def test_records_are_the_same_on_both_sides(near: OpenWorkspace, far: OpenWorksp
     assert far.catalogue.datastore("workspaceblobstore").kind == "local"
 
 
-def test_inputs_are_found_from_afar_as_from_near(near: OpenWorkspace, far: OpenWorkspace) -> None:
+def test_inputs_are_found_remotely_as_locally(near: OpenWorkspace, far: OpenWorkspace) -> None:
     stored = near.catalogue.datastore("workspaceblobstore")
     folder = Path(stored.settings["root"]) / "digits"
     folder.mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_inputs_are_found_from_afar_as_from_near(near: OpenWorkspace, far: OpenW
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 5000])
-def test_files_travel_in_pieces_and_arrive_whole(
+def test_files_are_sent_in_pieces_and_arrive_complete(
     near: OpenWorkspace, far: OpenWorkspace, tmp_path: Path, size: int
 ) -> None:
     source = tmp_path / "source"
@@ -93,7 +93,7 @@ def test_files_travel_in_pieces_and_arrive_whole(
     assert not list((near.path / "blobs" / ".tmp").iterdir())
 
 
-def test_what_is_damaged_on_its_way_leaves_nothing(
+def test_data_damaged_in_transit_leaves_nothing(
     near: OpenWorkspace, far: OpenWorkspace, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
@@ -108,7 +108,7 @@ def test_what_is_damaged_on_its_way_leaves_nothing(
     assert not near.blobs.exists("logs/x")
 
 
-def test_only_parts_of_a_workspace_can_be_asked(near: OpenWorkspace) -> None:
+def test_only_workspace_calls_are_allowed(near: OpenWorkspace) -> None:
     server = WorkspaceServer()
     for part, method in (("path", "unlink"), ("store", "_database"), ("blobs", "__class__")):
         with pytest.raises(UsageError, match="has no"):
@@ -126,7 +126,7 @@ def test_only_parts_of_a_workspace_can_be_asked(near: OpenWorkspace) -> None:
         ({"workspace": "/nowhere/.rayjobs"}, True, True),
     ],
 )
-def test_a_path_alone_is_no_proof_of_a_shared_disk(
+def test_path_alone_does_not_prove_a_shared_disk(
     near: OpenWorkspace, facts: dict[str, str], shares_disk: bool, is_far: bool
 ) -> None:
     asked: list[str] = []

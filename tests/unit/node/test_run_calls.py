@@ -364,7 +364,7 @@ def test_a_token_ends_with_its_attempt(scene: Scene, agent: Agent) -> None:
     assert [job.id for job in store.jobs(JobFilter(parent=scene.job))] == [child.id]
 
 
-def test_a_token_of_an_attempt_that_was_tried_again_is_refused(scene: Scene, agent: Agent) -> None:
+def test_token_of_a_retried_attempt_is_refused(scene: Scene, agent: Agent) -> None:
     from rayjobs.injob.outcomes import Outcome
 
     channel = scene.channel()
@@ -406,7 +406,7 @@ def test_a_call_waits_for_the_next_agent(
     assert len(scene.opened.store.jobs(JobFilter(parent=scene.job))) == 1
 
 
-def test_what_is_not_its_own_is_refused(scene: Scene, agent: Agent) -> None:
+def test_access_to_other_runs_is_refused(scene: Scene, agent: Agent) -> None:
     channel = scene.channel()
     other, _ = scene.opened.store.submit(
         NewJob(spec=JobSpec(script="a.py"), experiment="else", snapshot=None, user="eve")
@@ -559,7 +559,7 @@ def method(part: str, name: str, *args: Any) -> runcalls.Method:
     return runcalls.Method(part, name, values.encode(list(args)), values.encode({}))
 
 
-def test_a_job_that_is_known_to_others_is_read_not_written(scene: Scene, agent: Agent) -> None:
+def test_foreign_job_is_readable_but_not_writable(scene: Scene, agent: Agent) -> None:
     from rayjobs.protocol import values
 
     channel = scene.channel()
@@ -567,7 +567,7 @@ def test_a_job_that_is_known_to_others_is_read_not_written(scene: Scene, agent: 
     assert found == scene.opened.store.job(scene.job)
 
 
-def test_values_cross_as_they_are() -> None:
+def test_values_are_transferred_unchanged() -> None:
     from rayjobs.protocol import values
 
     at = json.loads(json.dumps(values.encode({"a": (1, [b"\x00", None]), 3: {S.FAILED}})))

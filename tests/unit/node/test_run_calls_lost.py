@@ -95,7 +95,7 @@ def test_a_child_run_is_started_once(scene: Scene, losing: LosingAgent) -> None:
     assert [one.id for one in scene.opened.store.jobs(JobFilter(parent=scene.job))] == [run.id]
 
 
-def test_what_is_registered_is_not_registered_twice(scene: Scene, losing: LosingAgent) -> None:
+def test_repeated_registration_creates_one_version(scene: Scene, losing: LosingAgent) -> None:
     store = store_of(scene)
     opened = scene.opened
     record = DatasetRecord(

@@ -73,7 +73,7 @@ def test_a_log_is_copied_while_it_is_written(node: Node, monkeypatch: pytest.Mon
     asyncio.run(scene())
 
 
-def test_another_attempt_is_appended_and_another_agent_begins_again(node: Node) -> None:
+def test_new_attempt_is_appended_and_new_agent_starts_over(node: Node) -> None:
     async def scene() -> None:
         node.log_file(1).write_bytes(b"one\n")
         node.log_file(2).write_bytes(b"two\n")
@@ -87,9 +87,7 @@ def test_another_attempt_is_appended_and_another_agent_begins_again(node: Node) 
     asyncio.run(scene())
 
 
-def test_a_log_that_is_no_text_or_has_no_end_is_served_all_the_same(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_binary_or_unfinished_log_is_served(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off switch: no limit in `go_on`. Ray's agent reads a log as a whole, and as text."""
     monkeypatch.setattr(served_log, "MOST_BYTES", 1000)
 
@@ -104,7 +102,7 @@ def test_a_log_that_is_no_text_or_has_no_end_is_served_all_the_same(
 
 
 @pytest.mark.parametrize("which", ["file", "folder", "fifo"])
-def test_what_a_job_puts_in_the_place_of_its_log_is_not_followed(node: Node, which: str) -> None:
+def test_replaced_log_is_not_followed(node: Node, which: str) -> None:
     """Off switch: open without O_NOFOLLOW."""
     import os
 
@@ -124,7 +122,7 @@ def test_what_a_job_puts_in_the_place_of_its_log_is_not_followed(node: Node, whi
     assert list(node.session.iterdir()) == []
 
 
-def test_a_link_in_the_place_of_the_copy_is_replaced(node: Node) -> None:
+def test_link_in_place_of_the_copy_is_replaced(node: Node) -> None:
     victim = node.folder / "victim"
     victim.write_text("precious")
     node.log_file(1).write_bytes(b"one\n")

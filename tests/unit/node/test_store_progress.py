@@ -21,7 +21,7 @@ from rayjobs.node.collect import Collecting
 from tests.support.attempts import on_node
 
 
-def test_the_line_of_a_running_store_is_given_and_gone_with_its_end(
+def test_progress_of_a_running_upload_is_reported_until_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported, go = threading.Event(), threading.Event()

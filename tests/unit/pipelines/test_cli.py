@@ -61,7 +61,7 @@ def typed(played: Played, capsys: pytest.CaptureFixture[str]) -> Typed:
 
 
 @pytest.mark.long
-def test_a_dry_run_shows_the_graph_and_what_is_reused(typed: Typed) -> None:
+def test_dry_run_shows_the_graph_and_reused_steps(typed: Typed) -> None:
     typed.played.run()
     (typed.played.source / ".amlignore").write_text("pipeline.yaml\n")
     typed.played.run()
@@ -107,7 +107,7 @@ def test_show_draws_the_graph_into_a_file(typed: Typed, tmp_path: Path) -> None:
     assert "must end with" in typed("show", first.id, "--plot", "graph.txt", code=2)[1]
 
 
-def test_the_columns_of_a_graph_follow_what_waits() -> None:
+def test_columns_of_a_graph_follow_dependencies() -> None:
     before: dict[str, list[str]] = {"a": [], "b": [], "c": ["a"], "d": ["a", "c"], "e": ["b"]}
     assert levels_of(before) == {"a": 0, "b": 0, "c": 1, "d": 2, "e": 1}
     places = places_of(before)
@@ -163,7 +163,7 @@ def test_a_wide_graph_is_a_list_in_the_terminal() -> None:
 
 
 @pytest.mark.long
-def test_why_rerun_names_what_differs(typed: Typed) -> None:
+def test_why_rerun_names_the_differences(typed: Typed) -> None:
     typed.played.run()
     run_id = typed.played.run(values={"epochs": 4}).id
     out, _ = typed("why-rerun", run_id, "train")
@@ -200,7 +200,7 @@ def test_outputs_of_steps_are_shown_and_fetched(typed: Typed, tmp_path: Path) ->
     assert "it has stored none" in typed.rayjobs("data", "ls", f"output:{waiting}", code=3)[1]
 
 
-def test_a_file_with_problems_is_refused_with_all_of_them(typed: Typed) -> None:
+def test_all_problems_of_a_file_are_reported(typed: Typed) -> None:
     bad = typed.file(steps=steps(prep={"after": ["test"]}, test={"inputs": {"x": "step:no/x"}}))
     _, err = typed("run", "-f", bad, "--dry-run", code=2)
     assert "pipeline.yaml has" in err and "no step produces it" in err
@@ -225,7 +225,7 @@ def test_a_published_pipeline_runs_without_its_file(typed: Typed) -> None:
 
 
 @pytest.mark.long
-def test_a_schedule_is_made_shown_switched_and_removed(
+def test_schedule_is_created_shown_toggled_and_removed(
     typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timekeeper, "ensure", lambda *, home: None)
@@ -249,7 +249,7 @@ def test_a_schedule_is_made_shown_switched_and_removed(
     assert "'yearly'" in typed("schedule", "create", "digits", "--every", "yearly", code=2)[1]
 
 
-def test_a_canceled_run_says_so(typed: Typed) -> None:
+def test_canceled_run_is_reported(typed: Typed) -> None:
     run_id = typed.played.submit().id
     assert typed("cancel", run_id)[0].strip() == f"{run_id}: Canceled"
     assert "has already ended" in typed("cancel", run_id)[0]
@@ -257,7 +257,7 @@ def test_a_canceled_run_says_so(typed: Typed) -> None:
     assert "is a job, not a pipeline" in err
 
 
-def test_a_run_whose_target_is_on_its_way_up_is_queued(typed: Typed) -> None:
+def test_run_whose_target_is_starting_is_queued(typed: Typed) -> None:
     run_id = typed.played.submit().id
     lock = TargetPaths.of("local", under=home()).keeper_lock
     lock.parent.mkdir(parents=True)
@@ -280,14 +280,14 @@ def test_a_run_whose_target_is_on_its_way_up_is_queued(typed: Typed) -> None:
         assert not any("NotResponding" in one or "Running" in one for one in messages)
 
 
-def test_a_name_is_that_of_its_only_run_that_has_not_ended(typed: Typed) -> None:
+def test_name_selects_its_only_unfinished_run(typed: Typed) -> None:
     ended, unfinished = typed.played.run().id, typed.played.submit(regenerate=True).id
     assert typed("cancel", "digits")[0].strip() == f"{unfinished}: Canceled"
     _, err = typed("cancel", "digits", code=2)
     assert "'digits' names 2 pipelines" in err and ended in err
 
 
-def test_lanes_join_and_part() -> None:
+def test_lanes_join_and_split() -> None:
     before: dict[str, tuple[str, ...]] = {
         "prep": (),
         "a": ("prep",),

@@ -166,7 +166,7 @@ def test_each_wrong_argument_of_a_step(ws: Workspace, changes: dict[str, Any], t
         step(ws, config(ws), **changes)
 
 
-def test_a_job_file_may_ask_for_it_and_is_checked(ws: Workspace) -> None:
+def test_job_file_may_use_a_parallel_run_and_is_checked(ws: Workspace) -> None:
     from rayjobs.spec.file import build_spec
     from rayjobs.submit import checks
 

@@ -92,7 +92,7 @@ def times(count: int, after: str = "2026-03-11T10:20:30", **asked: Any) -> list[
         ),
     ],
 )
-def test_times_that_come_again(asked: dict[str, Any], expected: list[str]) -> None:
+def test_recurring_times(asked: dict[str, Any], expected: list[str]) -> None:
     assert times(len(expected), **asked) == expected
 
 
@@ -142,7 +142,7 @@ def test_a_wrong_recurrence_is_refused(changes: dict[str, Any], text: str) -> No
         ScheduleRecurrence(**{"frequency": "Day", "interval": 1, **changes})
 
 
-def test_azures_names_of_time_zones() -> None:
+def test_azure_time_zone_names() -> None:
     names = vars(TimeZone)  # made from a table, which type checkers do not see
     one = ScheduleRecurrence(
         "Day", 1, start_time="2026-01-01T00:00:00", time_zone=names["PacificStandardTime"]
@@ -233,7 +233,7 @@ def test_a_schedule_runs_at_its_times_and_not_between(world: World) -> None:
     assert any("started by the schedule 'hourly'" in e.message for e in store.events(last.id))
 
 
-def test_what_was_missed_runs_once_with_a_notice(world: World) -> None:
+def test_missed_runs_are_replaced_by_one_with_a_notice(world: World) -> None:
     one = world.schedule()
     due = world.row(one).next_at
     assert due is not None
@@ -250,9 +250,7 @@ def test_what_was_missed_runs_once_with_a_notice(world: World) -> None:
     ("minutes", "message"),
     [(0.5, "late: the workspace's store could not be reached from"), (5, "nothing ran schedules")],
 )
-def test_a_late_run_says_that_its_store_was_away_if_it_was(
-    world: World, minutes: float, message: str
-) -> None:
+def test_late_run_reports_a_store_outage(world: World, minutes: float, message: str) -> None:
     one = world.schedule()
     due = world.row(one).next_at
     assert due is not None
@@ -266,7 +264,7 @@ def test_a_late_run_says_that_its_store_was_away_if_it_was(
     assert message in done.note
 
 
-def test_the_timekeeper_says_since_when_a_store_was_away(
+def test_timekeeper_reports_the_start_of_a_store_outage(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, asked, away = tmp_path / "w", tmp_path / "asked", tmp_path / "away"
@@ -296,9 +294,7 @@ def test_the_timekeeper_says_since_when_a_store_was_away(
     assert arguments() == [str(folder)]
 
 
-def test_a_note_does_not_say_where_the_store_is(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notice_hides_the_store_address(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     one = world.schedule()
     with monkeypatch.context() as broken:
 
@@ -311,7 +307,7 @@ def test_a_note_does_not_say_where_the_store_is(
     assert "the workspace's store is away" in note and "ada" not in note
 
 
-def test_a_store_that_is_away_is_reported_to_the_timekeeper(
+def test_store_outage_is_reported_to_the_timekeeper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def away(*_: Any, **_more: Any) -> Any:
@@ -322,7 +318,7 @@ def test_a_store_that_is_away_is_reported_to_the_timekeeper(
     assert json.loads(capsys.readouterr().out) == {"away": True}
 
 
-def test_one_that_dies_after_the_submit_finds_its_run_again(
+def test_timekeeper_killed_after_the_submit_finds_its_run(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = world.schedule()
@@ -355,7 +351,7 @@ def test_a_target_that_its_user_stopped_is_not_started(world: World) -> None:
     assert [done.run] == world.runs and "It fell due 2 times" in done.note
 
 
-def test_runs_do_not_pile_up_for_a_target_that_is_away_on_another_machine(
+def test_runs_do_not_accumulate_for_an_unavailable_remote_target(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claimant = Claimant(owner="other", host="gpu1", home="/h", version="0.1.0")
@@ -371,7 +367,7 @@ def test_runs_do_not_pile_up_for_a_target_that_is_away_on_another_machine(
     assert [done.run] == world.runs and "It fell due 3 times" in done.note
 
 
-def test_off_means_off_and_on_counts_from_now(world: World) -> None:
+def test_disabled_schedule_runs_nothing_and_enabling_counts_from_now(world: World) -> None:
     one = world.schedule()
     one.disable()
     assert one.status == "Disabled" and world.row(one).next_at is None
@@ -384,7 +380,7 @@ def test_off_means_off_and_on_counts_from_now(world: World) -> None:
     assert world.later(seconds=1) == [] and len(world.later(hours=1)) == 1
 
 
-def test_what_is_updated_counts(world: World) -> None:
+def test_updated_schedule_takes_effect(world: World) -> None:
     one = world.schedule()
     one.update(
         name="daily",
@@ -436,7 +432,7 @@ def test_a_change_of_data_starts_a_run(world: World) -> None:
 
 
 @pytest.mark.parametrize("has_another", [True, False])
-def test_data_that_arrives_between_a_death_and_the_second_try_starts_a_run(
+def test_data_arriving_before_the_second_try_starts_a_run(
     world: World, monkeypatch: pytest.MonkeyPatch, *, has_another: bool
 ) -> None:
     one = world.schedule(
@@ -464,7 +460,7 @@ def test_data_that_arrives_between_a_death_and_the_second_try_starts_a_run(
     assert world.later(minutes=5) == [] and len(world.runs) == 1 + has_another
 
 
-def test_a_datastore_that_is_gone_is_a_notice_and_is_tried_again(world: World) -> None:
+def test_missing_datastore_causes_a_notice_and_a_retry(world: World) -> None:
     one = world.schedule(
         recurrence=None, datastore=world.ws.get_default_datastore(), path_on_datastore="in"
     )
@@ -479,7 +475,7 @@ def test_a_datastore_that_is_gone_is_a_notice_and_is_tried_again(world: World) -
     assert len(world.later(minutes=5)) == 1
 
 
-def test_a_pipeline_that_is_disabled_is_a_notice(world: World) -> None:
+def test_disabled_pipeline_causes_a_notice(world: World) -> None:
     one = world.schedule()
     world.pipeline.disable()
     (done,) = world.later(hours=1)
@@ -512,7 +508,7 @@ def test_wrong_schedules_are_refused(world: World) -> None:
     assert Schedule.list(world.ws, active_only=False) == []
 
 
-def test_a_store_that_cannot_be_written_leaves_it_due(
+def test_unwritable_store_leaves_the_schedule_due(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = world.schedule()
@@ -531,7 +527,7 @@ def test_a_store_that_cannot_be_written_leaves_it_due(
     assert len(world.due()) == 1
 
 
-def test_what_a_repetition_cannot_change_waits_for_the_next_time(world: World) -> None:
+def test_permanent_failure_waits_for_the_next_due_time(world: World) -> None:
     passing = (StoreError("x"), DatastoreUnavailable("x"), OSError("x"))
     lasting = (UsageError("x"), NotFoundError("x"), UnreadableSpecError("x"), DataNotFound("x"))
     assert [scheduling.may_pass(one) for one in passing] == [True] * 3

@@ -193,7 +193,7 @@ def test_each_wrong_argument_of_an_mpi_step(
         ("use_gpu", True, "it needs GPUs"),
     ],
 )
-def test_what_is_wrong_with_an_mpi_step_on_this_target_is_found_before_a_submit(
+def test_mpi_step_problems_on_the_target_are_found_before_submit(
     ws: Workspace, argument: str, value: Any, words: str
 ) -> None:
     problems = Pipeline(ws, [MpiStep(**mpi(ws, **{argument: value}))]).validate()
@@ -221,7 +221,7 @@ def test_an_environment_definition_excludes_its_parts(ws: Workspace, other: dict
     assert only(ws, MpiStep(**{**given, **dict.fromkeys(other)})).job["script"] == "a.py"
 
 
-def test_several_nodes_need_a_target_that_has_them(ws: Workspace) -> None:
+def test_several_nodes_require_a_target_with_several_nodes(ws: Workspace) -> None:
     class Machine:
         name, type = "vm", "RemoteVM"
 
@@ -324,7 +324,7 @@ def test_a_datapath_may_be_a_parameter(ws: Workspace) -> None:
     assert (read["source"], read["mode"]) == ("${{parameters.where}}", "download")
 
 
-def test_a_dataset_may_be_a_parameter_and_each_run_may_name_another(
+def test_dataset_parameter_may_differ_for_each_run(
     ws: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submitting, "wake_or_start", lambda *_given: False)  # no target is needed
@@ -349,7 +349,7 @@ def test_a_dataset_may_be_a_parameter_and_each_run_may_name_another(
     assert source(numbers=DataPath(store, "two")) == "workspaceblobstore/two"
 
 
-def test_what_one_step_makes_has_several_readers(ws: Workspace) -> None:
+def test_output_of_a_step_may_have_several_readers(ws: Workspace) -> None:
     made = PipelineData("made")
     step(ws, outputs=[made])
     readers = [step(ws, f"reader {n}", script_name="b.py", inputs=[made]) for n in range(3)]
@@ -395,7 +395,7 @@ def test_a_command_step_takes_data_and_a_configuration(ws: Workspace) -> None:
         CommandStep(runconfig=RunConfiguration())
 
 
-def test_an_estimator_step_has_the_arguments_that_it_is_given(ws: Workspace) -> None:
+def test_estimator_step_gets_its_arguments(ws: Workspace) -> None:
     estimator = Estimator(
         source(ws)["source_directory"],
         compute_target="local",
@@ -431,7 +431,7 @@ def test_a_sweep_step_stores_metrics_and_the_best_model(ws: Workspace) -> None:
         HyperDriveStep("search", config, hyperdrive_run_config=config)
 
 
-def test_a_program_that_is_run_again_describes_the_same_steps(
+def test_rerun_program_describes_the_same_steps(
     ws: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rayjobs.tuning import GridParameterSampling, HyperDriveConfig, PrimaryMetricGoal, choice
@@ -473,12 +473,12 @@ def test_a_program_that_is_run_again_describes_the_same_steps(
     assert {name for name, key in program(["two.txt"]).items() if key != first[name]} == {"b"}
 
 
-def test_what_is_not_supported_is_refused_by_name() -> None:
+def test_unsupported_features_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match="rayjobs has no ModuleStep"):
         ModuleStep(module=None)
 
 
-def test_a_pipeline_says_what_is_wrong_without_submitting(ws: Workspace) -> None:
+def test_pipeline_validation_reports_problems_without_submitting(ws: Workspace) -> None:
     assert Pipeline(ws, [step(ws)]).validate() == []
     (problem,) = Pipeline(ws, [step(ws, script_name="gone.py")]).validate()
     assert problem.startswith("steps.a.script")
@@ -500,7 +500,7 @@ def test_a_run_of_a_pipeline_takes_no_other_children(ws: Workspace) -> None:
     assert len(ws.opened.store.jobs()) == 2
 
 
-def test_an_endpoint_takes_another_default_and_name(ws: Workspace) -> None:
+def test_endpoint_can_change_its_default_and_name(ws: Workspace) -> None:
     first = Pipeline(ws, [step(ws)]).publish("first")
     second = Pipeline(ws, [step(ws, "b")]).publish("second")
     endpoint = PipelineEndpoint.publish(ws, name="daily", pipeline=first)

@@ -75,7 +75,7 @@ def test_inputs_that_no_step_produces_are_refused(played: Played) -> None:
     assert "steps.train.inputs.b" in texts[1] and "Did you mean 'clean'?" in texts[1]
 
 
-def test_all_problems_of_all_steps_come_at_once(played: Played) -> None:
+def test_all_problems_of_all_steps_are_reported_together(played: Played) -> None:
     texts = problems(
         played,
         steps=steps(prep={"script": "gone.py"}, test={"target": "moon"}, train={"grace_s": "x"}),
@@ -176,7 +176,7 @@ def test_each_mistake_in_a_file_is_named_with_its_path(
     assert len(texts) == len(expected), texts
 
 
-def test_values_that_a_run_sets_itself_are_no_mistakes_of_the_file(played: Played) -> None:
+def test_values_set_by_a_run_are_not_mistakes_of_the_file(played: Played) -> None:
     asked = {
         "distribution": {"backend": "gloo", "nodes": "${{parameters.nodes}}"},
         "inputs": {"data": "${{parameters.source}}"},
@@ -230,7 +230,7 @@ def test_an_unchanged_pipeline_reuses_all_steps(played: Played) -> None:
 
 
 @pytest.mark.long
-def test_what_changed_runs_again_with_all_that_reads_it(played: Played) -> None:
+def test_changed_step_and_its_consumers_run_again(played: Played) -> None:
     first = played.run()
     run = played.run(values={"epochs": 4})
     assert reused(run) == ["prep"]
@@ -257,14 +257,16 @@ def test_what_changed_runs_again_with_all_that_reads_it(played: Played) -> None:
     ],
 )
 @pytest.mark.long
-def test_each_part_decides(played: Played, change: dict[str, Any], part: str) -> None:
+def test_each_part_of_a_step_affects_reuse(
+    played: Played, change: dict[str, Any], part: str
+) -> None:
     played.run()
     run = played.submit(played.spec(steps=steps(prep=change)))
     assert reused(run) == []
     assert part in run.steps[0].decision.differs
 
 
-def test_each_field_of_a_job_decides_or_is_named_as_one_that_does_not() -> None:
+def test_each_job_field_affects_reuse_or_is_exempted() -> None:
     # A new field must be put into one of the two sets.
     counted = {
         "script",
@@ -291,7 +293,7 @@ def test_another_image_is_another_step(played: Played) -> None:
 
 
 @pytest.mark.long
-def test_packages_that_were_resolved_to_other_versions_decide(played: Played) -> None:
+def test_changed_package_resolution_prevents_reuse(played: Played) -> None:
     """Off switch: return "" from `Decisions._other_packages`."""
     spec = played.spec(steps=steps(prep={"environment": {"pip": ["six"]}}))
     played.lock = "six==1.16.0 --hash=sha256:aa\nnumpy==2.1.0\n"
@@ -318,7 +320,7 @@ def spec_of_six() -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_a_local_package_is_packed_and_decides(played: Played) -> None:
+def test_local_package_is_packed_and_affects_reuse(played: Played) -> None:
     project = make_project(played.folder / "project", "own-package")
     spec = played.spec(steps=steps(prep={"environment": {"pip": [str(project)]}}))
     first = played.run(spec)
@@ -337,7 +339,7 @@ def test_a_local_package_is_packed_and_decides(played: Played) -> None:
 
 
 @pytest.mark.long
-def test_a_local_checkpoint_is_packed_and_decides(played: Played) -> None:
+def test_local_checkpoint_is_packed_and_affects_reuse(played: Played) -> None:
     weights = played.folder / "weights.pt"
     weights.write_text("1")
     spec = played.spec(steps=steps(prep={"resume_from": str(weights)}))
@@ -352,14 +354,14 @@ def test_a_local_checkpoint_is_packed_and_decides(played: Played) -> None:
     assert dry.steps[0].parts == run.steps[0].parts
 
 
-def test_a_folder_that_is_no_package_is_refused_with_its_step(played: Played) -> None:
+def test_folder_that_is_not_a_package_is_refused_with_its_step(played: Played) -> None:
     (played.folder / "folder").mkdir()
     asked = {"environment": {"pip": [str(played.folder / "folder")]}}
     (text,) = problems(played, steps=steps(prep=asked))
     assert "steps.prep.environment.pip" in text and "a folder without pyproject" in text
 
 
-def test_steps_make_files_as_their_submitter_does(played: Played) -> None:
+def test_steps_create_files_with_the_umask_of_the_submitter(played: Played) -> None:
     before = os.umask(0o007)
     try:
         run = played.submit()
@@ -368,7 +370,7 @@ def test_steps_make_files_as_their_submitter_does(played: Played) -> None:
     assert {played.store.job(one.job_id).spec.umask for one in run.steps} == {"007"}
 
 
-def test_a_pipeline_in_a_copied_workspace_makes_it_one_of_its_own(played: Played) -> None:
+def test_pipeline_in_a_copied_workspace_gives_the_copy_its_own_id(played: Played) -> None:
     played.workspace.close()
     copy = played.folder / "copied"
     shutil.copytree(played.folder / "w", copy)
@@ -383,15 +385,13 @@ def test_a_pipeline_in_a_copied_workspace_makes_it_one_of_its_own(played: Played
     "change", [{"priority": 5}, {"max_duration": "1h"}, {"retries": 2}, {"tags": {"a": "b"}}]
 )
 @pytest.mark.long
-def test_what_does_not_change_results_does_not_decide(
-    played: Played, change: dict[str, Any]
-) -> None:
+def test_irrelevant_settings_do_not_affect_reuse(played: Played, change: dict[str, Any]) -> None:
     played.run()
     assert "prep" in reused(played.submit(played.spec(steps=steps(prep=change))))
 
 
 @pytest.mark.long
-def test_ignored_files_do_not_decide(played: Played) -> None:
+def test_ignored_files_do_not_affect_reuse(played: Played) -> None:
     (played.source / ".amlignore").write_text("*.log\n")
     played.run()
     (played.source / "new.log").write_text("x")
@@ -402,7 +402,7 @@ def test_ignored_files_do_not_decide(played: Played) -> None:
 
 
 @pytest.mark.long
-def test_a_pipeline_file_beside_the_scripts_is_no_part_of_their_code(played: Played) -> None:
+def test_pipeline_file_next_to_the_scripts_is_not_part_of_their_code(played: Played) -> None:
     file = played.source / "pipeline.yaml"
 
     def run(comment: str, **prep: Any) -> PlannedRun:
@@ -451,7 +451,7 @@ def test_a_step_may_read_the_file_of_its_pipeline_if_a_value_names_it(
     assert (file.name in files_of(digest, played.workspace.blobs.open)) is is_packed
 
 
-def test_hash_paths_alone_decide_where_they_are_given(played: Played) -> None:
+def test_only_given_hash_paths_affect_reuse(played: Played) -> None:
     changes = steps(prep={"reuse": {"hash_paths": ["prep.py"]}})
     played.run(played.spec(steps=changes))
     (played.source / "train.py").write_text("print('changed')")
@@ -461,7 +461,7 @@ def test_hash_paths_alone_decide_where_they_are_given(played: Played) -> None:
 
 
 @pytest.mark.long
-def test_a_published_pipeline_reuses_by_the_files_that_decide(played: Played) -> None:
+def test_published_pipeline_reuses_by_relevant_files(played: Played) -> None:
     spec = played.spec(steps=steps(prep={"reuse": {"hash_paths": ["prep.py"]}}))
     played.run(spec)
     record = publish(played.workspace, spec, name="digits")
@@ -483,7 +483,7 @@ def test_reuse_can_be_switched_off(played: Played) -> None:
 
 
 @pytest.mark.long
-def test_a_failed_run_goes_on_from_the_failed_step(played: Played) -> None:
+def test_failed_run_continues_from_the_failed_step(played: Played) -> None:
     spec = played.spec(steps=steps(prep={"reuse": False}))
     first = played.submit(spec)
     with pytest.raises(UsageError, match="resume it once it has ended"):
@@ -500,7 +500,7 @@ def test_a_failed_run_goes_on_from_the_failed_step(played: Played) -> None:
         resume_pipeline(played.workspace, again.id, wake=False)
 
 
-def test_a_run_uses_the_code_that_was_packed(played: Played) -> None:
+def test_run_uses_the_packed_code(played: Played) -> None:
     first = played.submit()
     played.complete_all(first.id, fails="train")
     (played.source / "train.py").write_text("print('changed since')")

@@ -56,13 +56,13 @@ def test_what_can_never_fit_a_cluster_is_refused_with_numbers(
         assert number in problem.message
 
 
-def test_each_need_may_fit_some_node_and_all_together_none() -> None:
+def test_no_node_may_fit_all_needs_together() -> None:
     capacity = Capacity(nodes=(NodeShape(64, 0, 8 * GIB), NodeShape(4, 8, 8 * GIB)), max_nodes=2)
     (problem,) = fits_ever(spec(cpus=32, gpus=1), capacity)
     assert "can have 0 such" in problem.message
 
 
-def test_one_machine_may_be_short_of_cpus_and_says_so() -> None:
+def test_single_machine_may_lack_cpus_with_a_notice() -> None:
     asked = spec(2, 4)
     assert fits_ever(asked, LOCAL) == []
     placed = plan_shape(asked, LOCAL)
@@ -72,7 +72,7 @@ def test_one_machine_may_be_short_of_cpus_and_says_so() -> None:
     assert "one machine" in " ".join(placed.notes)
 
 
-def test_one_machine_may_not_be_short_of_gpus_or_memory() -> None:
+def test_single_machine_must_have_enough_gpus_and_memory() -> None:
     assert fits_ever(spec(2, gpus=0.5), LOCAL) == []
     assert fits_ever(spec(2, gpus=1), LOCAL)[0].path == "resources.gpus"
     assert fits_ever(spec(2, memory_gib=5), LOCAL)[0].path == "resources.memory_gib"
@@ -85,7 +85,7 @@ def test_a_job_that_fits_has_its_own_shape_and_no_notes() -> None:
     assert placed.notes == ()
 
 
-def test_a_job_that_asks_for_nothing_still_has_a_place() -> None:
+def test_job_without_requirements_still_gets_an_allocation() -> None:
     assert plan_shape(spec(cpus=0), LOCAL).shape["cpus"] > 0
 
 

@@ -36,7 +36,7 @@ def test_priority_comes_before_age() -> None:
     assert "first in line" in explain(plan, "old").reason
 
 
-def test_no_one_without_a_limit_overtakes_a_job_that_waits_for_room() -> None:
+def test_job_without_a_time_limit_never_overtakes_the_head() -> None:
     busy = runs("busy", "n0", cpus=2)
     waiting = [job("big", at=1, cpus=4), job("small", at=2, cpus=1)]
     plan = decide(Situation(waiting=waiting, running=[busy], capacities=[less(capacity(), busy)]))
@@ -48,7 +48,7 @@ def test_no_one_without_a_limit_overtakes_a_job_that_waits_for_room() -> None:
     assert explain(plan, "small").position == 2
 
 
-def test_a_blocked_job_is_not_in_the_line() -> None:
+def test_blocked_job_is_not_in_the_queue() -> None:
     blocked = Waiting(key="b", priority=9, order=("0", 0, "b"), shape=Shape(), blocked_by="waits")
     later = Waiting(key="l", priority=9, order=("0", 1, "l"), shape=Shape(), not_before_s=4.4)
     plan = decide(Situation(waiting=[blocked, later, job("free")], capacities=[capacity()]))
@@ -66,7 +66,7 @@ def test_a_pause_ends_though_the_clock_was_set_back() -> None:
     assert plan.rule("w") is Rule.PAUSE
 
 
-def test_what_can_never_fit_stops_no_one() -> None:
+def test_unsatisfiable_job_blocks_no_other() -> None:
     plan = decide(
         Situation(waiting=[job("big", cpus=8), job("small", at=1)], capacities=[capacity()])
     )
@@ -92,7 +92,7 @@ def test_a_target_without_nodes_starts_nothing() -> None:
 # -- aging and shares ----------------------------------------------------------------------------
 
 
-def test_a_level_of_priority_is_worth_so_much_waiting() -> None:
+def test_priority_level_equals_a_fixed_waiting_time() -> None:
     limits = Limits(aging_s=100)
     for submitted, first in ((1, "new"), (99, "new"), (101, "old")):
         waiting = [job("old", cpus=4), job("new", priority=1, at=submitted, cpus=4)]
@@ -116,7 +116,7 @@ def test_a_sweep_has_one_share_and_its_further_trials_take_turns() -> None:
     assert plan.line == ("s0", "o0", "single", "s1", "o1", "s2", "s3")
 
 
-def test_a_sweep_that_runs_has_its_share() -> None:
+def test_running_sweep_keeps_its_share() -> None:
     running = runs("s0", "n0", group="sweep")
     waiting = [job("s1", at=1, group="sweep"), job("single", at=50)]
     capacities = [less(capacity(cpus=2), running)]
@@ -124,7 +124,7 @@ def test_a_sweep_that_runs_has_its_share() -> None:
     assert started(plan) == ["single"]
 
 
-def test_a_sweep_alone_has_the_whole_target() -> None:
+def test_lone_sweep_uses_the_whole_target() -> None:
     waiting = [job(f"s{number}", at=number, group="sweep") for number in range(6)]
     plan = decide(Situation(waiting=waiting, capacities=[capacity()], now_s=60))
     assert started(plan) == ["s0", "s1", "s2", "s3"]
@@ -156,7 +156,7 @@ def test_an_array_runs_no_more_than_its_limit() -> None:
     )
 
 
-def test_a_user_at_the_limit_lets_others_pass_and_keeps_the_own_order() -> None:
+def test_user_at_the_limit_is_passed_and_keeps_their_own_order() -> None:
     limits = Limits(gpus_per_user=2)
     running = runs("r", "n0", gpus=1, user="ann")
     waiting = [
@@ -175,7 +175,7 @@ def test_a_user_at_the_limit_lets_others_pass_and_keeps_the_own_order() -> None:
     assert "raise the user's limit" in explain(plan, "ann-small").remedy
 
 
-def test_what_exceeds_a_users_limit_by_itself_stops_none_of_the_users_others() -> None:
+def test_job_exceeding_a_user_limit_blocks_no_other_job_of_the_user() -> None:
     waiting = [job("big", gpus=4, user="ann"), job("small", at=1, gpus=1, user="ann")]
     limits = Limits(gpus_per_user=2)
     plan = decide(Situation(waiting=waiting, capacities=[capacity(cpus=8, gpus=8)], limits=limits))
@@ -196,7 +196,7 @@ def test_a_target_runs_no_more_than_its_limit_of_jobs() -> None:
 BUSY: dict[str, Any] = {"cpus": 2, "max_duration_s": 3600.0, "expected_s": 3000.0}
 
 
-def test_a_job_that_surely_ends_in_time_passes() -> None:
+def test_job_guaranteed_to_end_in_time_is_backfilled() -> None:
     busy = runs("busy", "n0", **BUSY)
     waiting = [
         job("head", at=1, cpus=4),
@@ -228,7 +228,7 @@ def test_backfill_can_be_switched_off() -> None:
     assert started(decide(situation)) == []
 
 
-def test_room_that_the_head_does_not_need_is_free_for_all() -> None:
+def test_capacity_the_head_does_not_need_is_free() -> None:
     busy = runs("busy", "n0", cpus=2, gpus=1)
     waiting = [
         job("head", at=1, cpus=2, gpus=1),
@@ -240,7 +240,7 @@ def test_room_that_the_head_does_not_need_is_free_for_all() -> None:
     assert started(plan) == ["only-cpus"]
 
 
-def test_a_node_that_the_head_cannot_use_is_free_for_all() -> None:
+def test_node_the_head_cannot_use_is_free() -> None:
     busy = runs("busy", "n0", cpus=4)
     capacities = [less(capacity("n0"), busy), capacity("n1", cpus=2)]
     waiting = [job("head", at=1, cpus=4), job("loose", at=2, cpus=2)]
@@ -248,7 +248,7 @@ def test_a_node_that_the_head_cannot_use_is_free_for_all() -> None:
     assert [(one.key, one.nodes) for one in plan.starts] == [("loose", ("n1",))]
 
 
-def test_a_promise_is_kept_while_the_head_waits() -> None:
+def test_reservation_is_kept_while_the_head_waits() -> None:
     first = runs("first", "n0", cpus=4, max_duration_s=1000.0)
     second = runs("second", "n1", cpus=4, max_duration_s=2000.0)
     capacities = [less(capacity("n0"), first), less(capacity("n1"), second)]
@@ -272,7 +272,7 @@ def test_a_promise_is_kept_while_the_head_waits() -> None:
     assert again.promise == plan.promise
 
 
-def test_a_job_that_asks_for_more_has_another_promise() -> None:
+def test_job_requesting_more_gets_a_new_reservation() -> None:
     limited = runs("limited", "n0", cpus=2, max_duration_s=1000.0)
     endless = runs("endless", "n0", cpus=2)
     situation = Situation(
@@ -287,7 +287,7 @@ def test_a_job_that_asks_for_more_has_another_promise() -> None:
     assert explain(decide(grown), "head").latest_s is None  # it needs the endless one's CPUs too
 
 
-def test_room_that_strangers_hold_is_kept_too() -> None:
+def test_capacity_used_by_foreign_programs_is_reserved() -> None:
     stranger = [capacity("n0", cpus=4).less(Shape(cpus=3)), capacity("n1", cpus=1)]
     waiting = [
         job("head", cpus=4),
@@ -370,7 +370,7 @@ def test_a_head_that_waits_for_a_slot_is_promised_the_first_end() -> None:
 # -- making way ----------------------------------------------------------------------------------
 
 
-def test_the_job_that_loses_least_makes_way_and_its_room_is_kept() -> None:
+def test_job_losing_least_is_preempted_and_its_capacity_reserved() -> None:
     lower = [
         runs("long", "n0", cpus=2, preemptible=True, started=0),
         runs("young", "n0", cpus=2, preemptible=True, started=90),
@@ -431,7 +431,7 @@ def test_work_that_a_checkpoint_holds_is_not_lost() -> None:
     assert [one.key for one in decide(situation).preempts] == ["young"]
 
 
-def test_only_preemptible_jobs_of_lower_priority_that_come_back_behind_make_way() -> None:
+def test_only_lower_priority_preemptible_jobs_are_preempted() -> None:
     limits = Limits(aging_s=1000)
     head = job("head", priority=1, at=2000, cpus=4)
     for victim, gives_way in (
@@ -451,7 +451,7 @@ def test_only_preemptible_jobs_of_lower_priority_that_come_back_behind_make_way(
         assert bool(decide(situation).preempts) is gives_way, victim
 
 
-def test_no_one_makes_way_in_vain() -> None:
+def test_no_job_is_preempted_in_vain() -> None:
     small = runs("small", "n0", cpus=1, preemptible=True)
     fixed = runs("fixed", "n0", cpus=3)
     situation = Situation(
@@ -462,7 +462,7 @@ def test_no_one_makes_way_in_vain() -> None:
     assert not decide(situation).preempts
 
 
-def test_making_way_can_be_switched_off() -> None:
+def test_preemption_can_be_disabled() -> None:
     small = runs("small", "n0", cpus=4, preemptible=True)
     situation = Situation(
         waiting=[job("head", priority=1, cpus=2)],
@@ -475,7 +475,7 @@ def test_making_way_can_be_switched_off() -> None:
     assert plan.rule("head") is Rule.CAPACITY
 
 
-def test_few_victims_on_the_nodes_that_are_cleared_soonest() -> None:
+def test_preemption_chooses_few_victims_on_the_soonest_free_nodes() -> None:
     running = [
         *(runs(f"a{number}", "a", cpus=1, preemptible=True) for number in range(4)),
         runs("b", "b", cpus=4, preemptible=True),
@@ -487,7 +487,7 @@ def test_few_victims_on_the_nodes_that_are_cleared_soonest() -> None:
     assert sorted(one.key for one in plan.preempts) == ["b", "c"]
 
 
-def test_a_target_at_its_limit_of_jobs_lets_one_make_way() -> None:
+def test_target_at_its_job_limit_preempts_one_job() -> None:
     running = [
         runs("old", "n0", preemptible=True, started=0),
         runs("young", "n0", preemptible=True, started=50),
@@ -505,7 +505,7 @@ def test_a_target_at_its_limit_of_jobs_lets_one_make_way() -> None:
 # -- what is said of it --------------------------------------------------------------------------
 
 
-def test_what_is_free_and_what_comes_nearest() -> None:
+def test_free_capacity_and_nearest_fit() -> None:
     busy = runs("busy", "n0", gpus=3, cpus=1)
     capacities = [less(capacity("n0", gpus=4), busy), capacity("n1", gpus=0)]
     plan = decide(Situation(waiting=[job("j", gpus=3)], running=[busy], capacities=capacities))
@@ -544,14 +544,14 @@ def test_a_higher_limit_of_an_array_is_advised_only_where_it_would_start_the_job
     assert (explanation.rule, explanation.remedy) == (Rule.ARRAY_LIMIT, "")
 
 
-def test_a_job_that_asks_for_more_gpus_than_its_user_may_ever_hold_says_so() -> None:
+def test_job_above_the_gpu_limit_of_its_user_reports_it() -> None:
     situation = Situation(
         waiting=[job("big", gpus=4)], capacities=[capacity(gpus=8)], limits=Limits(gpus_per_user=2)
     )
     assert explain(decide(situation), "big").remedy.startswith("submit it with fewer GPUs")
 
 
-def test_estimates_follow_the_line() -> None:
+def test_estimates_follow_the_queue_order() -> None:
     busy = runs("busy", "n0", cpus=4, expected_s=100)
     waiting = [
         job("first", at=1, cpus=4, expected_s=50),
@@ -580,7 +580,7 @@ def test_estimates_know_the_targets_limit_of_jobs() -> None:
     assert estimates(plan) == {"first": (100, "history"), "second": (150, "history")}
 
 
-def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
+def test_just_started_job_gives_no_estimate_of_its_end() -> None:
     def estimated_start(now_s: float) -> tuple[float | None, str]:
         busy = runs("busy", "n0", cpus=4, started=0)
         capacities = [less(capacity(), busy)]
@@ -629,7 +629,7 @@ def test_the_end_of_a_job_that_outran_all_earlier_runs_is_called_a_guess() -> No
         assert estimate(301, key) == (wait_s, "outrun", "busy has outrun them", True)
 
 
-def test_members_that_their_array_holds_back_are_estimated_too() -> None:
+def test_members_limited_by_their_array_are_estimated() -> None:
     waiting = [
         job(f"m{n}", at=n, cpus=1, expected_s=60, group="a", group_limit=2) for n in range(6)
     ]

@@ -56,7 +56,7 @@ def test_names_sizes_and_spot_become_names(asked: dict[str, Any], names: list[st
     assert plan_shape(pin_types(wanted, CAPACITY), CAPACITY).shape["node_types"] == names
 
 
-def test_without_a_wish_any_node_will_do() -> None:
+def test_any_node_is_used_without_a_node_type() -> None:
     assert "node_types" not in plan_shape(pin_types(spec(), CAPACITY), CAPACITY).shape
 
 
@@ -69,18 +69,20 @@ def test_without_a_wish_any_node_will_do() -> None:
         ({"nodes": 3, "node_types": ("gpu",)}, "distribution.nodes", "2 at most"),
     ],
 )
-def test_what_no_type_can_give_is_refused(asked: dict[str, Any], path: str, words: str) -> None:
+def test_resources_of_no_node_type_are_refused(
+    asked: dict[str, Any], path: str, words: str
+) -> None:
     problems = fits_ever(spec(**asked), CAPACITY)
     assert [problem.path for problem in problems] == [path]
     assert words in problems[0].message
 
 
-def test_an_unknown_type_is_told_which_there_are() -> None:
+def test_unknown_node_type_error_lists_the_known_ones() -> None:
     (problem,) = fits_ever(spec(node_types=("big",)), CAPACITY)
     assert "gpu-spot (Standard_NC24, 24 CPUs, 1 GPU, spot, at most 3)" in str(problem)
 
 
-def test_a_target_without_types_says_how_to_have_them() -> None:
+def test_target_without_node_types_explains_how_to_define_them() -> None:
     (problem,) = fits_ever(spec(spot=True), Capacity((NodeShape(2),), 1))
     assert "--cluster" in str(problem)
 
@@ -126,14 +128,14 @@ def test_a_file_is_read_and_written_to_the_targets_record(tmp_path: Path) -> Non
         ({"max_workers": -1}, "max_workers is -1"),
     ],
 )
-def test_a_file_that_leaves_something_open_is_refused(
+def test_incomplete_node_type_file_is_refused(
     tmp_path: Path, wrong: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         read_cluster_file(written(tmp_path, **wrong))
 
 
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_node_type_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("- x: [")
     with pytest.raises(UsageError, match="cannot be read"):
         read_cluster_file(tmp_path / "a")

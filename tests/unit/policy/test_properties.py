@@ -124,7 +124,7 @@ def take_first(capacities: list[NodeCapacity], shape: Shape) -> tuple[str, ...] 
 
 @settings(max_examples=200, deadline=None)
 @given(situations())
-def test_one_decision(situation: Situation) -> None:
+def test_single_decision_keeps_the_rules(situation: Situation) -> None:
     plan = decide(situation)
     waiting = {one.key: one for one in situation.waiting}
     running = {one.key: one for one in situation.running}
@@ -188,7 +188,7 @@ def carried_out(plan: Decisions) -> Situation:
 
 @settings(max_examples=400, deadline=None)
 @given(situations())
-def test_what_is_advised_starts_the_job(situation: Situation) -> None:
+def test_advice_starts_the_job(situation: Situation) -> None:
     plan = decide(situation)
     for key in plan.queue:
         advice = explain(plan, key).remedy
@@ -206,7 +206,7 @@ def numbers(text: str) -> list[float]:
 
 @settings(max_examples=400, deadline=None)
 @given(situations())
-def test_the_reason_and_its_numbers_hold_once_the_plan_is_carried_out(
+def test_reason_and_numbers_are_true_after_the_plan(
     situation: Situation,
 ) -> None:
     plan = decide(situation)
@@ -278,7 +278,7 @@ def test_the_order_of_the_rows_does_not_matter(situation: Situation) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(situations(), st.integers(1, 10**6))
-def test_waiting_changes_no_ones_turn(situation: Situation, later_s: int) -> None:
+def test_waiting_keeps_the_order(situation: Situation, later_s: int) -> None:
     """Of two that stand in the line on their own, the first stays first however long both wait."""
     alone = [replace(one, group=None) for one in situation.waiting]
     now = replace(situation, waiting=alone, promise=None, running=())
@@ -353,7 +353,7 @@ traces = st.lists(trace_jobs, min_size=1, max_size=14).map(named)
 
 @settings(max_examples=100, deadline=None)
 @given(traces, limit_sets.map(lambda one: replace(one, gpus_per_user=None)))
-def test_a_play_ends_for_everybody_within_capacity(trace: list[TraceJob], limits: Limits) -> None:
+def test_every_job_ends_within_capacity(trace: list[TraceJob], limits: Limits) -> None:
     outcomes = play(trace, POOL, limits)
     for one in outcomes:
         assert one.ended_s is not None
@@ -391,7 +391,7 @@ def first_head(trace: list[TraceJob], limits: Limits) -> tuple[str, Promise | No
 
 @settings(max_examples=150, deadline=None)
 @given(traces)
-def test_who_passes_never_delays_the_head_when_all_take_all_their_time(
+def test_backfill_never_delays_the_head_if_all_jobs_use_their_full_time(
     trace: list[TraceJob],
 ) -> None:
     limits = Limits(preemption=False)
@@ -465,7 +465,7 @@ def test_the_head_starts_by_its_promise_within_limits(
 
 @settings(max_examples=100, deadline=None)
 @given(traces)
-def test_whom_others_make_way_for_starts_in_their_room(trace: list[TraceJob]) -> None:
+def test_preempting_job_starts_in_the_freed_capacity(trace: list[TraceJob]) -> None:
     asked: dict[str, float] = {}
 
     def look(plan: Decisions) -> None:
@@ -478,7 +478,7 @@ def test_whom_others_make_way_for_starts_in_their_room(trace: list[TraceJob]) ->
         assert any(at_s <= one <= at_s + GRACE_S for one in since), (key, at_s, since)
 
 
-def test_a_stream_of_higher_priority_does_not_starve_the_lower() -> None:
+def test_higher_priority_stream_does_not_starve_lower_priority() -> None:
     stream = [
         TraceJob(job=f"h{n:03}", submit_s=60.0 * n, duration_s=600.0, cpus=4.0, priority=2)
         for n in range(200)
@@ -495,7 +495,7 @@ def test_a_stream_of_higher_priority_does_not_starve_the_lower() -> None:
     assert never.waited_s > 50 * 600.0
 
 
-def test_a_sweep_cannot_starve_single_jobs_nor_they_the_sweep() -> None:
+def test_sweep_and_single_jobs_cannot_starve_each_other() -> None:
     sweep = [
         TraceJob(job=f"s{n:03}", submit_s=0.0, duration_s=600.0, cpus=4.0, group="sweep")
         for n in range(100)

@@ -83,7 +83,7 @@ def test_jobs_that_waited_without_an_estimate_are_counted() -> None:
     assert made.to_dict()["estimated"]["waited_without"] == 1
 
 
-def test_moments_are_not_held_against_an_estimate() -> None:
+def test_short_delays_do_not_count_as_estimation_errors() -> None:
     (figures,) = queue_report(
         [row("a", predicted_s=0, waited_s=0.9)], [], now=after(10)
     ).first_by_target
@@ -106,7 +106,7 @@ def test_waits_are_grouped_and_those_that_still_wait_are_counted() -> None:
     assert made.waits_by_group[0].p90_s == 10.0
 
 
-def test_what_was_held_counts_within_the_time_alone() -> None:
+def test_usage_counts_only_within_the_report_period() -> None:
     shape = {"nodes": 2.0, "cpus": 1.0, "gpus": 0.5}
     usage = [
         Usage(job="a", user="ada", target="t", since=after(-50), until=after(50), shape=shape),

@@ -92,12 +92,12 @@ def test_a_wrong_line_is_reported_once(tmp_path: Path, text: str) -> None:
     assert causes(caught.value) == [caught.value.message]
 
 
-def test_a_trace_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_unknown_trace_error_lists_the_known_ones() -> None:
     with pytest.raises(NotFoundError, match="many-small, mixed"):
         read_trace("nowhere.csv")
 
 
-def test_the_shipped_traces_are_what_their_program_writes(tmp_path: Path) -> None:
+def test_shipped_traces_match_their_generator(tmp_path: Path) -> None:
     make_traces.write(tmp_path)
     assert sorted(shipped()) == ["many-small", "mixed"]
     for name, path in shipped().items():
@@ -123,7 +123,7 @@ def test_figures_add_up() -> None:
     assert found.utilisation == (100 + 200 + 30) / (2 * 230)
 
 
-def test_what_makes_way_goes_on_from_its_checkpoint() -> None:
+def test_preempted_job_resumes_from_its_checkpoint() -> None:
     trace = [
         job("low", 0, 1000, 2, preemptible=True),
         job("high", 450, 100, 2, priority=1),
@@ -134,7 +134,7 @@ def test_what_makes_way_goes_on_from_its_checkpoint() -> None:
     assert (low.preempted, low.lost_s, low.ended_s) == (1, 60, 1160)
 
 
-def test_what_the_pool_can_never_hold_is_refused() -> None:
+def test_trace_job_larger_than_the_pool_is_refused() -> None:
     with pytest.raises(UsageError, match=r"asks for 3 CPUs.*--cpus"):
         play([job("big", 0, 1, 3)], POOL, Limits())
     with pytest.raises(UsageError, match="never starts within these limits"):
@@ -156,7 +156,7 @@ def test_the_command_prints_the_policies_side_by_side() -> None:
 
 
 @pytest.mark.long
-def test_each_policy_is_better_at_what_it_is_for() -> None:
+def test_each_policy_is_best_at_its_purpose() -> None:
     found = {one["policy"]: one for one in json.loads(run("mixed", "--json").stdout)["policies"]}
     assert found["backfill"]["mean_wait_s"] < 0.5 * found["fifo"]["mean_wait_s"]
     assert found["backfill"]["utilisation"] > found["fifo"]["utilisation"]

@@ -152,7 +152,7 @@ def test_a_script_may_delete_its_folder(root: Path, blobs: FolderBlobs) -> None:
     assert publisher(root, blobs, Shelf(), FakeClock()).finish() == []
 
 
-def test_names_that_are_no_text_are_stored_readably(root: Path, blobs: FolderBlobs) -> None:
+def test_names_that_are_not_text_are_stored_readably(root: Path, blobs: FolderBlobs) -> None:
     try:
         (root / "work" / "outputs" / os.fsdecode(b"caf\xe9")).write_bytes(b"x")
     except OSError:
@@ -304,7 +304,7 @@ LOGGED = (
 )
 
 
-def test_batches_come_again_until_they_are_confirmed(root: Path) -> None:
+def test_batches_are_resent_until_confirmed(root: Path) -> None:
     (root / "metrics" / "rank-0.jsonl").write_bytes(LOGGED)
     follower = MetricFollower(root, attempt=1)
     (first,) = follower.batches()
@@ -342,7 +342,7 @@ def test_a_delivered_batch_is_in_the_store_once(
     assert {"script_error", "metrics_dropped"} <= kinds
 
 
-def test_a_property_that_exists_is_reported_and_stops_nothing(
+def test_existing_property_is_reported_and_blocks_nothing(
     root: Path, workspace: OpenWorkspace, job: Job
 ) -> None:
     workspace.store.update(job.id, JobChanges(properties={"author": "you"}))

@@ -19,7 +19,7 @@ def note_hole(path: Path, start: int, length: int) -> None:
     path.with_name(path.stem + ".holes.json").write_text(json.dumps(note))
 
 
-def test_bytes_are_what_was_printed(tmp_path: Path) -> None:
+def test_log_bytes_match_the_output(tmp_path: Path) -> None:
     path = tmp_path / "driver_0.log"
     path.write_bytes(ODD)
     assert driver_log.read(path) == ODD
@@ -27,7 +27,7 @@ def test_bytes_are_what_was_printed(tmp_path: Path) -> None:
         driver_log.read(tmp_path / "none.log")
 
 
-def test_a_long_line_comes_in_parts(tmp_path: Path) -> None:
+def test_long_line_is_read_in_parts(tmp_path: Path) -> None:
     path = tmp_path / "driver_0.log"
     path.write_bytes(b"x" * (3 * driver_log.CHUNK_BYTES + 1))
     parts = list(driver_log.chunks(path))
@@ -64,7 +64,7 @@ def test_the_host_and_the_reader_agree_about_holes(tmp_path: Path) -> None:
     assert len(start) + cap.dropped + len(end) == len(lines)
 
 
-def test_damaged_notes_are_no_holes(tmp_path: Path) -> None:
+def test_damaged_notes_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "driver_0.log"
     path.write_bytes(b"text")
     for note in (
@@ -78,7 +78,7 @@ def test_damaged_notes_are_no_holes(tmp_path: Path) -> None:
         assert driver_log.read(path) == b"text"
 
 
-def test_following_yields_all_until_told_to_stop(tmp_path: Path) -> None:
+def test_following_yields_everything_until_stopped(tmp_path: Path) -> None:
     path = tmp_path / "driver_0.log"
     wrote = threading.Event()
     read_some = threading.Event()

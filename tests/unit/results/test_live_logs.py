@@ -108,7 +108,7 @@ def test_a_busy_rank_is_stored_once_a_second(blobs: SharedBlobs, log: Path) -> N
     assert Reader(blobs, "live/j/1/0/").read() == log.read_bytes()
 
 
-def test_a_new_agent_goes_on_behind_the_last_piece(blobs: SharedBlobs, log: Path) -> None:
+def test_new_agent_continues_after_the_last_piece(blobs: SharedBlobs, log: Path) -> None:
     reader = Reader(blobs, "live/j/1/0/")
     add(log, b"one\n")
     sender(blobs, log).step()
@@ -207,7 +207,7 @@ def elsewhere(workspace: OpenWorkspace, job: Job, root: Path, number: int = 1) -
     workspace.store.set_hosts(job.id, attempt=number, hosts=[host])
 
 
-def test_a_follower_elsewhere_gets_every_byte_once(
+def test_remote_follower_gets_every_byte_once(
     workspace: OpenWorkspace, blobs: SharedBlobs, job: Job, tmp_path: Path
 ) -> None:
     root = tmp_path / "a1"
@@ -240,7 +240,7 @@ def test_a_folder_of_another_machine_is_not_read(
     assert Logs(workspace, job.id).names() == []
 
 
-def test_a_follower_goes_on_after_an_outage(
+def test_follower_continues_after_an_outage(
     workspace: OpenWorkspace, blobs: SharedBlobs, job: Job, tmp_path: Path
 ) -> None:
     path = begin(workspace, job, tmp_path / "a1").driver_log(0)
@@ -296,7 +296,7 @@ def end_and_requeue(workspace: OpenWorkspace, job: Job, root: Path) -> None:
     assert store.requeue(job.id, attempt=1, reason="again", outcome=Outcome.FAILED)
 
 
-def test_a_storage_that_stays_away_ends_the_following(
+def test_permanent_storage_outage_ends_the_following(
     workspace: OpenWorkspace,
     blobs: SharedBlobs,
     job: Job,

@@ -118,9 +118,7 @@ def test_all_ranks_are_followed_as_they_print(
 
 
 @pytest.mark.long
-def test_what_was_printed_before_is_merged(
-    workspace: OpenWorkspace, job: Job, tmp_path: Path
-) -> None:
+def test_earlier_output_is_merged(workspace: OpenWorkspace, job: Job, tmp_path: Path) -> None:
     paths = begin(workspace, job, tmp_path / "a1")
     for rank in (0, 1):
         paths.driver_log(rank).write_bytes(b"start\nloss %d\nend\n" % rank)
@@ -190,7 +188,7 @@ class Steady:
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_lines_are_shown_while_news_never_pauses(ranks: int) -> None:
+def test_lines_are_shown_during_continuous_output(ranks: int) -> None:
     logs = Steady()
     given = [Source(cast(Logs, logs), "", range(ranks), names_ranks=True)]
 
@@ -206,7 +204,7 @@ def test_lines_are_shown_while_news_never_pauses(ranks: int) -> None:
 
 
 @pytest.mark.long
-def test_the_first_pause_comes_after_what_was_printed_before(
+def test_first_pause_follows_earlier_output(
     workspace: OpenWorkspace, job: Job, tmp_path: Path
 ) -> None:
     paths = begin(workspace, job, tmp_path / "a1")

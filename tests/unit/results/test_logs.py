@@ -34,7 +34,7 @@ def job(workspace: OpenWorkspace) -> Job:
     return job
 
 
-def test_a_log_that_was_left_out_says_why(workspace: OpenWorkspace, job: Job) -> None:
+def test_omitted_log_reports_the_reason(workspace: OpenWorkspace, job: Job) -> None:
     name = "azureml-logs/70_driver_log.txt"
     for one in (
         LeftOut(f"{name}: a named pipe", name),
@@ -50,7 +50,7 @@ def test_a_log_that_was_left_out_says_why(workspace: OpenWorkspace, job: Job) ->
             Logs(workspace, job.id).read(file)
 
 
-def test_a_live_log_is_read_where_it_is_and_later_from_the_store(
+def test_live_log_is_read_in_place_and_later_from_the_store(
     workspace: OpenWorkspace, job: Job, tmp_path: Path
 ) -> None:
     logs = Logs(workspace, job.id)
@@ -125,7 +125,7 @@ def test_following_a_finished_job_prints_it_once(
     assert parts[0].attempt == 1
 
 
-def test_following_ends_when_told(workspace: OpenWorkspace, job: Job) -> None:
+def test_following_ends_on_request(workspace: OpenWorkspace, job: Job) -> None:
     assert [part.data for part in Logs(workspace, job.id).follow(stop=lambda: True)] == []
 
 

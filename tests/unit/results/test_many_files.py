@@ -81,7 +81,7 @@ def test_each_file_has_its_own_answer(tmp_path: Path) -> None:
     check(blobs.add_files(paths), blobs)  # all of it is there already
 
 
-def test_a_far_node_sends_them_as_one_upload(short_path: Path) -> None:
+def test_remote_node_sends_small_files_as_one_upload(short_path: Path) -> None:
     with open_workspace(short_path / "w"):
         pass
     server = WorkspaceServer()

@@ -19,7 +19,7 @@ def together(*logs: str) -> list[str]:
     ("ranks", "text"),
     [([3], "rank 3"), ([0, 1], "ranks 0-1"), ([0, 1, 2, 5, 7, 8], "ranks 0-2,5,7-8")],
 )
-def test_ranks_in_words(ranks: list[int], text: str) -> None:
+def test_rank_ranges_as_text(ranks: list[int], text: str) -> None:
     assert rank_set(ranks) == text
 
 
@@ -32,7 +32,7 @@ def test_equal_lines_are_shown_once() -> None:
     ]
 
 
-def test_lines_that_one_rank_alone_prints_do_not_part_the_rest() -> None:
+def test_lines_of_a_single_rank_do_not_split_the_rest() -> None:
     assert together("a\nb\nc", "a\nextra\nb\nc\n", "a\nb\nc\n") == [
         "[ranks 0-2] a",
         "[rank 1] extra",
@@ -45,13 +45,13 @@ def test_lines_in_another_order_are_all_shown() -> None:
     assert sorted(together("x\ny\n", "y\nx\n")) == ["[rank 0] x", "[rank 1] x", "[ranks 0-1] y"]
 
 
-def test_a_rank_that_printed_nothing_is_fine() -> None:
+def test_rank_without_output_is_handled() -> None:
     assert together("", "a") == ["[rank 1] a"]
     assert together("", "") == []
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_ranks_own_lines_are_all_there_and_in_order(seed: int) -> None:
+def test_all_lines_of_each_rank_are_kept_in_order(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.choice([5, 50, 3 * WINDOW_LINES])
     logs = [[chance.choice("abcd") for _ in range(chance.randrange(count))] for _ in range(3)]
@@ -100,7 +100,7 @@ def test_the_work_per_line_does_not_grow_with_the_ranks(every: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_first_line_that_no_other_rank_is_about_to_print_comes_next(seed: int) -> None:
+def test_next_line_is_one_no_other_rank_is_about_to_print(seed: int) -> None:
     chance = random.Random(seed)
     logs: list[list[Timed]] = [
         [

@@ -45,7 +45,7 @@ def test_a_record_becomes_a_point() -> None:
         {"k": "metric", "name": 3, "value": 1, "n": 0},
     ],
 )
-def test_what_is_no_metric_is_no_point(record: dict[str, Any]) -> None:
+def test_record_that_is_not_a_metric_is_not_a_point(record: dict[str, Any]) -> None:
     assert metrics.point_of(record, attempt=1, rank=0) is None
 
 
@@ -56,7 +56,7 @@ def test_odd_times_and_steps_do_no_harm() -> None:
     assert point.step is None
 
 
-def test_once_is_a_scalar_and_often_a_list() -> None:
+def test_single_value_is_a_scalar_and_several_are_a_list() -> None:
     found = metrics.values_by_name(
         points(
             ("once", 1.5),
@@ -79,7 +79,7 @@ def test_once_is_a_scalar_and_often_a_list() -> None:
     }
 
 
-def test_of_several_ranks_the_lowest_counts() -> None:
+def test_lowest_rank_counts() -> None:
     both = points(("loss", 1.0), rank=0) + points(("loss", 9.0), ("own", 4.0), rank=1)
     assert metrics.values_by_name(both) == {"loss": 1.0, "own": 4.0}
 
@@ -160,7 +160,7 @@ def test_the_table_shows_each_metric_in_a_line() -> None:
 
 
 @pytest.mark.long
-def test_very_many_points_are_summed_up() -> None:
+def test_many_points_are_summarized() -> None:
     logged = points(*[("loss", float(number % 97)) for number in range(20_000)])
     (one,) = metrics.summaries(logged, width=30)
     assert (one.count, one.best_low, one.best_high) == (20_000, 0.0, 96.0)

@@ -43,7 +43,7 @@ def test_the_newest_of_any_attempt_is_found(trainer: Trainer) -> None:
     assert (found.step, found.attempt) == (10, 2)
 
 
-def test_one_that_is_published_in_part_is_passed_over(trainer: Trainer) -> None:
+def test_partially_published_checkpoint_is_skipped(trainer: Trainer) -> None:
     job = trainer.submit()
     paths = trainer.start(job)
     trainer.save(paths, 1)
@@ -79,7 +79,7 @@ def test_a_step_saved_again_is_torn_until_all_of_it_is_there(trainer: Trainer) -
     assert (found.step, found.attempt) == (2, 2)
 
 
-def test_a_lost_blob_or_a_damaged_manifest_is_passed_over(trainer: Trainer) -> None:
+def test_lost_blob_or_damaged_manifest_is_skipped(trainer: Trainer) -> None:
     job = trainer.trained(1, 2, 3)
     files = {one.name: one for one in trainer.workspace.store.files(job.id)}
     trainer.workspace.blobs.delete(files["outputs/checkpoints/step-000000000003/model.pt"].blob)
@@ -93,7 +93,7 @@ def test_a_lost_blob_or_a_damaged_manifest_is_passed_over(trainer: Trainer) -> N
     assert found.step == 1
 
 
-def test_it_is_written_checked_and_the_damaged_one_is_passed_over(
+def test_checkpoint_is_written_verified_and_a_damaged_one_skipped(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     job = trainer.trained(1, 2)
@@ -110,7 +110,7 @@ def test_it_is_written_checked_and_the_damaged_one_is_passed_over(
     assert [path.name for path in tmp_path.iterdir() if "resume" in path.name] == ["resume"]
 
 
-def test_names_that_lead_out_are_never_written(trainer: Trainer, tmp_path: Path) -> None:
+def test_names_that_lead_outside_are_never_written(trainer: Trainer, tmp_path: Path) -> None:
     blob = trainer.workspace.blobs.put_bytes(b"x", "files/x")
     with pytest.raises(StoreError, match="cannot be the name"):
         checkpoints.write_to(
@@ -119,13 +119,13 @@ def test_names_that_lead_out_are_never_written(trainer: Trainer, tmp_path: Path)
     assert not (tmp_path / "resume").exists()
 
 
-def test_there_are_none_of_a_job_that_is_not_there(trainer: Trainer) -> None:
+def test_unknown_job_has_no_checkpoints(trainer: Trainer) -> None:
     with pytest.raises(NotFoundError):
         checkpoints.newest(trainer.workspace.store, trainer.workspace.blobs, "no_1_such")
 
 
 @pytest.mark.long
-def test_a_retry_finds_its_checkpoint_and_its_curve_has_neither_gap_nor_double(
+def test_retry_resumes_without_gaps_or_duplicates_in_the_curve(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = trainer.workspace.store

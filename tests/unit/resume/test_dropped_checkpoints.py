@@ -40,7 +40,7 @@ def steps(trainer: Trainer, job: Job) -> list[int]:
     return [one.step for one in found]
 
 
-def test_what_keep_dropped_is_stored_no_more(trainer: Trainer) -> None:
+def test_checkpoints_dropped_by_keep_are_removed_from_storage(trainer: Trainer) -> None:
     job = trainer.submit()
     paths = trainer.start(job)
     publishing = publisher(trainer, job, paths)
@@ -54,7 +54,7 @@ def test_what_keep_dropped_is_stored_no_more(trainer: Trainer) -> None:
     assert not any("step-000000000003" in name for name in names)
 
 
-def test_nothing_goes_before_a_newer_one_is_stored_whole(trainer: Trainer) -> None:
+def test_no_checkpoint_is_removed_before_a_newer_one_is_complete(trainer: Trainer) -> None:
     job = trainer.submit()
     paths = trainer.start(job)
     store = trainer.workspace.store
@@ -78,7 +78,7 @@ def test_nothing_goes_before_a_newer_one_is_stored_whole(trainer: Trainer) -> No
     assert steps(trainer, job) == [3]
 
 
-def test_a_folder_that_was_emptied_takes_nothing_along(trainer: Trainer) -> None:
+def test_emptied_folder_removes_nothing(trainer: Trainer) -> None:
     job = trainer.submit()
     paths = trainer.start(job)
     publishing = publisher(trainer, job, paths)
@@ -93,7 +93,7 @@ def test_a_folder_that_was_emptied_takes_nothing_along(trainer: Trainer) -> None
     assert steps(trainer, job) == [2, 1, 0]
 
 
-def test_what_an_earlier_attempt_stored_stays(trainer: Trainer) -> None:
+def test_checkpoints_of_an_earlier_attempt_stay(trainer: Trainer) -> None:
     job = trainer.submit()
     first = trainer.start(job)
     before = publisher(trainer, job, first)
@@ -117,7 +117,7 @@ def test_what_an_earlier_attempt_stored_stays(trainer: Trainer) -> None:
         ({}, False),
     ],
 )
-def test_only_a_whole_newer_one_supersedes(present: dict[str, bool], gone: bool) -> None:
+def test_only_a_complete_newer_checkpoint_supersedes(present: dict[str, bool], gone: bool) -> None:
     stored = [f"{AT}step-000000000001/m", "outputs/m", "outputs/step-000000000001/m"]
     found = superseded(stored, {AT + name: is_stored for name, is_stored in present.items()})
     assert found == stored[:1] * gone

@@ -47,7 +47,7 @@ def test_a_run_gives_its_newest_checkpoint_when_the_job_starts(trainer: Trainer)
 
 
 @pytest.mark.long
-def test_a_first_attempt_that_resumes_from_nothing_sees_nothing(trainer: Trainer) -> None:
+def test_first_attempt_without_resume_has_no_checkpoint(trainer: Trainer) -> None:
     job = trainer.submit()
     for attempt in (1, 2):  # nor a second one, while no checkpoint was saved
         paths, environment = trainer.prepared(job, attempt=attempt)
@@ -113,7 +113,7 @@ def test_local_files_travel_with_the_job(trainer: Trainer, tmp_path: Path, kind:
     assert submitted(trainer, job.spec.resume_from).spec.resume_from == job.spec.resume_from
 
 
-def test_a_relative_path_is_taken_from_here(
+def test_relative_path_starts_at_the_current_folder(
     trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -136,7 +136,7 @@ def test_a_checkpoint_cut_short_is_refused_at_submit(trainer: Trainer, tmp_path:
     assert (paths.resume / "model.pt").read_bytes() == b"earlier"
 
 
-def test_what_cannot_be_resumed_from_is_told_at_submit(trainer: Trainer, tmp_path: Path) -> None:
+def test_invalid_resume_source_is_refused_at_submit(trainer: Trainer, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     none = trainer.trained()
     assert "neither a run nor a path" in refused(trainer, "nothing")
@@ -165,7 +165,7 @@ def test_a_path_in_a_datastore_is_copied_at_submit(trainer: Trainer, tmp_path: P
     assert "nothing at" in refused(trainer, f"{store.name}/gone")
 
 
-def test_a_name_that_is_a_run_and_a_path_is_not_guessed(
+def test_name_of_both_a_run_and_a_path_is_ambiguous(
     trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -174,7 +174,7 @@ def test_a_name_that_is_a_run_and_a_path_is_not_guessed(
     assert f"Write ./{old.id} for the path" in refused(trainer, old.id)
 
 
-def test_a_checkpoint_that_is_gone_fails_the_attempt_as_data(trainer: Trainer) -> None:
+def test_missing_checkpoint_fails_the_attempt_as_data(trainer: Trainer) -> None:
     running = trainer.submit()
     trainer.start(running)
     job = submitted(trainer, running.id)  # it may save one until the job starts
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_is_gone_fails_the_attempt_as_data(trainer: Trainer) -
     assert caught.value.failure_class == "data"
 
 
-def test_the_script_is_told_where_when_resume_from_was_given(tmp_path: Path) -> None:
+def test_script_gets_the_resume_path_for_resume_from(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     tail = ("--resume-from", "$AZUREML_DATAREFERENCE_MODEL_LOCATION")
     spec = ScriptRunConfig(str(tmp_path), "train.py", ["--lr", 1], resume_from="run_1").to_spec()
@@ -237,7 +237,7 @@ def test_a_member_that_is_resumed_keeps_its_index_and_count(trainer: Trainer) ->
         submitting.resume(trainer.workspace, array.id, wake=False)
 
 
-def test_resume_refuses_what_it_cannot_go_on_from(trainer: Trainer) -> None:
+def test_resume_refuses_unsuitable_jobs(trainer: Trainer) -> None:
     with pytest.raises(UsageError, match="has no checkpoint"):
         submitting.resume(trainer.workspace, trainer.trained().id, wake=False)
     with pytest.raises(UsageError, match="resumes by itself"):

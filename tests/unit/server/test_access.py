@@ -90,21 +90,21 @@ def test_every_route_of_the_application_is_in_the_document(served: Served) -> No
     "method",
     ["start", "move", "finish", "claim_target", "set_meta", "prune_records", "requeue"],
 )
-def test_what_belongs_to_the_target_cannot_be_called(served: Served, method: str) -> None:
+def test_target_only_methods_cannot_be_called(served: Served, method: str) -> None:
     assert hasattr(Store, method)
     client = served.client("root", Role.ADMIN)
     with pytest.raises(UsageError, match="server's own machine"):
         getattr(client.store, method)("x")
 
 
-def test_the_user_is_the_tokens(served: Served) -> None:
+def test_user_is_taken_from_the_token(served: Served) -> None:
     client = served.client("ada")
     new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="root")
     job, created = client.store.submit(new)
     assert created and job.user == "ada"
 
 
-def test_only_an_admin_changes_what_is_anothers(served: Served) -> None:
+def test_only_an_admin_changes_objects_of_others(served: Served) -> None:
     new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="")
     job, _ = served.client("ada").store.submit(new)
     with pytest.raises(UsageError, match="ada's"):
@@ -131,7 +131,7 @@ def test_a_submitter_changes_published_pipelines_and_models_that_are_own(served:
     eve.set_model_alias("mnist", "live", model.version)  # of nobody: shared
 
 
-def test_a_session_at_anothers_job_is_refused(served: Served) -> None:
+def test_session_on_a_job_of_another_user_is_refused(served: Served) -> None:
     new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="")
     job, _ = served.client("ada").store.submit(new)
     asked = TargetRequest("session", job=job.id, step=SessionStep("exec", "0" * 32)).to_json()
@@ -142,7 +142,7 @@ def test_a_session_at_anothers_job_is_refused(served: Served) -> None:
     assert answer == {"is_late": False, "answer": None}  # nothing runs jobs here
 
 
-def test_a_key_is_its_users_own(served: Served) -> None:
+def test_idempotency_keys_are_separate_for_each_user(served: Served) -> None:
     new = NewJob(
         spec=JobSpec(command="true"), experiment="e", snapshot=None, user="", idempotency_key="k"
     )
@@ -176,7 +176,7 @@ def test_the_login_can_be_read_by_its_user_alone(
     assert drop_login() and not drop_login() and read_login() is None
 
 
-def test_unknown_tokens_are_bounded_by_address_and_known_ones_go_on(
+def test_unknown_tokens_are_limited_by_address_and_known_ones_continue(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "FAILED_BURST", 3.0)

@@ -50,7 +50,7 @@ def test_every_change_over_http_is_recorded(served: Served) -> None:
     ]
 
 
-def test_the_audit_says_what_was_changed(served: Served) -> None:
+def test_audit_names_what_was_changed(served: Served) -> None:
     ada, connection = served.client("ada"), served.connection("ada")
     job, _ = ada.store.submit(NEW)
     ada.store.update(job.id, JobChanges(priority=5))
@@ -110,7 +110,7 @@ def test_pages_of_the_audit_have_every_change_once(served: Served) -> None:
         assert found == expected[::-1]
 
 
-def test_a_prune_forgets_old_changes_and_tokens(served: Served) -> None:
+def test_prune_removes_old_changes_and_tokens(served: Served) -> None:
     store, now = served.workspace.store, datetime.now(UTC)
     long_ago = now - timedelta(days=500)
     _, ended = users.add(store, "gone", Role.VIEWER, by="root", days=7, now=long_ago)
@@ -148,7 +148,7 @@ def test_old_changes_can_be_left_out(served: Served) -> None:
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_look_at_a_target_is_a_change_only_if_it_began_to_start_it(
+def test_status_request_is_audited_only_if_it_started_the_target(
     served: Served, monkeypatch: pytest.MonkeyPatch, has_begun: bool
 ) -> None:
     condition = Condition(Standing.STARTING, "text", has_begun=has_begun)
@@ -163,7 +163,7 @@ def test_a_look_at_a_target_is_a_change_only_if_it_began_to_start_it(
 
 
 @pytest.mark.parametrize("is_starting", [False, True])
-def test_a_wake_is_a_change_only_if_it_began_to_start_the_target(
+def test_wake_up_is_audited_only_if_it_started_the_target(
     served: Served, monkeypatch: pytest.MonkeyPatch, is_starting: bool
 ) -> None:
     monkeypatch.setattr("rayjobs.server.targets.wake_or_start", lambda *_: is_starting)
@@ -176,7 +176,7 @@ def test_a_wake_is_a_change_only_if_it_began_to_start_the_target(
     assert changes == is_starting * [("start of target local", 200)]
 
 
-def test_what_a_role_may_not_change_is_recorded_with_its_user(served: Served) -> None:
+def test_forbidden_change_is_recorded_with_its_user(served: Served) -> None:
     eve = open_server(served.connection("eve", Role.VIEWER))
     with pytest.raises(UsageError, match="has the role viewer"):
         eve.store.put_program_setting("k", "v")

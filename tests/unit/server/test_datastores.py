@@ -97,7 +97,7 @@ def lake(served: Served, tmp_path: Path, content: bytes) -> tuple[ServedBackend,
     return backend, found
 
 
-def test_a_piece_of_a_large_file_needs_no_other(
+def test_piece_of_a_large_file_needs_no_other_piece(
     served: Served, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole large file takes longer than a client waits, and each repeat would begin again."""
@@ -158,9 +158,7 @@ def test_a_viewer_reads_and_changes_nothing(served: Served, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("path", ["../up", "a/../../up", "a\0b"])
-def test_a_path_out_of_the_datastore_is_refused_by_the_server_too(
-    served: Served, path: str
-) -> None:
+def test_server_refuses_a_path_outside_the_datastore(served: Served, path: str) -> None:
     connection = served.connection()
     for what in ("stat", "children", "walk"):
         with pytest.raises((InvalidReference, UsageError)):
@@ -170,7 +168,7 @@ def test_a_path_out_of_the_datastore_is_refused_by_the_server_too(
         connection.json("POST", f"/v1/datastores/{STORE}/files", body=body)
 
 
-def test_bad_requests_are_refused_with_what_is_missing(served: Served) -> None:
+def test_bad_requests_are_refused_with_the_missing_fields(served: Served) -> None:
     connection = served.connection()
     top = f"/v1/datastores/{STORE}"
     bad: list[Callable[[], Any]] = [
@@ -202,7 +200,7 @@ def test_a_client_without_the_disk_uploads_registers_and_downloads(
     assert not hasattr(workspace.catalogue, "catalogue")  # it is not taken for a workspace
 
 
-def test_a_put_whose_answer_was_lost_is_stored_once(served: Served, tmp_path: Path) -> None:
+def test_put_with_a_lost_response_is_stored_once(served: Served, tmp_path: Path) -> None:
     """Off switch: let `_stored` refuse an upload that is gone."""
     lost = LosesAnswers(served.connection()._login)
     source = tmp_path / "source"

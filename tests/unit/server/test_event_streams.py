@@ -20,7 +20,7 @@ def submit(served: Served, name: str) -> str:
     return served.workspace.store.submit(new)[0].id
 
 
-def test_events_of_all_jobs_come_as_they_are_written(served: Served) -> None:
+def test_events_of_all_jobs_are_streamed_as_written(served: Served) -> None:
     first = submit(served, "one")
     server = served.connection()
     with closing(server):
@@ -37,7 +37,7 @@ def test_events_of_all_jobs_come_as_they_are_written(served: Served) -> None:
         assert next(lines)["event"]["job"] != first
 
 
-def test_a_stream_without_news_says_where_it_stands(served: Served) -> None:
+def test_idle_stream_reports_its_position(served: Served) -> None:
     last = served.workspace.store.events(submit(served, "one"))[-1].serial
     query = {"after": str(last)}
     with closing(served.connection()) as server:
@@ -45,12 +45,12 @@ def test_a_stream_without_news_says_where_it_stands(served: Served) -> None:
         assert list(itertools.islice(lines, 2)) == [{"after": last}] * 2
 
 
-def test_a_job_that_is_not_there_is_named(served: Served) -> None:
+def test_unknown_job_is_named(served: Served) -> None:
     with pytest.raises(NotFoundError, match="none-1"):
         next(served.connection().lines("/v1/jobs/none-1/event-stream", query={}))
 
 
 @pytest.mark.parametrize("after", ["-1", "x", "9" * 16])
-def test_a_serial_that_is_none_is_refused(served: Served, after: str) -> None:
+def test_invalid_serial_is_refused(served: Served, after: str) -> None:
     with pytest.raises(UsageError, match="after must be the serial of an event"):
         next(served.connection().lines("/v1/event-stream", query={"after": after}))

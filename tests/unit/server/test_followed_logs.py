@@ -120,7 +120,7 @@ def test_clients_at_the_end_of_a_log_share_one_reader(
     asyncio.run(run())
 
 
-def test_a_client_joins_at_its_own_place_in_the_log(
+def test_client_joins_at_its_own_position_in_the_log(
     workspace: OpenWorkspace, job: Job, tmp_path: Path
 ) -> None:
     """A log that grows all the time, and clients that begin at any moment."""
@@ -176,7 +176,7 @@ def test_a_slow_client_gets_all_of_a_log_and_holds_up_no_other(
     asyncio.run(run())
 
 
-def test_a_log_goes_on_with_the_next_attempt(
+def test_log_continues_with_the_next_attempt(
     workspace: OpenWorkspace, job: Job, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -257,7 +257,7 @@ def test_the_end_of_the_server_is_not_the_end_of_a_log(
     asyncio.run(run())
 
 
-def test_a_client_hears_of_a_silent_log_each_second(
+def test_client_gets_a_message_each_second_for_a_silent_log(
     workspace: OpenWorkspace, job: Job, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -336,7 +336,7 @@ def test_a_job_that_was_removed_is_named(workspace: OpenWorkspace, job: Job) -> 
         followed.get(job)
 
 
-def test_a_job_is_not_read_along_for_ever(
+def test_unfollowed_job_is_no_longer_read(
     workspace: OpenWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="ada")

@@ -20,7 +20,7 @@ def text_of(served: Served) -> str:
     return served.connection("prometheus", Role.VIEWER).whole("GET", "/metrics").decode()
 
 
-def test_each_line_has_the_form_of_prometheus(served: Served) -> None:
+def test_each_line_has_the_prometheus_format(served: Served) -> None:
     names = set()
     for line in text_of(served).splitlines():
         if line.startswith("#"):
@@ -79,7 +79,7 @@ def test_a_histogram_counts_up_to_all() -> None:
 
 
 @pytest.mark.parametrize("status", [401])
-def test_it_needs_a_token(served: Served, status: int) -> None:
+def test_metrics_need_a_token(served: Served, status: int) -> None:
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", served.port)

@@ -14,7 +14,7 @@ from tests.unit.server.conftest import Served
 PATH = "/v1/notifications"
 
 
-def test_a_user_has_his_own_and_an_admin_those_of_everyone(served: Served) -> None:
+def test_users_manage_their_own_receivers_and_admins_all(served: Served) -> None:
     ada, eve = served.connection("ada"), served.connection("eve")
     root = served.connection("root", Role.ADMIN)
     mine = ada.json("POST", PATH, body={"receiver": "failed=ada@example.org"})
@@ -38,7 +38,7 @@ def test_a_malformed_receiver_is_refused(served: Served, body: dict[str, object]
         served.connection("ada").json("POST", PATH, body=body)
 
 
-def test_what_is_no_receiver_is_refused(served: Served) -> None:
+def test_invalid_receiver_is_refused(served: Served) -> None:
     with pytest.raises(UsageError, match="web address"):
         served.connection("ada").json("POST", PATH, body={"receiver": "file:///etc/passwd"})
 

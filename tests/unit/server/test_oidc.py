@@ -225,7 +225,7 @@ def _encoded(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def test_what_is_not_the_providers_or_not_ours_is_refused(site: Site, provider: Provider) -> None:
+def test_token_of_another_provider_or_program_is_refused(site: Site, provider: Provider) -> None:
     other = Provider()
     now = int(time.time())
     try:
@@ -279,7 +279,7 @@ def test_new_keys_are_fetched(site: Site, provider: Provider) -> None:
     site.login(provider.token())
 
 
-def test_a_provider_that_is_away_is_named(site: Site, provider: Provider) -> None:
+def test_unavailable_provider_is_named(site: Site, provider: Provider) -> None:
     text = provider.token()
     provider.close()
     with pytest.raises(UnreachableError, match="cannot be reached"):

@@ -81,7 +81,7 @@ def test_admins_read_the_audit_in_pages(served: Served) -> None:
             root.json("GET", "/v1/audit", query=wrong)
 
 
-def test_a_look_at_a_blob_writes_nothing_and_its_use_keeps_it(served: Served) -> None:
+def test_reading_a_blob_writes_nothing_and_using_it_keeps_it(served: Served) -> None:
     key = served.workspace.blobs.put_bytes(b"x" * 10, "files/x").key
     path = next(served.workspace.path.rglob("files/x"))
     os.utime(path, (1000, 1000))
@@ -93,7 +93,9 @@ def test_a_look_at_a_blob_writes_nothing_and_its_use_keeps_it(served: Served) ->
     assert path.stat().st_mtime > 1000
 
 
-def test_a_part_of_a_blob_travels_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_of_a_blob_is_transferred_alone(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = bytes(range(256)) * 4096
     key = served.workspace.blobs.put_bytes(data, "files/x").key
     client, sent = served.client("ada"), 0

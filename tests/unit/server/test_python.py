@@ -75,7 +75,7 @@ def test_a_model_is_registered_from_files_of_the_client(program: Served) -> None
     assert Path("back/model.pt").read_bytes() == b"weights"
 
 
-def test_no_one_writes_into_the_runs_of_others_or_into_jobs(served: Served) -> None:
+def test_writes_into_foreign_runs_or_jobs_are_refused(served: Served) -> None:
     """Off switches: let `_own` compare neither the user nor the kind."""
     ada, eve = served.client("ada"), served.client("eve")
     job, _ = ada.store.submit(JOB)
@@ -106,7 +106,7 @@ def test_a_waiting_job_is_revised_with_a_spec_that_is_valid_here(served: Served)
     assert revised is not None and served.workspace.store.job(job.id).spec.priority == 7
 
 
-def test_settings_of_programs_are_kept_apart_from_the_stores_own(served: Served) -> None:
+def test_program_settings_are_separate_from_store_settings(served: Served) -> None:
     ada = served.client("ada")
     ada.store.put_program_setting("identity", '{"name": "team"}')
     assert ada.store.program_settings("") == {"identity": '{"name": "team"}'}

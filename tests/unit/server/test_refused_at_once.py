@@ -20,7 +20,7 @@ from tests.unit.server.conftest import Served
     ("user", "role", "text"),
     [("bob", Role.VIEWER, "role viewer"), ("eve", Role.SUBMITTER, "is ada's: only an admin")],
 )
-def test_a_port_that_is_not_reached_is_not_listened_at(
+def test_refused_port_forward_does_not_listen(
     served: Served,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -44,7 +44,7 @@ from rayjobs.workspace.connection import Connection, Login
 from tests.unit.server.conftest import Served
 
 
-def test_a_file_goes_there_and_back(served: Served, tmp_path: Path) -> None:
+def test_file_round_trips(served: Served, tmp_path: Path) -> None:
     client = served.client()
     data = os.urandom(9 << 20)  # several pieces
     path = tmp_path / "data"
@@ -57,7 +57,7 @@ def test_a_file_goes_there_and_back(served: Served, tmp_path: Path) -> None:
     assert list((served.workspace.path / "uploads").iterdir()) == []
 
 
-def test_an_upload_goes_on_where_it_stood(served: Served) -> None:
+def test_upload_continues_at_its_offset(served: Served) -> None:
     connection, name = served.connection(), "a" * 32
     assert connection.json("PUT", f"/v1/uploads/{name}") == 0
     for offset in ("0", "0"):  # the answer to the first was lost
@@ -104,9 +104,7 @@ def test_another_users_upload_is_another(served: Served) -> None:
     assert second.json("PUT", f"/v1/uploads/{name}") == 0
 
 
-def test_bytes_that_are_not_those_of_their_digest_are_refused(
-    served: Served, tmp_path: Path
-) -> None:
+def test_bytes_that_do_not_match_their_digest_are_refused(served: Served, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"abc")
     digest = f"sha256:{'0' * 64}"
     with pytest.raises(StoreError, match="digest"):
@@ -124,7 +122,7 @@ def test_only_snapshots_are_stored_by_name(served: Served, tmp_path: Path, key: 
 @pytest.mark.parametrize(
     "path", ["/v1/blobs/../store.db", "/v1/blobs/%2e%2e/store.db", "/v1/blobs//etc/passwd"]
 )
-def test_a_path_does_not_lead_out_of_the_blobs(served: Served, path: str) -> None:
+def test_path_cannot_leave_the_blob_folder(served: Served, path: str) -> None:
     token = served.connection()._login.token
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
     headers = {"Authorization": f"Bearer {token}", "Range": "bytes=0-100"}
@@ -173,7 +171,7 @@ def test_a_spec_is_checked_again(served: Served) -> None:
         served.client().store.submit(absent)
 
 
-def test_lists_and_names_are_those_of_the_store(served: Served) -> None:
+def test_lists_and_names_match_the_store(served: Served) -> None:
     client = served.client()
     made = [
         client.store.submit(
@@ -203,7 +201,7 @@ def test_a_certificate_that_cannot_be_read_is_named(served: Served) -> None:
         serve(served.workspace, Listening(certificate="/nothing", key="/nothing"))
 
 
-def test_files_that_are_no_certificate_and_key_are_named(served: Served, tmp_path: Path) -> None:
+def test_files_that_are_not_certificate_and_key_are_named(served: Served, tmp_path: Path) -> None:
     (file := tmp_path / "server.pem").write_text("no certificate")
     with pytest.raises(UsageError, match=r"server\.pem are not a certificate and its key as PEM"):
         serve(served.workspace, Listening(certificate=str(file), key=str(file)))
@@ -216,7 +214,7 @@ def test_a_port_that_is_taken_is_named(served: Served) -> None:
     assert messages == []
 
 
-def test_the_servers_folder_is_not_looked_at_by_a_client(
+def test_client_does_not_read_the_server_folder(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def looks(*_: object, **__: object) -> None:
@@ -226,9 +224,7 @@ def test_the_servers_folder_is_not_looked_at_by_a_client(
     submitting.check(served.client(), JobSpec(command="true"))
 
 
-def test_the_servers_choice_is_the_default_target(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_chooses_the_default_target(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAYJOBS_TARGET", raising=False)
     assert project.default_target().name == "local"
     monkeypatch.setattr("rayjobs.server.app.stored_choice", lambda: "cluster")
@@ -262,7 +258,7 @@ def draft_of(name: str, blob: str = "files/sha256/ab/abcd") -> ModelDraft:
     )
 
 
-def test_a_model_of_own_files_is_its_users(served: Served, tmp_path: Path) -> None:
+def test_model_of_own_files_belongs_to_its_user(served: Served, tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"abc")
     client = served.client("ada")
     made = uploaded.put(client, name="digits", path=tmp_path / "weights.bin", user="root")
@@ -294,7 +290,7 @@ def submitted(store: Store, number: int) -> Job:
     return store.submit(NewJob(spec=spec, experiment="e", snapshot=None, user=""))[0]
 
 
-def test_lists_come_in_pages(served: Served) -> None:
+def test_lists_are_paged(served: Served) -> None:
     store = served.workspace.store
     ids = [submitted(store, number).id for number in range(5)]
     connection = served.connection()
@@ -335,7 +331,7 @@ def pages_of(
         between()
 
 
-def test_pages_go_on_after_their_last_item_whatever_was_added(served: Served) -> None:
+def test_pages_continue_after_their_last_item_despite_additions(served: Served) -> None:
     store, connection = served.workspace.store, served.connection()
     job = submitted(store, 0)
     for number in range(3):
@@ -435,7 +431,7 @@ def test_a_client_reads_all_pages(served: Served, monkeypatch: pytest.MonkeyPatc
     assert len(asked) == 5
 
 
-def test_values_that_json_cannot_write_arrive(served: Served) -> None:
+def test_values_without_json_form_are_transferred(served: Served) -> None:
     store = served.workspace.store
     job = submitted(store, 0)
     at = job.submitted_at
@@ -459,7 +455,7 @@ def test_a_run_has_a_writer_that_can_be_read(served: Served, writer: dict[str, A
         served.connection().json("POST", "/v1/runs", body={"new": new})
 
 
-def test_reports_come_in_pages_of_the_store(served: Served) -> None:
+def test_reports_are_paged_by_the_store(served: Served) -> None:
     store = served.workspace.store
     ids = [submitted(store, number).id for number in range(5)]
     connection, query, found = served.connection(), {"page_size": "2"}, []
@@ -473,7 +469,7 @@ def test_reports_come_in_pages_of_the_store(served: Served) -> None:
     assert served.client().store.queue_history() == store.queue_history()
 
 
-def test_a_driver_is_that_of_sweeps(served: Served) -> None:
+def test_only_the_sweep_driver_is_accepted(served: Served) -> None:
     """The target's actor imports what a driver names."""
     store = served.client().store
     for number, driver in enumerate(("antigravity:geohash", "os:abort", "")):

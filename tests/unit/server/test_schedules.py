@@ -67,7 +67,7 @@ class At:
         return self.at.timestamp()
 
 
-def test_the_server_keeps_the_time_and_runs_are_the_users(
+def test_server_triggers_schedules_and_runs_belong_to_users(
     served: Served, create: Callable[[OpenWorkspace], ScheduleRecord]
 ) -> None:
     client = served.client("ada")
@@ -86,7 +86,7 @@ def test_the_server_keeps_the_time_and_runs_are_the_users(
         served.workspace.store.schedule(made.id)
 
 
-def test_a_list_says_whose_each_schedule_is(
+def test_list_shows_the_owner_of_each_schedule(
     served: Served,
     create: Callable[[OpenWorkspace], ScheduleRecord],
     monkeypatch: pytest.MonkeyPatch,
@@ -108,7 +108,7 @@ def test_a_list_says_whose_each_schedule_is(
         }
 
 
-def test_only_its_maker_and_admins_change_a_schedule(
+def test_only_the_owner_and_admins_change_a_schedule(
     served: Served, create: Callable[[OpenWorkspace], ScheduleRecord]
 ) -> None:
     made = create(served.client("ada"))
@@ -124,7 +124,7 @@ def test_only_its_maker_and_admins_change_a_schedule(
     assert (changed.created_by, changed.description) == ("ada", "by root")
 
 
-def test_what_a_client_sends_is_checked(
+def test_client_input_is_checked(
     served: Served, create: Callable[[OpenWorkspace], ScheduleRecord]
 ) -> None:
     client = served.client("ada")
@@ -153,7 +153,7 @@ def test_what_a_client_sends_is_checked(
     assert served.workspace.store.schedule(made.id) == kept
 
 
-def test_a_server_that_starts_again_keeps_the_time_again(
+def test_restarted_server_triggers_schedules_again(
     served: Served,
     serve: Callable[[], Served],
     create: Callable[[OpenWorkspace], ScheduleRecord],
@@ -166,7 +166,7 @@ def test_a_server_that_starts_again_keeps_the_time_again(
     until(lambda: begun == [home()], "the server starts the timekeeper")
 
 
-def test_a_server_on_another_machine_takes_over_the_time(
+def test_server_on_another_machine_takes_over_schedules(
     served: Served,
     create: Callable[[OpenWorkspace], ScheduleRecord],
     tmp_path: Path,
@@ -183,9 +183,7 @@ def test_a_server_on_another_machine_takes_over_the_time(
     assert timekeeper.registered(home()) == {}  # nothing to keep: no process
 
 
-def test_a_store_that_is_away_is_asked_again(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unavailable_store_is_retried(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
 
     def look(_workspace: OpenWorkspace) -> None:

@@ -62,7 +62,7 @@ def test_a_body_that_does_not_arrive_is_refused(
     assert answer.startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_body_is_not_waited_for_without_a_token(
+def test_request_without_a_token_is_refused_before_its_body(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "REST_S", 0.5)

@@ -28,7 +28,9 @@ def server(served: Served, monkeypatch: pytest.MonkeyPatch) -> Connection:
     return served.connection()
 
 
-def test_it_is_late_and_not_unknown(server: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_remote_target_is_not_unknown(
+    server: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = TargetRequest("status")
     with pytest.raises(TimeoutError):
         wake_client.ask_target("cluster", None, request, server=server)  # type: ignore[arg-type]
@@ -41,7 +43,9 @@ def test_it_is_late_and_not_unknown(server: Connection, monkeypatch: pytest.Monk
     )
 
 
-def test_it_is_woken_through_the_store(server: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_target_is_woken_through_the_store(
+    server: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     woken: list[str] = []
 
     def wake(name: str, **_: object) -> bool:
@@ -54,7 +58,7 @@ def test_it_is_woken_through_the_store(server: Connection, monkeypatch: pytest.M
     assert woken == ["cluster", "cluster"]
 
 
-def test_no_job_is_too_large_for_what_is_not_known(
+def test_unknown_capacity_refuses_no_job(
     server: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_is_allowed", True)
@@ -62,7 +66,7 @@ def test_no_job_is_too_large_for_what_is_not_known(
     assert targets.capacity_of("cluster") == Capacity((), 0)
 
 
-def test_only_a_server_there_reaches_its_jobs(served: Served, server: Connection) -> None:
+def test_jobs_of_a_remote_target_need_a_server_there(served: Served, server: Connection) -> None:
     new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="ada")
     job, _ = served.workspace.store.submit(new)
     step = SessionStep("exec", session="s" * 16, arguments=("true",))

@@ -94,7 +94,7 @@ def test_a_proxy_that_refuses_plain_http_itself_is_known(certificate: tuple[str,
     assert f"use https://127.0.0.1:{port}" in message
 
 
-def test_what_speaks_neither_is_not_called_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_is_reported_as_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.2)
     with listener(lambda plain: plain.close()) as port:
         for scheme in ("http", "https"):
@@ -137,7 +137,7 @@ def test_the_other_server_of_a_login_is_used(served: Served) -> None:
             assert client.json("GET", "/v1/user")["user"] == "ada"
 
 
-def test_a_program_at_work_outlasts_a_name_that_does_not_resolve(
+def test_running_program_survives_a_name_resolution_failure(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = served.connection()

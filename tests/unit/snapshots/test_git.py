@@ -139,7 +139,7 @@ def test_values_of_secrets_are_masked_quoted_or_not(name: str, line: str, shown:
     assert filtered(part.replace("{0}", line), None) == (part.replace("{0}", shown), ())
 
 
-def test_what_the_snapshot_leaves_out_the_diff_leaves_out(source: Path) -> None:
+def test_diff_excludes_what_the_snapshot_excludes(source: Path) -> None:
     (source / "train.py").write_text("1\n")
     (source / "pkg" / "data.py").write_text("2\n")
     found = look(source, frozenset({"train.py"}))
@@ -160,7 +160,7 @@ def test_odd_names_in_a_diff_are_understood(source: Path) -> None:
     assert found.diff.count("diff --git") == 3
 
 
-def test_a_removed_file_is_named_and_not_shown(source: Path) -> None:
+def test_removed_file_is_named_without_its_content(source: Path) -> None:
     (source / "pkg" / "data.py").unlink()
     found = look(source, frozenset({"train.py"}))
     assert (found.diff, found.dirty) == ("", True)
@@ -217,7 +217,7 @@ def test_properties_have_azures_names(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_job_an_array_and_a_sweep_keep_it_and_show_prints_it(
+def test_git_state_is_kept_for_jobs_arrays_and_sweeps_and_shown(
     source: Path,
     own_home: Path,
     capsys: pytest.CaptureFixture[str],
@@ -262,7 +262,7 @@ def test_a_job_an_array_and_a_sweep_keep_it_and_show_prints_it(
     assert "+print('bye')" in capsys.readouterr().out
 
 
-def test_a_submit_from_within_a_hook_looks_at_its_own_source(
+def test_submit_from_a_git_hook_reads_its_own_source(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
@@ -271,7 +271,7 @@ def test_a_submit_from_within_a_hook_looks_at_its_own_source(
 
 
 @pytest.mark.long
-def test_an_unchanged_source_is_not_looked_at_again(
+def test_unchanged_source_is_not_inspected_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(git, "PATIENCE_S", PATIENT_S)

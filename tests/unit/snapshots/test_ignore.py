@@ -91,7 +91,7 @@ TREE = (
         "deep\n!deep/\n",
     ],
 )
-def test_lines_mean_what_they_mean_to_git(source: Path, lines: str) -> None:
+def test_ignore_lines_have_git_semantics(source: Path, lines: str) -> None:
     if shutil.which("git") is None:
         pytest.skip("git is not installed: nothing to compare with")
     write(source, *TREE)
@@ -106,14 +106,14 @@ def test_lines_mean_what_they_mean_to_git(source: Path, lines: str) -> None:
     assert set(ours.stats) == {os.fsdecode(name) for name in listed.split(b"\0") if name}
 
 
-def test_a_line_that_is_no_pattern_is_named(packed: Packer, source: Path) -> None:
+def test_line_that_is_not_a_pattern_is_named(packed: Packer, source: Path) -> None:
     (source / ".rayjobsignore").write_text("ok\n!\n")
     with pytest.raises(SnapshotError, match=r"\.rayjobsignore"):
         packed()
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])
-def test_an_ignore_file_that_is_no_file_is_refused_at_once(
+def test_ignore_file_that_is_not_a_file_is_refused_immediately(
     packed: Packer, source: Path, kind: str
 ) -> None:
     path = source / ".rayjobsignore"
@@ -140,7 +140,7 @@ def test_version_control_caches_and_environments_are_left_out_and_named(
     assert {"__pycache__/", "b.pyc"} <= {one.path for one in snapshot.left_out}
 
 
-def test_what_travels_with_jobs_by_itself_is_not_packed_twice(packed: Packer, source: Path) -> None:
+def test_separately_transferred_files_are_not_packed_twice(packed: Packer, source: Path) -> None:
     """As `rayjobs env vendor` makes them, in the folder of the script."""
     write(source, "image/blobs/sha256/a", f"image/{VENDORED}", "offline/requirements.txt",
           "offline/wheels/a.whl", f"offline/wheels/{VENDORED}")  # fmt: skip
@@ -164,7 +164,7 @@ def test_what_travels_with_jobs_by_itself_is_not_packed_twice(packed: Packer, so
         ("!credentials.py", "credentials.py"),
     ],
 )
-def test_a_line_of_rayjobsignore_brings_a_default_back(
+def test_rayjobsignore_line_includes_a_default_exclusion(
     packed: Packer, source: Path, line: str, path: str
 ) -> None:
     write(source, path)
@@ -178,7 +178,7 @@ def test_a_line_of_rayjobsignore_brings_a_default_back(
 
 
 @pytest.mark.parametrize("line", ["!src/", "!src/**", "*\n!src/\n!src/**", "!*", "!.*", "!**"])
-def test_a_wide_line_brings_no_secret_back(packed: Packer, source: Path, line: str) -> None:
+def test_broad_ignore_line_includes_no_secret(packed: Packer, source: Path, line: str) -> None:
     write(source, "src/.env", "src/id_rsa", "src/model.py", "src/__pycache__/model.pyc")
     (source / ".rayjobsignore").write_text(line)
     assert kept(packed) & {path for path in kept(packed) if path.startswith("src")} == {
@@ -189,7 +189,7 @@ def test_a_wide_line_brings_no_secret_back(packed: Packer, source: Path, line: s
 @pytest.mark.parametrize(
     "name", ["plain", "sp ace ", "st*r", "br[a]cket", "!bang", "#hash", "a\\b"]
 )
-def test_the_line_for_a_path_leaves_out_that_path_alone(
+def test_ignore_line_for_a_path_excludes_only_that_path(
     packed: Packer, source: Path, name: str
 ) -> None:
     write(source, name, f"deep/{name}", "star", "bracket")
@@ -198,7 +198,7 @@ def test_the_line_for_a_path_leaves_out_that_path_alone(
     assert {f"deep/{name}", "star", "bracket"} <= kept(packed)
 
 
-def test_what_was_left_out_is_listed_with_its_reason(packed: Packer, source: Path) -> None:
+def test_exclusions_are_listed_with_their_reason(packed: Packer, source: Path) -> None:
     write(source, "a.log", ".env")
     (source / ".rayjobsignore").write_text("*.log\n")
     assert set(packed().left_out) == {

@@ -59,7 +59,7 @@ def test_links_inside_are_kept_as_links(packed: Packer, source: Path) -> None:
     assert any("dangling leads to nowhere" in warning for warning in packed().warnings)
 
 
-def test_links_that_lead_out_or_round_are_left_out_and_named(
+def test_links_that_lead_outside_or_loop_are_excluded_and_named(
     packed: Packer, source: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "outside.py").write_text("secret")

@@ -58,7 +58,7 @@ assert (NodeSnapshots(Path(node)).ensure(digest, open_blob) / "train.py").is_fil
 
 
 @pytest.mark.long
-def test_processes_that_come_together_unpack_once(
+def test_concurrent_processes_unpack_once(
     snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs
 ) -> None:
     places = [str(tmp_path / name) for name in ("node", "blobs", "opened")]
@@ -80,7 +80,7 @@ def test_processes_that_come_together_unpack_once(
     assert (tmp_path / "opened").read_text() == "opened\n"
 
 
-def test_threads_that_come_together_unpack_once(
+def test_concurrent_threads_unpack_once(
     snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs
 ) -> None:
     node = NodeSnapshots(tmp_path / "node")
@@ -102,7 +102,7 @@ def test_threads_that_come_together_unpack_once(
 
 @pytest.mark.parametrize("has_clones", [True, False])
 @pytest.mark.long
-def test_an_attempts_copy_is_whole_and_its_own(
+def test_copy_of_an_attempt_is_complete_and_private(
     snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs, source: Path, has_clones: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -140,7 +140,7 @@ def test_a_copy_needs_the_snapshot_and_an_empty_folder(
         node.copy_into(snapshot.digest, tmp_path / "work")
 
 
-def test_a_disk_that_is_nearly_full_is_told_what_has_to_stay_free(
+def test_nearly_full_disk_error_states_the_reserve(
     snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It said "needs 6.5 KiB …, which has 39.4 MiB free", and nothing of the reserve."""
@@ -153,7 +153,7 @@ def test_a_disk_that_is_nearly_full_is_told_what_has_to_stay_free(
     assert "set RAYJOBS_HOME" in str(refused.value)
 
 
-def test_what_a_crashed_machine_left_is_unpacked_again(
+def test_snapshot_left_by_a_crashed_machine_is_unpacked_again(
     snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs
 ) -> None:
     node = NodeSnapshots(tmp_path / "node")
@@ -204,7 +204,7 @@ def test_a_failed_download_leaves_the_way_free_for_the_next(
 
 
 @pytest.mark.parametrize("digest", ["", "sha256:../../etc", "md5:aa", "sha256:" + "A" * 64])
-def test_a_digest_that_is_none_reaches_no_file(tmp_path: Path, digest: str) -> None:
+def test_invalid_digest_reaches_no_file(tmp_path: Path, digest: str) -> None:
     with pytest.raises(SnapshotError, match="digest"):
         NodeSnapshots(tmp_path / "node").ensure(digest, lambda: tmp_path / "x")
     assert not (tmp_path / "node").exists()

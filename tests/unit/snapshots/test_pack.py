@@ -129,7 +129,7 @@ def test_an_unchanged_tree_is_neither_read_nor_stored_again(
     assert first.is_new and not second.is_new
 
 
-def test_a_young_file_is_read_again_although_it_looks_the_same(
+def test_recent_file_is_read_again_although_its_metadata_is_equal(
     packed: Packer, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A file system whose times are so coarse that two writes look alike.
@@ -298,7 +298,7 @@ def test_an_entry_script_that_no_ignore_line_would_pack_has_another_remedy(
     packed(entry="got/train.py")
 
 
-def test_stored_outputs_of_an_earlier_run_are_warned_of(packed: Packer, source: Path) -> None:
+def test_stored_outputs_of_an_earlier_run_cause_a_warning(packed: Packer, source: Path) -> None:
     (source / "outputs").mkdir()
     assert not packed().warnings
     (source / "outputs" / "model.pt").touch()

@@ -25,7 +25,7 @@ def test_an_image_alone_may_be_text() -> None:
     assert _built({"image": "python:3.13"}) == _built("python:3.13")
 
 
-def test_dev_shm_is_as_large_as_the_job_says_and_two_gib_otherwise() -> None:
+def test_dev_shm_has_the_requested_size_or_two_gib() -> None:
     assert _built("x").shm_bytes == 2 * 2**30
     assert _built({"image": "x", "shm_size": "64m"}).shm_bytes == 64 * 2**20
     assert _built({"image": "x", "shm_size": 67108864}).shm_bytes == 64 * 2**20
@@ -46,7 +46,9 @@ def test_dev_shm_is_as_large_as_the_job_says_and_two_gib_otherwise() -> None:
         ({"image": "x", "shm": "1g"}, "Did you mean `shm_"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_to_do(container: object, message: str) -> None:
+def test_invalid_container_settings_are_reported_with_a_remedy(
+    container: object, message: str
+) -> None:
     with pytest.raises(SpecError, match=message):
         _built(container)
 
@@ -95,7 +97,7 @@ def test_arguments_of_docker_run_that_can_be_honored() -> None:
         (["--shm-size"], "needs a value"),
     ],
 )
-def test_others_are_refused_in_one_sentence(words: list[str], message: str) -> None:
+def test_other_docker_arguments_are_refused_in_one_sentence(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         container_arguments.parse(words)
 
@@ -104,7 +106,7 @@ def test_others_are_refused_in_one_sentence(words: list[str], message: str) -> N
     ("typed", "is_path"),
     [("train.tar", True), ("images/train.TGZ", True), ("train:2", False), ("tar/train", False)],
 )
-def test_an_archive_is_a_file_and_not_a_name(typed: str, is_path: bool, tmp_path: Path) -> None:
+def test_archive_is_a_file_and_not_an_image_name(typed: str, is_path: bool, tmp_path: Path) -> None:
     expected = str(tmp_path / typed) if is_path else typed
     assert anchored_container(typed, tmp_path) == expected
 
@@ -118,7 +120,7 @@ def test_a_job_file_names_paths_relative_to_itself(tmp_path: Path) -> None:
     assert load_spec_file(file)["container"]["dockerfile"] == "FROM scratch\nCOPY . /\n"
 
 
-def test_an_option_takes_the_place_of_the_other_source_of_a_file() -> None:
+def test_option_replaces_the_image_source_of_a_file() -> None:
     below = {"script": "a.py", "container": {"dockerfile": "FROM x\n", "shm_size": "1g"}}
     merged = merge(below, {"container": {"image": "y"}})
     assert build_spec(merged).container == Container(image="y", shm_mib=1024.0)

@@ -94,7 +94,7 @@ def test_merging_nothing_changes_nothing(spec: JobSpec) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(FILES.iterdir()), ids=lambda file: file.name)
-def test_files_of_old_versions_load_for_ever(file: Path) -> None:
+def test_files_of_old_versions_load(file: Path) -> None:
     spec = build_spec(load_spec_file(file))
     assert spec.version == 1
     raw = (
@@ -176,7 +176,7 @@ def test_the_schema_refuses_what_the_spec_refuses() -> None:
     assert not list(validator.iter_errors({"script": "a", "max_duration": "6h"}))
 
 
-def test_a_script_without_source_directory_stands_next_to_its_file(tmp_path: Path) -> None:
+def test_script_without_source_directory_is_next_to_its_file(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("script: train.py\n")
     assert load_spec_file(tmp_path / "job.yaml")["source_directory"] == str(tmp_path)
     (tmp_path / "job.yaml").write_text("command: ls\n")
@@ -252,7 +252,7 @@ def test_a_harmful_or_broken_json_is_refused(text: str, message: str) -> None:
         load_spec_text(text, is_json=True)
 
 
-def test_a_conda_file_that_is_no_yaml_is_refused_and_not_passed_by(tmp_path: Path) -> None:
+def test_invalid_conda_yaml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "environment.yml").write_text("dependencies: [numpy\n")
     with pytest.raises(SpecError) as caught:
         build_spec({"script": "a.py", "environment": str(tmp_path / "environment.yml")})
@@ -261,7 +261,7 @@ def test_a_conda_file_that_is_no_yaml_is_refused_and_not_passed_by(tmp_path: Pat
     assert "environment.yml, line 2, column 1 is not YAML: expected" in str(problem)
 
 
-def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+def test_invalid_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"nothing\.yaml"):
         load_spec_file(tmp_path / "nothing.yaml")
     with pytest.raises(SpecError, match="not a plain file"):
@@ -320,7 +320,7 @@ def test_a_wrong_short_form_is_still_found_after_merging() -> None:
 # -- what is said ----------------------------------------------------------------------------------
 
 
-def test_everything_wrong_is_said_at_once_with_a_remedy() -> None:
+def test_all_problems_are_reported_together_with_a_remedy() -> None:
     found = problems(
         {
             "gpus": 1,
@@ -374,7 +374,7 @@ def test_everything_wrong_is_said_at_once_with_a_remedy() -> None:
         ({"script": "a", "inputs": 3}, "inputs", "is a single value"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(data: dict[str, Any], path: str, message: str) -> None:
+def test_mistake_is_named_with_its_path(data: dict[str, Any], path: str, message: str) -> None:
     assert message in problems(data)[path]
 
 
@@ -419,13 +419,13 @@ def test_numbers_and_paths_of_a_program_become_text() -> None:
         ({"resources": 5}, "resources: 5 is a single value, but this key contains"),
     ],
 )
-def test_what_may_be_written_shorter_is_named(data: dict[str, Any], text: str) -> None:
+def test_short_forms_are_named(data: dict[str, Any], text: str) -> None:
     with pytest.raises(SpecError) as caught:
         build_spec({"script": "train.py", **data})
     assert text in str(caught.value)
 
 
-def test_a_spec_made_in_python_is_refused_in_the_same_words() -> None:
+def test_spec_built_in_python_is_refused_with_the_same_message() -> None:
     with pytest.raises(SpecError) as caught:
         JobSpec(script="train.py", depends_on=["a_job"], priority="high")
     assert str(caught.value).splitlines() == [

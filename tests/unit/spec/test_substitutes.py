@@ -42,7 +42,7 @@ def test_the_specification_of_an_azure_tutorial() -> None:
     ]
 
 
-def test_what_can_be_had_is_left_alone() -> None:
+def test_available_packages_are_unchanged() -> None:
     asked = Packages(
         name="mine",
         python=">=3.9",
@@ -85,7 +85,7 @@ def test_the_nearest_release_of_a_package(line: str, used: str) -> None:
     assert bool(notices) == (line != used)
 
 
-def test_a_python_that_the_target_has_decides_what_can_be_had() -> None:
+def test_python_of_the_target_determines_available_packages() -> None:
     asked = Packages(python="3.9", pip=("torch==1.6.0",))
     used, _ = replaced(asked, has_python=lambda _: True)
     assert used == Packages(python="3.9", pip=("torch>=1.8.0,<2",))
@@ -99,7 +99,7 @@ def test_a_python_that_the_target_has_decides_what_can_be_had() -> None:
     )
 
 
-def test_horovod_is_the_targets() -> None:
+def test_horovod_comes_from_the_target() -> None:
     used, notices = replaced(Packages(pip=("horovod==0.19.5", "tqdm")))
     assert used == Packages(base="target", pip=("tqdm",))
     assert notices == [
@@ -133,7 +133,7 @@ def test_packages_of_conda_without_a_channel_come_from_pip() -> None:
     )
 
 
-def test_packages_of_conda_with_a_channel_stay_where_conda_can_be_had() -> None:
+def test_conda_packages_with_a_channel_stay_if_conda_is_available() -> None:
     asked = Packages(conda=("zlib",), channels=("conda-forge",), pip=("azureml-core", "horovod"))
     used, notices = replaced(asked)
     assert used == Packages(conda=("zlib",), channels=("conda-forge",))
@@ -146,7 +146,7 @@ def test_packages_of_conda_with_a_channel_stay_where_conda_can_be_had() -> None:
     assert used == Packages(conda=("ffmpeg",))
 
 
-def test_every_curated_environment_becomes_one_that_can_be_had() -> None:
+def test_every_curated_environment_has_an_available_substitute() -> None:
     for name in curated_names():
         found = curated(f"{name.upper()}-GPU")
         assert found is not None

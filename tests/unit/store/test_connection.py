@@ -60,7 +60,7 @@ def test_a_missing_folder_and_a_file_that_is_no_database_are_named(tmp_path: Pat
         SqlStore(tmp_path / "folder.db")
 
 
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
+def test_closed_store_raises_an_error(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db")
     store.close()
     store.close()
@@ -90,7 +90,7 @@ def ended_well(child: int) -> bool:
 
 
 @pytest.mark.long
-def test_a_parent_and_its_forked_child_both_go_on(tmp_path: Path) -> None:
+def test_parent_and_forked_child_both_continue(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db", busy_timeout_s=60)
     submit(store)
     parent_closed_read, parent_closed_write = os.pipe()

@@ -43,7 +43,9 @@ def test_the_nearest_and_latest_mount_counts(mounts: Path, path: str, kind: str)
     assert file_system_of(Path(path), mounts=mounts) == kind
 
 
-def test_only_a_shared_one_is_warned_of(mounts: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_a_shared_filesystem_causes_a_warning(
+    mounts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         warn_if_shared(Path("/data/store.db"), mounts=mounts)
         warn_if_shared(Path("/data/store.db"), mounts=mounts / "absent")
@@ -54,5 +56,5 @@ def test_only_a_shared_one_is_warned_of(mounts: Path, caplog: pytest.LogCaptureF
     assert "RAYJOBS_WORKSPACE" in message
 
 
-def test_this_machine_can_be_asked(tmp_path: Path) -> None:
+def test_filesystem_of_this_machine_is_detected(tmp_path: Path) -> None:
     assert file_system_of(tmp_path) != ""

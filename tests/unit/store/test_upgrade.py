@@ -83,7 +83,7 @@ def test_a_store_of_a_development_version_is_refused(tmp_path: Path, version: in
     assert shape_of(path)["version"] == [(version,)]
 
 
-def test_the_schema_file_says_what_the_tables_say() -> None:
+def test_schema_file_matches_the_tables() -> None:
     text = Path(schema.__file__).with_name("schema.sql").read_text(encoding="utf-8")
     assert text == tables.sqlite_schema(), "run python -m rayjobs.store.tables > schema.sql"
 
@@ -107,7 +107,7 @@ def test_every_released_version_has_a_store_here() -> None:
 
 
 @pytest.mark.parametrize("old", OLD_STORES, ids=lambda path: path.stem)
-def test_an_old_store_opens_with_all_that_is_in_it(tmp_path: Path, old: Path) -> None:
+def test_old_store_opens_with_all_its_content(tmp_path: Path, old: Path) -> None:
     path = tmp_path / "store.db"
     shutil.copy(old, path)
     store = SqlStore(path)

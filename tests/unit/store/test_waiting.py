@@ -64,7 +64,7 @@ def test_a_change_of_another_process_is_reported(tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_job_that_is_queued_again_has_another_mark(store: SqlStore) -> None:
+def test_requeued_job_has_a_new_mark(store: SqlStore) -> None:
     job = submit(store)
     (before,) = store.queue_marks("local")
     store.start(job, attempt=0, allocation="a")
@@ -84,7 +84,7 @@ def test_other_targets_and_parents_have_no_marks(store: SqlStore) -> None:
     store.close()
 
 
-def test_states_of_jobs_that_are_there(store: SqlStore) -> None:
+def test_states_of_existing_jobs(store: SqlStore) -> None:
     job = submit(store)
     assert store.job_states([job, "gone"]) == {job: JobState.QUEUED}
     store.close()
@@ -122,7 +122,7 @@ def test_a_job_whose_hosts_are_recorded_is_not_put_back_as_one_without(store: Sq
 
 
 @pytest.mark.long
-def test_a_fork_can_ask_and_so_can_its_parent(tmp_path: Path) -> None:
+def test_fork_and_its_parent_can_both_query(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db")
     before = store.change()
     context = multiprocessing.get_context("fork")

@@ -81,7 +81,7 @@ def test_a_source_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "does not exist" in problems_of(spec(), source=tmp_path / "no")["source_directory"]
 
 
-def test_several_processes_without_a_backend_are_refused_saying_how() -> None:
+def test_several_processes_without_a_backend_are_refused_with_a_remedy() -> None:
     found = problems_of(spec(distribution={"processes_per_node": 2}))
     assert "gloo" in found["distribution.backend"]
     assert problems_of(spec(distribution={"processes_per_node": 2, "backend": "gloo"})) == {}
@@ -199,7 +199,7 @@ def test_a_wrong_value_is_refused_with_its_place(data: dict[str, Any], path: str
     assert path in problems_of(spec(**data), job_id="me")
 
 
-def test_a_bare_name_as_an_input_is_answered_with_what_it_may_mean() -> None:
+def test_bare_input_name_error_lists_its_possible_meanings() -> None:
     (problem,) = check(build_spec({"command": "true", "inputs": {"a": "pets"}}))
     assert problem.path == "inputs.a.source"
     assert "dataset:pets" in problem.remedy and "pets/" in problem.remedy
@@ -219,7 +219,7 @@ def test_a_bare_name_as_an_input_is_answered_with_what_it_may_mean() -> None:
         "--token-count=3",
     ],
 )
-def test_odd_arguments_are_the_scripts_own_affair(argument: str) -> None:
+def test_unusual_arguments_are_passed_through(argument: str) -> None:
     assert problems_of(spec(arguments=[argument])) == {}
     assert warnings(spec(arguments=[argument])) == []
 
@@ -237,13 +237,13 @@ def test_odd_arguments_are_the_scripts_own_affair(argument: str) -> None:
         ({"environment_variables": {"WANDB_API_KEY": "hunter2"}}, "WANDB_API_KEY"),
     ],
 )
-def test_a_likely_secret_is_warned_of_without_being_shown(data: dict[str, Any], named: str) -> None:
+def test_likely_secret_causes_a_warning_without_its_value(data: dict[str, Any], named: str) -> None:
     (warning,) = warnings(spec(**data))
     assert named in warning
     assert "hunter2" not in warning
 
 
-def test_secrets_by_reference_are_not_warned_of() -> None:
+def test_secrets_by_reference_cause_no_warning() -> None:
     secrets = {"DB_PASSWORD": {"env": "RAYJOBS_SECRET_DB"}}
     arguments = ["--password", "$DB_PASSWORD", "--password-file", "/x"]
     assert warnings(spec(arguments=arguments, secrets=secrets)) == []
@@ -259,7 +259,7 @@ def test_a_variable_that_the_job_does_not_have_is_named() -> None:
     assert warnings(spec(arguments=known, environment_variables={"X": "1"}, **data)) == []
 
 
-def test_a_shell_script_as_script_is_warned_of() -> None:
+def test_shell_script_as_script_causes_a_warning() -> None:
     assert "command" in warnings(spec(script="run.sh"))[0]
 
 

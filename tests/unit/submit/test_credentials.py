@@ -55,7 +55,7 @@ def test_a_credential_that_the_target_cannot_see_is_refused_with_the_remedy(
     assert workspace.store.jobs() == []
 
 
-def test_what_the_shell_exports_is_handed_on_once(
+def test_exported_credentials_are_passed_on_once(
     workspace: OpenWorkspace, secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off switch: leave out `hand_on_credentials` in `submit`."""
@@ -74,7 +74,7 @@ def test_what_the_shell_exports_is_handed_on_once(
     submit(workspace, spec(), wake=False)  # the target has them
 
 
-def test_the_usual_aws_keys_are_handed_on_and_not_asked_for(
+def test_standard_aws_keys_are_passed_on_but_not_required(
     workspace: OpenWorkspace, secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit(workspace, spec("found"), wake=False)  # a profile, or the machine itself, may have them
@@ -85,7 +85,7 @@ def test_the_usual_aws_keys_are_handed_on_and_not_asked_for(
     assert secrets.values() == {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
 
 
-def test_only_what_the_job_needs_is_handed_on(
+def test_only_needed_credentials_are_passed_on(
     workspace: OpenWorkspace, secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (*NAMES, "RAYJOBS_SECRET_X"):
@@ -95,7 +95,7 @@ def test_only_what_the_job_needs_is_handed_on(
     assert secrets.values() == {"RAYJOBS_SECRET_X": "v"}
 
 
-def test_an_aws_key_that_the_job_requires_is_handed_on_alone(
+def test_required_aws_key_is_passed_on_alone(
     workspace: OpenWorkspace, secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off switch: drop `needs.required` too where no AWS_ACCESS_KEY_ID is exported."""
@@ -123,7 +123,7 @@ def test_a_required_aws_key_next_to_others_that_a_user_set_is_refused(
     assert secrets.values() == {"AWS_ACCESS_KEY_ID": "k"}
 
 
-def test_a_proxy_with_a_password_is_handed_on_for_what_needs_the_network(
+def test_proxy_password_is_passed_on_for_network_access(
     workspace: OpenWorkspace, secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off switch: leave out `proxies_with_password` in `needs_of`."""
@@ -141,7 +141,7 @@ def test_a_proxy_with_a_password_is_handed_on_for_what_needs_the_network(
     assert secrets.values() == expected
 
 
-def test_a_credential_of_the_target_alone_is_not_asked_for_again(
+def test_credential_set_on_the_target_is_not_requested_again(
     workspace: OpenWorkspace, secrets: TargetSecrets
 ) -> None:
     inputs = {"data": Input(source="photos/digits")}

@@ -15,7 +15,7 @@ from rayjobs.workspace.folder import open_workspace
 from tests.support.wheels import make_project, make_wheel
 
 
-def test_what_is_here_is_packed_and_kept(tmp_path: Path) -> None:
+def test_local_packages_are_packed_and_stored(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", "tiny-tool")
     project = make_project(tmp_path / "project", "own-package")
     (project / "__pycache__").mkdir()
@@ -39,7 +39,7 @@ def test_what_is_here_is_packed_and_kept(tmp_path: Path) -> None:
         assert {snapshots.blob_key(one) for one in sources.values()} <= set(unit.files)
 
 
-def test_a_folder_that_is_no_project_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_project_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with open_workspace(tmp_path / "w", create=True) as workspace:
         spec = JobSpec(command="true", environment=Packages(pip=(f"{tmp_path}/folder",)))

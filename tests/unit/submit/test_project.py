@@ -41,7 +41,7 @@ def test_the_nearest_file_upward_counts(folder: Path) -> None:
     assert load_project().target is None
 
 
-def test_comments_alone_say_nothing(folder: Path) -> None:
+def test_file_of_comments_sets_nothing(folder: Path) -> None:
     path = write(folder, "# target: lab\n")
     assert load_project() == Project(path=path)
 
@@ -58,7 +58,7 @@ def test_job_files_and_options_come_before_a_projects_defaults(folder: Path) -> 
     assert with_defaults({"script": "a.py", "target": "b"}, load_project())["target"] == "b"
 
 
-def test_everything_wrong_is_reported_at_once(folder: Path) -> None:
+def test_all_problems_are_reported_together(folder: Path) -> None:
     write(
         folder,
         "tarjet: lab\nexperiment: 3\njob: {script: a.py, priorty: 1, resources: {cpus: -1}}\n",

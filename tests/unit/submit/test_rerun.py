@@ -66,7 +66,7 @@ def test_settings_change_the_spec_and_the_scripts_options(
     assert again.spec.priority == 3
 
 
-def test_wrong_settings_name_what_to_write(workspace: OpenWorkspace, source: Path) -> None:
+def test_wrong_settings_suggest_the_correct_form(workspace: OpenWorkspace, source: Path) -> None:
     job = first(workspace, source)
     with pytest.raises(SpecError) as raised:
         rerun(workspace, job.id, settings=["lr=1", "nothing"], wake=False)
@@ -85,7 +85,7 @@ def test_a_setting_that_cannot_be_read_is_one_problem(
     assert [one.path for one in raised.value.problems] == ["max_duration"]
 
 
-def test_a_member_of_an_array_runs_again_alone(workspace: OpenWorkspace, source: Path) -> None:
+def test_array_member_is_rerun_alone(workspace: OpenWorkspace, source: Path) -> None:
     array = first(workspace, source, array={"indices": "0-3"})
     again = rerun(workspace, f"{array.id}[2]", wake=False).job
     assert again.spec.array is not None

@@ -101,7 +101,7 @@ def test_many_writers_do_not_tear_each_others_lines(paths: TargetPaths) -> None:
 
 
 @pytest.mark.long
-def test_what_ignores_a_request_to_end_is_killed(stubborn: subprocess.Popen[str]) -> None:
+def test_process_ignoring_a_request_to_end_is_killed(stubborn: subprocess.Popen[str]) -> None:
     identity = identity_of(stubborn.pid)
     assert identity is not None
     stopping.end([identity], polite_s=0.1)
@@ -109,7 +109,7 @@ def test_what_ignores_a_request_to_end_is_killed(stubborn: subprocess.Popen[str]
     assert stubborn.wait() == -signal.SIGKILL
 
 
-def test_a_process_that_merely_names_the_folder_is_not_rays(short_path: Path) -> None:
+def test_process_that_only_mentions_the_folder_is_not_killed(short_path: Path) -> None:
     """An editor or a tail on one of Ray's logs must survive a stop."""
     folder = short_path / "r"
     folder.mkdir()

@@ -101,14 +101,14 @@ def test_the_last_failure_says_what_to_do_next_and_shows_no_stack(
 
 
 @pytest.mark.long
-def test_what_ray_refuses_is_not_tried_again(location: TargetLocation, start: FakeStarter) -> None:
+def test_start_refused_by_ray_is_not_retried(location: TargetLocation, start: FakeStarter) -> None:
     with pytest.raises(RayjobsError):
         start(failures=99, code=1, kind="failed")
     assert [kind for kind, _ in _lines(location)] == ["failed"]
 
 
 @pytest.mark.long
-def test_a_stop_ends_the_tries(location: TargetLocation, start: FakeStarter) -> None:
+def test_stop_ends_the_retries(location: TargetLocation, start: FakeStarter) -> None:
     local_head.write_private(location.paths.stop_request, '{"id": "r1", "force": true}')
     with pytest.raises(RayjobsError):
         start(failures=99)
@@ -119,7 +119,7 @@ def _fails() -> None:
     raise RayjobsError("Ray does not start")
 
 
-def test_a_keeper_with_work_tries_again_after_pauses_that_grow(
+def test_keeper_with_work_retries_with_growing_pauses(
     location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
@@ -162,7 +162,7 @@ def test_the_fourth_death_within_ten_minutes_is_the_first_with_a_pause(
 
 
 @pytest.mark.long
-def test_what_a_client_starts_ends_with_it(tmp_path: Path) -> None:
+def test_process_started_by_a_client_ends_with_it(tmp_path: Path) -> None:
     """Ray waits for ever for a cluster that is gone, and takes no SIGTERM then."""
     starter = "import sys, time\nfrom rayjobs.engine import starter as raylaunch\n"
     starter += "raylaunch.end_with_parent(int(sys.argv[1]))\nprint('up', flush=True)\n"
@@ -240,7 +240,7 @@ def wait_for_comm(pid: int, name: str) -> None:
         (OSError(28, "No space left on device"), False),
     ],
 )
-def test_only_slowness_is_worth_another_try(error: BaseException, is_late: bool) -> None:
+def test_only_a_slow_start_is_retried(error: BaseException, is_late: bool) -> None:
     assert raylaunch.is_late(error) == is_late
 
 

@@ -49,7 +49,7 @@ def test_damaged_limits_are_named_and_leave_those_in_force(
     assert read().jobs == 3
 
 
-def test_the_command_changes_what_is_given_alone(
+def test_command_changes_only_the_given_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYJOBS_HOME", str(tmp_path))

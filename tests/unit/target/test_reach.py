@@ -106,7 +106,7 @@ def test_a_service_that_is_not_ray_is_named_as_such(listener: socket.socket) -> 
 
 
 @pytest.mark.parametrize("address", ["no.such.host.invalid:1", "127.0.0.1:notaport"])
-def test_an_address_that_cannot_be_used_is_a_reason_too(address: str) -> None:
+def test_unusable_address_is_reported(address: str) -> None:
     assert reach.why_unreachable(address)
 
 
@@ -123,7 +123,7 @@ def lab(short_path: Path) -> TargetLocation:
 
 
 @pytest.mark.parametrize("command", [targets.start_target, targets.stop_target])
-def test_what_needs_the_cluster_names_its_address_and_starts_no_process(
+def test_commands_needing_the_cluster_name_its_address_and_start_nothing(
     lab: TargetLocation, monkeypatch: pytest.MonkeyPatch, command: object
 ) -> None:
     def start(*_arguments: object, **_more: object) -> None:
@@ -141,7 +141,7 @@ def test_a_target_whose_cluster_is_gone_is_removed(lab: TargetLocation) -> None:
     assert not lab.paths.root.exists()
 
 
-def test_a_cluster_that_is_gone_is_the_state_of_its_target(lab: TargetLocation) -> None:
+def test_target_state_shows_a_vanished_cluster(lab: TargetLocation) -> None:
     view = targets.target_status("lab", home=lab.home)
     assert view.state == "unreachable"
     assert "127.0.0.1:" in view.problem

@@ -69,7 +69,7 @@ def _head(location: TargetLocation) -> None:
     local_head.save_record(location.paths, record)
 
 
-def test_a_target_that_died_is_brought_back(
+def test_dead_target_is_restarted(
     location: TargetLocation, workspace: Path, begun: list[str]
 ) -> None:
     first = _look(location, workspace)
@@ -109,7 +109,7 @@ def test_a_target_that_never_served_these_jobs_is_not_started(
     assert begun == []
 
 
-def test_a_living_keeper_is_left_to_its_work(
+def test_running_keeper_is_left_alone(
     location: TargetLocation, workspace: Path, begun: list[str]
 ) -> None:
     with location.paths.keeper_lock.open("w") as held:
@@ -125,7 +125,7 @@ def test_a_living_keeper_is_left_to_its_work(
     assert begun == []
 
 
-def test_what_failed_is_tried_again_after_a_pause_that_grows(
+def test_failed_restart_is_retried_with_growing_pauses(
     location: TargetLocation, workspace: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
@@ -145,7 +145,7 @@ def test_what_failed_is_tried_again_after_a_pause_that_grows(
     assert len(begun) == 3
 
 
-def test_jobs_of_a_cluster_that_is_gone_are_told_its_address_at_once(
+def test_jobs_of_a_vanished_cluster_report_its_address_immediately(
     short_path: Path, tmp_path: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = TargetLocation("lab", short_path / "h")

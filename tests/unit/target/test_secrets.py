@@ -120,7 +120,7 @@ def test_two_submits_at_once_leave_one_whole_credential(
 
 
 @pytest.mark.parametrize(("name", "value"), [("A-B", "x"), ("A", ""), ("", "x"), ("A", "\0")])
-def test_what_is_no_secret_is_refused(secrets: TargetSecrets, name: str, value: str) -> None:
+def test_invalid_secret_is_refused(secrets: TargetSecrets, name: str, value: str) -> None:
     with pytest.raises(UsageError):
         secrets.set(name, value)
     assert not secrets.path.exists()
@@ -170,7 +170,7 @@ def test_a_node_reads_the_file_again_for_every_attempt(
     assert "PHOTOS_KEY" not in os.environ  # where every child and /proc would have it
 
 
-def test_another_machines_node_asks_the_target_and_keeps_the_values_in_memory(
+def test_remote_node_gets_secrets_from_the_target_and_keeps_them_in_memory(
     tmp_path: Path,
 ) -> None:
     node = NodeSecrets("lab", tmp_path, lambda: {"PHOTOS_KEY": VALUE})
@@ -192,7 +192,7 @@ def test_a_target_that_does_not_answer_delays_an_attempt_and_not_its_end(tmp_pat
     assert credentials.variable("PHOTOS_KEY") == "known"
 
 
-def test_a_job_without_data_or_secrets_waits_for_nothing(tmp_path: Path) -> None:
+def test_job_without_data_or_secrets_does_not_wait(tmp_path: Path) -> None:
     def never() -> dict[str, str]:
         raise AssertionError("it was asked")
 
@@ -200,7 +200,7 @@ def test_a_job_without_data_or_secrets_waits_for_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_a_client_is_made_with_what_the_process_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_uses_the_credentials_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Off switch: read `os.environ` in `_variable`."""
     named = S3Settings("b", endpoint="http://x", access_key_env="K", secret_key_env="S")
     found = S3Settings("b", endpoint="http://x")
@@ -219,7 +219,7 @@ def test_a_client_is_made_with_what_the_process_was_given(monkeypatch: pytest.Mo
     assert found.client()._request_signer._credentials.access_key == "of the shell"
 
 
-def test_a_client_uses_the_proxy_that_the_process_was_given(
+def test_client_uses_the_proxy_of_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Off switch: return {} in `_given_proxies`."""

@@ -30,7 +30,7 @@ over.set()
 
 
 @pytest.mark.long
-def test_every_thread_and_every_child_has_the_raylets_standing() -> None:
+def test_threads_and_children_have_the_priority_of_the_raylet() -> None:
     raylet = subprocess.Popen(
         [sys.executable, "-c", RAYLET], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -89,7 +89,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[str, str | None]]:
 # --- definitions ---------------------------------------------------------------------------------
 
 
-def test_only_a_cluster_that_wants_its_token_becomes_a_target(
+def test_only_a_cluster_that_requires_its_token_becomes_a_target(
     cluster: tuple[str, str | None], home: Path, token_file: Path
 ) -> None:
     address, wanted = cluster
@@ -168,7 +168,7 @@ def test_no_cluster_at_the_address_is_unreachable() -> None:
         ("pool", "127.0.0.1:1", "needs a token file"),
     ],
 )
-def test_a_definition_that_cannot_be_right_is_refused(
+def test_invalid_target_definition_is_refused(
     name: str, address: str | None, problem: str, home: Path
 ) -> None:
     with pytest.raises(UsageError, match=problem):
@@ -181,13 +181,13 @@ def test_a_token_file_that_others_can_read_is_refused(home: Path, token_file: Pa
         targets.create_target("pool", address="127.0.0.1:1", token_file=token_file, home=home)
 
 
-def test_an_unknown_target_is_not_found_and_names_those_there_are(home: Path) -> None:
+def test_unknown_target_error_lists_the_known_ones(home: Path) -> None:
     with pytest.raises(NotFoundError, match="known targets: local") as caught:
         starting.ensure_target("gpu-pool", home=home)
     assert caught.value.exit_code == 3
 
 
-def test_a_stopped_target_shows_what_the_machine_has(
+def test_stopped_target_shows_the_machine_resources(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", "6")
@@ -218,7 +218,7 @@ def test_a_target_that_restarts_keeps_the_settings_of_its_start(
     assert [node.gpus for node in targets.capacity_of(home=home).nodes] == [float(machine_gpus)]
 
 
-def test_a_setting_that_is_no_number_is_told_before_anything_starts(
+def test_setting_that_is_not_a_number_is_refused_before_the_start(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYJOBS_LOCAL_GPUS", "two")
@@ -317,7 +317,7 @@ def test_waking_imports_nothing_large() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_client_does_not_start_again_what_a_user_stopped_meanwhile(
+def test_client_does_not_restart_a_target_stopped_by_a_user(
     location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start in the background must not outlive `target stop`."""
@@ -419,7 +419,7 @@ def test_two_homes_have_two_addresses_both_on_loopback(tmp_path: Path) -> None:
     assert first.startswith("127.") and first != "127.0.0.1"
 
 
-def test_the_head_is_told_only_kernel_chosen_ports_and_loopback(home: Path) -> None:
+def test_head_gets_only_kernel_chosen_ports_and_loopback(home: Path) -> None:
     settings = LocalSettings(
         cpus=2, gpus=0, memory_bytes=2**30, object_store_bytes=2**28, idle_s=60.0
     )

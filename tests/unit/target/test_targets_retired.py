@@ -82,7 +82,7 @@ def test_a_retired_target_starts_no_job_until_it_is_resumed(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_a_target_whose_stop_was_given_up_serves_again_by_itself(
+def test_target_resumes_after_an_abandoned_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "RETIRED_S", 0.5)
@@ -106,7 +106,7 @@ def test_the_actor_answers_clients_of_this_version_and_of_earlier_ones(tmp_path:
 
 
 @pytest.mark.long
-def test_the_actor_says_that_it_is_being_stopped(tmp_path: Path) -> None:
+def test_actor_reports_that_it_is_being_stopped(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         actor = _actor(here)
         assert (await actor._answer({"op": "retire", "force": False}))["ok"]
@@ -131,7 +131,7 @@ def test_a_refused_stop_retires_nothing(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
-def test_a_forced_stop_puts_running_jobs_back_at_no_cost(tmp_path: Path) -> None:
+def test_forced_stop_requeues_running_jobs_at_no_cost(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         retries = {"preempted": 0}  # a stop must not use what the job has for evictions
         job = here.submit(retries=retries)
@@ -163,7 +163,7 @@ def test_a_stop_that_fails_lets_the_target_serve_again(location: TargetLocation)
         assert [request["op"] for request in asked] == ["retire", "resume"]
 
 
-def test_a_stop_is_asked_again_of_the_keeper_that_took_over(
+def test_stop_is_sent_again_to_the_new_keeper(
     location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first keeper takes the request and dies; the second one finishes the stop."""
@@ -200,7 +200,7 @@ def kept(location: TargetLocation) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_stop_stands_recorded_when_its_client_is_interrupted(
+def test_stop_stays_recorded_if_its_client_is_interrupted(
     location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keeper completes it, and nothing may bring the target back then."""
@@ -218,7 +218,7 @@ def test_a_stop_stands_recorded_when_its_client_is_interrupted(
 
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_only_a_refusal_takes_the_record_of_a_stop_back(
+def test_only_a_refusal_withdraws_the_record_of_a_stop(
     location: TargetLocation, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
     """What failed in another way may have ended half of the target."""
@@ -264,7 +264,7 @@ def test_a_stop_is_recorded_though_the_cluster_cannot_be_reached(
 
 
 @pytest.mark.long
-def test_a_record_that_cannot_be_written_keeps_the_one_before(location: TargetLocation) -> None:
+def test_unwritable_record_keeps_the_previous_one(location: TargetLocation) -> None:
     """A crash, or a full disk, must not lose the stop that is in force."""
     with starting.start_lock(location.paths):
         stop_record.note(location.paths)
@@ -326,7 +326,7 @@ def _spawns_nothing(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_a_stop_between_the_look_and_the_start_of_an_attached_target_wins(
+def test_stop_between_check_and_start_of_an_attached_target_wins(
     short_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
 ) -> None:
     """Both the first start and the replacement of an older version take the lock a second time."""
@@ -377,7 +377,7 @@ def test_a_keeper_is_not_replaced_after_a_stop(
     assert stop_record.last(location.paths).is_in_force
 
 
-def test_a_keeper_that_refuses_a_stop_takes_back_what_a_killed_client_recorded(
+def test_keeper_refusing_a_stop_withdraws_the_record_of_a_killed_client(
     location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping, "SETTLE_S", 0.0)
@@ -392,7 +392,7 @@ def test_a_keeper_that_refuses_a_stop_takes_back_what_a_killed_client_recorded(
     assert not stop_record.last(location.paths).is_in_force
 
 
-def test_work_for_a_target_that_goes_on_lifts_what_is_left_of_a_stop(
+def test_work_for_a_running_target_clears_a_leftover_stop(
     location: TargetLocation, tmp_path: Path
 ) -> None:
     with answering(location.socket, lambda _: SERVING):
@@ -411,7 +411,7 @@ def test_work_for_a_target_that_goes_on_lifts_what_is_left_of_a_stop(
 # --- clients -------------------------------------------------------------------------------------
 
 
-def test_a_wake_of_a_stopping_target_leaves_something_to_do(
+def test_wake_up_of_a_stopping_target_returns_false(
     location: TargetLocation, tmp_path: Path
 ) -> None:
     with answering(location.socket, lambda _: STOPPING):
@@ -419,7 +419,7 @@ def test_a_wake_of_a_stopping_target_leaves_something_to_do(
 
 
 @pytest.mark.long
-def test_a_client_waits_for_a_target_whose_stop_was_given_up(location: TargetLocation) -> None:
+def test_client_waits_for_a_target_with_an_abandoned_stop(location: TargetLocation) -> None:
     answers = iter([STOPPING, STOPPING])
     stages: list[str] = []
     with answering(location.socket, lambda _: next(answers, SERVING)):
@@ -454,7 +454,7 @@ def test_a_client_starts_a_target_again_once_its_stop_is_over(
 
 
 @pytest.mark.parametrize("is_registered", [False, True])
-def test_a_full_disk_is_reported_with_its_path_and_what_helps(
+def test_full_disk_is_reported_with_its_path_and_a_remedy(
     location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_registered: bool
 ) -> None:
     if is_registered:

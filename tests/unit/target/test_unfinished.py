@@ -69,7 +69,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_stop_with_jobs_lists_them_and_what_can_be_done(
+def test_stop_with_jobs_lists_them_and_the_options(
     workspace: OpenWorkspace, terminal: Terminal
 ) -> None:
     queue = Queue(workspace)
@@ -80,7 +80,7 @@ def test_a_stop_with_jobs_lists_them_and_what_can_be_done(
         assert text in done.err, text
 
 
-def test_jobs_of_other_targets_are_none_of_its(
+def test_stop_ignores_jobs_of_other_targets(
     workspace: OpenWorkspace, location: TargetLocation
 ) -> None:
     job, _ = workspace.store.submit(
@@ -95,7 +95,7 @@ def test_jobs_of_other_targets_are_none_of_its(
     assert job.state is JobState.QUEUED
 
 
-def test_a_forced_stop_says_what_starts_with_the_next_start(
+def test_forced_stop_lists_jobs_that_start_with_the_next_start(
     workspace: OpenWorkspace, terminal: Terminal, location: TargetLocation
 ) -> None:
     job = Queue(workspace).submit()
@@ -150,7 +150,7 @@ def test_a_stop_with_cancel_of_a_stopped_target_starts_nothing(
     assert stop_record.last(location.paths).is_in_force
 
 
-def test_ctrl_c_during_a_start_says_what_goes_on(
+def test_ctrl_c_during_a_start_reports_what_continues(
     terminal: Terminal, location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -176,7 +176,7 @@ def _age(workspace: OpenWorkspace, monkeypatch: pytest.MonkeyPatch, days: float)
     monkeypatch.setattr(unfinished, "datetime", Later)
 
 
-def test_a_submit_that_starts_the_target_says_which_older_jobs_start_with_it(
+def test_submit_starting_the_target_lists_older_jobs_that_start(
     workspace: OpenWorkspace,
     location: TargetLocation,
     monkeypatch: pytest.MonkeyPatch,
@@ -195,7 +195,7 @@ def test_a_submit_that_starts_the_target_says_which_older_jobs_start_with_it(
         assert not any("older job" in note for note in submit(workspace, spec).notes)
 
 
-def test_jobs_that_were_to_stay_at_a_stop_are_named_whatever_their_age(
+def test_jobs_kept_at_a_stop_are_named_at_any_age(
     workspace: OpenWorkspace, terminal: Terminal
 ) -> None:
     old = Queue(workspace).submit()
@@ -248,7 +248,7 @@ def test_a_target_with_jobs_is_removed_only_on_demand(workspace: OpenWorkspace) 
 
 
 @pytest.mark.long
-def test_a_keeper_gives_up_once_no_job_waits_for_its_target(
+def test_keeper_stops_retrying_when_no_job_waits(
     workspace: OpenWorkspace, location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All jobs were canceled while it paused after a start that failed."""
@@ -271,7 +271,7 @@ def test_a_keeper_gives_up_once_no_job_waits_for_its_target(
     assert keeping.pause_of(location.paths) is None
 
 
-def test_a_store_that_cannot_be_read_may_have_jobs(
+def test_unreadable_store_counts_as_having_jobs(
     workspace: OpenWorkspace, location: TargetLocation
 ) -> None:
     arguments = [str(location.home), location.name]
@@ -334,7 +334,7 @@ def test_the_stacks_of_its_jobs_name_a_cluster_that_is_gone(
     assert "target start" not in done.err
 
 
-def test_a_job_that_ran_there_is_asked_to_end_and_is_not_called_canceled(
+def test_job_on_a_vanished_cluster_gets_a_cancel_request_but_is_not_canceled(
     workspace: OpenWorkspace, terminal: Terminal, lab: TargetLocation
 ) -> None:
     queue = Queue(workspace)
@@ -355,7 +355,7 @@ def test_a_job_that_ran_there_is_asked_to_end_and_is_not_called_canceled(
     assert result["canceled"] == result["put_back"] == []
 
 
-def test_a_stop_without_cancel_says_what_becomes_of_jobs_of_a_cluster_that_is_gone(
+def test_stop_without_cancel_explains_jobs_of_a_vanished_cluster(
     workspace: OpenWorkspace, terminal: Terminal, lab: TargetLocation
 ) -> None:
     queue = Queue(workspace)
@@ -382,7 +382,7 @@ def test_a_stop_without_cancel_says_what_becomes_of_jobs_of_a_cluster_that_is_go
     assert "NotResponding" in terminal.type("ls").out  # it may still run
 
 
-def test_a_job_of_a_cluster_that_is_gone_ends_by_a_forced_cancel(
+def test_forced_cancel_ends_a_job_of_a_vanished_cluster(
     workspace: OpenWorkspace, terminal: Terminal, lab: TargetLocation
 ) -> None:
     queue = Queue(workspace)
@@ -410,7 +410,7 @@ def test_a_job_of_a_cluster_that_is_gone_ends_by_a_forced_cancel(
     assert workspace.store.job(running.id).state is JobState.CANCELED
 
 
-def test_a_forced_cancel_leaves_jobs_alone_whose_target_may_answer(
+def test_forced_cancel_ignores_jobs_of_a_reachable_target(
     workspace: OpenWorkspace, terminal: Terminal
 ) -> None:
     queue = Queue(workspace)

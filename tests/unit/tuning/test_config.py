@@ -85,7 +85,7 @@ def test_a_config_becomes_a_sweep_of_the_given_job() -> None:
     assert (spec.policy, spec.sampling, spec.register_as) == (BanditPolicy(2, 0.1), SAMPLING, "m")
 
 
-def test_the_older_name_takes_the_estimator_first() -> None:
+def test_older_name_accepts_the_estimator_first() -> None:
     estimator = object()
     found = HyperDriveRunConfig(estimator, SAMPLING, "accuracy", MAX, 5, 2)
     assert isinstance(found, HyperDriveConfig)
@@ -136,7 +136,7 @@ def test_all_wrong_arguments_are_listed_at_once() -> None:
     assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
 
 
-def test_too_long_and_too_many_are_cut_with_a_warning() -> None:
+def test_excessive_limits_are_reduced_with_a_warning() -> None:
     with pytest.warns(UserWarning) as warned:
         found = config(max_duration_minutes=20_000, max_concurrent_runs=50)
     assert (found.max_duration_minutes, found.max_concurrent_runs) == (10_080, 20)
@@ -255,12 +255,12 @@ def test_everything_wrong_in_a_file_is_listed_at_once_with_path_and_remedy(tmp_p
         ("a: !!python/object/apply:os.getcwd []\n", "line 1, column 4: the tag"),
     ],
 )
-def test_a_text_that_is_no_sweep_is_refused(text: str, message: str) -> None:
+def test_text_that_is_not_a_sweep_is_refused(text: str, message: str) -> None:
     with pytest.raises(SweepError, match=message):
         read_yaml(text, where="sweep.yaml")
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_missing_sweep_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="no such file"):
         load_sweep(tmp_path / "none.yaml")
 
@@ -286,7 +286,7 @@ def test_a_spec_is_frozen_and_its_version_is_known() -> None:
         sweep(version=2)
 
 
-def test_old_sweeps_load_for_ever() -> None:
+def test_old_sweeps_load() -> None:
     old = Path(__file__).parent / "specs" / "sweep-1.json"
     spec = parse_sweep(json.loads(old.read_text(encoding="utf-8")))
     assert (spec.version, spec.metric, spec.total) == (1, "accuracy", 12)

@@ -143,7 +143,7 @@ def test_a_metric_that_no_trial_reports_ends_the_sweep_after_its_first_round() -
     assert len(world.state.trials) < 9
 
 
-def test_where_all_trials_have_run_none_is_said_to_be_left() -> None:
+def test_finished_sweep_reports_no_remaining_trials() -> None:
     def script(parameters: Any) -> Any:
         return [], JobState.COMPLETED, ("acuracy",)
 
@@ -183,7 +183,7 @@ def test_when_a_missing_metric_ends_a_sweep(
     assert not SweepState(tuple(five[:4])).halted(spec)
 
 
-def test_a_trial_that_reports_nothing_is_told_how_to() -> None:
+def test_trial_without_reports_gets_a_remedy() -> None:
     trial = conclude(running(0), JobState.COMPLETED, sweep())
     assert trial.state is TrialState.FAILED
     assert "run.log('accuracy', value)" in trial.reason
@@ -202,7 +202,7 @@ def test_crashed_trials_are_counted_and_the_sweep_goes_on() -> None:
     assert best is not None and best.parameters["--x"] <= 0.5
 
 
-def test_one_failure_too_many_ends_the_sweep_and_its_running_trials() -> None:
+def test_exceeding_the_failure_limit_ends_the_sweep_and_its_trials() -> None:
     spec = sweep(limits={"total": 6, "concurrent": 2, "max_failures": 1})
     failed = (ended(0, TrialState.FAILED), ended(1, TrialState.FAILED))
     state = SweepState((*failed, running(2, 0.5)))
@@ -266,7 +266,7 @@ def test_a_table_with_a_gap_is_refused() -> None:
         SweepState((running(0), running(2)))
 
 
-def test_a_job_that_has_not_ended_concludes_nothing() -> None:
+def test_unfinished_job_concludes_no_trial() -> None:
     with pytest.raises(SweepUsageError, match="wait for its end"):
         conclude(running(0), JobState.RUNNING, sweep())
 
@@ -326,7 +326,7 @@ def test_after_any_crashes_no_finished_trial_is_repeated_and_none_is_lost(
 
 @given(st.sets(st.integers(1, 80), max_size=8), st.integers(0, 2))
 @pytest.mark.long
-def test_crashes_change_nothing_about_limits(crashes: set[int], allowed: int) -> None:
+def test_crashes_do_not_affect_limits(crashes: set[int], allowed: int) -> None:
     spec = sweep(limits={"total": 9, "concurrent": 2, "max_failures": allowed})
     world = World(spec, lambda p: ([0.5], JobState.FAILED, ("accuracy",)), crashes)
     finish = world.run()

@@ -83,7 +83,7 @@ def test_randint_draws_zero_and_never_its_upper_bound() -> None:
     assert set(draws(randint(4))) == {0, 1, 2, 3}
 
 
-def test_what_is_drawn_can_be_written_as_json_and_extreme_arguments_can_be_drawn() -> None:
+def test_samples_are_valid_json_even_for_extreme_arguments() -> None:
     extremes = [randint(1), randint(2**63), loguniform(-1000, -999), normal(1e300, 0)]
     for expression in (*EXAMPLES, *extremes, choice({"grid_search": [1]}, {"eval": "1/0"})):
         value = draw(expression, "any")
@@ -192,7 +192,7 @@ def test_wrong_arguments_are_refused_with_a_remedy(make: object, message: str) -
         ({"uniform": [0, 1], "q": 2}, "fixed value"),
     ],
 )
-def test_a_wrong_wire_form_says_what_to_write(wire: object, message: str) -> None:
+def test_wrong_wire_form_suggests_the_correct_one(wire: object, message: str) -> None:
     with pytest.raises(SweepError, match=message):
         parse_expression(wire)
 

@@ -93,7 +93,7 @@ def test_a_value_exactly_at_bandits_limit_goes_on() -> None:
     assert stopped(BanditPolicy(slack_factor=0), {0: [1.0], 1: [1.0]}) == {1: set()}
 
 
-def test_reasons_tell_the_numbers() -> None:
+def test_reasons_contain_the_numbers() -> None:
     history = {1: TABLE[1], 7: TABLE[2]}
     stop = BanditPolicy(slack_factor=0.1).judge(history, 7, 4, goal=MAX)
     assert stop and stop.reason == "stopped trial 7 at interval 4: 0.612 < 0.701/(1+0.1)"
@@ -279,7 +279,7 @@ policies: st.SearchStrategy[Policy] = st.one_of(
 
 @given(policies, histories, st.sampled_from([MAX, MIN]), st.integers(1, 6))
 @pytest.mark.long
-def test_never_all_are_stopped_and_later_reports_change_nothing(
+def test_some_trial_always_continues_and_later_reports_change_nothing(
     policy: Policy, history: dict[int, list[float]], goal: PrimaryMetricGoal, interval: int
 ) -> None:
     judged = {trial: policy.judge(history, trial, interval, goal=goal) for trial in history}

@@ -209,7 +209,7 @@ def test_texts_next_to_curves_never_overlap_and_stay_near_their_point(
             assert abs(x - other_x) >= 0.05 or abs(height - other) >= up - 1e-9
 
 
-def test_a_text_with_room_stands_at_its_points_height() -> None:
+def test_text_with_space_is_at_the_height_of_its_point() -> None:
     points = [(0.5, 0.2), (0.5, 0.5), (0.9, 0.5)]
     assert apart(points, across=0.05, up=0.05, reach=0.2) == [0.2, 0.5, 0.5]
 
@@ -286,7 +286,7 @@ def test_the_page_carries_everything_and_escapes_every_name(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("trials", [[], [TRIALS[6]], [TRIALS[4]]])
-def test_nothing_to_draw_is_said(trials: list[TrialRecord], tmp_path: Path) -> None:
+def test_empty_plot_is_reported(trials: list[TrialRecord], tmp_path: Path) -> None:
     with pytest.raises(SweepUsageError, match="nothing to draw"):
         write_plot(tmp_path / "p.png", "curves", trials, name="s", metric="accuracy", goal=MAX)
     with pytest.raises(SweepUsageError, match="no plot 'pie'"):

@@ -152,7 +152,7 @@ def test_a_grid_tries_a_repeated_option_once_and_keeps_1_and_true_apart() -> Non
         ),
     ],
 )
-def test_what_a_sampling_cannot_use_is_refused(make: Any, path: str, message: str) -> None:
+def test_invalid_sampling_settings_are_refused(make: Any, path: str, message: str) -> None:
     with pytest.raises(SweepError, match=message) as caught:
         make()
     assert path in [problem.path for problem in caught.value.problems]
@@ -215,7 +215,7 @@ class TestBayesian:
         assert fresh.suggest(13) == sampler.suggest(13)
 
     @pytest.mark.long
-    def test_it_learns_and_stays_within_the_space(self) -> None:
+    def test_sampler_learns_and_stays_within_the_space(self) -> None:
         records: list[TrialRecord] = []
         sampling = BayesianParameterSampling(BAYESIAN_SPACE, {"seed": 2})
         self.run(sampling.sampler(MAX), records, 40)

@@ -57,7 +57,7 @@ def test_every_policy_is_a_scheduler_of_tunes(policy: Policy) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES[:4], ids=lambda policy: policy.kind)
 @pytest.mark.parametrize("interval", [1, 2, 3, 4])
-def test_what_tune_answers_is_the_policys_decision(policy: Policy, interval: int) -> None:
+def test_tune_decision_matches_the_policy(policy: Policy, interval: int) -> None:
     # Every trial has been let go on before, so that each one is judged at the interval alone.
     table = [
         running(number, *values[:interval], judged=interval - 1) for number, values in TABLE.items()
@@ -102,14 +102,14 @@ def test_a_judged_report_is_never_judged_again(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.kind)
-def test_what_an_earlier_driver_let_pass_is_not_stopped_by_the_next(policy: Policy) -> None:
+def test_trial_passed_by_an_earlier_driver_is_not_stopped_by_the_next(policy: Policy) -> None:
     # Trial 1 was the first to report, and was let go on; trial 0 came later and is better.
     table = [running(0, 0.9, judged=1), running(1, 0.1, 0.95, judged=1)]
     [verdict] = TuneScheduler(policy, MAX).judge(table)
     assert (verdict.trial, verdict.intervals, verdict.stop) == (1, 2, None)
 
 
-def test_policies_without_a_memory_are_asked_about_new_reports_alone() -> None:
+def test_stateless_policies_judge_only_new_reports() -> None:
     asked: list[tuple[int, int]] = []
 
     class Counting(MedianStoppingPolicy):
@@ -134,7 +134,7 @@ def test_reports_of_ended_and_stopped_trials_count_and_are_not_judged() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("goal", [MAX, MIN])
-def test_a_report_that_is_not_finite_is_no_rungs_limit(goal: PrimaryMetricGoal, bad: float) -> None:
+def test_non_finite_report_sets_no_rung_limit(goal: PrimaryMetricGoal, bad: float) -> None:
     first, second, third = TuneScheduler(AshaPolicy(9, 1, 3), goal).judge(
         [running(0, bad), running(1, 0.5), running(2, bad)]
     )

@@ -64,9 +64,7 @@ def finished(world: World, **changes: Any) -> str:
 
 
 @pytest.mark.long
-def test_create_prints_the_id_and_what_to_type_next(
-    world: World, call: Call, tmp_path: Path
-) -> None:
+def test_create_prints_the_id_and_next_commands(world: World, call: Call, tmp_path: Path) -> None:
     finished(world)  # makes the source folder too
     (tmp_path / "sweep.yaml").write_text(FILE)
     code, out, err = call("create", "-f", str(tmp_path / "sweep.yaml"))
@@ -154,7 +152,7 @@ def test_a_wrong_file_is_refused_before_anything_is_submitted(
 
 
 @pytest.mark.long
-def test_all_that_is_wrong_with_a_file_is_reported_at_once(
+def test_all_problems_of_a_sweep_file_are_reported_together(
     world: World, call: Call, tmp_path: Path
 ) -> None:
     finished(world)
@@ -175,7 +173,7 @@ def test_all_that_is_wrong_with_a_file_is_reported_at_once(
 
 
 @pytest.mark.long
-def test_ls_show_and_best_tell_the_same_story(world: World, call: Call) -> None:
+def test_ls_show_and_best_agree(world: World, call: Call) -> None:
     sweep = finished(world)
     best = world.store.job(sweep).properties
     code, out, _ = call("ls")
@@ -198,7 +196,7 @@ def test_ls_show_and_best_tell_the_same_story(world: World, call: Call) -> None:
     assert len(values) == 3
 
 
-def test_reports_that_are_no_numbers_are_texts_in_json(world: World, call: Call) -> None:
+def test_non_numeric_reports_are_text_in_json(world: World, call: Call) -> None:
     world.script = lambda parameters: (["NaN"], JobState.COMPLETED, "accuracy")
     sweep = finished(world, limits={"total": 1})
     code, out, _ = call("show", "--json", sweep)
@@ -214,7 +212,7 @@ def test_reports_that_are_no_numbers_are_texts_in_json(world: World, call: Call)
 
 
 @pytest.mark.long
-def test_watch_prints_what_happened_and_exits_as_the_sweep_ended(world: World, call: Call) -> None:
+def test_watch_prints_events_and_exits_with_the_sweep_outcome(world: World, call: Call) -> None:
     sweep = finished(world)
     code, out, err = call("watch", sweep)
     assert code == 0
@@ -230,7 +228,7 @@ def test_watch_prints_what_happened_and_exits_as_the_sweep_ended(world: World, c
     assert "Failed" in err
 
 
-def test_a_model_that_was_asked_for_and_not_registered_is_no_success(
+def test_unregistered_requested_model_is_a_failure(
     world: World,
     call: Call,
     monkeypatch: pytest.MonkeyPatch,
@@ -249,7 +247,7 @@ def test_a_model_that_was_asked_for_and_not_registered_is_no_success(
     assert "was not registered as model 'digits-best': its weights are torn" in models
 
 
-def test_cancel_asks_once_and_tells_of_a_finished_one(world: World, call: Call) -> None:
+def test_cancel_requests_once_and_reports_a_finished_sweep(world: World, call: Call) -> None:
     sweep = world.submit()
     code, out, err = call("cancel", sweep)
     assert (code, out) == (0, f"{sweep}: cancel requested (still Running)\n")
@@ -283,7 +281,7 @@ def test_plot_of_a_sweep_without_reports_leaves_no_folder(
 
 
 @pytest.mark.long
-def test_a_job_is_no_sweep_and_an_unknown_one_is_not_found(world: World, call: Call) -> None:
+def test_job_is_not_a_sweep_and_unknown_sweep_is_not_found(world: World, call: Call) -> None:
     sweep = finished(world)
     job = world.jobs(sweep)[0].id
     code, _, err = call("show", job)
@@ -291,7 +289,7 @@ def test_a_job_is_no_sweep_and_an_unknown_one_is_not_found(world: World, call: C
     assert call("best", "nothing")[0] == 3
 
 
-def test_a_terminal_of_few_lines_shows_what_runs_and_the_best() -> None:
+def test_short_terminal_shows_running_trials_and_the_best() -> None:
     from rayjobs.tuning.watch import newest
 
     cells = [
@@ -302,7 +300,7 @@ def test_a_terminal_of_few_lines_shows_what_runs_and_the_best() -> None:
 
 
 @pytest.mark.long
-def test_best_names_no_trial_that_diverged_after_its_best(world: World, call: Call) -> None:
+def test_best_excludes_trials_that_diverged_later(world: World, call: Call) -> None:
     def script(parameters: Any) -> Any:
         x = float(parameters["--x"])
         return ([0.2, 0.3] if x < 0.5 else [0.9, 0.9, "NaN"]), JobState.COMPLETED, "accuracy"
@@ -321,7 +319,7 @@ def test_best_names_no_trial_that_diverged_after_its_best(world: World, call: Ca
 
 
 @pytest.mark.long
-def test_a_name_means_the_sweep_and_never_its_trials(world: World, call: Call) -> None:
+def test_name_selects_the_sweep_and_never_its_trials(world: World, call: Call) -> None:
     sweep = finished(world)
     name = world.store.job(sweep).display_name
     assert name is not None
@@ -333,9 +331,7 @@ def test_a_name_means_the_sweep_and_never_its_trials(world: World, call: Call) -
 
 
 @pytest.mark.long
-def test_of_several_sweeps_of_a_name_the_newest_is_read_and_none_is_canceled(
-    world: World, call: Call
-) -> None:
+def test_newest_sweep_of_a_name_is_read_but_none_is_canceled(world: World, call: Call) -> None:
     older, newer = finished(world), finished(world)
     name = world.store.job(newer).display_name
     assert name is not None
@@ -355,7 +351,7 @@ def test_of_several_sweeps_of_a_name_the_newest_is_read_and_none_is_canceled(
     assert (code, "no sweep 'no-such-sweep'" in err) == (3, True)
 
 
-def test_a_stopped_target_is_told_alike_by_all_lists(
+def test_all_lists_show_a_stopped_target_alike(
     world: World, call: Call, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = world.submit()

@@ -120,7 +120,7 @@ def test_a_trial_whose_value_is_not_finite_is_never_the_best(world: World, writt
     assert world.store.job(sweep).properties["best_run"] == best.job_id
 
 
-def test_a_trial_that_diverged_after_its_best_leaves_the_place_to_a_healthy_one(
+def test_healthy_trial_wins_over_one_that_diverged_after_its_best(
     world: World,
 ) -> None:
     def script(parameters: Any) -> Any:
@@ -180,7 +180,7 @@ def test_a_metric_that_running_trials_do_not_report_is_named_at_once(
     assert metric_missing(world.trials(sweep), "accuracy") is None
 
 
-def test_a_script_that_logs_its_metric_late_is_not_told_to_cancel(
+def test_late_metric_causes_no_advice_to_cancel(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayjobs.tuning.driver.NAMES_S", 0.0)
@@ -250,7 +250,7 @@ def test_a_sweep_canceled_before_any_driver_came_ends(world: World) -> None:
     assert run(world, sweep) is JobState.CANCELED
 
 
-def test_when_the_time_is_up_what_runs_is_stopped(world: World) -> None:
+def test_running_trials_are_stopped_at_the_time_limit(world: World) -> None:
     class Later(SystemClock):
         def now(self) -> datetime:
             return super().now() + timedelta(hours=2)
@@ -297,7 +297,7 @@ def test_a_trial_whose_job_was_removed_is_failed_and_the_sweep_goes_on(world: Wo
 
 
 @pytest.mark.long
-def test_a_driver_that_was_replaced_can_write_nothing_more(world: World) -> None:
+def test_replaced_driver_cannot_write(world: World) -> None:
     sweep = world.submit()
     old = world.driver(sweep)
     world.play()
@@ -346,7 +346,7 @@ def test_a_job_that_was_submitted_but_not_recorded_is_found_again(world: World) 
     assert [job.state for job in world.jobs(sweep)] == [JobState.CANCELED]
 
 
-def test_of_two_drivers_at_the_same_trial_the_newer_alone_may_submit_it(world: World) -> None:
+def test_only_the_newer_of_two_drivers_submits_a_trial(world: World) -> None:
     sweep = world.submit()
     slow = world.driver(sweep)
     trial = slow.state.trials[0]
@@ -422,7 +422,7 @@ def test_drivers_that_die_anywhere_repeat_no_trial_and_lose_none(world: World, s
 
 
 @pytest.mark.long
-def test_a_locked_store_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_store_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rayjobs.tuning.driver.STORE_PAUSE_S", 0.0)
     monkeypatch.setattr("rayjobs.tuning.driver.POLL_S", 0.0)
     sweep = world.submit()
@@ -486,7 +486,7 @@ def test_faults_with_progress_between_them_never_end_a_sweep(
     assert drive(world.workspace, sweep, wake_target=lambda: None) == "Completed"
 
 
-def test_a_store_that_is_busy_when_a_driver_begins_is_no_fault(
+def test_busy_store_at_driver_start_is_not_a_failure(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = world.submit(limits={"total": 1})
@@ -539,7 +539,7 @@ def test_the_same_key_with_an_edited_sweep_is_refused(world: World) -> None:
     assert len(world.store.sweeps()) == 1
 
 
-def test_what_is_wrong_with_the_job_is_said_with_its_path(world: World) -> None:
+def test_job_problems_are_reported_with_their_path(world: World) -> None:
     with pytest.raises(SpecError) as caught:
         world.submit(job={"script": "train.py", "resources": {"gpu": 1}, "arguments": 3})
     assert [one.path for one in caught.value.problems] == ["job.arguments", "job.resources.gpu"]

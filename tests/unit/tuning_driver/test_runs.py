@@ -94,7 +94,7 @@ def test_an_estimators_parameters_are_put_over_its_own(
 
 
 @pytest.mark.long
-def test_the_run_tells_best_order_parameters_and_metrics(
+def test_run_returns_best_order_parameters_and_metrics(
     world: World, experiment: Experiment
 ) -> None:
     def script(parameters: Any) -> Any:
@@ -151,7 +151,7 @@ def test_cancel_ends_the_trials_and_the_sweep(world: World, experiment: Experime
     assert {child.status for child in run.get_children()} == {"Canceled"}
 
 
-def test_what_cannot_be_swept_is_refused(world: World, experiment: Experiment) -> None:
+def test_unsupported_sweep_base_is_refused(world: World, experiment: Experiment) -> None:
     with pytest.raises(SpecError, match="exactly one of estimator, run_config and pipeline"):
         config(world, run_config=None)
     with pytest.raises(UsageError, match="colour"):
@@ -161,7 +161,7 @@ def test_what_cannot_be_swept_is_refused(world: World, experiment: Experiment) -
     assert world.store.sweeps() == []
 
 
-def test_a_jobs_id_is_no_sweep_and_a_sweep_is_not_failed_from_outside(
+def test_job_id_is_not_a_sweep_and_sweep_cannot_be_failed_externally(
     world: World, experiment: Experiment
 ) -> None:
     run = submit(world, experiment)
@@ -173,7 +173,7 @@ def test_a_jobs_id_is_no_sweep_and_a_sweep_is_not_failed_from_outside(
         run.get_diagnostics()
 
 
-def test_a_sweep_is_found_as_what_it_is(world: World, experiment: Experiment) -> None:
+def test_sweep_is_found_with_its_type(world: World, experiment: Experiment) -> None:
     sweep = submit(world, experiment, max_total_runs=1, max_concurrent_runs=1)
     world.finish(world.driver(sweep.id))
     found = experiment.workspace.get_run(sweep.id)

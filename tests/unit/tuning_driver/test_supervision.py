@@ -90,7 +90,7 @@ def test_a_sweep_gets_one_driver_and_a_lost_one_is_replaced(tmp_path: Path) -> N
     asyncio.run(story())
 
 
-def test_a_driver_that_cannot_be_started_is_said_in_the_sweeps_history(tmp_path: Path) -> None:
+def test_failing_driver_start_is_reported_in_the_sweep_history(tmp_path: Path) -> None:
     async def story() -> None:
         world = World(tmp_path)
         sweep = world.submit()

@@ -79,7 +79,7 @@ def test_sweeps_are_driven_at_the_same_time_and_each_once(
 
 
 @pytest.mark.long
-def test_whoever_waits_hears_of_a_fault_and_the_others_go_on(
+def test_waiting_caller_gets_the_error_and_other_sweeps_continue(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actor = actor_in(tmp_path / "home", monkeypatch)
@@ -98,7 +98,7 @@ def test_whoever_waits_hears_of_a_fault_and_the_others_go_on(
 
 
 @pytest.mark.long
-def test_a_caller_that_is_gone_ends_no_driver(
+def test_vanished_caller_ends_no_driver(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actor = actor_in(tmp_path / "home", monkeypatch)
@@ -117,7 +117,7 @@ def test_a_caller_that_is_gone_ends_no_driver(
     assert kinds.count(DRIVER_EVENT) == 1
 
 
-def test_an_idle_process_ends_and_one_that_is_held_or_at_work_does_not(
+def test_idle_process_ends_but_held_or_busy_one_does_not(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []

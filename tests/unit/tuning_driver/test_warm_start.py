@@ -78,7 +78,7 @@ def test_a_grid_with_nothing_left_is_refused_at_the_submit(world: World) -> None
 
 
 @pytest.mark.long
-def test_a_random_sweep_with_the_same_seed_goes_on_where_the_earlier_one_ended(
+def test_random_sweep_with_the_same_seed_continues_the_earlier_one(
     world: World,
 ) -> None:
     whole = tried(world, ended(world, limits={"total": 6}))
@@ -180,7 +180,7 @@ def test_a_resumed_trial_goes_on_from_its_checkpoint_with_its_parameters(world: 
 
 
 @pytest.mark.long
-def test_everything_wrong_with_a_warm_start_is_one_error(world: World) -> None:
+def test_all_problems_of_a_warm_start_are_one_error(world: World) -> None:
     first = ended(world, limits={"total": 2})
     other = ended(world, limits={"total": 1}, metric="accuracy", goal="minimize")
     running = world.submit(limits={"total": 1})

@@ -38,7 +38,7 @@ def sentences(before: list[MetricPoint], after: list[MetricPoint]) -> list[str]:
 FIVE = [point(step, step / 2) for step in range(5)]
 
 
-def test_the_same_curve_is_no_finding() -> None:
+def test_equal_curve_is_not_a_finding() -> None:
     assert sentences(FIVE, list(FIVE)) == []
     assert sentences([point(1, float("nan"))], [point(1, float("nan"))]) == []
     assert sentences([point(1, 1.0)], [point(1, 1.0 + 1e-6)]) == []

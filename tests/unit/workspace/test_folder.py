@@ -44,7 +44,7 @@ def test_the_order_is_argument_variable_folder_home(
     assert locate("here") == project / "src" / "deep" / "here"
 
 
-def test_a_project_stands_for_the_workspace_in_it(project: Path) -> None:
+def test_project_folder_selects_its_workspace(project: Path) -> None:
     (project / ".rayjobs").mkdir()
     assert locate(str(project)) == project / ".rayjobs"
     assert locate(str(project / ".rayjobs")) == project / ".rayjobs"
@@ -64,7 +64,7 @@ def test_a_folder_of_another_user_is_not_taken_up(
 
 
 @pytest.mark.parametrize("text", ["", "  ", "postgresql://host/db", "s3://bucket"])
-def test_a_name_that_is_no_folder_is_refused(text: str) -> None:
+def test_name_that_is_not_a_folder_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--workspace"):
         locate(text)
 
@@ -143,7 +143,7 @@ def test_the_datastores_of_a_moved_workspace_move_with_it(tmp_path: Path, moves:
             assert {root.parent for root in roots} == {folder / "datastores"}
 
 
-def test_a_folder_of_its_own_stays_where_the_workspace_once_was(tmp_path: Path) -> None:
+def test_external_folder_stays_after_a_workspace_move(tmp_path: Path) -> None:
     inner, folder = tmp_path / "w" / "inner", tmp_path / "w"
     with open_workspace(inner) as made:
         assert made.catalogue.datastores()
@@ -157,14 +157,14 @@ def test_a_folder_of_its_own_stays_where_the_workspace_once_was(tmp_path: Path) 
         assert moved.catalogue.datastore("photos") == record
 
 
-def test_without_create_nothing_is_made(tmp_path: Path) -> None:
+def test_without_create_nothing_is_created(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no workspace in"):
         open_workspace(tmp_path / "none", create=False)
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.long
-def test_many_at_once_make_one_workspace(tmp_path: Path) -> None:
+def test_concurrent_creation_makes_one_workspace(tmp_path: Path) -> None:
     barrier = threading.Barrier(8)
     opened: list[str] = []
 
@@ -201,7 +201,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, text: str) -> None:
         open_workspace(tmp_path / "w")
 
 
-def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_unusable_location_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="no workspace can be created"):
         open_workspace(tmp_path / "file")
