@@ -443,9 +443,7 @@ def continued_spec(spec: JobSpec, run: str) -> JobSpec:
 def failure_of(reason: str, state: SweepState) -> Failure:
     """Return why a sweep failed, with the reasons of its first failed trials."""
     reasons = [
-        trial.reason
-        if f"trial {trial.number} " in trial.reason
-        else f"trial {trial.number}: " + trial.reason
+        f"trial {trial.number}: {trial.reason}" if trial.is_reason_of_job else trial.reason
         for trial in state.trials
         if trial.state is TrialState.FAILED
     ]

@@ -20,7 +20,7 @@ from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.policies import Scheduler
 from rayjobs.tuning.samplers import Sampler
 from rayjobs.tuning.spec import SweepSpec
-from rayjobs.tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.trials import TrialCause, TrialRecord, TrialState
 
 LACKING_AT_LEAST = 5  # trials without the metric, before a sweep ends because of it
 
@@ -54,11 +54,19 @@ class Judged:
 
 @dataclass(frozen=True)
 class StopTrial:
-    """Record that a trial must end, then cancel its job (repeating is harmless)."""
+    """Record that a trial must end, then cancel its job (repeating is harmless).
+
+    Attributes:
+        number: The trial's.
+        reason: One sentence for people.
+        judged: See `TrialRecord.judged`.
+        cause: The reason for programs.
+    """
 
     number: int
     reason: str
     judged: int
+    cause: TrialCause | None
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,14 @@ class Finish:
 
 
 Action = Plan | Submit | Judged | StopTrial | Finish
+
+
+@dataclass(frozen=True)
+class Halt:
+    """Why no trial of a sweep may start or continue: for people, and for programs."""
+
+    reason: str
+    cause: TrialCause
 
 
 @dataclass(frozen=True)
@@ -103,7 +119,7 @@ class SweepState:
     def pending_stops(self) -> tuple[StopTrial, ...]:
         """Recorded stops that are not yet carried out; a driver that takes over repeats them."""
         return tuple(
-            StopTrial(trial.number, trial.reason, trial.judged)
+            StopTrial(trial.number, trial.reason, trial.judged, trial.cause)
             for trial in self.active
             if trial.stop_requested
         )
@@ -112,19 +128,21 @@ class SweepState:
         """Return how many trials are in `state`."""
         return sum(1 for trial in self.trials if trial.state is state)
 
-    def halted(self, spec: SweepSpec) -> str:
-        """Return why no trial may start or continue; empty while they may."""
+    def halted(self, spec: SweepSpec) -> Halt | None:
+        """Return why no trial may start or continue; None while they may."""
         failed, limits = self.count(TrialState.FAILED), spec.limits
         if self.cancel_requested:
-            return "the sweep was canceled"
+            return Halt("the sweep was canceled", TrialCause.SWEEP_CANCELED)
         if limits.max_failures is not None and failed > limits.max_failures:
-            return f"{failed} trials failed, more than max_failures, {limits.max_failures}"
-        if self.elapsed_s >= limits.max_duration_s:
-            return (
+            reason = f"{failed} trials failed, more than max_failures, {limits.max_failures}"
+        elif self.elapsed_s >= limits.max_duration_s:
+            reason = (
                 f"the sweep's time is up: {duration_text(self.elapsed_s)} of "
                 f"{duration_text(limits.max_duration_s, exact=True)}"
             )
-        return self._all_lack_the_metric(spec)
+        else:
+            reason = self._all_lack_the_metric(spec)
+        return Halt(reason, TrialCause.SWEEP_ENDED) if reason else None
 
     def _all_lack_the_metric(self, spec: SweepSpec) -> str:
         """Return why no trial will ever count, once a whole round of trials has shown it.
@@ -134,13 +152,8 @@ class SweepState:
         parameters. One trial that ever reported the metric, however it ended, proves that others
         may.
         """
-        lacking = [
-            trial
-            for trial in self.trials
-            # The reason from `conclude`: a trial that crashed before its first report proves
-            # nothing.
-            if trial.state is TrialState.FAILED and trial.reason == misspelt(trial, spec.metric)
-        ]
+        # A trial that crashed before its first report proves nothing.
+        lacking = [trial for trial in self.trials if trial.cause is TrialCause.NO_METRIC]
         a_round = max(LACKING_AT_LEAST, spec.limits.at_a_time)
         if len(lacking) < a_round or any(trial.values for trial in self.trials):
             return ""
@@ -168,17 +181,22 @@ class SweepState:
             scheduler: Like the sampler.
         """
         halted = self.halted(spec)
-        if halted:
+        if halted is not None:
             stops = tuple(
-                StopTrial(trial.number, f"stopped trial {trial.number}: {halted}", trial.judged)
+                StopTrial(
+                    trial.number,
+                    f"stopped trial {trial.number}: {halted.reason}",
+                    trial.judged,
+                    halted.cause,
+                )
                 for trial in self.active
                 if not trial.stop_requested
             )
-            return stops or self._finish(spec, halted, exhausted=True)
+            return stops or self._finish(spec, halted.reason, exhausted=True)
         actions: list[Action] = [
             Judged(verdict.trial, verdict.intervals)
             if verdict.stop is None
-            else StopTrial(verdict.trial, verdict.stop.reason, verdict.intervals)
+            else StopTrial(verdict.trial, verdict.stop.reason, verdict.intervals, TrialCause.POLICY)
             for verdict in scheduler.judge(self.trials)
         ]
         actions += [
@@ -216,6 +234,7 @@ class SweepState:
                     self.trials[action.number],
                     stop_requested=True,
                     reason=action.reason,
+                    cause=action.cause,
                     judged=action.judged,
                 )
             )
@@ -288,17 +307,19 @@ def conclude(
     if job_state is JobState.COMPLETED:
         if trial.values:
             return replace(trial, state=TrialState.COMPLETED, ended_at=at)
-        reason = misspelt(trial, spec.metric)
-        return replace(trial, state=TrialState.FAILED, reason=reason, ended_at=at)
-    if job_state is JobState.FAILED:
         return replace(
             trial,
             state=TrialState.FAILED,
-            reason=message or trial.reason or "its job failed",
+            reason=misspelt(trial, spec.metric),
+            cause=TrialCause.NO_METRIC,
             ended_at=at,
         )
-    reason = trial.reason or message or "its job was canceled"
-    return replace(trial, state=TrialState.CANCELED, reason=reason, ended_at=at)
+    failed = job_state is JobState.FAILED
+    ended = replace(trial, state=TrialState.FAILED if failed else TrialState.CANCELED, ended_at=at)
+    if trial.reason and not (failed and message):
+        return ended  # its sweep had stopped it
+    reason = message or ("its job failed" if failed else "its job was canceled")
+    return replace(ended, reason=reason, cause=TrialCause.JOB)
 
 
 REPORTS_WITHOUT_METRIC = 3

@@ -7,7 +7,7 @@ from datetime import datetime
 from rayjobs.jobs.records import Job, TrialRow
 from rayjobs.store.base import Store
 from rayjobs.tuning.engine import SweepState
-from rayjobs.tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.trials import TrialCause, TrialRecord, TrialState
 
 
 def row_of(trial: TrialRecord) -> TrialRow:
@@ -19,6 +19,7 @@ def row_of(trial: TrialRecord) -> TrialRow:
         job=trial.job_id,
         reports=trial.values,
         reason=trial.reason,
+        cause=None if trial.cause is None else str(trial.cause),
         judged=trial.judged,
         stop_requested=trial.stop_requested,
         metric_names=trial.metric_names,
@@ -36,6 +37,7 @@ def trial_of(row: TrialRow) -> TrialRecord:
         values=row.reports,
         job_id=row.job,
         reason=row.reason,
+        cause=None if row.cause is None else TrialCause(row.cause),
         judged=row.judged,
         stop_requested=row.stop_requested,
         metric_names=row.metric_names,

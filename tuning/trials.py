@@ -30,6 +30,16 @@ class TrialState(StrEnum):
 FINAL = frozenset({TrialState.COMPLETED, TrialState.FAILED, TrialState.CANCELED})
 
 
+class TrialCause(StrEnum):
+    """What decided that a trial fails or must end. Stored, and printed by `--json`."""
+
+    POLICY = "policy"  # the early termination policy stopped it
+    SWEEP_ENDED = "sweep_ended"  # a limit of its sweep was reached, or no trial reports its metric
+    SWEEP_CANCELED = "sweep_canceled"  # a user canceled its sweep
+    NO_METRIC = "no_metric"  # its job completed, and never reported the primary metric
+    JOB = "job"  # its job failed, was canceled, or is no longer in the store
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
     """One trial of a sweep.
@@ -40,7 +50,9 @@ class TrialRecord:
         values: The primary metric's reports so far, oldest first; the n-th is interval n.
             NaN and infinities are kept: they are also reports.
         job_id: None until the job is submitted.
-        reason: Why it was stopped or failed, with the numbers; otherwise empty.
+        reason: Why it was stopped or failed, with the numbers; otherwise empty. A sentence for
+            people.
+        cause: The same for programs; None while it has neither failed nor must end.
         judged: How many of `values` the policy has already judged, so that a restart does not judge
             an interval again with later reports.
         stop_requested: A stop is recorded; the job may still be ending.
@@ -55,6 +67,7 @@ class TrialRecord:
     values: tuple[float, ...] = ()
     job_id: str | None = None
     reason: str = ""
+    cause: TrialCause | None = None
     judged: int = 0
     stop_requested: bool = False
     metric_names: tuple[str, ...] = field(default=())
@@ -65,6 +78,17 @@ class TrialRecord:
     def is_final(self) -> bool:
         """Whether this state is final."""
         return self.state.is_final
+
+    @property
+    def is_stopped_early(self) -> bool:
+        """Whether its sweep ended it, and not a user."""
+        by_sweep = self.cause in (TrialCause.POLICY, TrialCause.SWEEP_ENDED)
+        return self.state is TrialState.CANCELED and by_sweep
+
+    @property
+    def is_reason_of_job(self) -> bool:
+        """Whether the reason is its job's own sentence, which does not name the trial."""
+        return self.cause is None or self.cause is TrialCause.JOB
 
     @property
     def diverged(self) -> bool:

@@ -62,21 +62,22 @@ class News:
             lines.append(f"{name} completed: {self._valued(trial)}")
         elif trial.is_final:
             if not (before is not None and before[1] and trial.state is TrialState.CANCELED):
-                lines.append(self._reason(trial))
+                lines.append(_reason(trial))
         elif trial.stop_requested:
-            lines.append(self._reason(trial))
+            lines.append(_reason(trial))
         return lines
-
-    def _reason(self, trial: TrialRecord) -> str:
-        name = f"trial {trial.number}"
-        named = name in trial.reason
-        return trial.reason if named else f"{name} {str(trial.state).lower()}: {trial.reason}"
 
     def _valued(self, trial: TrialRecord) -> str:
         best = trial.best(self._spec.goal)
         value = "no finite value" if best is None else f"{self._spec.metric} = {number_text(best)}"
         note = ", diverged" if trial.diverged and best is not None else ""
         return f"{value}{note} ({parameters_text(trial)})"
+
+
+def _reason(trial: TrialRecord) -> str:
+    if trial.is_reason_of_job:
+        return f"trial {trial.number} {str(trial.state).lower()}: {trial.reason}"
+    return trial.reason
 
 
 def parameters_text(trial: TrialRecord) -> str:
@@ -151,8 +152,7 @@ STOPPED_EARLY = "Stopped early"
 
 def state_text(trial: TrialRecord) -> str:
     """Return a trial's state for people: a trial stopped by its sweep is not called canceled."""
-    by_sweep = trial.stop_requested and not trial.reason.endswith("the sweep was canceled")
-    return STOPPED_EARLY if trial.state is TrialState.CANCELED and by_sweep else str(trial.state)
+    return STOPPED_EARLY if trial.is_stopped_early else str(trial.state)
 
 
 def _cells(row: Row, trial: TrialRecord, shown: Mapping[int, str]) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def _cells(row: Row, trial: TrialRecord, shown: Mapping[int, str]) -> tuple[str,
         str(row.intervals),
         row.job_id.rpartition("_")[2] if row.job_id else "-",
         parameters_text(trial),
-        # The row already has its own number.
+        # The row already has its own number. Only the text gets shorter; see `TrialCause` for data.
         re.sub(rf"^(stopped )?trial {row.number} ", "", " ".join(row.note.split())),
     )
 

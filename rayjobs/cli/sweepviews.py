@@ -125,6 +125,7 @@ def trial_json(trial: TrialRecord, spec: SweepSpec, shown: Mapping[int, str]) ->
         "reports": json.loads(reports_text(trial.values)),
         "diverged": trial.diverged,
         "reason": trial.reason,
+        "cause": trial.cause,
         "started_at": trial.started_at,
         "ended_at": trial.ended_at,
     }

@@ -258,6 +258,9 @@ class TrialRow:
         job: Id of its job; None before its submit.
         state: A name that the sweep's driver knows.
         reports: The primary metric's values, oldest first, including NaN and infinities.
+        reason: Why it was stopped or failed, for people; otherwise empty.
+        cause: The same as a name that the sweep's driver knows; None while there is nothing to
+            explain.
         judged: How many of them the early termination policy has judged.
         stop_requested: Whether its end was decided; the job may still be ending.
         metric_names: All names that its job logged, known after its end.
@@ -269,6 +272,7 @@ class TrialRow:
     job: str | None = None
     reports: tuple[float, ...] = ()
     reason: str = ""
+    cause: str | None = None
     judged: int = 0
     stop_requested: bool = False
     metric_names: tuple[str, ...] = ()

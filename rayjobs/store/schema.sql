@@ -325,6 +325,7 @@ CREATE TABLE trials (
 	metric_names TEXT NOT NULL,
 	started_at TEXT,
 	ended_at TEXT,
+	cause TEXT,
 	PRIMARY KEY (sweep, number)
 );
 
@@ -343,4 +344,4 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0012');
+INSERT INTO alembic_version (version_num) VALUES ('0013');

@@ -328,6 +328,7 @@ CREATE TABLE trials (
 	metric_names TEXT COLLATE "C" NOT NULL,
 	started_at TEXT COLLATE "C",
 	ended_at TEXT COLLATE "C",
+	cause TEXT COLLATE "C",
 	PRIMARY KEY (sweep, number)
 );
 
@@ -354,4 +355,4 @@ CREATE FUNCTION store_each(data TEXT, OUT key TEXT, OUT value TEXT) RETURNS SETO
        UNION ALL SELECT found.key, found.value FROM json_each_text(CAST(
            CASE WHEN left(ltrim(data), 1) = '{' THEN data ELSE '{}' END AS JSON)) AS found $$;
 
-INSERT INTO store_state VALUES (12, 0);
+INSERT INTO store_state VALUES (13, 0);

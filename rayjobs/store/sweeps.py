@@ -64,14 +64,15 @@ RETURNING attempt
 """
 
 PUT_TRIAL = """
-INSERT INTO trials (sweep, number, job, state, parameters, reports, reason, judged,
+INSERT INTO trials (sweep, number, job, state, parameters, reports, reason, cause, judged,
     stop_requested, metric_names, started_at, ended_at)
-VALUES (:sweep, :number, :job, :state, :parameters, :reports, :reason, :judged,
+VALUES (:sweep, :number, :job, :state, :parameters, :reports, :reason, :cause, :judged,
     :stop_requested, :metric_names, :started_at, :ended_at)
 ON CONFLICT (sweep, number) DO UPDATE SET job = excluded.job, state = excluded.state,
-    reports = excluded.reports, reason = excluded.reason, judged = excluded.judged,
-    stop_requested = excluded.stop_requested, metric_names = excluded.metric_names,
-    started_at = excluded.started_at, ended_at = excluded.ended_at
+    reports = excluded.reports, reason = excluded.reason, cause = excluded.cause,
+    judged = excluded.judged, stop_requested = excluded.stop_requested,
+    metric_names = excluded.metric_names, started_at = excluded.started_at,
+    ended_at = excluded.ended_at
 """  # parameters are written once
 
 CHILDREN = """
@@ -258,6 +259,7 @@ def _trial_values(sweep_id: str, trial: TrialRow) -> dict[str, Any]:
         "parameters": to_json(dict(trial.parameters)),
         "reports": reports_text(trial.reports),
         "reason": trial.reason,
+        "cause": trial.cause,
         "judged": trial.judged,
         "stop_requested": int(trial.stop_requested),
         "metric_names": to_json([*trial.metric_names]),
@@ -274,6 +276,7 @@ def _trial_of(row: sqlite3.Row) -> TrialRow:
         job=row["job"],
         reports=reports_of(row["reports"]),
         reason=row["reason"],
+        cause=row["cause"],
         judged=row["judged"],
         stop_requested=bool(row["stop_requested"]),
         metric_names=tuple(json.loads(row["metric_names"])),

@@ -206,6 +206,7 @@ trials = sa.Table(
     sa.Column("metric_names", sa.Text, nullable=False),
     sa.Column("started_at", sa.Text),
     sa.Column("ended_at", sa.Text),
+    sa.Column("cause", sa.Text),  # what decided its end; NULL: nothing to explain
 )
 
 # A pipeline run is a row of `jobs` (kind "pipeline") and a row here; a step is a job with a row in

@@ -32,6 +32,9 @@ from rayjobs.workspace.folder import open_workspace
 from rayjobs.workspace.shared import create_in
 from tests.contract.store_contract import submit
 from tests.storage.postgres import Postgres
+from tests.support import trials_without_cause as old_trials
+
+ASSETS = Path(__file__).parents[1] / "assets" / "stores"
 
 pytestmark = [pytest.mark.storage, pytest.mark.xdist_group("postgres")]
 
@@ -155,6 +158,40 @@ def test_an_older_store_is_upgraded_once(
         monkeypatch.setattr(in_postgres, "VERSION", VERSION)
         with pytest.raises(StoreVersionError, match="upgrade rayjobs here"):
             old.jobs()
+
+
+def columns_of(connection: psycopg.Connection[Any], schema: str) -> list[Any]:
+    return connection.execute(
+        "SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default "
+        "FROM information_schema.columns WHERE table_schema = %s ORDER BY 1, 2",
+        (schema,),
+    ).fetchall()
+
+
+def indexes_of(connection: psycopg.Connection[Any], schema: str) -> list[str]:
+    found = connection.execute(
+        "SELECT indexdef FROM pg_indexes WHERE schemaname = %s", (schema,)
+    ).fetchall()
+    return sorted(text.replace(f"{schema}.", "") for (text,) in found)
+
+
+def test_the_first_version_is_upgraded_to_the_tables_of_this_one(server: Postgres) -> None:
+    url, new_url = server.schema(), server.schema()
+    schema, new_schema = parsed(url)[1], parsed(new_url)[1]
+    text = (ASSETS / f"version-{in_postgres.FIRST}.sql").read_text(encoding="utf-8")
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {schema}".encode())
+        connection.execute(f"SET search_path TO {schema}".encode())
+        connection.execute(text.encode())
+        with connection.cursor() as cursor:
+            cursor.executemany(old_trials.statement("%s").encode(), old_trials.rows())
+        with contextlib.closing(SqlStore(url)) as store:
+            trials = store.trials(old_trials.SWEEP)
+        SqlStore(new_url).close()
+        assert columns_of(connection, schema) == columns_of(connection, new_schema)
+        assert indexes_of(connection, schema) == indexes_of(connection, new_schema)
+    found = [(trial.state, trial.reason, trial.cause) for trial in trials]
+    assert found == list(old_trials.TRIALS)
 
 
 def test_an_upgrade_that_fails_changes_nothing(

@@ -22,6 +22,7 @@ from rayjobs.store.postgres import FIRST as FIRST_IN_POSTGRES
 from rayjobs.store.postgres import MIGRATIONS
 from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.store.sql import SqlStore
+from tests.support import trials_without_cause as old_trials
 from tests.support.schema_steps import NEWEST_STORE, NEXT, with_next_step
 
 ASSETS = Path(__file__).parents[2] / "assets" / "stores"
@@ -152,11 +153,26 @@ def test_old_store_opens_with_all_its_content(tmp_path: Path, old: Path) -> None
             [(run, writer)] = store.run_writers()
             assert isinstance(writer, ProcessWriter) and writer.host == "elsewhere"
             assert (store.job(run).description, store.job(run).kind) == ("by hand", INTERACTIVE)
+        if int(old.stem.partition("-")[2]) >= 13:
+            causes = [trial.cause for trial in store.trials(old_trials.SWEEP)]
+            assert causes == [cause for _, _, cause in old_trials.TRIALS]
     finally:
         store.close()
     SqlStore(path).close()
     SqlStore(tmp_path / "new.db").close()
     assert shape_of(path) == shape_of(tmp_path / "new.db")
+
+
+def test_trials_of_an_old_store_get_their_cause_from_the_stored_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    shutil.copy(ASSETS / "version-12.db", path)
+    with sqlite3.connect(path) as connection:
+        connection.executemany(old_trials.statement("?"), old_trials.rows())
+    connection.close()
+    store = SqlStore(path)
+    found = [(trial.state, trial.reason, trial.cause) for trial in store.trials(old_trials.SWEEP)]
+    store.close()
+    assert found == list(old_trials.TRIALS)
 
 
 def test_a_newer_store_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rayjobs.tuning.engine import Finish, Judged, Plan, StopTrial, Submit, Sweep
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.results import best_trial
-from rayjobs.tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.trials import TrialCause, TrialRecord, TrialState
 from rayjobs.tuning.tune.scheduling import TuneScheduler
 from tests.unit.tuning.simulation import World, good, sweep
 
@@ -86,12 +86,13 @@ def test_the_policy_stops_a_trial_and_records_the_numbers() -> None:
     first, second = actions_of(state, spec)
     assert first == Judged(0, 2)
     reason = "stopped trial 1 at interval 2: 0.612 < 0.701/(1+0.1)"
-    assert second == StopTrial(1, reason, 2)
+    assert second == StopTrial(1, reason, 2, TrialCause.POLICY)
     after = state.applied(first).applied(second)
     assert actions_of(after, spec) == ()  # the slot is taken until the job has really ended
-    assert after.pending_stops == (StopTrial(1, reason, 2),)
+    assert after.pending_stops == (second,)
     final = conclude(after.trials[1], JobState.CANCELED, spec)
     assert (final.state, final.reason) == (TrialState.CANCELED, reason)
+    assert final.cause is TrialCause.POLICY and final.is_stopped_early
 
 
 def test_an_interval_is_judged_once_however_much_is_reported_later() -> None:
@@ -108,7 +109,8 @@ def test_reports_that_come_together_are_judged_one_by_one() -> None:
     spec = sweep(policy={"type": "bandit", "slack_factor": 0.1, "evaluation_interval": 2})
     state = SweepState((running(0, 0.5, 0.9, 0.9, judged=3), running(1, 0.5, 0.6, 0.95)))
     [stop] = actions_of(state, spec)
-    assert stop == StopTrial(1, "stopped trial 1 at interval 2: 0.6 < 0.9/(1+0.1)", 2)
+    reason = "stopped trial 1 at interval 2: 0.6 < 0.9/(1+0.1)"
+    assert stop == StopTrial(1, reason, 2, TrialCause.POLICY)
 
 
 def test_a_misspelt_metric_fails_its_trials_and_the_sweep_goes_on() -> None:
@@ -207,7 +209,7 @@ def test_exceeding_the_failure_limit_ends_the_sweep_and_its_trials() -> None:
     failed = (ended(0, TrialState.FAILED), ended(1, TrialState.FAILED))
     state = SweepState((*failed, running(2, 0.5)))
     reason = "stopped trial 2: 2 trials failed, more than max_failures, 1"
-    assert actions_of(state, spec) == (StopTrial(2, reason, 0),)
+    assert actions_of(state, spec) == (StopTrial(2, reason, 0, TrialCause.SWEEP_ENDED),)
     over = state.with_trial(ended(2, TrialState.CANCELED))
     [finish] = actions_of(over, spec)
     assert finish.state is JobState.FAILED and "more than max_failures, 1" in finish.reason
@@ -245,6 +247,45 @@ def test_a_canceled_sweep_stops_everything_and_plans_nothing() -> None:
     [finish] = actions_of(state, spec)
     assert finish.state is JobState.CANCELED
     assert {trial.state for trial in state.trials} == {TrialState.CANCELED}
+    assert {trial.cause for trial in state.trials} == {TrialCause.SWEEP_CANCELED}
+    assert not any(trial.is_stopped_early for trial in state.trials)
+
+
+def test_a_missing_metric_is_known_by_its_cause_and_not_by_the_wording() -> None:
+    lacks = [replace(lacking(number), reason="in other words") for number in range(5)]
+    spec = sweep(limits={"total": 50, "concurrent": 1})
+    halt = SweepState(tuple(lacks)).halted(spec)
+    assert halt is not None and halt.cause is TrialCause.SWEEP_ENDED
+    crashed = [replace(one, cause=TrialCause.JOB, reason=lacking(3).reason) for one in lacks]
+    assert SweepState(tuple(crashed)).halted(spec) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "stopped_by", "message", "reason", "cause"),
+    [
+        (JobState.FAILED, None, "ValueError: no", "ValueError: no", TrialCause.JOB),
+        (JobState.FAILED, None, "", "its job failed", TrialCause.JOB),
+        (JobState.FAILED, TrialCause.POLICY, "ValueError: no", "ValueError: no", TrialCause.JOB),
+        (JobState.FAILED, TrialCause.POLICY, "", "too slow", TrialCause.POLICY),
+        (JobState.CANCELED, None, "canceled by ada", "canceled by ada", TrialCause.JOB),
+        (JobState.CANCELED, None, "", "its job was canceled", TrialCause.JOB),
+        (JobState.CANCELED, TrialCause.POLICY, "canceled", "too slow", TrialCause.POLICY),
+        (None, TrialCause.SWEEP_ENDED, "", "too slow", TrialCause.SWEEP_ENDED),
+        (JobState.COMPLETED, None, "", "", None),
+    ],
+)
+def test_the_cause_of_a_trial_is_of_the_same_decision_as_its_reason(
+    state: JobState | None,
+    stopped_by: TrialCause | None,
+    message: str,
+    reason: str,
+    cause: TrialCause | None,
+) -> None:
+    trial = running(0, 0.5)
+    if stopped_by is not None:
+        trial = replace(trial, stop_requested=True, reason="too slow", cause=stopped_by)
+    found = conclude(trial, state, sweep(), message=message)
+    assert (found.reason, found.cause) == (reason, cause)
 
 
 def test_a_trial_that_only_reported_nan_completes_and_is_never_the_best() -> None:
