@@ -370,7 +370,9 @@ class ScheduleRecord:
         is_active: Whether it is active.
         next_at: When it is next due; None: never.
         last_run: The newest run that it started.
-        note: One sentence on the last time; empty: nothing notable.
+        note: One sentence on the last time, for people; empty: nothing notable.
+        failed_start: Why the run that is still due could not be started; empty: nothing prevented
+            it.
         created_by: Who made it.
         created_at: When.
     """
@@ -390,6 +392,7 @@ class ScheduleRecord:
     next_at: datetime | None = None
     last_run: str | None = None
     note: str = ""
+    failed_start: str = ""
     created_by: str = ""
     created_at: datetime
 

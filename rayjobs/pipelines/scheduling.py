@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 LATE = timedelta(minutes=1)
 # Delay before a due run is tried again, after a stopped target or a failed storage.
 TRY_AGAIN = timedelta(minutes=1)
-AGAIN = "tries again: "
 EVENT = "schedule"
 SCHEDULE_PROPERTY = "azureml.scheduleid"
 SEEN_PROPERTY = "rayjobs.schedule_seen"
@@ -131,14 +130,19 @@ def run_due(
             one = _run(workspace, record, now, wake=wake, away_since=away_since)
         except (RayjobsError, DatastoreError, OSError) as error:
             passes = may_pass(error)
-            what = f"{AGAIN}the start failed" if passes else "nothing was started"
-            why = without_address(str(error))
-            one = Done(record.id, f"{what} at {now:%Y-%m-%d %H:%M} UTC: {why}")
+            what = f"at {now:%Y-%m-%d %H:%M} UTC: {without_address(str(error))}"
+            failed_start = f"the start failed {what}" if passes else ""
+            note = f"tries again: {failed_start}" if passes else f"nothing was started {what}"
+            one = Done(record.id, note)
             next_at = record.next_at if passes else first_due(record, now)
             # A failing store cannot record it; the schedule stays due anyway.
             with contextlib.suppress(StoreError):
                 workspace.store.settle_schedule(
-                    record.id, due=record.next_at, next_at=next_at, note=one.note
+                    record.id,
+                    due=record.next_at,
+                    next_at=next_at,
+                    note=note,
+                    failed_start=failed_start,
                 )
         if one is not None:
             done.append(one)
@@ -237,8 +241,8 @@ def lateness(record: ScheduleRecord, now: datetime, away_since: datetime | None 
     why = f"nothing ran schedules at {record.next_at:%Y-%m-%d %H:%M} UTC."
     if away_since is not None and away_since < record.next_at + LATE:
         why = f"the workspace's store could not be reached from {away_since:%Y-%m-%d %H:%M} UTC on."
-    if record.note.startswith(AGAIN):
-        why = record.note.removeprefix(AGAIN)
+    if record.failed_start:
+        why = record.failed_start
     return f"late: {why}{missed}"
 
 
@@ -289,7 +293,8 @@ def changed(
     new = replace(record, **values)
     if new.watched is not None and (new.watched != record.watched or new.seen is None):
         new = replace(new, seen=marks_of(workspace, new.watched))
-    new = replace(new, note="", next_at=first_due(new, now) if new.is_active else None)
+    next_at = first_due(new, now) if new.is_active else None
+    new = replace(new, note="", failed_start="", next_at=next_at)
     workspace.store.put_schedule(new)
     return new
 

@@ -164,6 +164,7 @@ class PipelineStore(Protocol):
         due: datetime,
         next_at: datetime | None,
         note: str,
+        failed_start: str = "",
         seen: Mapping[str, str] | None = None,
         run: str | None = None,
     ) -> bool:
@@ -173,7 +174,9 @@ class PipelineStore(Protocol):
             schedule: Its id.
             due: The time that was read.
             next_at: When it is next due; None: never.
-            note: What happened.
+            note: What happened, for people.
+            failed_start: Why the run could not be started and stays due; empty: nothing prevented
+                it.
             seen: The watched files; None leaves them unchanged.
             run: The started run; None leaves the last one.
         """

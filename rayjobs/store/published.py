@@ -36,18 +36,20 @@ WHERE name = :name
 
 PUT_SCHEDULE = """
 INSERT INTO pipeline_schedules (id, name, description, pipeline, endpoint, experiment, parameters,
-    continues, recurrence, watched, seen, is_active, next_at, last_run, note, created_by,
-    created_at)
+    continues, recurrence, watched, seen, is_active, next_at, last_run, note,
+    failed_start, created_by, created_at)
 VALUES (:id, :name, :description, :pipeline, :endpoint, :experiment, :parameters, :continues,
-    :recurrence, :watched, :seen, :is_active, :next_at, :last_run, :note, :created_by, :created_at)
+    :recurrence, :watched, :seen, :is_active, :next_at, :last_run, :note, :failed_start,
+    :created_by, :created_at)
 ON CONFLICT (id) DO UPDATE SET name = excluded.name, description = excluded.description,
     parameters = excluded.parameters, continues = excluded.continues,
     recurrence = excluded.recurrence, watched = excluded.watched, seen = excluded.seen,
-    is_active = excluded.is_active, next_at = excluded.next_at, note = excluded.note
+    is_active = excluded.is_active, next_at = excluded.next_at, note = excluded.note,
+    failed_start = excluded.failed_start
 """
 # A schedule that was changed or disabled meanwhile is no longer due at that time.
 SETTLE_SCHEDULE = """
-UPDATE pipeline_schedules SET next_at = :next_at, note = :note,
+UPDATE pipeline_schedules SET next_at = :next_at, note = :note, failed_start = :failed_start,
     seen = COALESCE(:seen, seen), last_run = COALESCE(:run, last_run)
 WHERE id = :id AND next_at = :due AND is_active = 1
 """
@@ -135,6 +137,7 @@ class PublishedPart(Part):
         due: datetime,
         next_at: datetime | None,
         note: str,
+        failed_start: str = "",
         seen: Mapping[str, str] | None = None,
         run: str | None = None,
     ) -> bool:
@@ -144,6 +147,7 @@ class PublishedPart(Part):
             "due": time_text(due),
             "next_at": time_text(next_at),
             "note": note,
+            "failed_start": failed_start,
             "seen": None if seen is None else to_json(dict(seen)),
             "run": run,
         }

@@ -242,6 +242,7 @@ CREATE TABLE pipeline_schedules (
 	note TEXT NOT NULL,
 	created_by TEXT NOT NULL,
 	created_at TEXT NOT NULL,
+	failed_start TEXT DEFAULT '' NOT NULL,
 	CONSTRAINT uq_pipeline_schedules_id UNIQUE (id)
 );
 
@@ -344,4 +345,4 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0013');
+INSERT INTO alembic_version (version_num) VALUES ('0014');

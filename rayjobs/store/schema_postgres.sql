@@ -243,6 +243,7 @@ CREATE TABLE pipeline_schedules (
 	note TEXT COLLATE "C" NOT NULL,
 	created_by TEXT COLLATE "C" NOT NULL,
 	created_at TEXT COLLATE "C" NOT NULL,
+	failed_start TEXT COLLATE "C" DEFAULT '' NOT NULL,
 	PRIMARY KEY (serial),
 	CONSTRAINT uq_pipeline_schedules_id UNIQUE (id)
 );
@@ -355,4 +356,4 @@ CREATE FUNCTION store_each(data TEXT, OUT key TEXT, OUT value TEXT) RETURNS SETO
        UNION ALL SELECT found.key, found.value FROM json_each_text(CAST(
            CASE WHEN left(ltrim(data), 1) = '{' THEN data ELSE '{}' END AS JSON)) AS found $$;
 
-INSERT INTO store_state VALUES (13, 0);
+INSERT INTO store_state VALUES (14, 0);

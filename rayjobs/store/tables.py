@@ -293,6 +293,8 @@ pipeline_schedules = sa.Table(
     sa.Column("note", sa.Text, nullable=False),
     sa.Column("created_by", sa.Text, nullable=False),
     sa.Column("created_at", sa.Text, nullable=False),
+    # Why the due run could not be started; empty: it could.
+    sa.Column("failed_start", sa.Text, nullable=False, server_default=""),
     sa.UniqueConstraint("id", name="uq_pipeline_schedules_id"),
     sqlite_autoincrement=True,
 )

@@ -311,15 +311,26 @@ class PipelineContract:
         settled: dict[str, Any] = {
             "next_at": later,
             "note": "late",
+            "failed_start": "the disk is full",
             "run": "r1",
             "seen": {"in/a": "2 y"},
         }
         assert not store.settle_schedule(record.id, due=later, **settled), "it is due at another"
         assert store.settle_schedule(record.id, due=due, **settled)
         assert not store.settle_schedule(record.id, due=due, **settled), "it was done already"
-        expected = replace(record, next_at=later, note="late", last_run="r1", seen={"in/a": "2 y"})
+        expected = replace(
+            record,
+            next_at=later,
+            note="late",
+            failed_start="the disk is full",
+            last_run="r1",
+            seen={"in/a": "2 y"},
+        )
         assert store.schedule(record.id) == expected
+        assert store.settle_schedule(record.id, due=later, next_at=later, note="")
+        assert store.schedule(record.id).failed_start == ""
         store.put_schedule(replace(expected, is_active=False, name="off"))
+        assert store.schedule(record.id).failed_start == "the disk is full"
         assert not store.settle_schedule(record.id, due=later, next_at=None, note="")
         assert store.schedules() == []
         assert [one.name for one in store.schedules(active=False)] == ["off"]

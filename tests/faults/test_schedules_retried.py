@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def test_late_run_reports_what_it_waited_for(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world.schedule()
+    one = world.schedule()
     with monkeypatch.context() as broken:
 
         def full(*_given: Any, **_more: Any) -> Any:
@@ -81,10 +82,14 @@ def test_late_run_reports_what_it_waited_for(
 
         broken.setattr(scheduling, "run_published", full)
         world.later(hours=1)
+    row = world.row(one)
+    assert row.note == f"tries again: {row.failed_start}"
+    world.ws.opened.store.put_schedule(replace(row, note="in other words"))
     (done,) = world.later(hours=1, minutes=2)
     assert done.note.startswith("late: the start failed at ")
     assert "No space left on device" in done.note
     assert "It fell due 2 times meanwhile, and runs once." in done.note
+    assert world.row(one).failed_start == ""
     assert len(world.runs) == 1
 
 

@@ -162,7 +162,8 @@ def test_an_older_store_is_upgraded_once(
 
 def columns_of(connection: psycopg.Connection[Any], schema: str) -> list[Any]:
     return connection.execute(
-        "SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default "
+        "SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default, "
+        "collation_name "
         "FROM information_schema.columns WHERE table_schema = %s ORDER BY 1, 2",
         (schema,),
     ).fetchall()
@@ -185,8 +186,14 @@ def test_the_first_version_is_upgraded_to_the_tables_of_this_one(server: Postgre
         connection.execute(text.encode())
         with connection.cursor() as cursor:
             cursor.executemany(old_trials.statement("%s").encode(), old_trials.rows())
+        connection.execute(
+            "INSERT INTO pipeline_schedules (id, name, description, experiment, parameters, "
+            "is_active, note, created_by, created_at) VALUES ('a', 'a', '', 'x', '{}', 1, "
+            "'tries again: no room', '', '2026-11-01T09:00:00.000000Z')"
+        )
         with contextlib.closing(SqlStore(url)) as store:
             trials = store.trials(old_trials.SWEEP)
+            assert store.schedule("a").failed_start == "no room"
         SqlStore(new_url).close()
         assert columns_of(connection, schema) == columns_of(connection, new_schema)
         assert indexes_of(connection, schema) == indexes_of(connection, new_schema)

@@ -175,6 +175,28 @@ def test_trials_of_an_old_store_get_their_cause_from_the_stored_sentence(tmp_pat
     assert found == list(old_trials.TRIALS)
 
 
+@pytest.mark.parametrize(
+    ("note", "failed_start"),
+    [
+        ("tries again: the start failed at 09:00 UTC: no", "the start failed at 09:00 UTC: no"),
+        ("nothing was started at 09:00 UTC: no", ""),
+        ("", ""),
+    ],
+)
+def test_a_schedule_of_an_old_store_gets_its_failed_start_from_the_note(
+    tmp_path: Path, note: str, failed_start: str
+) -> None:
+    path = tmp_path / "store.db"
+    shutil.copy(ASSETS / "version-12.db", path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE pipeline_schedules SET note = ?", (note,))
+    connection.close()
+    store = SqlStore(path)
+    found = [(one.note, one.failed_start) for one in store.schedules(active=False)]
+    store.close()
+    assert found == [(note, failed_start)]
+
+
 def test_a_newer_store_is_refused_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     SqlStore(path).close()
