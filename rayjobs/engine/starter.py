@@ -28,7 +28,7 @@ from rayjobs.injob import kernel
 from rayjobs.injob.identity import Identity, identity_of, stat_of
 from rayjobs.protocol.names import NAMESPACE, actor_name
 from rayjobs.target import local_head
-from rayjobs.target.local_head import HeadRecord
+from rayjobs.target.local_head import HeadRecord, StartError
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.progress import Progress
 
@@ -60,7 +60,7 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
 
     Raises:
         LateError: Ray did not start in time; the message is Ray's last output.
-        TargetError: Ray refused to start; the message has its reason.
+        StartError: Ray refused to start; the cause has its reason.
     """
     paths = TargetPaths.of(name, under=home)
     settings = LocalSettings.read()
@@ -84,9 +84,10 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
         message = (_last_line(str(exc)) or type(exc).__name__)[:LINE_LIMIT]
         if is_late(exc):
             raise LateError(message) from exc
-        raise TargetError(
+        raise StartError(
             f"Ray could not be started: {message.rstrip('.')}. Ray's own output is in "
-            f"{paths.log / 'start.log'}. {local_head.start_again(name)}"
+            f"{paths.log / 'start.log'}.",
+            advice=local_head.start_again(name),
         ) from exc
     finally:
         os.environ.pop("RAY_START_HOOK", None)
@@ -315,6 +316,8 @@ def _failures_told(progress: Progress, *, is_head: bool) -> Iterator[list[int]]:
             outcome[:] = [local_head.EXIT_LATE]
         else:
             progress.failed(f"the target did not start in time: {exc.message}")
+    except StartError as exc:
+        progress.failed(exc.cause, advice=exc.advice)
     except RayjobsError as exc:
         progress.failed(exc.message)
     except Exception as exc:

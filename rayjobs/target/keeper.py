@@ -24,14 +24,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rayjobs.core.errors import RayjobsError, TargetError
+from rayjobs.core.errors import RayjobsError
 from rayjobs.core.text import duration_text
 from rayjobs.injob import openfiles
 from rayjobs.injob.identity import own_identity
 from rayjobs.target import local_head, stop_record, stopping, timekeeper, wake_client
 from rayjobs.target.keeping import keeper_lock, leave_caller
+from rayjobs.target.local_head import StartError
 from rayjobs.target.machine import LocalSettings
-from rayjobs.target.progress import Progress, read
+from rayjobs.target.progress import Line, Progress, read
 from rayjobs.target.stopping import TargetLocation
 
 START_LIMIT_S = 300.0  # per try; Ray alone took 31 s on a busy machine
@@ -49,7 +50,7 @@ LOG_LIMIT_BYTES = 4 * 2**20
 _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 
 
-class LateError(TargetError):
+class LateError(StartError):
     """A head did not start in time; another try may succeed."""
 
 
@@ -113,12 +114,12 @@ class Keeper:
             self._say(exc.message)
             if not self._is_wanted or self.paths.stop_request.exists():
                 return False
-            self._pause(exc.message)
+            # The advice would be wrong: the keeper tries again by itself.
+            self._pause(exc.cause if isinstance(exc, StartError) else exc.message)
         return True
 
     def _pause(self, reason: str) -> None:
         self._failures += 1
-        reason = reason.removesuffix(local_head.start_again(self.location.name)).strip()
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10))
         self._paused_until_s = _now_s() + pause_s
         next_at = time.strftime("%H:%M:%S", time.localtime(time.time() + pause_s))
@@ -180,7 +181,7 @@ class Keeper:
                     )
                     continue
                 if isinstance(exc, LateError):
-                    self.progress.failed(exc.message)
+                    self.progress.failed(exc.cause, advice=exc.advice)
                 stopping.remove_files(self.location, keep_progress=True)
                 raise
 
@@ -189,31 +190,34 @@ class Keeper:
 
         Raises:
             LateError: A head did not start in time; clients get no failure report.
-            TargetError: It failed otherwise; clients get a failure report.
+            StartError: It failed otherwise; clients get a failure report.
         """
         log = self.paths.log / "start.log"
         code = self._run_child(
             "rayjobs.engine.starter", [self.progress.start, what], START_LIMIT_S, log.name
         )
         if what == "head" and code in (None, local_head.EXIT_LATE):
+            late = self._last_if("late")
             reported = (
-                self._last_of("late")
-                or f"the starter was not done after {duration_text(START_LIMIT_S)}"
+                late.text
+                if late is not None
+                else f"the starter was not done after {duration_text(START_LIMIT_S)}"
             )
             raise LateError(
                 f"Ray did not come up in time for target {self.location.name!r}, as happens on a "
-                f"busy machine: {reported.rstrip('.')}. Details are in {log}. "
-                f"{local_head.start_again(self.location.name)}"
+                f"busy machine: {reported.rstrip('.')}. Details are in {log}.",
+                advice=local_head.start_again(self.location.name),
             )
         if code != 0:
             why = f"the starter ended with exit code {code}"
             if code is None:
                 why = f"the starter was not done after {duration_text(START_LIMIT_S)}"
+            failed = self._last_if("failed")
+            if failed is not None:
+                raise StartError(failed.text, advice=failed.advice)
             message = f"target {self.location.name!r} did not start: {why}. See {log}."
-            reported = self._last_of("failed")
-            if not reported:
-                self.progress.failed(message)
-            raise RayjobsError(reported or message)
+            self.progress.failed(message)
+            raise StartError(message)
 
     def _run_child(
         self, module: str, arguments: list[str], limit_s: float, log_name: str
@@ -243,10 +247,10 @@ class Keeper:
             os.close(descriptor)
         return _wait(child, limit_s)
 
-    def _last_of(self, kind: str) -> str:
-        """Return the last message of this start if it is of the kind."""
+    def _last_if(self, kind: str) -> Line | None:
+        """Return the last line of this start if it is of the kind."""
         lines = [line for line in read(self.paths.progress) if line.start == self.progress.start]
-        return lines[-1].text if lines and lines[-1].kind == kind else ""
+        return lines[-1] if lines and lines[-1].kind == kind else None
 
     # --- watching ---------------------------------------------------------------------------------
 

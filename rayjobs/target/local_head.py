@@ -240,8 +240,29 @@ def proxies_with_password(environment: Mapping[str, str]) -> set[str]:
     }
 
 
+class StartError(TargetError):
+    """A target could not be started; `message` is `cause` and `advice`.
+
+    Attributes:
+        cause: What failed, in full sentences.
+        advice: What to do next; empty if the cause says it.
+    """
+
+    def __init__(self, cause: str, *, advice: str = "") -> None:
+        super().__init__(f"{cause} {advice}".rstrip())
+        self.cause = cause
+        self.advice = advice
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_start_error, (type(self), self.cause, self.advice)
+
+
+def _rebuild_start_error(kind: type[StartError], cause: str, advice: str) -> StartError:
+    return kind(cause, advice=advice)
+
+
 def start_again(name: str) -> str:
-    """Return the end of every message about a failed start: what to do next."""
+    """Return the advice after a failed start: what to do next."""
     return f"Jobs that were submitted stay queued; run `rayjobs target start {name}`."
 
 

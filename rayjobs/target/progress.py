@@ -16,11 +16,18 @@ class Line:
         start: Which start it belongs to.
         kind: "stage", "ready", "failed", "stopped", or "late": this try did not finish in time.
         text: For people.
+        advice: What to do next after a failure; empty if the text says it.
     """
 
     start: str
     kind: str
     text: str = ""
+    advice: str = ""
+
+    @property
+    def message(self) -> str:
+        """The text and the advice."""
+        return f"{self.text} {self.advice}".rstrip()
 
 
 class Progress:
@@ -38,16 +45,17 @@ class Progress:
         """Report that the target answers."""
         self._add("ready", "")
 
-    def failed(self, text: str) -> None:
-        """Report why the start failed."""
-        self._add("failed", text)
+    def failed(self, text: str, *, advice: str = "") -> None:
+        """Report why the start failed, and what to do next."""
+        self._add("failed", text, advice)
 
     def late(self, text: str) -> None:
         """Report why this try did not finish in time; the keeper decides whether to try again."""
         self._add("late", text)
 
-    def _add(self, kind: str, text: str) -> None:
-        line = json.dumps({"start": self.start, "kind": kind, "text": text}) + "\n"
+    def _add(self, kind: str, text: str, advice: str = "") -> None:
+        values = {"start": self.start, "kind": kind, "text": text}
+        line = json.dumps({**values, "advice": advice} if advice else values) + "\n"
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -66,7 +74,14 @@ def read(path: Path) -> list[Line]:
     for raw in text.split(b"\n")[:-1]:
         try:
             values = json.loads(raw)
-            lines.append(Line(str(values["start"]), str(values["kind"]), str(values["text"])))
-        except (ValueError, KeyError, TypeError):
+            lines.append(
+                Line(
+                    start=str(values["start"]),
+                    kind=str(values["kind"]),
+                    text=str(values["text"]),
+                    advice=str(values.get("advice", "")),
+                )
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue  # not ours
     return lines

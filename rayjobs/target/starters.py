@@ -153,7 +153,7 @@ class Follower:
                 self.failure = ""
                 self._on_stage(line.text)
             elif line.kind == "failed":
-                self.failure = line.text
+                self.failure = line.message
         self._shown = len(lines)
 
 

@@ -199,10 +199,11 @@ def _files_written(location: TargetLocation) -> Iterator[None]:
     except TimeoutError:
         raise  # without a file: a process listens and does not answer
     except OSError as exc:
-        raise TargetError(
+        raise local_head.StartError(
             f"target {location.name!r} cannot be started: {exc.filename or location.home}: "
             f"{exc.strerror or exc}. Make room there, or set RAYJOBS_HOME to a folder that can be "
-            f"written. {local_head.start_again(location.name)}"
+            f"written.",
+            advice=local_head.start_again(location.name),
         ) from exc
 
 

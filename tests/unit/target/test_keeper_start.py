@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 from rayjobs.core.errors import RayjobsError
 from rayjobs.engine import starter as raylaunch
 from rayjobs.injob.identity import identity_of, is_alive
-from rayjobs.target import keeper, keeping, local_head, progress, stopping
+from rayjobs.target import keeper, keeping, local_head, progress, starters, stopping
 from rayjobs.target.keeper import Keeper
 from rayjobs.target.stopping import TargetLocation
 
@@ -67,7 +68,7 @@ def start(location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def _lines(location: TargetLocation) -> list[tuple[str, str]]:
-    return [(line.kind, line.text) for line in progress.read(location.paths.progress)]
+    return [(line.kind, line.message) for line in progress.read(location.paths.progress)]
 
 
 @pytest.mark.long
@@ -115,6 +116,10 @@ def test_stop_ends_the_retries(location: TargetLocation, start: FakeStarter) -> 
     assert [kind for kind, _ in _lines(location)] == ["late", "failed"]
 
 
+def _raise(error: Exception) -> None:
+    raise error
+
+
 def _fails() -> None:
     raise RayjobsError("Ray does not start")
 
@@ -137,6 +142,41 @@ def test_keeper_with_work_retries_with_growing_pauses(
     assert kept._paused_until_s == now_s + 600.0
     kept._end_pause()
     assert keeping.pause_of(location.paths) is None
+
+
+def test_a_pause_has_the_cause_of_the_failure_and_not_its_advice(location: TargetLocation) -> None:
+    def fails() -> None:
+        raise local_head.StartError("Ray does not start.", advice="In other words: start it.")
+
+    kept = Keeper(location, "s1", is_patient=True)
+    assert kept._tries(fails)
+    pause = keeping.pause_of(location.paths)
+    assert pause is not None and pause.reason == "Ray does not start."
+    assert "In other words" not in pause.sentence("local")
+
+
+def test_what_a_starter_reports_keeps_cause_and_advice_apart(
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Keeper(location, "s1")
+
+    def refused(*_: object) -> int:
+        told = progress.Progress(location.paths.progress, "s1")
+        error = local_head.StartError("Ray refuses.", advice="Ask Ada.")
+        with raylaunch._failures_told(told, is_head=True):
+            _raise(error)
+        return 1
+
+    monkeypatch.setattr(kept, "_run_child", refused)
+    with pytest.raises(local_head.StartError) as caught:
+        kept._starter("head")
+    assert (caught.value.cause, caught.value.advice) == ("Ray refuses.", "Ask Ada.")
+    assert caught.value.message == "Ray refuses. Ask Ada."
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.cause, again.message) == ("Ray refuses.", "Ray refuses. Ask Ada.")
+    follower = starters.Follower(location, print)
+    follower.look()
+    assert follower.failure == "Ray refuses. Ask Ada."
 
 
 def test_a_keeper_without_work_ends_when_a_start_fails(location: TargetLocation) -> None:
