@@ -176,7 +176,7 @@ def indexes_of(connection: psycopg.Connection[Any], schema: str) -> list[str]:
     return sorted(text.replace(f"{schema}.", "") for (text,) in found)
 
 
-def test_the_first_version_is_upgraded_to_the_tables_of_this_one(server: Postgres) -> None:
+def test_first_postgres_version_is_upgraded_to_current_tables(server: Postgres) -> None:
     url, new_url = server.schema(), server.schema()
     schema, new_schema = parsed(url)[1], parsed(new_url)[1]
     text = (ASSETS / f"version-{in_postgres.FIRST}.sql").read_text(encoding="utf-8")

@@ -163,7 +163,7 @@ def test_old_store_opens_with_all_its_content(tmp_path: Path, old: Path) -> None
     assert shape_of(path) == shape_of(tmp_path / "new.db")
 
 
-def test_trials_of_an_old_store_get_their_cause_from_the_stored_sentence(tmp_path: Path) -> None:
+def test_upgrade_fills_causes_of_trials_from_stored_reasons(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     shutil.copy(ASSETS / "version-12.db", path)
     with sqlite3.connect(path) as connection:
@@ -183,7 +183,7 @@ def test_trials_of_an_old_store_get_their_cause_from_the_stored_sentence(tmp_pat
         ("", ""),
     ],
 )
-def test_a_schedule_of_an_old_store_gets_its_failed_start_from_the_note(
+def test_upgrade_fills_failed_start_of_schedules_from_notes(
     tmp_path: Path, note: str, failed_start: str
 ) -> None:
     path = tmp_path / "store.db"

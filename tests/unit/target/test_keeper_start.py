@@ -144,7 +144,7 @@ def test_keeper_with_work_retries_with_growing_pauses(
     assert keeping.pause_of(location.paths) is None
 
 
-def test_a_pause_has_the_cause_of_the_failure_and_not_its_advice(location: TargetLocation) -> None:
+def test_pause_has_cause_of_failure_without_advice(location: TargetLocation) -> None:
     def fails() -> None:
         raise local_head.StartError("Ray does not start.", advice="In other words: start it.")
 
@@ -155,7 +155,7 @@ def test_a_pause_has_the_cause_of_the_failure_and_not_its_advice(location: Targe
     assert "In other words" not in pause.sentence("local")
 
 
-def test_what_a_starter_reports_keeps_cause_and_advice_apart(
+def test_report_of_starter_keeps_cause_and_advice_apart(
     location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Keeper(location, "s1")

@@ -251,7 +251,7 @@ def test_a_canceled_sweep_stops_everything_and_plans_nothing() -> None:
     assert not any(trial.is_stopped_early for trial in state.trials)
 
 
-def test_a_missing_metric_is_known_by_its_cause_and_not_by_the_wording() -> None:
+def test_missing_metric_is_recognised_by_cause_not_by_wording() -> None:
     lacks = [replace(lacking(number), reason="in other words") for number in range(5)]
     spec = sweep(limits={"total": 50, "concurrent": 1})
     halt = SweepState(tuple(lacks)).halted(spec)
@@ -274,7 +274,7 @@ def test_a_missing_metric_is_known_by_its_cause_and_not_by_the_wording() -> None
         (JobState.COMPLETED, None, "", "", None),
     ],
 )
-def test_the_cause_of_a_trial_is_of_the_same_decision_as_its_reason(
+def test_cause_and_reason_of_trial_describe_the_same_decision(
     state: JobState | None,
     stopped_by: TrialCause | None,
     message: str,

@@ -27,20 +27,20 @@ def ended(state: TrialState, reason: str, cause: TrialCause | None) -> TrialReco
         (None, "Canceled"),
     ],
 )
-def test_a_trial_that_its_sweep_ended_is_not_called_canceled(
+def test_trial_ended_by_its_sweep_is_shown_as_stopped_early(
     cause: TrialCause | None, text: str
 ) -> None:
     assert state_text(ended(TrialState.CANCELED, "in other words", cause)) == text
 
 
-def test_a_jobs_own_sentence_gets_the_number_of_its_trial() -> None:
+def test_reason_of_job_is_shown_with_trial_number() -> None:
     crash = "cannot load trial 0 of the archive"
     state = SweepState((ended(TrialState.FAILED, crash, TrialCause.JOB),))
     assert News(sweep()).lines(state)[-1] == f"trial 0 failed: {crash}"
     assert failure_of("", state).lines == (f"trial 0: {crash}",)
 
 
-def test_a_sentence_of_the_sweep_names_the_trial_itself() -> None:
+def test_reason_of_sweep_is_shown_unchanged() -> None:
     reason = "trial 0 never reported the metric 'accuracy'"
     state = SweepState((ended(TrialState.FAILED, reason, TrialCause.NO_METRIC),))
     assert News(sweep()).lines(state)[-1] == reason
