@@ -54,7 +54,7 @@ SCRIPTS = {
 def project(
     local_target: LocalTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """A folder of scripts as the working directory, and a target that runs; jobs are ended."""
+    """A folder of scripts as the working directory, and a running target; jobs are ended."""
     import textwrap
 
     for name, text in SCRIPTS.items():
@@ -70,7 +70,7 @@ def project(
 
 
 def rayjobs(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Type a command where no terminal is."""
+    """Run a command without a terminal."""
     return subprocess.run(
         [PROGRAM, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )

@@ -1,4 +1,4 @@
-"""The story of ``make demo``, told with fewer trials: each of its steps works, nothing is left."""
+"""``make demo`` with fewer trials: each of its steps works, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README's first screen can be typed as it is, in a checkout that holds only what is kept."""
+"""The commands of README's first screen work unchanged in a checkout of the tracked files."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_first_screen_names_existing_files_and_commands() -> None:
     commands = [words[1:] for words in typed if words[0] == "rayjobs"]
     assert len(commands) + 1 == len(typed)  # and the script that makes the data
     for words in commands:
-        # Parsed to the last word, and not run.
+        # Parsed completely, but not run.
         group: click.Command = main
-        # With the settings of `main`: click keeps a command's help option once it was made.
+        # With the settings of `main`: click keeps a command's help option after its creation.
         context = main.make_context("rayjobs", [*words])
         rest = words
         while isinstance(group, click.Group):

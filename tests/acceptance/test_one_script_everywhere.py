@@ -1,4 +1,4 @@
-"""One script in every kind of environment, as a user types it; writes the table of it."""
+"""One script in every kind of environment, as a user types it; writes the result table."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MINOR = "{}.{}".format(*sys.version_info[:2])
 
 @dataclass
 class Row:
-    """A kind of environment, how a user asks for it, and what the script must see there."""
+    """A kind of environment, how a user requests it, and what the script must see there."""
 
     kind: str
     words: list[str]
@@ -146,7 +146,7 @@ def rows(project: Path, tmp_path: Path, image: Path, newer_python: Path) -> list
 
 
 def ended(workspace: OpenWorkspace, row: Row) -> str:
-    """Wait for a job's end; return how long its environment and it took, as a cell."""
+    """Wait for a job's end; return the durations of its environment and its run, as a cell."""
     done = wait(workspace, row.job, timeout_s=DEADLINE_S)
     logs: dict[str, bytes] = {}
     for file in workspace.store.files(row.job):

@@ -26,13 +26,13 @@ from tests.support.local_target import LocalTarget
 
 pytestmark = [pytest.mark.ray, pytest.mark.storage]
 
-DEADLINE_S = 150.0  # of one command, on a machine with other work
+DEADLINE_S = 150.0  # of one command, on a busy machine
 PROGRAM = Path(sys.executable).with_name("rayjobs")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "s3"
 
 
 def rayjobs(*arguments: str, code: int = 0) -> str:
-    """Type a command where no terminal is; return its data."""
+    """Run a command without a terminal; return its data."""
     done = subprocess.run(
         [PROGRAM, *arguments],
         stdin=subprocess.DEVNULL,
@@ -123,7 +123,7 @@ def test_exported_credentials_reach_a_running_target(
                 if file.is_file() and SECRET_KEY.encode() in file.read_bytes()
             ]
             assert set(holds) <= {"secrets.json"}
-        # Credentials that the storage refuses cost one attempt.
+        # Refused credentials spend one attempt.
         rayjobs("target", "secret", "set", "LATE_KEY")
         monkeypatch.setenv("LATE_SECRET", "wrong")
         wrong = rayjobs("submit", "-d", "-q", *asked).strip()

@@ -1,4 +1,4 @@
-"""`pip install rayjobs`: a client without Ray and PyTorch, in an environment of its own."""
+"""`pip install rayjobs`: a client without Ray and PyTorch, in a separate environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGEST_BYTES = 100 << 20
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel of this checkout and what it requires, and nothing else.
 
-    Packages come from where this machine's uv or pip finds them.
+    Packages come from the sources of this machine's uv or pip.
     """
     folder = tmp_path_factory.mktemp("bare")
     uv = find_uv()

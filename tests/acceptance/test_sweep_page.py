@@ -1,4 +1,4 @@
-"""A sweep's page in a real browser: it draws its plots, and loads nothing from anywhere."""
+"""A sweep's page in a real browser: it draws its plots, and loads nothing external."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rayjobs sweep watch` on a real terminal: what its screen shows while a sweep goes on."""
+"""`rayjobs sweep watch` on a real terminal: what its screen shows while a sweep runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIMISER = "a-rather-long-name-of-an-optimiser"
 
 
 def script(parameters: Any) -> tuple[list[Any], JobState, str]:
-    """Report growing shares of x; one trial crashes, and one is at work for long."""
+    """Report growing shares of x; one trial crashes, and one runs for long."""
     x = float(parameters["--x"])
     if x == 0.05:
         return [x], JobState.FAILED, "accuracy"
@@ -31,7 +31,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("LINES", raising=False)  # it would overrule the terminal
     world = World(tmp_path, script)
-    # A target that answers: without one, the table says that what runs does not respond.
+    # A responding target: without one, the table marks running trials as not responding.
     with target({"ok": True, "waiting": {}, "nodes": [], "allocations": []}):
         yield world
     world.close()
@@ -39,7 +39,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 @pytest.fixture
 def opened() -> Iterator[Callable[..., Terminal]]:
-    """Open terminals, whose commands are ended with the test."""
+    """Open terminals; the test ends their commands."""
     terminals: list[Terminal] = []
 
     def open_one(*arguments: str, **given: Any) -> Terminal:
@@ -87,7 +87,7 @@ def test_live_table_shows_sweep_progress(
     assert "3 of 4 trials ended (1 completed, 1 stopped early, 1 failed)" in whole
     assert "1 running" in whole
     assert "best accuracy = 0.9 (trial 0)" in whole
-    assert "about" in whole  # the time that is left
+    assert "about" in whole  # the remaining time
     assert head
     rows = {line.split()[0]: line for line in table if line[:6].strip("* ").strip().isdigit()}
     states = {"0*": "Completed", "1": "Failed", "2": "Stopped", "3": "Running"}
@@ -102,7 +102,7 @@ def test_live_table_shows_sweep_progress(
     assert world.finish(driver) is JobState.COMPLETED
     assert terminal.close() == 0
     left = terminal.screen.text
-    assert left.count("TRIAL") == 1, left  # drawn in place; one table stays
+    assert left.count("TRIAL") == 1, left  # drawn in place; one table remains
     assert "4 of 4 trials ended (2 completed, 1 stopped early, 1 failed)" in " ".join(left.split())
     assert "Running" not in left
 

@@ -1,4 +1,4 @@
-"""After every fault test on real Ray, the invariants are checked on what it left."""
+"""Check the invariants on the workspace after every fault test on real Ray."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.checker.invariants import check
 
 @pytest.fixture(autouse=True)
 def invariants(own_home: Path, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Hold the invariants against the test's workspace, once all its jobs have ended.
+    """Check the invariants on the test's workspace after all its jobs have ended.
 
-    Set up before `jobs`, hence torn down after it. Scratch is not judged here: some tests leave
-    files on purpose that could not be stored.
+    Set up before `jobs`, so torn down after it. Scratch is not checked: some tests leave
+    files that could not be stored.
     """
     yield
     folder = own_home / "w"

@@ -1,4 +1,4 @@
-"""Jobs of which one is in each state at the same time, held there until something is killed."""
+"""One job in each state at the same time, held there until a process is killed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from tests.checker.invariants import check
 from tests.support.jobs import Jobs, until
 
 PAUSE = "retry pause"
-LONGEST_PAUSE = timedelta(seconds=LONGEST_PAUSE_S - 5.0)  # a longer one is a clock set back
-# Each rank tells a file itself that it began, and that it came to its good end.
+LONGEST_PAUSE = timedelta(
+    seconds=LONGEST_PAUSE_S - 5.0
+)  # a longer one means that the clock was set back
+# Each rank records its start and its successful end in a file.
 TELLS = """
 import json, os, sys, time
 
@@ -48,7 +50,7 @@ FAILS = """
 if not os.path.exists(os.environ["MENDED"]):
     sys.exit(3)
 """
-# So many files are stored one by one after its end that it is seen to be at it.
+# Enough files are stored one by one after its end for this state to be observed.
 WRITES = """
 for number in range(300):
     with open("outputs/%d" % number, "w") as file:
@@ -75,7 +77,7 @@ for line in sys.stdin:
 
 
 class Client:
-    """A process that submits, as a user's shell does, and lives on."""
+    """A process that submits like a user's shell, and keeps running."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -92,17 +94,17 @@ class Client:
         return self.process.stdout.readline().strip()
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it immediately."""
         with self.process:
             self.process.kill()
 
 
 @dataclass
 class Stage:
-    """Jobs by the state in which they were held.
+    """Jobs by the state in which they are held.
 
     Attributes:
-        running: Those that run: their names → what lets them come to their end.
+        running: The running jobs: name → file that lets the job end.
         acknowledged: (idempotency key, job id) as the client received them.
         failed_before: Attempts of the job that waits for its retry.
     """
@@ -136,19 +138,19 @@ class Stage:
         return self.jobs.store.job(job_id)
 
     def submit_running(self, name: str, **spec: Any) -> None:
-        """Submit a job, and wait until it runs; it goes on until `finish`."""
+        """Submit a job, and wait until it runs; it runs until `finish`."""
         go = self.jobs.folder / f"go-{name.replace(' ', '-')}"
         job = self.submit(WAITS, environment_variables={"GO": str(go)}, **spec)
         self.jobs.wait_for_output(job, b"up")
         self.by_state[name], self.running[name] = self.jobs.wait(job, JobState.RUNNING), go
 
     def hold_in_pause(self) -> None:
-        """Let a job fail, and make the pause before its retry as long as a pause can be."""
+        """Let a job fail until the pause before its retry has the maximum length."""
         mended = self.jobs.folder / "mended"
         job = self.submit(
             FAILS, retries=Retries(user=20), environment_variables={"MENDED": str(mended)}
         )
-        # Each pause is twice as long as the one before: sooner or later one is met in time.
+        # Each pause is twice as long as the one before, so that one is eventually caught in time.
         until(
             lambda: self._pause(job, LONGEST_PAUSE, at_least=timedelta(seconds=0.5)),
             "its retry waits",
@@ -158,11 +160,11 @@ class Stage:
         self.failed_before = held.attempt
 
     def hold_pause_longer(self) -> bool:
-        """Begin the pause anew; False when it is over."""
+        """Restart the pause; False when it is over."""
         return self._pause(self.by_state[PAUSE], LONGEST_PAUSE)
 
     def _pause(self, job: Job, more: timedelta, *, at_least: timedelta = timedelta()) -> bool:
-        """Let a pause end so long from now; False when none of such a length is left."""
+        """Let a pause end after this time; False when none of this length is left."""
         now = datetime.now(UTC)
         connection = sqlite3.connect(self.jobs.workspace.path / "store.db", timeout=30.0)
         try:
@@ -177,7 +179,7 @@ class Stage:
         return bool(done.rowcount)
 
     def stop(self, identity: Identity) -> None:
-        """Stop a process until something is killed."""
+        """Stop a process until another one is killed."""
         assert send_signal(identity, signal.SIGSTOP)
         self._stopped.append(identity)
 
@@ -193,7 +195,7 @@ class Stage:
                 "it is at its end",
             )
             self.stop(agent)
-            # What the agent had said before it was stopped comes to its effect first.
+            # What the agent reported before it was stopped takes effect first.
             self.by_state[str(JobState.PREPARING)] = probe = self.submit("")
             self.jobs.wait(probe, JobState.PREPARING)
             self.hold_pause_longer()
@@ -205,23 +207,23 @@ class Stage:
         raise AssertionError(f"none of {FINALIZING_TRIES} jobs was seen while its files are stored")
 
     def resume(self) -> None:
-        """Let all that was stopped, and lives, go on."""
+        """Resume all stopped processes that are alive."""
         for identity in self._stopped:
             if is_alive(identity):
                 send_signal(identity, signal.SIGCONT)
         self._stopped.clear()
 
     def let_go(self) -> None:
-        """Let every job go on to its end."""
+        """Let every job run to its end."""
         self.resume()
         self._pause(self.by_state[PAUSE], timedelta())
         for go in self.running.values():
             go.write_text("")
 
     def ends(self) -> dict[str, str]:
-        """Return of each job, by the state it was in, its end and how many attempts it took.
+        """Return the end of each job and its number of attempts, by the state it was in.
 
-        Without those that had failed before its retry was held.
+        Excludes attempts that had failed before its retry was held.
         """
         found = {}
         for state, job in self.by_state.items():
@@ -231,7 +233,7 @@ class Stage:
         return found
 
     def _places_are_free(self) -> bool:
-        """Whether no ended job has a place: it is freed by a write of its own, after the end."""
+        """Whether no ended job has an allocation: a separate write frees it after the end."""
         evidence = collect(self.jobs.workspace)
         ended = {job.id for job in evidence.jobs if job.state.is_final}
         return not any(one.state == "held" and one.job in ended for one in evidence.allocations)
@@ -280,7 +282,7 @@ def all_states(
         stage.hold_in_pause()
         stage.hold_in_finalizing(agent())
         stage.stop(raylet)
-        # Of a shape that no idle place has: the raylet is asked for its group.
+        # No idle allocation has this shape, so that the raylet must create a group.
         job = stage.submit("", resources=Resources(cpus=3))
         stage.by_state[str(JobState.PROVISIONING)] = job
         jobs.wait(job, JobState.PROVISIONING)

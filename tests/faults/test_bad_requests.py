@@ -1,4 +1,4 @@
-"""Requests that no client of ours sends are refused on each socket, and end nothing."""
+"""Every socket refuses requests that no rayjobs client sends, and keeps serving."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ask(path: Path, line: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def turning(selector: selectors.BaseSelector) -> Iterator[list[BaseException]]:
-    """Turn an event loop on a thread; give the errors that would have ended it."""
+    """Run an event loop on a thread; return the errors that would have ended it."""
     done = threading.Event()
     errors: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""Cancels at every stage on real Ray: each job has one end, and nothing of it stays."""
+"""Cancels at every stage on real Ray: each job has one end, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_cancel_at_each_visible_stage(jobs: Jobs) -> None:
     def all_asked() -> bool:
         for stage, job in list(open_stages.items()):
             state = jobs.job(job).state
-            # A short stage may be over before it is seen: the next one serves as well.
+            # A short stage may end before it is observed: then the next one is used.
             if state.is_final or STAGES.index(state) >= STAGES.index(stage):
                 jobs.store.request_cancel(job.id)
                 jobs.store.request_cancel(job.id)

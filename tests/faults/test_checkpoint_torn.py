@@ -1,6 +1,6 @@
-"""A checkpoint that was cut short anywhere is never resumed from; the one before it is.
+"""A truncated checkpoint is never resumed from; the previous one is.
 
-Red with the verification off: `_load` that believes a manifest without looking at the files, and
+Red with the verification off: `_load` that trusts a manifest without checking the files, and
 `checkpoints._of_manifest` without its comparison of rows, both give the torn one.
 """
 
@@ -46,7 +46,7 @@ def test_checkpoint_save_killed_at_each_step(tmp_path: Path, step: int) -> None:
 
 
 def test_checkpoint_cut_after_each_part(tmp_path: Path) -> None:
-    """What a disk without its cache, or a copy that broke off, leaves under the right name."""
+    """The state that a lost disk cache, or an interrupted copy, leaves under the right name."""
     checkpoint.save(1, {"a": b"first"}, directory=str(tmp_path))
     whole = Path(checkpoint.save(2, {"a": b"second", "b/c": b"more"}, directory=str(tmp_path)).path)
     kept = tmp_path / "kept"
@@ -68,7 +68,7 @@ def test_checkpoint_cut_after_each_part(tmp_path: Path) -> None:
 
 
 def test_checkpoint_published_up_to_each_file(trainer: Trainer, tmp_path: Path) -> None:
-    """The node, or the link to the storage, is gone while a checkpoint is on its way."""
+    """The node, or the link to the storage, is lost while a checkpoint is being stored."""
     store, blobs = trainer.workspace.store, trainer.workspace.blobs
     job = trainer.submit()
     paths = trainer.start(job)

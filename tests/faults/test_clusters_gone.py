@@ -1,4 +1,4 @@
-"""A cluster goes and never comes back: what its jobs are called, and every way out of it."""
+"""A cluster is lost permanently: how its jobs are shown, and every remedy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RAYJOBS = Path(sys.executable).with_name("rayjobs")
 
 
 class Cluster:
-    """A Ray head of its own, with the usual life: what is in it ends soon after its GCS."""
+    """A separate Ray head with the usual settings: its processes end soon after its GCS."""
 
     def __init__(self, folder: Path, own_home: Path) -> None:
         token, log = folder / "token", folder / "ray.log"
@@ -66,13 +66,13 @@ class Cluster:
         until(is_up, "the head runs")
 
     def die(self) -> None:
-        """End the GCS, and the rest before it has a word in it."""
+        """End the GCS, and the other processes before they can react."""
         if self._starter.poll() is not None:
             return
         top = psutil.Process(self._starter.pid)
         for process in top.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                process.suspend()  # else the target would still put its job back into the queue
+                process.suspend()  # else the target would still requeue its job
         kill_tree(self._starter)
 
 

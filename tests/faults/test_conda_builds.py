@@ -1,4 +1,4 @@
-"""Channels that hang or go away in the middle, kills, and a full disk: no half environment is used.
+"""Hanging or vanishing channels, kills and a full disk: no partial environment is used.
 
 The channel is a real HTTP server, and py-rattler fetches from it.
 """
@@ -128,7 +128,7 @@ def test_vanishing_channel_leaves_no_partial_environment(builder: Builder, serve
 
 
 def while_it_hangs(builder: Builder, server: Server, wish: Wish, act: Any) -> PrepareError:
-    """Return how a build ends for which something is done while its channel hangs."""
+    """Run an action while a build waits for its channel; return how the build ends."""
     server.broken = "large-1.0"
 
     async def building() -> None:
@@ -170,7 +170,7 @@ def test_end_of_a_job_ends_its_conda_build(builder: Builder, server: Server) -> 
 def test_full_disk_during_conda_install_is_a_storage_failure(
     tmp_path: Path, server: Server
 ) -> None:
-    """On a file system of 1 MiB, in a mount namespace of a process of its own."""
+    """On a file system of 1 MiB, in the mount namespace of a separate process."""
     script = f"""
 import os
 from pathlib import Path

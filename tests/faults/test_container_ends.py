@@ -1,4 +1,4 @@
-"""Nothing of a container outlives its host, and a node that can make none says what to do."""
+"""No process of a container outlives its host; a node without containers reports a remedy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["image"]
 
 pytestmark = [needs_containers, pytest.mark.timeout(300)]
 
-# Two grandchildren in sessions of their own, deaf, one with its environment wiped.
+# Two grandchildren in their own sessions that ignore signals, one with its environment wiped.
 DAEMONS = """
 import os, signal, subprocess, sys, time
 deaf = ("import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
@@ -75,7 +75,7 @@ def test_cancel_ends_container_daemons_that_ignore_signals(short_path: Path, ima
 
 
 def test_container_check_reports_kernel_restrictions(tmp_path: Path) -> None:
-    """In a user namespace of its own, in which no PID namespace may be made."""
+    """In a separate user namespace that allows no PID namespaces."""
     script = f"""
 import os
 from pathlib import Path
@@ -107,7 +107,7 @@ def bring(
     able: Capability | None,
     whose: str = "environment",
 ) -> str:
-    """Return why an image cannot be brought for a plan."""
+    """Return why an image cannot be fetched for a plan."""
     node = NodeContainers(
         folder / "images",
         Workspaces(_no_workspace, shares_disk=True),
@@ -186,7 +186,7 @@ def test_a_volume_whose_source_the_node_lacks_is_refused_before_the_image_is_fet
 
 @pytest.mark.parametrize("how", ["gone", "file", "ours"])
 def test_unmountable_volume_is_a_user_failure(short_path: Path, image: Path, how: str) -> None:
-    """Its source was removed after the check of the node, or a file is in its place."""
+    """The source was removed after the node's check, or the mount point is a file."""
     folder = short_path / "data"
     if how == "file":
         folder.mkdir()
@@ -196,7 +196,7 @@ def test_unmountable_volume_is_a_user_failure(short_path: Path, image: Path, how
     record = ExitRecord.from_json(attempt.start_cold().wait())
     outcome, failure = diagnose([record], {}, brings_programs=True)
     assert failure is not None
-    if how == "ours":  # what only rayjobs puts there
+    if how == "ours":  # created only by rayjobs
         assert (outcome, failure.failure_class) == (Outcome.HOST_ERROR, FailureClass.SYSTEM)
         return
     problem = {

@@ -1,4 +1,4 @@
-"""A registry that asks for a password: right, wrong, missing; the password is nowhere kept.
+"""A registry that requires a password: right, wrong, missing; the password is never stored.
 
 With Debian's `docker-registry` and `skopeo`.
 """
@@ -25,7 +25,7 @@ from tests.support.images import file, layer, oci_folder
 from tests.support.jobs import until
 from tests.unit.containers.conftest import ImageNode
 
-# Set-up installs both. Where it could not, it has said why; in CI the tests then fail.
+# Set-up installs both. If that fails, it reports why; in CI the tests then fail.
 pytestmark = pytest.mark.skipif(
     not (shutil.which("docker-registry") and shutil.which("skopeo")) and not os.environ.get("CI"),
     reason="docker-registry or skopeo is not installed: make setup",
@@ -45,7 +45,7 @@ auth: {{htpasswd: {{realm: test, path: {folder}/htpasswd}}}}
 
 @dataclass(frozen=True)
 class Registry:
-    """A registry of this test."""
+    """A registry for this test."""
 
     address: str
 
@@ -54,7 +54,7 @@ class Registry:
         return f"{self.address}/{what}"
 
     def push(self, folder: Path, text: bytes, what: str = "team/train:1") -> None:
-        """Let a tag mean an image with this text."""
+        """Point a tag to an image with this text."""
         oci = oci_folder(folder, [layer([file("etc/hello", text)])], tag="1")
         subprocess.run(
             ["skopeo", "copy", "--insecure-policy", "--quiet", "--dest-tls-verify=false",
@@ -160,7 +160,7 @@ def test_moved_tag_means_one_image_for_all_nodes_of_a_job(
     assert second.digest == first.digest
     alone = ImageNode(tmp_path / "alone").realise(asked(registry, "team/train:1", PASSWORD))
     assert (alone.root / "etc/hello").read_text() == "moved\n", "a new job gets the new one"
-    # The first node finds it without the registry, and still says what it means.
+    # The first node finds it without the registry, and still reports the resolved image.
     meant.clear()
     found = image_node.wish(publish=meant.append)
     assert not image_node.realise(asked(registry, "team/train:1", None), found).fetched

@@ -1,4 +1,4 @@
-"""The storage of a job's data goes away: the job fails with class `data`, and leaves nothing."""
+"""A job loses the storage of its data: it fails with class `data`, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_storage_server_killed_during_a_read_is_a_data_failure(
         job = jobs.submit(READS, **reads)
         jobs.wait_for_output(job, b"first")
         root = jobs.root(job)
-        # Of this node only: the machine may have mounts of others, which stay.
+        # Only of this node: the machine may have other mounts, which stay.
         mounts = mounts_root(NodePaths(root.parents[2]).data_cache)
         mounted = [point for point in mount_points() if point.startswith(f"{mounts}/")]
         assert mounted

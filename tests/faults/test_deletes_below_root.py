@@ -1,4 +1,4 @@
-"""What is pruned lies below our own folders: links, mounts and swaps lead to nothing else."""
+"""Pruning removes only files below rayjobs folders, despite links, mounts and swaps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTENT = {"thesis.txt": b"four years", "deep/er/model.pt": b"weights"}
 
 
 def fill(folder: Path) -> Path:
-    """Write files that nobody may lose."""
+    """Write files that must not be removed."""
     for name, data in CONTENT.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -34,13 +34,13 @@ def is_untouched(folder: Path) -> bool:
 
 @pytest.fixture
 def important(tmp_path: Path) -> Path:
-    """A folder outside of ours."""
+    """A folder outside the rayjobs folders."""
     return fill(tmp_path / "important")
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder of ours with one run in it."""
+    """A rayjobs folder that holds one run."""
     fill(tmp_path / "ours" / "run" / "5")
     return tmp_path / "ours"
 
@@ -96,14 +96,14 @@ def test_a_file_with_another_name_elsewhere_keeps_its_bytes(root: Path, importan
     os.link(important / "thesis.txt", root / "run" / "5" / "linked.txt")
     removed = remove(root, "run/5")
     assert is_untouched(important)
-    assert removed.bytes == sum(map(len, CONTENT.values()))  # the linked one gives nothing back
+    assert removed.bytes == sum(map(len, CONTENT.values()))  # the linked file frees nothing
 
 
 # -- races ---------------------------------------------------------------------------------------
 
 
 def at_each_call(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[str], None]) -> None:
-    """Let `act` (given the call's first argument) run right before each `os.<name>`."""
+    """Run `act` with the call's first argument right before each `os.<name>`."""
     real = getattr(os, name)
     acting: list[bool] = []
 
@@ -123,7 +123,7 @@ def at_each_call(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[str]
 def test_folder_swapped_for_a_link_at_any_step_is_not_followed(
     call: str, root: Path, important: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Before every single step, the folder in the run becomes a link to the important one."""
+    """Before each step, the folder in the run becomes a link to the important folder."""
     victim = root / "run" / "5" / "deep"
     swaps: list[Path] = []
 
@@ -186,7 +186,7 @@ def test_deletion_is_safe_against_a_concurrent_swapper(tmp_path: Path, important
                 try:
                     made.rename(root / "victim")
                 except OSError:
-                    pass  # the swapper's link stands there
+                    pass  # the swapper's link is there
                 folder.remove("victim")
     finally:
         stop.set()

@@ -1,4 +1,4 @@
-"""What a job put in the way of a clean-up stays: links are removed, never followed."""
+"""A clean-up never follows links of a job: it removes the links and keeps their targets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def node(own_home: Path) -> Node:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
-    """A folder that nobody may touch."""
+    """A folder that must not be changed."""
     folder = tmp_path / "precious"
     folder.mkdir()
     (folder / "thesis.txt").write_text("all of it")

@@ -1,4 +1,4 @@
-"""The examples on two nodes that share nothing: the accuracy of one process, also after a loss."""
+"""The examples on two nodes without a shared disk reach the accuracy of one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [*RAYLETS, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EPOCHS = 2
-# The digits that are held back are 1000: two standard deviations of an accuracy of 0.95.
+# The validation set has 1000 digits: this is two standard deviations of an accuracy of 0.95.
 AS_GOOD = 0.014
 
 

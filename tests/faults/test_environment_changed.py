@@ -1,4 +1,4 @@
-"""A job changes its environment where nothing keeps it from that: it is seen, and built again."""
+"""A job changes its unprotected environment: it is detected, and the environment rebuilt."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_over(path: Path) -> None:
     with path.open("r+b") as file:
         file.write(
             b"VALUE = 'evil'\n" + b"#" * 200
-        )  # of another size: bytecode is told apart by it
+        )  # of another size, which distinguishes the bytecode
 
 
 def test_a_file_that_was_overwritten_is_named_and_never_used_again(
@@ -62,7 +62,7 @@ def test_a_file_that_was_overwritten_is_named_and_never_used_again(
     message = {data["step"]: text for text, data in wish.messages}["changed"]
     name = module.relative_to(builder.node.environments / first.key)
     assert f"{name} was changed" in message
-    # No other name of its bytes had been changed, which the build would have taken.
+    # The package cache, which the build reuses, was not changed.
     assert module_of(second)[1] == "good"
     assert not list(Cache(builder.node.environments).building.iterdir())
 
@@ -115,7 +115,7 @@ def test_conda_packages_are_copies(builder: Builder, tmp_path: Path) -> None:
 def test_environment_built_as_read_only_is_rebuilt_where_jobs_can_write(
     builder: Builder, lines: list[str]
 ) -> None:
-    """Its files may be links to those of the package cache, and nobody knows how they looked."""
+    """Its files may be links to the package cache, and their original state is unknown."""
     builder.is_open = False
     first, _ = builder.build(*lines)
     builder.is_open = True
@@ -140,7 +140,7 @@ def test_environment_about_to_be_used_is_not_discarded(builder: Builder, lines: 
 def test_environment_in_use_is_rebuilt_under_another_name(
     builder: Builder, lines: list[str], tmp_path: Path, *, of_conda: bool
 ) -> None:
-    """A job imports from it later, and its loaders start processes from it."""
+    """A job imports from it later, and its data loaders start processes from it."""
     asked: dict[str, Any] = {}
     if of_conda:
         channel = Channel(tmp_path / "channel")

@@ -1,4 +1,4 @@
-"""Nodes that Ray gives up although they are well: too busy to answer, all at the same time."""
+"""Healthy nodes that Ray considers dead because all are too busy to respond."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.raylets import CPUS, RAYLETS, TARGET, Cluster
 pytestmark = [*RAYLETS, pytest.mark.slow]
 
 NODES = 2
-# By its own settings Ray gives up a node that has not answered for 65 s.
+# By default Ray considers a node dead after 65 s without a response.
 LONGER_THAN_RAY_WAITS_S = 80.0
 
 
 def given_up(raylets: Cluster) -> bool:
-    """Whether the target sees no node that takes jobs."""
+    """Whether the target has no node that accepts jobs."""
     known = local_head.read_json(TargetPaths.of(TARGET, under=raylets.home).root / "capacity.json")
     return known is not None and {one["address"] for one in known["nodes"]} <= {
         raylets.nodes[0].address
@@ -35,7 +35,7 @@ def given_up(raylets: Cluster) -> bool:
 
 
 def lives(process: psutil.Process) -> bool:
-    """Whether a process is there, and not only waits to be collected."""
+    """Whether a process exists and is not a zombie."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -57,7 +57,7 @@ def test_losing_all_nodes_at_once_costs_each_job_one_attempt(
     until(lambda: given_up(raylets), "Ray has given up all nodes")
     for raylet in processes:
         raylet.resume()
-    # Ray tells them, and they end: a node never comes back from the dead.
+    # Ray notifies them, and they end: a dead node never returns.
     until(lambda: not any(lives(raylet) for raylet in processes), "the raylets have ended")
     hosts = [pool_jobs.store.attempts(job)[0].hosts[0].pid for job in histories]
     pids = [pid for pid in hosts if pid is not None]
@@ -78,7 +78,7 @@ def test_losing_all_nodes_at_once_costs_each_job_one_attempt(
 
 @pytest.fixture
 def own_target(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTarget]:
-    """A local head of this test's own."""
+    """A local head for this test only."""
     monkeypatch.setenv("RAYJOBS_LOCAL_DASHBOARD", "0")  # half the time of a start
     starting.ensure_target("local", home=home())
     yield LocalTarget(short_path / "h", ())

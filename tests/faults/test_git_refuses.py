@@ -1,4 +1,4 @@
-"""Fault 81: git is missing, broken, slow or refuses. It costs no submit, and the record says so."""
+"""Fault 81: git is missing, broken, slow or refuses. No submit fails, and the record reports it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def program(path: Path, text: str) -> None:
 
 
 def recorded(source: Path, folder: Path) -> dict[str, object]:
-    """Submit for real, and return what the job's record says."""
+    """Submit a job, and return the git state in its record."""
     with open_workspace(folder) as workspace:
         spec = JobSpec(name="t", script="train.py", source_directory=str(source))
         return of_properties(submit(workspace, spec, wake=False).job.properties) or {}
@@ -80,7 +80,7 @@ def _wait_until_gone(pid: int) -> None:
         except OSError:
             return
         if state == "Z":
-            return  # dead; who adopted it has not looked yet
+            return  # a zombie that its parent has not collected yet
         time.sleep(0.01)
     raise AssertionError(f"{pid} still runs")
 
@@ -115,7 +115,7 @@ def test_a_file_that_its_clean_filter_leaves_unchanged_is_not_reported(source: P
     call(source, "add", "a.bin")
     call(source, "commit", "-qm", "filtered")
     assert call(source, "show", "HEAD:a.bin") == "CONTENT"
-    os.utime(source / "a.bin", (1, 1))  # so that git reads it again
+    os.utime(source / "a.bin", (1, 1))  # to make git read it again
     assert look(source).dirty is False
     (source / "a.bin").write_text("changed\n")
     assert "-CONTENT\n+CHANGED\n" in look(source).diff

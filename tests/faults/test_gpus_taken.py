@@ -1,4 +1,4 @@
-"""A GPU that a job is given and whose memory another program holds (a stand-in for nvidia-smi)."""
+"""A job gets a GPU whose memory another program holds (with a stand-in for nvidia-smi)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.support.preparing import prepared
 FOR_EVER_S = 1e9
 NO_ATTEMPTS = Path("/nonexistent")
 
-# Lists the processes of a file as long as they are there, unless they are to be hidden ones, and
-# the memory that is used; says how it was asked.
+# Lists the processes named in a file while they exist, except hidden ones, and
+# the used memory; records its arguments.
 TOOL = """#!/bin/sh
 echo "$@" >> {folder}/asked
 case "$*" in
@@ -42,7 +42,7 @@ MEMORY = "2, GPU-b, 4\n3, GPU-c, {}\n"
 
 
 class Gpu:
-    """What the stand-in says."""
+    """The output of the stand-in."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -95,14 +95,14 @@ def program(**env: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def reports(attempts: Path = NO_ATTEMPTS) -> list[str]:
-    """Return what is told of GPUs 2 and 3."""
+    """Return the messages about GPUs 2 and 3."""
     messages: list[str] = []
     asyncio.run(nodegpus.wait_until_free(("2", "3"), attempts, messages.append))
     return messages
 
 
 def living_attempt(attempts: Path, marker: str, gpus: str) -> Path:
-    """Write down an attempt that was given GPUs, and whose host is this very process."""
+    """Record an attempt that has GPUs and whose host is this process."""
     root = attempts / marker / "a1"
     root.mkdir(parents=True)
     plan = {"marker": marker, "env": {"CUDA_VISIBLE_DEVICES": gpus}}
@@ -136,7 +136,7 @@ def test_ending_program_is_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyPatch)
         with program() as other:
             gpu.held_by(other.pid)
             other.send_signal(signal.SIGKILL)
-            # It has given its memory back, and is not gone before somebody collects it.
+            # It has released its memory, but remains until its parent collects it.
             until(lambda: nodegpus.Holder(other.pid, "", "").is_ending, "it is ending")
             waits = asyncio.ensure_future(
                 nodegpus.wait_until_free(("0",), NO_ATTEMPTS, messages.append)

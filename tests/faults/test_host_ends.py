@@ -22,7 +22,7 @@ from tests.conformance.hosts import Attempt, namespaces_work, until, warm
 
 __all__ = ["warm"]
 
-pytestmark = pytest.mark.timeout(600)  # some wait for several ends, each of them patiently
+pytestmark = pytest.mark.timeout(600)  # some wait for several ends, each with a long deadline
 
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 HOG = (
@@ -159,7 +159,7 @@ def test_log_beyond_its_cap_keeps_start_and_end_and_counts_the_rest(
         start = file.read(hole["offset"])
         given_back = file.read(hole["length"])
         end = file.read()
-    assert not given_back.strip(b"\0")  # what is given back reads as zeros
+    assert not given_back.strip(b"\0")  # the released middle reads as zeros
     assert len(given_back) == hole["length"] and len(start) + len(end) <= 2 * cap
     assert len(start) >= cap // 2 and len(end) >= cap // 2
     assert start.startswith(b"000000000 some") and b"\0" not in start + end
@@ -191,7 +191,7 @@ def test_failing_rank_ends_the_others_and_is_named(short_path: Path, warm: str) 
 
 
 def test_host_enforces_the_deadline_alone(short_path: Path) -> None:
-    """Off switch: `Host.deadline_in_s` returns None. A warm interpreter of its own is killed."""
+    """Off switch: `Host.deadline_in_s` returns None. A separate warm interpreter is killed."""
     warm = str(short_path / "w.sock")
     found = asyncio.run(
         hostclient.ensure_warm(
@@ -202,7 +202,7 @@ def test_host_enforces_the_deadline_alone(short_path: Path) -> None:
             preload=(),
         )
     )
-    # Without its handler it ends well after a minute, and is red then.
+    # Without its handler the attempt completes after a minute, and the test fails.
     script = "import time\ntime.sleep(60)\n"
     attempt = Attempt.make(short_path, script, max_duration_s=1.5).start(warm)
     os.kill(found.identity.pid, signal.SIGKILL)
@@ -214,7 +214,7 @@ def test_host_enforces_the_deadline_alone(short_path: Path) -> None:
 
 
 def test_warm_interpreter_killed_is_replaced(short_path: Path) -> None:
-    """Off switch: `ensure_warm` trusts the socket file. Two at once get the same one."""
+    """Off switch: `ensure_warm` trusts the socket file. Two concurrent callers get the same one."""
     warm = str(short_path / "w.sock")
 
     async def ensure() -> hostclient.WarmInterpreter:
@@ -308,7 +308,7 @@ def test_host_reports_why_it_was_ended(short_path: Path, warm: str) -> None:
 def test_failing_rank_setup_is_a_host_error(short_path: Path, warm: str) -> None:
     """Off switch: ignore the setup pipe."""
     attempt = Attempt.make(short_path, SLEEP, python="/no/such/python")
-    shutil.rmtree(attempt.root / "log")  # no place for what it prints: of the node's making
+    shutil.rmtree(attempt.root / "log")  # no folder for its output: caused by the node
     record = attempt.start(warm).wait()
     assert record["outcome"] == "host_error" and "cannot be set up" in record["reason"]
     assert record["cold"] is not None

@@ -1,4 +1,4 @@
-"""Nothing of an attempt outlives it: daemons, deaf processes, forks of forks, dead hosts."""
+"""No process outlives its attempt: daemons, processes that ignore signals, dead hosts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.conformance.hosts import Attempt, namespaces_work, until, warm
 
 __all__ = ["warm"]
 
-pytestmark = pytest.mark.timeout(600)  # some wait for several ends, each of them patiently
+pytestmark = pytest.mark.timeout(600)  # some wait for several ends, each with a long deadline
 
-# Leaves a deaf daemon in a session of its own, by exec and by fork alone, with its environment
-# wiped, and one deaf child; then does what its argument says.
+# Leaves daemons that ignore signals in their own sessions, by exec and by fork, with environments
+# wiped, and one such child; then does what its argument says.
 LEAVE_DAEMONS = """
 import os, signal, subprocess, sys, time
 
@@ -52,7 +52,7 @@ if sys.argv[1] == "stay":
 
 
 def daemons(attempt: Attempt) -> list[Identity]:
-    """The three daemons, once all have said who they are."""
+    """The three daemons, after all have reported their pids."""
 
     def found() -> list[Identity] | None:
         lines = attempt.log().decode().split("\n")[:-1]
@@ -91,7 +91,7 @@ def test_cancel_ends_daemons_and_ranks_that_ignore_signals(
     attempt = start(Attempt.make(short_path, LEAVE_DAEMONS, "stay", grace_s=0.5), way, warm)
     left = daemons(attempt)
     attempt.printed("ready")
-    # A scan that finds nothing proves something only if it finds what lives.
+    # An empty scan proves something only if the scan finds live processes.
     pid = attempt.status()["ranks"][0]["pid"]
     assert pid in {stat.pid for stat in marked(attempt.marker)}
     assert all(is_alive(identity) for identity in left)
@@ -157,7 +157,7 @@ def test_ranks_die_with_their_host_and_a_sweep_ends_the_rest(short_path: Path, w
 
 @pytest.mark.skipif(not namespaces_work(), reason="no PID namespaces on this machine")
 def test_a_namespace_ends_everything_when_the_host_is_killed(short_path: Path, warm: str) -> None:
-    """Nobody has to sweep, and an environment that was wiped hides nothing.
+    """No sweep is needed, and a wiped environment hides nothing.
 
     Off switch: the init inherits the other end of its pipe, and so never reads to its end.
     """
@@ -193,7 +193,7 @@ def test_reused_pid_is_never_signalled(short_path: Path) -> None:
                 assert not is_alive(stale)
                 assert not send_signal(stale, signal.SIGKILL)
             assert bystander.poll() is None
-            # Never a real cgroup here: were the test to fail, it would end what lives there.
+            # Never a real cgroup here: a failing test would end the processes in it.
             strange = short_path / "cgroup-of-others"
             strange.mkdir()
             (strange / "cgroup.procs").write_text(f"{bystander.pid}\n")
@@ -221,7 +221,7 @@ def test_sweep_of_another_boot_touches_nothing(short_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["warm", IN_NAMESPACE])
 def test_fork_bomb_stays_within_its_limit_and_ends(short_path: Path, warm: str, way: str) -> None:
-    """Off switch: no `ProcessLimit.add`, which must never be tried without another limit."""
+    """Off switch: no `ProcessLimit.add`, which must never be done without another limit."""
     probe = make_cgroup("probe-for-pids")
     has_version_2 = probe is not None and os.path.exists(os.path.join(probe, "pids.max"))
     if probe is not None:

@@ -1,4 +1,4 @@
-"""The port where ranks meet: the attempt host holds it as long as the attempt lives."""
+"""The rendezvous port of ranks: the attempt host holds it as long as the attempt runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conformance.hosts import Attempt, warm
 
 __all__ = ["warm"]
 
-pytestmark = pytest.mark.timeout(600)  # some wait for several ends, each of them patiently
+pytestmark = pytest.mark.timeout(600)  # some wait for several ends, each with a long deadline
 
 LISTENS = """
 import os, socket, time
@@ -46,7 +46,7 @@ def test_rank_zero_listens_on_the_held_port(short_path: Path, warm: str, is_warm
         for one in Path(f"/proc/{rank}/fd").iterdir()
         if (target := str(one.readlink())).startswith("socket:")
     ]
-    assert len(sockets) == 1, sockets  # its own alone, not the host's
+    assert len(sockets) == 1, sockets  # its own descriptors only, not those of the host
     attempt.cancel(grace_s=0.0)
     assert attempt.wait()["outcome"] == "canceled"
 

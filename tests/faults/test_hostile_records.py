@@ -1,4 +1,4 @@
-"""What a script may put in place of its attempt's records: the node reads on, and says so."""
+"""A script replaces its attempt's records: the node continues to read, and reports it."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ from tests.support.attempts import on_node, on_node_of
 
 __all__ = ["warm"]
 
-STILL_S = 20.0  # a collection that stands still for so long fails its test
+STILL_S = 20.0  # a collection that stalls this long fails its test
 LOG = "azureml-logs/70_driver_log.txt"
 
 ENDED = ExitRecord(job="j", attempt=1, node=0, marker="m", outcome=Outcome.COMPLETED)
 
 
 class Attempt:
-    """One attempt whose script has ended well, as its node finds it."""
+    """One attempt whose script has succeeded, as its node finds it."""
 
     def __init__(self, workspace: OpenWorkspace, folder: Path, cache: Path) -> None:
         store = workspace.store
@@ -283,7 +283,7 @@ def test_an_attempt_whose_host_record_is_removed_can_be_ended(
     what: str,
     ends: str,
 ) -> None:
-    """By a cancel, a preemption or a stop, and by a target or an agent that was started again."""
+    """By a cancel, a preemption or a stop, and by a restarted target or agent."""
     root = short_path / "a"
     env = {"GONE": str(root), "WHAT": what}
     started = hosts.Attempt.make(short_path, REMOVES, root=root, env=env, grace_s=2.0)
@@ -308,7 +308,7 @@ def test_an_attempt_whose_host_record_is_removed_can_be_ended(
             assert (await node.ends.settle(on, end=False)).state is Found.RUNNING
             return await node.ends.settle(on, end=True)
         following = asyncio.ensure_future(node.follow(on))
-        await asyncio.wait_for(waits.wait(), STILL_S)  # else its record is asked for too late
+        await asyncio.wait_for(waits.wait(), STILL_S)  # else its record is requested too late
         await node.stop(on, CANCELED, grace_s=2.0)
         return await asyncio.wait_for(following, STILL_S)
 
@@ -318,7 +318,7 @@ def test_an_attempt_whose_host_record_is_removed_can_be_ended(
     finally:
         end_leftovers(started.marker, None, 0.0)
     if ends == "settle":
-        # Its record has no place without the folder, and reaches only who waits for it.
+        # Without the folder its record cannot be stored, and reaches only a waiting caller.
         assert record.proven and record.ended_now
         return
     assert record.outcome is Outcome.CANCELED
@@ -363,7 +363,7 @@ def test_a_linked_folder_of_logs_is_not_listed(attempt: Attempt, tmp_path: Path)
 def test_hanging_collection_blocks_no_other_thread(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More of them than an event loop has threads: each says where it stands still."""
+    """More collections than an event loop has threads: each reports where it stalls."""
     go = threading.Event()
     monkeypatch.setattr(collections, "STILL_S", 0.2)
 
@@ -400,7 +400,7 @@ def test_hanging_collection_blocks_no_other_thread(
 def test_stalled_collection_is_reported_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancels: bool
 ) -> None:
-    """The history and `why` say where; a cancel gives it up, and so does time."""
+    """The history and `why` name the step; a cancel or a time limit abandons it."""
     monkeypatch.setattr(ending, "STUCK_LOOK_S", 0.02)
 
     async def scene(here: World) -> None:
@@ -456,7 +456,7 @@ def test_collection_that_resumes_is_finished(
 def test_collection_names_its_hanging_step(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What still runs of the watch holds up the end; where it hangs is said."""
+    """The running watch delays the end; the hanging step is reported."""
     go = threading.Event()
     monkeypatch.setattr(collections, "STILL_S", 0.3)
     monkeypatch.setattr(nodecollect, "METRICS_EVERY_S", 0.01)
@@ -483,7 +483,7 @@ def test_collection_names_its_hanging_step(
 
 @pytest.fixture
 def touched(attempt: Attempt, tmp_path: Path) -> Path:
-    """A file of the attempt's input that looks different at the end, and is the same."""
+    """An input file whose metadata differs at the end, but whose content is the same."""
     file = tmp_path / "stored" / "a"
     file.parent.mkdir()
     file.write_text("a")
@@ -512,7 +512,7 @@ def test_failing_comparison_fails_no_job(attempt: Attempt, touched: Path) -> Non
 def test_an_input_on_storage_that_does_not_answer_is_named_within_a_minute(
     attempt: Attempt, touched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However large its files are: what counts is the part that is read."""
+    """Regardless of file sizes: progress counts by the parts that are read."""
     go = threading.Event()
     monkeypatch.setattr(collections, "STILL_S", 0.3)
     with touched.open("wb") as file:
@@ -564,7 +564,7 @@ def test_a_cancel_ends_the_comparison_of_inputs(
 def test_agent_lost_during_a_stuck_collection_repeats_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
-    """The next agent collects; where none comes, the files are not said to be stored."""
+    """The next agent collects; without one, the files are not reported as stored."""
     monkeypatch.setattr(ending, "STUCK_LOOK_S", 0.02)
     monkeypatch.setattr(ending, "AGENT_PAUSE_S", 0.01)
 
@@ -597,7 +597,7 @@ def test_agent_lost_during_a_stuck_collection_repeats_no_job(
 def test_abandoned_collection_is_forgotten_when_it_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: bool
 ) -> None:
-    """And while its result is asked for in time, `work` does not run a second time."""
+    """While its result is requested in time, `work` does not run a second time."""
     monkeypatch.setattr(collections, "STILL_S", 0.1)
     go = threading.Event()
     runs: list[int] = []

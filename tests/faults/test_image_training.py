@@ -84,7 +84,7 @@ class Trainings:
         until((self.folder / f"REACHED-{stage}").exists, f"{stage} is reached")
 
     def go_on(self, stage: str) -> None:
-        """Let it go on."""
+        """Let it continue."""
         (self.folder / f"WAITS_FOR-{stage}").touch()
 
     def weights(self, job: Job) -> dict[str, torch.Tensor]:
@@ -93,7 +93,7 @@ class Trainings:
         return torch.load(io.BytesIO(data), weights_only=True)  # type: ignore[no-any-return]
 
     def is_as_undisturbed(self, job: Job, undisturbed: Job) -> None:
-        """Check that two trainings have one curve and one model, to the last bit."""
+        """Check that two trainings have bitwise equal curves and models."""
         mine, other = self.weights(job), self.weights(undisturbed)
         assert mine.keys() == other.keys()
         assert all(torch.equal(mine[name], other[name]) for name in mine)

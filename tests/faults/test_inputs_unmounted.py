@@ -1,4 +1,4 @@
-"""A job of root that takes its own mounts away: what it reads stays as it was."""
+"""A job of root tries to unmount its inputs: the data that it reads stays unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
     ),
 ]
 
-# Every way round the read-only mount that root would have: by itself, and by programs it starts.
+# Every way in which root could bypass the read-only mount: itself, and by programs it starts.
 ATTACKS = """
 import ctypes, glob, os, subprocess, sys
 stored, folder = sys.argv[1:3]

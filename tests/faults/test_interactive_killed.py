@@ -1,4 +1,4 @@
-"""An interactive run whose process dies ends truthfully, without any target (fault 112)."""
+"""An interactive run whose process dies gets the correct end, without any target (fault 112)."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def test_processes_of_other_machines_are_not_judged(
         ({"namespace": "pid:[1]", "pid": 1}, False),  # another container
         ({"boot_id": "other"}, True),  # this machine was restarted
         ({"boot_id": "other", "host": "elsewhere"}, False),  # another machine
-        ({"boot_id": "other", "machine": "b" * 32}, False),  # another one of the same name
-        ({"boot_id": "other", "machine": ""}, False),  # written where it is not known
+        ({"boot_id": "other", "machine": "b" * 32}, False),  # another machine of the same name
+        ({"boot_id": "other", "machine": ""}, False),  # written where the machine is not known
     )
     for value, is_gone in cases:
         writer = replace(own, **value)

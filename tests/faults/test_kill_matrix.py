@@ -105,7 +105,7 @@ def test_the_warm_interpreter(jobs: Jobs, local_target: LocalTarget) -> None:
     with all_states(jobs, agent=lambda: the_agent(local_target), raylet=raylet) as stage:
         kill(*until(lambda: warm_interpreters(local_target), "the warm interpreter answers"))
         ends_as_expected(stage, "warm-interpreter")
-    # It is replaced, not done without: the next one is forked from a new one.
+    # The interpreter is replaced: the next job forks from a new one.
     after = jobs.wait(jobs.submit("print('next')"), JobState.COMPLETED)
     assert jobs.attempt(after).cold_reason is None
 
@@ -117,7 +117,7 @@ def test_killed_host_or_rank_affects_no_other_job(jobs: Jobs, local_target: Loca
     ) as stage:
         of_host, of_rank = stage.by_state.pop(RUNNING), stage.by_state.pop(OTHER)
         kill(jobs.host_process(of_host), known(rank_pid(jobs.root(of_rank))))
-        ends_as_expected(stage, "client")  # as if nothing had been
+        ends_as_expected(stage, "client")  # as if nothing had happened
         for process, job in (("attempt-host", of_host), ("rank", of_rank)):
             done = jobs.wait(job)
             assert f"{done.state} {done.attempt}" == TABLE[process][RUNNING]
@@ -138,7 +138,7 @@ def test_the_client_that_submitted(jobs: Jobs, local_target: LocalTarget) -> Non
 
 @pytest.fixture
 def own_target(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTarget]:
-    """A head of this test's own, which it may kill."""
+    """A head for this test only, which it may kill."""
     monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", "8")
     monkeypatch.setenv("RAYJOBS_LOCAL_DASHBOARD", "0")  # half the time of a start
     starting.ensure_target("local", home=home())
@@ -158,7 +158,7 @@ def test_ray_itself(process: str, own_target: LocalTarget, tmp_path: Path) -> No
         kill(*([raylet] if process == "raylet" else all_of_it))
         stage.resume()
         until(lambda: is_another(own_target, head), "its keeper starts another head")
-        # A job that came to its end meanwhile would be taken as done, and rightly so.
+        # A job that ended meanwhile would correctly count as done.
         survivor = stage.by_state[RUNNING]
         until(lambda: jobs.store.attempts(survivor.id)[0].ended_at, "what had survived is ended")
         ends_as_expected(stage, process)

@@ -1,4 +1,4 @@
-"""Nodes that were frozen, or cut off, beyond a lease: nothing of theirs runs beside a retry."""
+"""Nodes frozen or disconnected beyond a lease: none of their ranks run alongside a retry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ while True:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A node's boot clock, which a test turns."""
+    """A node's boot clock, which a test sets."""
     at = [100.0]
     monkeypatch.setattr(lease, "boot_clock_s", lambda: at[0])
     return at
@@ -39,7 +39,7 @@ def test_ranks_resumed_after_the_lease_get_no_grace(now: list[float]) -> None:
     held = Lease(90.0)
     now[0] += 90.0 * HOST_SHARE
     assert held.why_over() is not None
-    assert held.end_grace_s(600.0) == LOST_GRACE_S  # the host looked in time
+    assert held.end_grace_s(600.0) == LOST_GRACE_S  # the host checked in time
     assert held.end_grace_s(0.5) == 0.5
     now[0] += 1000.0  # it was frozen
     assert held.end_grace_s(600.0) == 0.0
@@ -72,11 +72,11 @@ def test_lease_is_renewed_during_a_slow_start(now: list[float]) -> None:
     with launching.starting(PLAN) as held:
         now[0] += 50.0
         stamp = launching.renew(PLAN.marker, None)
-        assert held.left_s == pytest.approx(10.0)  # a first answer only brings a stamp
+        assert held.left_s == pytest.approx(10.0)  # the first answer only carries a stamp
         now[0] += 5.0
         launching.renew(PLAN.marker, stamp)
         require(held)
-        # The host goes on from there, on the same clock and with the same stamps.
+        # The host continues from there, with the same clock and stamps.
         assert held.since_s == stamp
     assert launching.renew(PLAN.marker, stamp) is None
     assert launching.renew("another", None) is None

@@ -1,4 +1,4 @@
-"""What the death of a target or an agent left of ended attempts is cleaned up later."""
+"""Leftovers of ended attempts after the death of a target or an agent are cleaned up later."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_sockets_of_killed_hosts_are_removed(
         alive.bind(str(short_path / "host-2.sock"))
         alive.listen()
         dead.close()
-        assert sweeping.remove_dead_sockets(short_path) == []  # it may be about to listen
+        assert sweeping.remove_dead_sockets(short_path) == []  # it may start listening soon
         for name in ("host-1.sock", "host-2.sock"):
             os.utime(short_path / name, (0, 0))
         assert sweeping.remove_dead_sockets(short_path) == [short_path / "host-1.sock"]

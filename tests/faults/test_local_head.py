@@ -41,7 +41,7 @@ def wait_for(fact: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture
 def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home without a head; whatever the test leaves running there is ended."""
+    """A home without a head; processes that the test leaves there are ended."""
     monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", "2")
     monkeypatch.setenv("RAYJOBS_LOCAL_DASHBOARD", "0")  # half the time of a start
     location = TargetLocation("local", short_path / "h")
@@ -50,7 +50,7 @@ def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def nothing_is_left(home: Path) -> None:
-    """No process, socket, Ray folder, token, record or empty folder of the head."""
+    """Check that the head left no process, socket, Ray folder, token, record or empty folder."""
     folder = local_head.ray_folder(home)
     paths = TargetPaths.of("local", under=home)
     assert not list(local_head.processes_of(folder))
@@ -86,7 +86,7 @@ def test_life_of_a_head_with_two_starters_and_killed_keepers(
     ]
     assert len(gcs) == 1
 
-    # A killed keeper takes nothing with it; any command brings one that takes over.
+    # A killed keeper ends nothing else; any command starts one that takes over.
     first = keeping.keeper_of(paths)
     assert first is not None
     assert send_signal(first, signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: 
     raylet = first.identity("raylet")
     assert raylet is not None
 
-    # Ray dies under its keeper: a new head takes its place, and nothing of the old one is left.
+    # Ray dies under its keeper: a new head replaces it, and nothing of the old one is left.
     assert send_signal(raylet, signal.SIGKILL)
     wait_for(lambda: not first.is_running, "the head is known to be dead")
     starting.ensure_target("local", home=home)
@@ -127,7 +127,7 @@ def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: 
     assert not any(is_alive(Identity.from_json(values)) for values in first.processes.values())
 
     # The keeper, the raylet and the control service die, as by kill -9 of everything: a command
-    # that reads the queue brings all of it back, and does not wait for that.
+    # that reads the queue restarts all of it without waiting.
     starting.register_workspace(paths, home)
     _kill_all(paths, second)
     wait_for(
@@ -146,7 +146,7 @@ def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: 
     third = local_head.load_record(paths)
     assert third is not None
 
-    # Once more: what is left of the head must still be found by a stop, after which it stays so.
+    # Again: a stop must still find the leftovers of the head, and the target stays stopped.
     _kill_all(paths, third)
     assert targets.stop_target(home=home, force=True)
     nothing_is_left(home)
@@ -177,7 +177,7 @@ def _is_another(paths: TargetPaths, instance: str) -> bool:
 def test_start_refused_by_ray_reports_the_reason_and_leaves_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAYJOBS_LOCAL_STORE_MIB", "1")  # Ray wants 75 at least
+    monkeypatch.setenv("RAYJOBS_LOCAL_STORE_MIB", "1")  # Ray requires at least 75
     stages: list[str] = []
     with pytest.raises(TargetError, match="could not be started") as caught:
         starting.ensure_target("local", home=home, on_stage=stages.append)
@@ -186,7 +186,7 @@ def test_start_refused_by_ray_reports_the_reason_and_leaves_nothing(
     assert any("starting Ray" in stage for stage in stages)
     nothing_is_left(home)
 
-    # A start whose failure a user does not see is tried again, and is seen where they look.
+    # A start that fails in the background is retried, and commands report the failure.
     paths = TargetPaths.of("local", under=home)
     starting.register_workspace(paths, home)
     with pytest.raises(TargetError, match="The next try is at"):
@@ -197,7 +197,7 @@ def test_start_refused_by_ray_reports_the_reason_and_leaves_nothing(
     condition = revive.look_after("local", home=home, workspace=home)
     assert (condition.standing, condition.reason) == (Standing.FAILING, view.problem)
 
-    # A user who has mended it need not wait for the next try.
+    # A user who has fixed the cause need not wait for the next try.
     monkeypatch.delenv("RAYJOBS_LOCAL_STORE_MIB")
     assert targets.start_target(home=home).was_started
     assert targets.target_status("local", home=home).state == "running"

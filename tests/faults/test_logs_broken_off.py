@@ -1,4 +1,4 @@
-"""The whole log of a job, read through a server to which the connection is lost."""
+"""The whole log of a job is read through a server whose connection is lost."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_repeatedly_interrupted_log_is_a_rayjobs_error(
 ) -> None:
     monkeypatch.setattr(remote_logs, "AWAY_S", 0.2)
     job = job_with_log(served, tmp_path / "a1", has_ended=True)
-    proxy.mode, proxy.cut_after = "cut", 400  # the head of an answer, and little more
+    proxy.mode, proxy.cut_after = "cut", 400  # the head of a response, and little more
     with pytest.raises(UnreachableError, match=r"broke off after|cannot be reached"):
         Logs(client, job.id).read()
 

@@ -1,4 +1,4 @@
-"""Metrics under faults: a killed rank, a full disk, a million points, silly names."""
+"""Metrics under faults: a killed rank, a full disk, a million points, unusual names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_nothing_logged_is_lost_when_the_rank_is_killed(tmp_path: Path) -> None:
     assert [record["step"] for record in records] == list(range(5000))
 
 
-# A file size limit stands for the full disk: the same half write, then the same error.
+# A file size limit simulates the full disk: the same partial write, then the same error.
 FULL = """
 import resource, signal, sys
 from rayjobs import Run

@@ -1,4 +1,4 @@
-"""MLflow's calls from many threads and ranks, and a server that is killed in between.
+"""MLflow's calls from many threads and ranks, and a server that is killed meanwhile.
 
 Red with the handlers off: the journal of `tracking_of`, the lock of `Tracking.call`, the restart in
 `MlflowPort.child_ended`.
@@ -60,7 +60,7 @@ class Endpoint:
         self.process.wait()
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
-        """Make a call as MLflow does: again, if the connection breaks."""
+        """Make a call as MLflow does: repeat it if the connection breaks."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             request = urllib.request.Request(self.uri + path, json.dumps(body).encode())
@@ -88,7 +88,7 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
 
 
 def log_from_many_threads(endpoint: Endpoint, *, kill_at: frozenset[int] = frozenset()) -> None:
-    """Log from all threads; kill the server each time so many calls were answered."""
+    """Log from all threads; kill the server after each given number of answered calls."""
     errors: list[BaseException] = []
     answered = itertools.count(1)
     due = threading.Lock()
@@ -127,7 +127,7 @@ def test_calls_from_many_threads_are_all_kept_once(endpoint: Endpoint) -> None:
 
 
 class OneAtATime(Sink):
-    """Notes who comes while somebody is inside, and waits a moment for that."""
+    """Records concurrent entries, and waits a moment for them."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -144,7 +144,7 @@ class OneAtATime(Sink):
 
 
 def test_calls_change_a_run_one_after_the_other() -> None:
-    """A param is written once, and points keep their order: both need to look before they write."""
+    """A param is written once, and points keep their order: both need a check before the write."""
     sink = OneAtATime()
     tracking = Tracking(sink)
     tracking.add_run(RunState("job", "1", "job", "file:///nowhere"))
@@ -162,7 +162,7 @@ def test_calls_change_a_run_one_after_the_other() -> None:
 
 def test_a_server_that_is_killed_loses_nothing_that_it_answered(endpoint: Endpoint) -> None:
     log_from_many_threads(endpoint, kill_at=frozenset({40, 110, 200}))
-    # A call that was kept, but whose answer was lost with the server, is kept once more.
+    # A recorded call whose response was lost with the server is recorded again.
     assert set(endpoint.metrics()) == {
         (f"m{number}", step) for number in range(THREADS) for step in range(CALLS)
     }
@@ -188,7 +188,7 @@ def test_damaged_lines_of_the_journal_are_skipped(endpoint: Endpoint) -> None:
 
 def test_the_body_of_a_client_without_the_token_is_not_read(endpoint: Endpoint) -> None:
     with socket.create_connection(endpoint.listener.getsockname(), timeout=60) as client:
-        announced = mlflow_server.MOST_BYTES  # of which not one byte comes
+        announced = mlflow_server.MOST_BYTES  # of which no byte arrives
         head = f"POST /api/2.0/mlflow/runs/get HTTP/1.1\r\nHost: a\r\nContent-Length: {announced}"
         client.sendall(f"{head}\r\n\r\n".encode())
         assert client.recv(100).startswith(b"HTTP/1.1 403 ")
@@ -214,7 +214,7 @@ def test_connections_above_the_limit_get_a_retry_response(
             with socket.create_connection(address, timeout=60) as second:
                 assert second.recv(100).startswith(b"HTTP/1.1 503 ")
         deadline = time.monotonic() + DEADLINE_S
-        while True:  # until the first one's place is free
+        while True:  # until the first connection is closed
             third = socket.create_connection(address, timeout=60)
             with third, suppress(ConnectionError):  # closed before it was read
                 third.sendall(ask)

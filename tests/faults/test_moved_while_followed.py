@@ -1,4 +1,4 @@
-"""Commands that follow a job go on where its workspace is once it is moved under them."""
+"""Commands that follow a job continue at the new path when its workspace is moved."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def following(folder: Path, old: Path, command: list[str]) -> Iterator[subproces
 
 
 def running(queue: Queue, folder: Path) -> None:
-    """Let a job run that prints into an attempt's folder on this machine."""
+    """Run a job that prints into an attempt's folder on this machine."""
     job = queue.start(queue.submit("followed"))
     root = folder / "attempt"
     (root / "log").mkdir(parents=True)

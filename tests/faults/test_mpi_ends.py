@@ -1,4 +1,4 @@
-"""How attempts end whose ranks MPI starts: who is named, what is left, on real mpirun and orted.
+"""How attempts with MPI ranks end: the named rank and the leftovers, on real mpirun and orted.
 
 Two nodes are two attempt hosts of this machine, each with its own folder and orted.
 """
@@ -35,7 +35,7 @@ WAIT = MEET + "world.recv(source=(rank + 1) % world.Get_size())\n"
 
 
 def start(folder: Path, script: str, warm: str, **shape: int) -> MpiAttempt:
-    """Start an attempt and wait until all its ranks have met."""
+    """Start an attempt and wait until all its ranks have connected."""
     attempt = MpiAttempt.make(folder, script, **shape).start(warm)
     with attempt.relayed():
         for node in attempt.nodes:
@@ -66,7 +66,7 @@ def test_ranks_in_separate_pid_namespaces_connect(short_path: Path, warm: str) -
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_rank_dying_under_mpirun_is_named(short_path: Path, warm: str, node: int) -> None:
-    """Off switch: MPI's own report is looked at instead of the ranks."""
+    """Off switch: Read MPI's own report instead of the ranks."""
     attempt = start(short_path, WAIT, warm, nodes=2, processes=2)
     victim = 2 * node + 1
     ranks = attempt.nodes[node].status()["ranks"]
@@ -93,7 +93,7 @@ def test_an_abort_of_one_rank_ends_all_and_its_code_is_reported(
 def test_a_killed_mpirun_or_orted_is_named_and_ends_all(
     short_path: Path, warm: str, node: int
 ) -> None:
-    """Off switch: the end of what starts the ranks is not looked at."""
+    """Off switch: Ignore the end of the launcher of the ranks."""
     attempt = start(short_path, WAIT, warm, nodes=2, processes=1)
     os.kill(attempt.launcher(node).pid, signal.SIGKILL)
     failure = attempt.cause(attempt.wait_as_group())
@@ -104,7 +104,7 @@ def test_a_killed_mpirun_or_orted_is_named_and_ends_all(
 
 
 def test_cancel_leaves_nothing_on_either_node(short_path: Path, warm: str) -> None:
-    """Off switch: mpirun is neither asked to leave nor killed."""
+    """Off switch: Neither ask mpirun to leave nor kill it."""
     children = "import subprocess\nsubprocess.Popen(['sleep', '600'])\n" + WAIT
     attempt = start(short_path, children, warm, nodes=2, processes=1)
     attempt.cancel()
@@ -118,13 +118,13 @@ def test_cancel_leaves_nothing_on_either_node(short_path: Path, warm: str) -> No
 def test_saving_ranks_get_their_grace_period_after_another_ended(
     short_path: Path, warm: str
 ) -> None:
-    """Off switch: mpirun hears at once of each rank's end."""
+    """Off switch: Report each rank's end to mpirun immediately."""
     saves = MEET + (
         "def save(*_):\n"
         "    if rank == 0:\n"
         "        while not os.path.exists('gone'):\n"
         "            time.sleep(0.01)\n"
-        "        time.sleep(4.0)\n"  # longer than mpirun takes to end once it has heard
+        "        time.sleep(4.0)\n"  # longer than mpirun takes to end after the report
         "        open('saved', 'w').close()\n"
         "    else:\n"
         "        open('gone', 'w').close()\n"

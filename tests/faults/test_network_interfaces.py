@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no machine can be made
 
 DEBIANS = "127.0.1.1"
 PORT = 29_577  # the machines have no other programs
-LIMIT_S = 90.0  # ranks that do not meet may wait for ever
-# What a launcher says of one node; the rest of a plan is of the attempt's folder.
+LIMIT_S = 90.0  # ranks that do not connect may wait forever
+# The launcher's part of a plan for one node; the rest comes from the attempt's folder.
 TAKEN = ("address", "ranks", "master_port", "extras")
 MEETING = ("MASTER_", "HOROVOD_", "WORLD_SIZE")
 

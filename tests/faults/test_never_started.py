@@ -1,4 +1,4 @@
-"""A job whose program can never be started fails at once, on real Ray: not retried, not held."""
+"""A job with an unstartable program fails immediately on real Ray: not retried, not held."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), needs_containers]
 def test_command_fails_once_if_the_image_shell_cannot_start(
     jobs: Jobs, tmp_path: Path, harm: str
 ) -> None:
-    """It was taken for a lost host before: tried three times, then held for ever."""
+    """Before, it counted as a lost host: tried three times, then held forever."""
     if harm == "missing":
         asked, message = (
             tmp_path / "empty",

@@ -1,4 +1,4 @@
-"""Nodes of a cluster that die or freeze under their jobs: one live attempt, and a whole curve."""
+"""Nodes of a cluster die or freeze under their jobs: one live attempt, and a complete curve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.raylets import RAYLETS, TARGET, Cluster
 
 pytestmark = RAYLETS
 
-# Each step of each rank is told to a file by the rank itself: what ran when needs no witness.
+# Each rank records its steps in a file, independently of rayjobs.
 TRAIN = """
 import json, os, time
 from rayjobs import Run, checkpoint
@@ -53,7 +53,7 @@ if group:
 
 
 def history(path: Path) -> list[tuple[int, int, int, float]]:
-    """Return (attempt, rank, step, epoch seconds) as the ranks wrote them; a torn line is not."""
+    """Return (attempt, rank, step, epoch seconds) as the ranks wrote them, without torn lines."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [tuple(json.loads(line)) for line in lines if line.endswith("]")]
 
@@ -93,7 +93,7 @@ def test_a_killed_raylet_costs_a_group_one_attempt(
     hosts = pool_jobs.attempt(job).hosts
     lost = raylets.node_at(hosts[1].address)
     lost.raylet.kill()
-    raylets.begin()  # the one that takes its place
+    raylets.begin()  # the one that replaces it
     done = pool_jobs.wait(job, JobState.COMPLETED)
     first, second = pool_jobs.store.attempts(done.id)
     assert first.failure is not None
@@ -102,7 +102,7 @@ def test_a_killed_raylet_costs_a_group_one_attempt(
     losses = [one.message for one in pool_jobs.store.events(job.id) if one.kind == "node_lost"]
     assert len(losses) == 1 and lost.address in losses[0], losses
     check_curve(pool_jobs, job, history)
-    # Each node works in a scratch folder of its own, and what each one wrote comes back.
+    # Each node has its own scratch folder, and the files of each node are stored.
     for host, name in zip(
         second.hosts, ("outputs/rank-0.txt", "node-1/outputs/rank-1.txt"), strict=True
     ):

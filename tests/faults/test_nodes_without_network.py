@@ -40,7 +40,7 @@ CODE = "import tiny_tool, its_need, own_package; print(tiny_tool.VALUE, own_pack
 
 @pytest.fixture
 def index(tmp_path: Path) -> list[str]:
-    """The lines that ask for packages where there is an index."""
+    """The lines that request packages where there is an index."""
     make_wheel(tmp_path / "index", "tiny-tool", needs=["its-need>=1"])
     make_wheel(tmp_path / "index", "its-need", "1.5")
     project = make_project(tmp_path / "project", "own-package")
@@ -50,7 +50,7 @@ def index(tmp_path: Path) -> list[str]:
 def on_a_node(
     folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch, name: str = "node"
 ) -> Realised:
-    """Submit a job with a file of packages, and make its environment where no index answers."""
+    """Submit a job with a file of packages, and build its environment without an index."""
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     asked = Packages.model_validate(resolved(str(file)))
     builder = Builder(folder / name)
@@ -118,7 +118,7 @@ def test_conda_packages_travel_with_a_job_without_contacting_a_channel(
         assert subprocess.check_output([one.python, "-c", code], text=True) == (
             "tiny own\nof conda\n"
         )
-    # Where a node unpacks them is not in the lock, which all nodes of a job share.
+    # The lock, which all nodes of a job share, does not name the folder on a node.
     assert found[0].lock == found[1].lock
     assert "${RAYJOBS_SOURCES}" in found[0].lock
 
@@ -173,7 +173,7 @@ def test_an_image_travels_with_a_job_in_every_form(
 
 
 def ready(folder: Path, workspace: OpenWorkspace, asked: Container) -> ReadyImage:
-    """Make the image of a job ready as a node does that is started again."""
+    """Prepare the image of a job as a restarted node does."""
     node = NodeContainers(
         folder / "images",
         Workspaces(lambda _path: workspace, shares_disk=True),

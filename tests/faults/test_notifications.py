@@ -1,4 +1,4 @@
-"""Notifications of ends: receivers that are away, hang or refuse, and deaths of the target."""
+"""Notifications of ends: receivers that are unreachable, hang or refuse, and target crashes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.unit.results.played import begin, end
 
 
 class Clock(SystemClock):
-    """The machine's clock, moved on by tests."""
+    """The machine's clock, advanced by tests."""
 
     moved_s = 0.0
 
@@ -45,7 +45,7 @@ class Clock(SystemClock):
 
 
 class Receiver:
-    """A web server that notes what it gets; `status` is its answer."""
+    """A web server that records its requests; `status` is its response."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, str, dict[str, Any]]] = []
@@ -108,7 +108,7 @@ class Place:
         return job
 
     def notify(self, is_enough: Callable[[], bool], turns: int = 5000) -> None:
-        """Let one life of the target notify until it is enough."""
+        """Let one run of the target notify until a condition holds."""
 
         async def life() -> None:
             found = Notifications("local", lambda: [self._served], self.clock, lambda: self.secrets)
@@ -166,7 +166,7 @@ def test_unreachable_receiver_is_notified_by_the_restarted_target(
 
 def test_restarted_target_sends_pending_notifications(place: Place, receiver: Receiver) -> None:
     job = place.ended(receiver.address)
-    assert [due.job for due in engine._look(place.store, "local")] == [job.id]  # and dies here
+    assert [due.job for due in engine._look(place.store, "local")] == [job.id]  # and crashes here
     place.notify(lambda: bool(receiver.got) and not place.due)
     assert [body["id"] for _, _, body in receiver.got] == [job.id]
 
@@ -217,7 +217,7 @@ def test_hanging_receiver_delays_no_other(place: Place, receiver: Receiver) -> N
         async def life() -> None:
             served = Served("/w", "w", place.store)
             found = Notifications("local", lambda: [served], place.clock, dict)
-            turns_left = 20  # after both were asked: time for a second connection
+            turns_left = 20  # after both were contacted: time for a second connection
             for _ in range(5000):
                 await found.turn()
                 await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""No more files can be opened: that is a pause, costs no attempt, and is taken for nothing else."""
+"""No more files can be opened: this causes a pause, spends no attempt, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["warm"]
 pytestmark = pytest.mark.timeout(600)
 
 LIMITS = "import resource; print('limits', *resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)"
-# Raises its limit as ours do, and then lets a child have what a rank gets.
+# Raises its limit like a rayjobs process, and gives a child the limit of a rank.
 RAISES = """
 import json, os, resource
 from rayjobs.injob import openfiles
@@ -36,7 +36,7 @@ openfiles.raise_limit()
 openfiles.give_back(openfiles.original())
 print(json.dumps([raised, resource.getrlimit(resource.RLIMIT_NOFILE)]))
 """
-# Holds every file that it may, and lets go of one a little later.
+# Opens as many files as allowed, and closes one a little later.
 FULL = """
 import os, resource, sys, threading
 from rayjobs.injob import openfiles

@@ -1,4 +1,4 @@
-"""Storage refuses what a job has written: it is asked again, and the bytes stay on the node."""
+"""Storage refuses the outputs of a job: storing is retried, and the bytes stay on the node."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ def test_successful_job_fails_as_storage_only_on_a_permanent_refusal(
         assert failed.failure.failure_class is FailureClass.STORAGE
         assert "photos answers 503" in failed.failure.message
         assert "still in" in failed.failure.message
-        assert failed.attempt == 1  # the training is done, and is not done again
+        assert failed.attempt == 1  # the training is complete and does not run again
         after = here.submit()
-        await here.state(after, JobState.FAILED)  # its turn comes after the first one's clean-up
+        await here.state(after, JobState.FAILED)  # it follows the clean-up of the first one
         assert ("clean", job.id, 1) not in here.agent.calls  # its files are kept
 
     play(scene, tmp_path)
@@ -216,7 +216,7 @@ def test_restarted_storage_only_delays_its_jobs(
 
 
 def test_failed_pin_is_written_again(workspace: OpenWorkspace, tmp_path: Path) -> None:
-    """Other jobs read what the pin names: an output without one counts as not stored."""
+    """Other jobs read the files of the pin: an output without one counts as not stored."""
     root = tmp_path / "attempt"
     root.mkdir()
     request = data_request(root, outputs={"y": {"destination": "workspaceblobstore/made"}})

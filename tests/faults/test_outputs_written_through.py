@@ -1,8 +1,8 @@
-"""Outputs that are stored while their script runs, while the storage is down, and at a bad end.
+"""Outputs that are stored during the run, during a storage outage, and after a failure.
 
 Red with the handlers off: the retry of `Outputs.sync`, the note that an output is late, the final
-`Outputs.flush` of an attempt that failed, the check for an attempt that is not current any more,
-and what keeps a sync that is late from removing files.
+`Outputs.flush` of an attempt that failed, the check for an attempt that is no longer current,
+and the code that prevents a late sync from removing files.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def written(s3_server: S3Server, proxy: Proxy, short_path: Path) -> Iterator[Wri
 
 
 def old(path: Path, text: str) -> None:
-    """Write a file that looks whole."""
+    """Write a file that looks complete."""
     path.write_text(text)
     when = path.stat().st_mtime - 60
     os.utime(path, (when, when))
@@ -150,7 +150,7 @@ def test_sync_overtaken_by_the_end_of_its_attempt_removes_nothing(
         return is_gone(self, path)
 
     monkeypatch.setattr(WriteThrough, "_is_gone", overtaken)
-    monkeypatch.setattr(outputs, "RELEASE_WAIT_S", 0.0)  # this very thread holds the lock
+    monkeypatch.setattr(outputs, "RELEASE_WAIT_S", 0.0)  # this thread holds the lock
     written.sync()
     assert stored(written) == {"a.pt": 3}
 

@@ -21,7 +21,7 @@ def init():
 def run(mini_batch):
     return list(mini_batch)
 """
-LIMIT_S = 60  # a rank that waits for ever
+LIMIT_S = 60  # a rank that waits forever
 
 
 @pytest.mark.parametrize("count", [0, 300])

@@ -23,7 +23,7 @@ from tests.support.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 
-# Adds one to what the step before it made, and waits for its turn.
+# Adds one to the output of the previous step, and waits for its turn.
 STEP = """
 import os, pathlib, sys, time
 name, out, turn, *before = sys.argv[1:]
@@ -39,7 +39,7 @@ pathlib.Path(out, "n").write_text(str(1 + max(values, default=0)))
 
 @dataclass(frozen=True)
 class Chain:
-    """A submitted pipeline of steps that each read the one before, and wait for their turn.
+    """A submitted pipeline whose steps read the previous one, and wait for their turn.
 
     Attributes:
         run: The pipeline run.

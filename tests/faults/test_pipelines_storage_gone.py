@@ -21,8 +21,8 @@ from tests.support.jobs import Jobs, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.storage]
 
-# Reads what the step before it made, notes that it works, waits for its turn, and adds its name.
-# No node has the bytes already: those of each run are its own.
+# Reads the output of the previous step, records its start, waits for its turn, adds its name.
+# No node has the bytes already: they differ for each run.
 STEP = """
 import os, pathlib, sys, time
 name, folder, *places = sys.argv[1:]
@@ -93,7 +93,7 @@ class Chain:
         )
 
     def check(self, destination: Path) -> None:
-        """Wait for the end; no work was repeated, none lost, and each read what was made."""
+        """Wait for the end; no work was repeated or lost, and each step read the right data."""
         self.jobs.wait(self.run, JobState.COMPLETED)
         ledger = (self.turns / "ledger").read_text().split()
         assert Counter(ledger) == dict.fromkeys(self.steps, 1)
@@ -108,7 +108,7 @@ class Chain:
 
 @pytest.fixture(scope="module")
 def server(session_root: Path) -> Iterator[S3Server]:
-    """A server of these tests' own, which they kill."""
+    """A separate server, which these tests kill."""
     server = start_server(session_root)
     yield server
     server.kill()

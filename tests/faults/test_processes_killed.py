@@ -1,4 +1,4 @@
-"""What comes to a job while the target actor, or Ray's control service, is away: it is kept.
+"""Requests and ends during an outage of the target actor or Ray's control service are kept.
 
 What is killed in which state of a job is in `test_kill_matrix.py`.
 """
@@ -35,7 +35,7 @@ WAITS = """
 
 
 class Waiting:
-    """A job that runs until it is told to go on."""
+    """A job that runs until it is released."""
 
     def __init__(self, jobs: Jobs, name: str = "go", **spec: object) -> None:
         self.go = jobs.folder / name
@@ -93,7 +93,7 @@ def test_actor_stops_when_another_claims_its_workspace(
     old = actor_pid(local_target)
     jobs.store.claim_target("local", epoch="of another actor")
     until(lambda: not psutil.pid_exists(old), "the one that was replaced leaves")
-    after = jobs.submit("print('served again')")  # starts the target anew, which claims it back
+    after = jobs.submit("print('served again')")  # restarts the target, which claims it again
     waiting.end()
     assert jobs.wait(waiting.job, JobState.COMPLETED).attempt == 1
     jobs.wait(after, JobState.COMPLETED)
@@ -145,7 +145,7 @@ def has_ended(jobs: Jobs, job: Job, root: Path) -> bool:
 
 
 def test_unresponsive_control_service_fails_no_job(jobs: Jobs, local_target: LocalTarget) -> None:
-    """Whatever the target asks of Ray hangs: the job that runs is healthy, and is left alone."""
+    """All calls of the target to Ray hang: the running job is healthy, and continues."""
     waiting = Waiting(jobs)
     root = jobs.root(waiting.job)
     gcs = local_target.head.identity("gcs_server")

@@ -1,4 +1,4 @@
-"""However a job ends before its time, it goes on from its checkpoint, its curve whole."""
+"""However a job ends early, it resumes from its checkpoint with a complete curve."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
 
-# Goes on for ever, until it goes on from a checkpoint. Each step is told to a file by the rank
-# itself, so what ran when is known without asking anybody.
+# Runs forever unless it resumes from a checkpoint. The rank records each step in a file,
+# independently of rayjobs.
 TRAIN = """
 import json, os, time
 from rayjobs import Run, checkpoint
@@ -47,7 +47,7 @@ while not resumed or step < first + 10:
 
 
 def history(path: Path) -> list[tuple[str, int, int, float]]:
-    """Return (job, attempt, step, epoch seconds) as the ranks wrote them; a torn line is not."""
+    """Return (job, attempt, step, epoch seconds) as the ranks wrote them, without torn lines."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [tuple(json.loads(line)) for line in lines if line.endswith("]")]
 
@@ -81,7 +81,7 @@ def test_job_ended_by_its_time_limit_is_resumed_manually(jobs: Jobs, tmp_path: P
 
 @pytest.fixture
 def own_jobs(short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    """A workspace on a head of this test's own, which it may kill."""
+    """A workspace on a head for this test only, which it may kill."""
     monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", "2")
     monkeypatch.setenv("RAYJOBS_LOCAL_DASHBOARD", "0")  # half the time of a start
     workspace = open_workspace(locate())

@@ -23,7 +23,7 @@ def played(tmp_path: Path, own_home: Path) -> Iterator[Played]:
 
 
 def damaged(played: Played, text: bytes | None) -> PlannedRun:
-    """Run a pipeline, damage what its first step stored, and submit it again."""
+    """Run a pipeline, damage the output of its first step, and submit it again."""
     first = played.run()
     file = played.stored(first.steps[0].job_id, "clean")
     if text is None:
@@ -94,7 +94,7 @@ def test_an_output_without_a_pin_is_an_error_that_names_the_job(played: Played) 
 def test_an_unfinished_consumer_keeps_its_producer_from_being_pruned(played: Played) -> None:
     first = played.run()
     played.submit(values={"epochs": 4})
-    # Its train waits for the step of its own run, and reads what that one reuses.
+    # Its train step waits for the step of its own run, and reads the output that it reuses.
     assert played.store.prune_records([first.steps[0].job_id]) == frozenset()
     assert played.store.prune_records([first.steps[1].job_id]) != frozenset()
 

@@ -1,4 +1,4 @@
-"""Schedules on a real target: the process that keeps the time dies, or did not run for a while."""
+"""Schedules on a real target: the timekeeper dies, or did not run for a while."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_schedule_due_during_downtime_runs_once(
         assert keeper is not None
         kill(keeper.pid)
         until(lambda: not is_alive(keeper), "it is dead")
-        # Three days go by in which nothing runs.
+        # Nothing runs for three days.
         record = jobs.store.schedule(made.id)
         due = record.created_at - timedelta(days=2)
         past = replace(record, created_at=due - timedelta(days=1), next_at=due)
         jobs.store.put_schedule(past)
         assert jobs.store.pipelines() == []
-        timekeeper.mend(home=home())  # as a keeper does that starts
+        timekeeper.mend(home=home())  # as a starting keeper does
         (run,) = until(jobs.store.pipelines, "the schedule starts a run")
         jobs.wait(run.job, JobState.COMPLETED)
         settled = until(

@@ -1,4 +1,4 @@
-"""What fails for the moment when a schedule falls due is tried again: no time is skipped."""
+"""A schedule that fails temporarily when it is due is retried: no run is skipped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.jobs import kill, until
 from tests.unit.pipelines.test_schedules import World, upload, world
 
 __all__ = ["world"]
-ENSURE = timekeeper.ensure  # `world` puts another one in its place
+ENSURE = timekeeper.ensure  # `world` replaces it
 
 
 def test_locked_store_is_retried(
@@ -94,7 +94,7 @@ def test_late_run_reports_what_it_waited_for(
 
 
 def looked(home: Path) -> float | None:
-    """Let the timekeeper look once, in this process."""
+    """Run one scan of the timekeeper in this process."""
     return timekeeper.look(home)
 
 
@@ -147,7 +147,7 @@ def test_schedule_created_while_the_timekeeper_ends_is_kept(
     world: World,
     tmp_path: Path,
 ) -> None:
-    """The second of two turns runs only because the registrations are looked at once more."""
+    """The second of two rounds runs only because the registrations are checked once more."""
     home = tmp_path / "home"
     program = f"""
 import sys

@@ -1,4 +1,4 @@
-"""The server is killed in the middle of an upload, a submit and a followed log: clients go on."""
+"""The server is killed during an upload, a submit and a followed log: clients continue."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_an_upload_continues_on_the_next_server(
 def test_interrupted_response_is_requested_again(
     client: OpenWorkspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server is killed between the head of an answer and its body: of each one, once."""
+    """The server is killed between head and body of each kind of response."""
     whole = http.client.HTTPResponse.read
     reads: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A server whose store is away, whose threads hang, or whose clients send much, and its clients."""
+"""A server with an unavailable store, hanging threads or large requests, and its clients."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_followed_logs_and_events_survive_a_store_outage(
         one.start()
     wait_until(lambda: b"".join(lines) == b"one\n" and len(seen) > 0, "both have begun")
     store_away.set()
-    time.sleep(2.0)  # the streams end, and are asked for in vain
+    time.sleep(2.0)  # the streams end, and requests for them fail
     with log.open("ab") as file:
         file.write(b"two\n")
     store_away.clear()
@@ -209,7 +209,7 @@ def test_a_followed_log_ends_with_its_token(
 
 @contextmanager
 def asked_at_once(served: Served, number: int, verb: str, path: str, **more: Any) -> Iterator[None]:
-    """Send requests that are answered only after the block."""
+    """Send requests that get responses only after the block."""
     clients = [served.connection() for _ in range(number)]
     threads = [
         threading.Thread(target=one.whole, args=(verb, path), kwargs=more) for one in clients

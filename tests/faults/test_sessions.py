@@ -1,4 +1,4 @@
-"""Faults of `exec` and `port`: who outlives whom, what is reached, and lost answers (no Ray)."""
+"""Faults of `exec` and `port`: process lifetimes, reachable ports, lost responses (no Ray)."""
 
 from __future__ import annotations
 

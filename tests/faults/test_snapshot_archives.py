@@ -181,7 +181,7 @@ def test_any_flipped_byte_is_noticed_before_anything_is_visible(place: Path) -> 
             unpack(place / "archive", digest, place / "node" / f"tree{at}", limits=LIMITS)
         except SnapshotError:
             assert not (place / "node" / f"tree{at}").exists()
-        else:  # a bit of the frame that says nothing of the content
+        else:  # a bit of the frame that does not affect the content
             assert (place / "node" / f"tree{at}" / "a.py").read_bytes() == b"print('hello')" * 20
     (place / "archive").write_bytes(whole[: len(whole) // 2])
     assert_refused(place, digest)

@@ -1,4 +1,4 @@
-"""Fault 37: a source directory with everything in it that a file system can have."""
+"""Fault 37: a source directory with every kind of file that a file system can have."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_pathological_tree_is_packed_and_omissions_are_reported(
     for gone in ("a", "b", "self", "null", "zero", "proc", "pipe", "socket", "script.py"):
         assert gone not in names
     assert {"loop", "up", "gone", "new\nline.py", "-rf", "n" * 255} <= names
-    assert text.encode()  # can be printed, whatever bytes the names have
+    assert text.encode()  # can be printed, for any bytes in the names
     again = packed(crazy, blobs)
     assert again.digest == snapshot.digest
     node = NodeSnapshots(tmp_path / "node")

@@ -1,4 +1,4 @@
-"""Attempts that hang: they end with everybody's stacks, and the rank that hangs is named."""
+"""Hanging attempts end with the stacks of all ranks, and the hanging rank is named."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ while os.environ["RANK"] == "0":
     time.sleep(0.05)
 time.sleep(600)
 """
-# Ends by itself, so that a host that would wait for ever is seen in time.
+# Ends by itself, so that a host that waits forever is detected in time.
 GOES_ON = """
 import time
 print("up", flush=True)
@@ -98,7 +98,7 @@ def test_rank_dumps_its_own_stacks_without_ptrace(
 
     dump = until(dumped, "the rank is where it hangs")
     assert dump.how == "signal"
-    # Without either way there is what /proc says, and the rank goes on in all cases.
+    # Without both methods, /proc provides the state, and the rank always continues.
     last = stacks.dump(1, identity, None)
     assert last is not None
     assert last.how == "proc" and "state S" in last.text
@@ -157,7 +157,7 @@ def test_a_host_whose_lease_is_not_renewed_ends_its_ranks(
 def test_a_host_whose_raylet_has_ended_does_not_wait_for_its_lease(
     short_path: Path, warm: str
 ) -> None:
-    gone = {**own_identity().to_json(), "start_time": 1}  # the pid is now somebody else's
+    gone = {**own_identity().to_json(), "start_time": 1}  # the pid now belongs to another process
     record = Attempt.make(short_path, GOES_ON, lease_s=600.0, raylet=gone).start(warm).wait()
     assert record["outcome"] == "lease_lost" and "raylet" in record["reason"]
 
@@ -174,7 +174,7 @@ def test_late_renewal_does_not_extend_the_lease(monkeypatch: pytest.MonkeyPatch)
     assert held.left_s == pytest.approx(5.0)
     held.renew(150.0)
     assert held.left_s == pytest.approx(55.0)
-    held.renew(stamp)  # an older one, held up on its way
+    held.renew(stamp)  # an older one, delayed in transit
     assert held.left_s == pytest.approx(55.0)
     now[0] += 55.0
     assert held.why_over() is not None

@@ -1,4 +1,4 @@
-"""A host that is stopped, or killed at its end: its attempt ends all the same, and truthfully."""
+"""A host is stopped, or killed at its end: its attempt still ends with the correct outcome."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def followed(
     attempt: Attempt, folder: Path, meanwhile: Callable[[Node, AttemptOnNode], Awaitable[None]]
 ) -> dict[str, Any]:
-    """Return the exit record with which a node that follows an attempt comes back."""
+    """Return the exit record that a node gets from following an attempt."""
     with open_workspace(folder / "w"):
         pass
     on = on_node_of(attempt.plan, folder / "w")
@@ -83,7 +83,7 @@ def stop(attempt: Attempt) -> int:
 
 @pytest.mark.parametrize("way", ["warm", "cold", IN_NAMESPACE, "by its host"])
 def test_a_cancel_ends_the_attempt_of_a_stopped_host(short_path: Path, warm: str, way: str) -> None:
-    """With daemons that wiped their environment, however the tree is held."""
+    """With daemons that wiped their environment, for each kind of containment."""
     attempt = start(Attempt.make(short_path, LEAVE_DAEMONS, "stay"), way, warm)
     left = daemons(attempt)
     stop(attempt)
@@ -111,7 +111,7 @@ def test_the_ranks_of_a_stopped_host_have_their_grace(short_path: Path, warm: st
     assert attempt.log().endswith(b"saved\n")
 
 
-@pytest.mark.parametrize("later_s", [0.0, 0.4])  # the ranks are still there; its node ended them
+@pytest.mark.parametrize("later_s", [0.0, 0.4])  # the ranks still exist; their node ended them
 def test_host_resumed_within_the_grace_ends_its_attempt(
     short_path: Path, warm: str, later_s: float
 ) -> None:

@@ -1,4 +1,4 @@
-"""What storage does to us: refuses, hangs, breaks off, lies; and what becomes of mounts."""
+"""Storage refuses, hangs, drops connections or returns wrong data; and the effect on mounts."""
 
 import errno
 import os
@@ -54,7 +54,7 @@ def backend(s3_server: S3Server, proxy: Proxy, tmp_path: Path) -> S3Backend:
 
 
 def twice(backend: S3Backend, *, read_timeout_s: float = 30.0) -> S3Backend:
-    """The same storage, asked twice at most. A short wait is for a server that never answers."""
+    """The same storage with two tries at most. A short wait is for a server that never responds."""
     return S3Backend(replace(backend.settings, read_timeout_s=read_timeout_s, attempts=2))
 
 
@@ -110,7 +110,7 @@ def test_an_answer_that_always_breaks_off_gives_no_file(
     backend: S3Backend, proxy: Proxy, cache: NodeCache, tmp_path: Path, after: int
 ) -> None:
     entry = entry_of(backend)
-    # Every connection ends after so many bytes, so what is asked for again never gets far.
+    # Every connection ends after this many bytes, so that no retry gets far.
     proxy.mode, proxy.cut_after = "cut", after
     fresh = twice(backend)
     if after == 299_999:  # two answers together hold all of it

@@ -1,4 +1,4 @@
-"""Locks, full disks, kills and races: the store says what is so, and loses nothing."""
+"""Locks, full disks, kills and races: the store reports its state, and loses nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.contract.store_contract import bring, submit
 from tests.support.schema_steps import NEWEST_STORE, NEXT, with_next_step
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(600)  # some wait for several facts, each patiently
+pytestmark = pytest.mark.timeout(600)  # some wait for several facts, each with a long deadline
 
 DEADLINE_S = 150.0
 
@@ -60,7 +60,7 @@ def is_whole(path: Path) -> bool:
         connection.close()
 
 
-# -- somebody else's lock -----------------------------------------------------------------
+# -- a lock of another process ----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_released_lock_is_waited_for(
 ) -> None:
     first, holder = held
     patient = SqlStore(str(first.path), busy_timeout_s=DEADLINE_S)
-    os.kill(holder.pid, signal.SIGCONT)  # it ends, and with it its lock
+    os.kill(holder.pid, signal.SIGCONT)  # it ends and releases its lock
     assert submit(patient, id="waited").serial == 2
     patient.close()
 
@@ -195,7 +195,7 @@ def test_no_acknowledged_submit_of_a_killed_client_is_lost(tmp_path: Path) -> No
     jobs = {job.id: job for job in store.jobs()}
     assert set(acknowledged.values()) <= set(jobs)
     # At most the one that was under way in each round is there without its acknowledgement,
-    # and whoever repeats it gets that one.
+    # and a repetition returns that one.
     assert len(jobs) - len(acknowledged) <= 30
     for key, job in acknowledged.items():
         again, is_new = store.submit(

@@ -1,4 +1,4 @@
-"""A store that was deleted, or whose newest records were: told at once, cured by a restore."""
+"""A deleted store, or one without its newest records: reported immediately, fixed by a restore."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def write_on(path: Path, count: int, channel: Connection) -> None:
-    """Submit jobs, say so, and wait with the store open for the end by SIGKILL."""
+    """Submit jobs, report it, and wait for SIGKILL with the store open."""
     store = SqlStore(path)
     for _ in range(count):
         submit(store)
@@ -59,7 +59,7 @@ def saved(path: Path, tmp_path: Path) -> Path:
 
 def test_removed_wal_is_reported_and_a_restore_repairs_it(path: Path, saved: Path) -> None:
     killed_after(path, 3)
-    SqlStore(path).close()  # what a killed process left is whole
+    SqlStore(path).close()  # the file of a killed process is complete
     killed_after(path, 3)
     path.with_name("store.db-wal").unlink()
     path.with_name("store.db-shm").unlink(missing_ok=True)
@@ -121,7 +121,9 @@ def test_a_deleted_store_is_reported_to_processes_that_have_it_open_too(
         SqlStore(path)
     assert not path.exists()
     care.restore(path, saved)
-    assert len(store.jobs()) == 1  # the process that had the old one open goes on with the new one
+    assert (
+        len(store.jobs()) == 1
+    )  # the process that had the old one open continues with the new one
     submit(store)
     store.close()
     again = SqlStore(path)

@@ -1,4 +1,4 @@
-"""Outputs that an outage kept from their storage are stored later, on real Ray and a real S3."""
+"""Outputs missing after a storage outage are stored later, on real Ray and a real S3."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def proxy(
     s3_server: S3Server,  # noqa: F811
     aws_profile: str,  # noqa: F811
 ) -> Iterator[Proxy]:
-    """What the job's datastore `photos` is reached through."""
+    """The proxy of the job's datastore `photos`."""
     with Proxy(s3_server.port) as opened:
         register_photos(jobs.workspace, s3_server, aws_profile, endpoint=opened.endpoint)
         yield opened
@@ -84,7 +84,7 @@ def test_outputs_missing_after_an_outage_are_stored_on_request(
     assert ended.attempt == 1
     assert (root / "written").exists()
     assert scratch.unstored_outputs(root) == ("made",)
-    # The storage is still away: nothing is lost by asking too early.
+    # The storage is still unavailable: an early request loses nothing.
     assert run(["store", job.id]) == 1
     assert "not stored: output made: " in capfd.readouterr().err
     proxy.mode = "pass"

@@ -1,4 +1,4 @@
-"""Clients that are killed in the middle of a submit: what they said is there, and nothing twice."""
+"""Clients killed during a submit: acknowledged jobs exist, and none exists twice."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.store.sql import SqlStore
 
-# A client is killed within so long.
+# The maximum time until a client is killed.
 LONGEST_S = 0.08
 
 
 def client(path: Path, number: int, out_pipe: int) -> None:
-    """Submit one job after the other, each twice under one key as an unsure client does."""
+    """Submit jobs in sequence, each twice under one key as an uncertain client does."""
     store = SqlStore(path)
     for at in itertools.count():
         key = f"{number}-{at}"
@@ -52,12 +52,12 @@ def play(folder: Path, rounds: int) -> None:
                 os.close(listen)
                 client(path, number, out_pipe)
             except BaseException:
-                traceback.print_exc()  # why a client ended that was not killed yet
+                traceback.print_exc()  # why a client ended before it was killed
             finally:
                 os._exit(1)
         os.close(out_pipe)
         received = b""
-        if number % 2:  # every other one has surely been told of a job
+        if number % 2:  # every other one has received the id of a job
             received = os.read(listen, 4096)
         time.sleep(draw.random() * LONGEST_S)
         os.kill(pid, signal.SIGKILL)
@@ -65,7 +65,7 @@ def play(folder: Path, rounds: int) -> None:
         assert status == signal.SIGKILL  # it ends for no other reason
         with os.fdopen(listen, "rb") as rest:
             received += rest.read()
-        # A line is whole: what is shorter than a page is written to a pipe at once.
+        # Lines are complete: a write shorter than a page is atomic on a pipe.
         for line in received.decode().splitlines():
             key, job = line.split()
             acknowledged.setdefault(key, set()).add(job)
@@ -78,7 +78,7 @@ def play(folder: Path, rounds: int) -> None:
     lost = [key for key, jobs in acknowledged.items() if jobs != {there.get(key)}]
     assert not lost
     assert [tuple(row) for row in damage] == [("ok",)]
-    assert events == dict.fromkeys(there.values(), 1)  # each job whole, with its first line
+    assert events == dict.fromkeys(there.values(), 1)  # each job complete, with its first event
     assert len(acknowledged) >= rounds / 2
     store.close()
 

@@ -27,7 +27,7 @@ from tests.support.jobs import Jobs, kill, until
 pytestmark = pytest.mark.ray
 
 TRIALS = 12
-# A trial ends once its turn has come, so the driver is in the middle when it is killed.
+# A trial ends only when its turn comes, so that the driver is busy when it is killed.
 SCRIPT = """
 import itertools, os, sys, time
 from rayjobs import Run
@@ -91,9 +91,9 @@ def kill_twice(jobs: Jobs, tmp_path: Path) -> None:
     sweep = submit_sweep(jobs.workspace, spec).sweep.job.id
     killed: list[int] = []
     # Trials that have ended before each kill: from a driver that has just begun to one that has
-    # one trial left. What it does just then is left to chance.
+    # one trial left. Its activity at that moment is random.
     for ended in sorted(dice.choices(range(TRIALS), k=2)):
-        # A driver that has begun to work, and not the one that was killed before.
+        # A driver that has started to work, other than the one killed before.
         until(lambda: [pid for pid in pids(jobs, sweep) if pid not in killed], "it has a driver")
         allow(turns, ended)
         wait_for_ends(jobs, sweep, ended)

@@ -1,4 +1,4 @@
-"""One of two servers is killed in the middle of upload, submit and follow: the other continues."""
+"""One of two servers is killed during upload, submit and follow: the other continues."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_job_continues_through_the_other_server(
     (project / "train.py").write_text(f"import hashlib\n{check}\n{SCRIPT}")
     go = tmp_path / "go"
     with open_workspace(team_servers.folder) as workspace:
-        # In the middle of the upload.
+        # During the upload.
         submitting = client.begin("submit", "-d", "train.py", "--", str(go), cwd=project)
         until(lambda: any(workspace.blobs.list("uploads/")), "a piece is there")
         first.kill()
         submitting.communicate(timeout=120)
         assert submitting.returncode == 0
         assert not list(workspace.blobs.list("uploads/"))
-        # In the middle of a followed log; the first one is back by then.
+        # During a followed log; the first server has returned by then.
         first.start()
         with client.begin("logs", "-f", "train-1") as following:
             assert following.stdout is not None
@@ -60,7 +60,7 @@ def test_job_continues_through_the_other_server(
             assert following.stdout.read() == "trained\n"
             assert following.wait(60) == 0
         assert client.run("wait", "train-1").returncode == 0
-        # Between a submit and its answer.
+        # Between a submit and its response.
         first.start()
         login = Login(f"{first.address},{second.address}", team_servers.token)
         whole = Connection._exchange

@@ -1,4 +1,4 @@
-"""A lost node and a frozen one under 64 ranks, by the clocks that users have: Ray's and ours."""
+"""A lost node and a frozen one under 64 ranks, with the default timeouts of Ray and rayjobs."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ pytestmark = [*RAYLETS, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 RANKS = 64
 SHAPE = Distribution(nodes=2, processes_per_node=RANKS // 2, backend="gloo")
-# Ray takes a minute to give up a node that is silent; then the lease runs out, counted from the
-# last renewal; a job of 64 ranks takes its own time to start on two cores.
+# Ray takes a minute to give up a silent node; then the lease expires, counted from the
+# last renewal; a job of 64 ranks needs time to start on two cores.
 PATIENCE_S = 500.0
 
 
 @pytest.fixture
 def cluster(short_path: Path) -> Iterator[Cluster]:
-    """A cluster of this test's own, started as users start one."""
+    """A cluster for this test only, started as users start one."""
     with ray_cluster(home(), checks=USUAL_CHECKS, lease_s=LEASE_S) as made:
         yield made
     remove_runtime_folder(home())
 
 
 def retried(jobs: Jobs, job: Job, lost: Node, history: Path) -> float:
-    """Wait for the job's good end; return the seconds between its two attempts."""
+    """Wait for the job's successful end; return the seconds between its two attempts."""
     done = jobs.wait(job, JobState.COMPLETED, deadline_s=PATIENCE_S)
     first, second = jobs.store.attempts(done.id)
     assert first.failure is not None

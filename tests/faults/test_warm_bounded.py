@@ -1,4 +1,4 @@
-"""A node keeps a bounded number of warm interpreters; the one used longest ago ends."""
+"""A node keeps a limited number of warm interpreters; the least recently used one ends."""
 
 from __future__ import annotations
 

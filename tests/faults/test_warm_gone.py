@@ -1,4 +1,4 @@
-"""The warm interpreter ends while a job of it runs: the next one starts, and jobs stay warm."""
+"""The warm interpreter ends while its job runs: the next one starts, and jobs stay warm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.attempts import data_request
 
 pytestmark = pytest.mark.timeout(600)
 
-# It forks too: what a rank's own children inherit counts as well.
+# It forks as well: what a rank's own children inherit also counts.
 WAITS = """
 import os, sys, time
 child = os.fork()
@@ -37,14 +37,14 @@ HOLDS = (["cgroup", "scan"], *([["namespace"]] if namespaces_work() else []))
 
 
 class Node:
-    """Starts the warm interpreter of one test, as often as it is asked to."""
+    """Starts the warm interpreter of one test, as often as requested."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = str(folder / "w.sock")
         self.log = folder / "warm.log"
 
     def warm(self, *, idle_s: float = 600.0) -> Identity:
-        """Return the interpreter that answers, started if there is none."""
+        """Return the responding interpreter, started if there is none."""
         found = asyncio.run(
             hostclient.ensure_warm(
                 self.socket,
@@ -67,7 +67,7 @@ class Node:
     def begin(
         self, folder: Path, go: Path, hold: list[str], *, idle_s: float
     ) -> tuple[Identity, Attempt] | None:
-        """Return the interpreter and an attempt of it; None when it was idle before."""
+        """Return the interpreter and its attempt; None when it was idle before."""
         warm = self.warm(idle_s=idle_s)
         try:
             return warm, self.start(folder, go, hold)
@@ -105,7 +105,7 @@ def test_the_next_warm_interpreter_starts_while_a_job_of_the_last_one_runs(
 
 
 def test_interpreter_of_a_dead_cluster_ends_soon(short_path: Path, node: Node) -> None:
-    """Off switch: keep it for its idle time, half an hour, though no agent comes back."""
+    """Off switch: keep it for its idle time, half an hour, even if no agent returns."""
     with subprocess.Popen(["sleep", "600"]) as raylet, subprocess.Popen(["sleep", "600"]) as other:
         warm = node.warm()
         for one in (raylet, other):
@@ -172,7 +172,7 @@ def test_name_held_by_another_user_is_reported_without_waiting(
 
 
 def test_importing_interpreter_is_waited_for(short_path: Path, node: Node) -> None:
-    """Off switch: take a holder of the lock that does not listen yet for one that is stuck."""
+    """Off switch: treat a holder of the lock that does not listen yet as stuck."""
     lock = Path(node.socket + ".lock")
     lock.write_text(json.dumps(own_identity().to_json()))
     assert hoststart._is_importing(node.socket)

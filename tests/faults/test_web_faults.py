@@ -1,4 +1,4 @@
-"""A web server that hangs, breaks off, answers errors or changes its files.
+"""A web server that hangs, drops connections, returns errors or changes its files.
 
 Red with the handlers off: the length check in `WebBackend._get`, the digest check in
 `WebBackend.fetch`, the attempts in `WebBackend._bring`.

@@ -1,4 +1,4 @@
-"""Who lives after whose death: all of a job goes with its host or rank, and with nobody else."""
+"""Which processes survive which death: a job ends with its host or rank, and with no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace that is moved or copied while its jobs are unfinished: one place, one run."""
+"""A workspace is moved or copied while its jobs are unfinished: each job runs once."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def settle_in(here: World, top: Path) -> None:
     look_at(here, here.folder)
     here.open_at = opened
     registrations.register(here.registrations, here.folder)
-    here.agent.settled = Settled(Found.RUNNING)  # what a host that runs is found to be
+    here.agent.settled = Settled(Found.RUNNING)  # the state of a running host
     await here.restart()
 
 
@@ -95,7 +95,7 @@ def test_job_continues_exactly_once_while_its_workspace_is_moved(
         here.engine.wake()
         await served_at(here, tmp_path / NEW)
         look_at(here, tmp_path / NEW)
-        waits = here.submit()  # and what comes next is served there
+        waits = here.submit()  # and later jobs are served there
         await here.launched(waits)
         for job in (runs, waits):
             here.agent.end(job.id, 1, exit_code=0)
@@ -144,7 +144,7 @@ def test_new_workspace_at_the_old_path_is_different(
         look_at(here, tmp_path / OLD)
         other = here.submit()
         await here.launched(other)
-        # Of a copy the target knows only once a command there has registered it.
+        # The target knows a copy only after a command there has registered it.
         registrations.register(here.registrations, tmp_path / NEW)
         here.engine.wake()
         await served_at(here, tmp_path / NEW)
@@ -218,7 +218,7 @@ def start_in(path: Path) -> str:
 def test_a_copy_is_distinguished_from_a_moved_workspace(tmp_path: Path) -> None:
     original, copy = tmp_path / OLD, tmp_path / NEW
     with open_workspace(original) as workspace:
-        _ = workspace.catalogue  # its default datastore is a folder inside of it
+        _ = workspace.catalogue  # its default datastore is a folder inside it
     shutil.copytree(original, copy)
     assert original_of(copy) == original
     assert original_of(original) is None
@@ -251,7 +251,7 @@ def kept_data(root: Path, text: str) -> str:
 
 
 def texts_of(root: Path, saved: str) -> list[str]:
-    """Return what both are read as, through the workspace in a folder."""
+    """Return the content of both, read through the workspace in a folder."""
     with open_workspace(root) as workspace:
         found = []
         for source in ("dataset:dat:1", saved):
@@ -273,7 +273,7 @@ def test_dataset_versions_move_with_the_workspace_and_back(tmp_path: Path) -> No
 
 
 def test_the_folders_of_datastores_are_recorded_where_they_are(tmp_path: Path) -> None:
-    """So they are right even where nothing knows any more where the workspace was."""
+    """So they are right even if no record of the old path is left."""
     original, moved = tmp_path / OLD, tmp_path / NEW
     kept_data(original, "mine")
     renamed(original, moved)
@@ -330,7 +330,7 @@ def test_copy_becomes_its_own_workspace_and_ends_no_job_of_the_original(
             found = workspace.store.job(one)
             assert found.state is JobState.CANCELED
             assert str(original) in found.reason
-        # A target that served it would remove the original's reservation.
+        # A target that served it would remove the original's allocation.
         assert workspace.store.allocations("local") == []
         root = workspace.catalogue.datastore("workspaceblobstore").settings["root"]
         assert root.startswith(str(copy)), "the copy's data went to the original's folder"

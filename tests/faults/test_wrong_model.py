@@ -1,4 +1,4 @@
-"""What crashed, diverged or was torn never becomes a model, however good its numbers look.
+"""Crashed, diverged or torn results never become a model, however good their numbers look.
 
 Red with the handlers off: `refuse_without` and the state's check in `put_model`,
 `primary_metric`'s checks, `_is_sound` and `_check_bytes`.
@@ -115,7 +115,7 @@ def test_leftovers_of_a_killed_attempt_are_refused(runs: Runs) -> None:
     with pytest.raises(UsageError, match="left by an earlier attempt than 2"):
         models.register(runs.workspace, name="m", run=job.id, path="outputs/model.pt")
     nothing_is_there(runs)
-    model = best(runs, job.id, 0.9)  # of the folder, what the completed attempt wrote
+    model = best(runs, job.id, 0.9)  # from the folder, the files of the completed attempt
     assert [one.name for one in model.record.files] == ["other.pt"]
     assert model.lineage["left_out"] == ["outputs/model.pt"]
 

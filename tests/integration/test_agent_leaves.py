@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A running head of this test's own, whose agent leaves soon, on namespaces where allowed."""
+    """A running head for this test only, whose agent leaves soon, with namespaces if allowed."""
     settings = {
         "RAYJOBS_HOME": str(short_path / "h"),
         "RAYJOBS_LOCAL_CPUS": "2",
@@ -41,7 +41,7 @@ def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def agents(home: Path) -> list[int]:
-    """The pids of the agents; Ray renames its workers, but the agent's log is its own."""
+    """The pids of the agents, found by their log, since Ray renames its workers."""
     logs = str(TargetPaths.of("local", under=home).log / "agent-")
     found = []
     for process in psutil.process_iter(["name"]):
@@ -56,7 +56,7 @@ def agents(home: Path) -> list[int]:
 
 
 def warm_pid(home: Path) -> int | None:
-    """The pid of the node's warm interpreter, if it answers."""
+    """The pid of the node's warm interpreter, if it responds."""
     warm = NodeWarm(NodePaths(home / "node").root, home / "unused")
     found = asyncio.run(hostclient.ping_warm(str(warm.socket_of())))
     return None if found is None else found.identity.pid

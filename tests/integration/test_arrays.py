@@ -40,7 +40,7 @@ def test_members_know_their_index_and_the_array_ends_as_its_worst_member(jobs: J
         assert jobs.log(member) == printed.encode()
         assert [point.value for point in jobs.store.metrics(member.id)] == [member.array_index]
         jobs.nothing_left(member)
-    # One at a time: none was placed before the one before it had ended.
+    # One at a time: none got an allocation before the previous one had ended.
     for earlier, later in pairwise(members):
         assert earlier.ended_at is not None
         assert later.placed_at is not None

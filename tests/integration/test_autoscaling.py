@@ -1,4 +1,4 @@
-"""Nodes that start when jobs need them and go when none does, by Ray's own autoscaler."""
+"""Nodes start when jobs need them and stop when none does, by Ray's own autoscaler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TWO = Distribution(nodes=2, backend="gloo")
 
 @pytest.fixture
 def cloud(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
-    """A cluster of at most two workers with one CPU each, none of which runs."""
+    """A cluster of at most two workers with one CPU each, none of them running."""
     home = short_path / "h"
     for name, value in (("RAYJOBS_HOME", str(home)), ("RAYJOBS_PRELOAD", "json")):
         monkeypatch.setenv(name, value)
@@ -35,7 +35,7 @@ def cloud(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClo
 
 
 def why(job_id: str) -> str:
-    """What `rayjobs why` says."""
+    """The output of `rayjobs why`."""
     done = CliRunner().invoke(main, ["why", job_id], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
@@ -67,7 +67,7 @@ def test_nodes_start_with_the_first_job_and_stop_after_the_last(
         assert used == set(cloud.workers())
         assert len(used) == 2
 
-        # No more may start. Ray would give the small one the first place that is free.
+        # No more nodes may start. Ray would give the small job the first free one.
         large = jobs.submit("", target=TARGET, distribution=TWO)
         small = jobs.submit("", target=TARGET)
         until(lambda: "number 2 in the queue" in why(small.id), "both wait in their order")

@@ -15,7 +15,7 @@ from rayjobs.core.errors import PrepareError
 from tests.support.images import file, layer
 from tests.unit.containers.conftest import ImageNode
 
-# Set-up installs it. Where it could not, it has said why; in CI the tests then fail.
+# Set-up installs it. If that fails, it reports why; in CI the tests then fail.
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(
@@ -28,7 +28,7 @@ STORAGE = '[storage]\ndriver = "vfs"\ngraphroot = "{0}/graph"\nrunroot = "{0}/ru
 
 @pytest.fixture
 def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Podman with a store of this test's own."""
+    """Podman with a separate store for this test."""
     settings = tmp_path / "storage.conf"
     settings.write_text(STORAGE.format(tmp_path))
     monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(settings))

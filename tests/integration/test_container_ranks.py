@@ -1,4 +1,4 @@
-"""Ranks in containers that talk: gloo, and MPI with the image's own mpirun, orted and Horovod."""
+"""Ranks in containers communicate: gloo, and MPI with the image's own mpirun, orted and Horovod."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.mpi_hosts import MpiAttempt, needs_horovod, needs_mpi
 __all__ = ["image"]
 pytestmark = [needs_containers, pytest.mark.timeout(300)]
 
-# The machine's own files, bound into an image that is else empty: torch, Horovod, Open MPI.
+# The machine's own torch, Horovod and Open MPI, bound into an otherwise empty image.
 MACHINE = [path for path in ("/usr", "/lib", "/lib64", "/bin", "/etc") if Path(path).exists()]
 REDUCE = """
 import os, sys, torch, torch.distributed as dist
@@ -92,7 +92,7 @@ def test_two_gloo_ranks_of_horovod_meet_in_the_image(short_path: Path, bare: Pat
 
 
 def test_horovod_rendezvous_runs_on_the_python_of_the_image(short_path: Path, image: Path) -> None:
-    """The node's own Python is not there."""
+    """The node's own Python is not available."""
     descriptor, port = masterport.reserve()
     os.close(descriptor)
     script = f"""

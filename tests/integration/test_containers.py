@@ -1,4 +1,4 @@
-"""Jobs in container images, on real Ray: from the submit to the record of what they ran in."""
+"""Jobs in container images, on real Ray: from the submit to the record of the image."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_job_runs_in_an_image_and_records_it(jobs: Jobs, oci: Path, tmp_path: Pa
     assert steps == ["unpack", "image"]
     assert b"layer 2 of 2" in jobs.file(done, BUILD_LOG)
     jobs.nothing_left(done)
-    # A rank that is killed goes on from its checkpoint, in the same image.
+    # A killed rank resumes from its checkpoint, in the same image.
     killed = jobs.submit(STEPS, container=Container(image=str(oci)), retries={"user": 1})
     again = jobs.wait(killed, JobState.COMPLETED)
     assert again.attempt == 2

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 
 def asked(target: LocalTarget, path: str) -> Any:
-    """Return what Ray's dashboard answers."""
+    """Return the response of Ray's dashboard."""
     request = urllib.request.Request(
         f"{target.head.dashboard_url}/api/jobs/{path}",
         headers={"Authorization": f"Bearer {target.token}"},
@@ -58,7 +58,7 @@ def test_ray_lists_a_job_with_its_state_its_end_and_its_live_log(
         lambda: "the first line" in asked(local_target, f"{job.id}/logs").get("logs", ""),
         "its log is served while it runs",
     )
-    # Whoever asked for the log has started Ray's job manager, which looks for a supervisor.
+    # The request for the log has started Ray's job manager, which looks for a supervisor.
     assert asked(local_target, job.id)["status"] == "RUNNING"
     gate.touch()
     jobs.wait(job, JobState.FAILED)

@@ -1,4 +1,4 @@
-"""Jobs of several processes on real Ray: they meet, they compute, the one that fails is named."""
+"""Jobs of several processes on real Ray: they connect, compute, and a failing rank is named."""
 
 from __future__ import annotations
 

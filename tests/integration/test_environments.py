@@ -81,7 +81,9 @@ def test_user_interpreter_is_warm_until_its_packages_change(jobs: Jobs, tmp_path
     command = [sys.executable, "-m", "venv", "--without-pip", str(venv)]
     subprocess.run(command, check=True, timeout=200)
     (packages,) = venv.glob("lib/python*/site-packages")
-    (packages / "numpy.py").write_text("VALUE = 1\n")  # what a warm interpreter has imported
+    (packages / "numpy.py").write_text(
+        "VALUE = 1\n"
+    )  # the module that a warm interpreter has imported
     script = "import numpy, sys; print(numpy.VALUE, sys.prefix)"
     for value in (1, 2):
         for _ in range(2):

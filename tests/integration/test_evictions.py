@@ -1,4 +1,4 @@
-"""A job that is evicted on purpose comes back where its checkpoint was; its stacks on demand."""
+"""A job that is evicted on purpose resumes from its checkpoint; its stacks on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
 
-# On SIGTERM it saves where it is, if it is given the time.
+# On SIGTERM it saves its state, if it gets the time.
 TRAIN = """
 import os, signal, sys, time
 from rayjobs import Run, checkpoint
@@ -83,7 +83,7 @@ def test_eviction_without_notice_resumes_from_the_last_checkpoint(
     (lost,) = [event for event in jobs.store.events(job.id) if event.kind == "steps_lost"]
     assert lost.data["checkpoint_step"] == 2
     assert lost.data["steps_lost"] == lost.data["last_step"] - 2 >= 0
-    # It is over: there is nothing to evict, and no process to look into.
+    # The job has ended: there is nothing to evict, and no process to inspect.
     for command in ("simulate-eviction", "stacks"):
         assert run([command, job.id]) == 2
         assert "so it has no processes" in capsys.readouterr().err

@@ -18,7 +18,7 @@ def test_horovod_without_gpu_operations_fails_as_environment(jobs: Jobs) -> None
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
     (package / "mpi_lib_v2.so").write_bytes(b"\x7fELF of a build for the CPU")
-    # The submit does not look into an environment of the job's own: the node does.
+    # The submit does not check an environment of the job: the node does.
     job = jobs.submit(
         "import horovod.torch\nprint('a rank has started', flush=True)\n",
         distribution=Distribution(nodes=1, processes_per_node=2, backend="horovod-gloo"),

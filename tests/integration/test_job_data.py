@@ -1,4 +1,4 @@
-"""Jobs with named data on a real target: where a script finds it, and what stays of it."""
+"""Jobs with named data on a real target: where a script finds it, and what is stored."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_objects_of_the_python_api_arrive_as_paths(jobs: Jobs, tmp_path: Path) -
             Dataset.File.from_files((store, "data/train/**/*.txt"))
             .as_named_input("some")
             .as_mount(),
-            store.path("data"),  # without a name: one of hexadecimal digits
+            store.path("data"),  # without a name, it gets one of hexadecimal digits
             out,
             table.register(workspace, "scores").as_named_input("table"),
         ],
@@ -228,7 +228,7 @@ if waits == "ends":
 def test_job_cannot_change_its_inputs_and_external_changes_are_named(
     jobs: Jobs, tmp_path: Path
 ) -> None:
-    """As root, too. Off switches: no views in the plan; links instead of copies."""
+    """Also as root. Off switches: no views in the plan; links instead of copies."""
     store = Datastore.get_default(jobs.workspace)
     fill(store, tmp_path / "source")
     Dataset.File.from_files((store, "data/train")).register(jobs.workspace, "digits")
@@ -282,7 +282,7 @@ def test_mounted_output_of_a_failed_attempt_is_visible_to_the_next(
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text(GOES_ON)
     out = OutputFileDatasetConfig("out", (store, "kept/{run-id}")).register_on_complete("kept")
-    # Next to the output, the same folder is read: only the output may be written to.
+    # The same folder is also an input: only the output is writable.
     (Path(store.record.settings["root"]) / "kept" / "old").mkdir(parents=True)
     (Path(store.record.settings["root"]) / "kept" / "old" / "a").write_text("a")
     config = ScriptRunConfig(tmp_path / "code", "train.py", [out, store.path("kept", "all")])

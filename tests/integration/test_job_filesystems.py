@@ -1,4 +1,4 @@
-"""A script of a job works on datastores of its workspace as file systems, as its driver does."""
+"""A job's script uses datastores of its workspace as file systems, like its driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads from S3 on a real target: brought to the node once, and each job's own."""
+"""Downloads from S3 on a real target: transferred to the node once, private to each job."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _links() -> list[str]:
 
 def test_the_second_job_is_warm_and_gets_the_first_ones_allocation(jobs: Jobs) -> None:
     pairs = []
-    for _ in range(5):  # a busy machine may need longer for a pair than a free place lingers
+    for _ in range(5):  # on a busy machine a pair may take longer than an idle allocation is kept
         first = jobs.wait(jobs.submit("print(1)"), JobState.COMPLETED)
         name = jobs.attempt(first).allocation
         until(lambda name=name: is_free_or_gone(jobs, name), "the place is given back")  # type: ignore[misc]
@@ -92,7 +92,7 @@ def test_the_second_job_is_warm_and_gets_the_first_ones_allocation(jobs: Jobs) -
 
 
 def is_free_or_gone(jobs: Jobs, name: str | None) -> bool:
-    """Tell whether an allocation may be handed on, or was released already."""
+    """Return whether an allocation may be reused, or was already released."""
     held = {row.name: row.state for row in jobs.store.allocations("local")}
     return held.get(str(name), AllocationState.RELEASED) in (
         AllocationState.IDLE,
@@ -250,7 +250,7 @@ def test_secrets_reach_the_script_and_nothing_else(jobs: Jobs, tmp_path: Path) -
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield the plain files below a folder that others change meanwhile."""
+    """Yield the plain files below a folder that other processes change meanwhile."""
     for where, _folders, names in os.walk(folder):
         for name in names:
             path = Path(where, name)
@@ -305,7 +305,7 @@ def test_secret_removed_before_the_start_is_an_environment_failure(
     assert done.failure is not None
     assert str(done.failure.failure_class) == "environment"
     assert f"rayjobs target secret set {name}" in done.failure.message
-    assert done.attempt == 1  # a retry could not help
+    assert done.attempt == 1  # a retry cannot help
 
 
 def test_a_script_may_remove_its_own_directory(jobs: Jobs) -> None:

@@ -1,4 +1,4 @@
-"""A cluster that runs already, attached as a target: here the shared head, from another home."""
+"""A running cluster attached as a target: here the shared head, from another home."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_attached_cluster_is_started_replaced_and_released(
     assert dashboard.dashboard_of("pool", home=home).url == head.dashboard_url
     assert dashboard.dashboard_of("pool", home=home).read_token() == local_target.token
 
-    # As after an upgrade: another actor takes the place of the one that ran.
+    # As after an upgrade: another actor replaces the running one.
     starters.run_starter(TargetLocation("pool", home), "replace")
     again = starting.ensure_target("pool", home=home)
     assert again.epoch != started.epoch and not again.was_started

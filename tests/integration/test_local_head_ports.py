@@ -99,7 +99,7 @@ def _name(command: bytes) -> str:
 
 
 def _documented(process: str) -> list[str]:
-    """What the page says of a process's open ports: the last column of its rows."""
+    """The documented open ports of a process: the last column of its rows."""
     rows = []
     for line in SECURITY.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -161,7 +161,7 @@ def test_every_port_is_on_loopback_or_refuses_or_is_documented(local_target: Loc
         try:
             status, text = _http(listener.port, "/")
         except (http.client.HTTPException, OSError) as exc:
-            status, text = 0, repr(exc)  # not HTTP either: nobody has said what it is
+            status, text = 0, repr(exc)  # not HTTP either: an undocumented protocol
         open_metrics = status == 200 and text.startswith("# HELP ")
         rows = [row for row in _documented(listener.process) if row.startswith("all interfaces")]
         named = any("open: Prometheus text" in row for row in rows)

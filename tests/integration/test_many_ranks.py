@@ -1,4 +1,4 @@
-"""What a rank more costs the launcher: 8 to 64 ranks on four nodes of one machine."""
+"""The cost of one more rank for the launcher: 8 to 64 ranks on four nodes of one machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = (8, 16, 32, 64)
 
 
 def seconds_per_rank(jobs: Jobs, ranks: int) -> float:
-    """Run a job whose ranks do nothing; return its seconds from its place to its end, per rank."""
+    """Run a job whose ranks do nothing; return the seconds per rank from allocation to end."""
     shape = Distribution(nodes=NODES, processes_per_node=ranks // NODES, backend="gloo")
     job = jobs.submit("print('here')", distribution=shape, resources=Resources(cpus=0.1))
     jobs.wait(job, JobState.COMPLETED)
@@ -29,7 +29,7 @@ def seconds_per_rank(jobs: Jobs, ranks: int) -> float:
 
 def test_the_cost_of_a_rank_does_not_grow_with_their_number(jobs: Jobs) -> None:
     seconds_per_rank(jobs, NODES)  # the first job waits for the warm interpreter
-    # The best of three: what else the machine does is none of the launcher's cost.
+    # The best of three: other load of the machine is not a cost of the launcher.
     costs = {ranks: min(seconds_per_rank(jobs, ranks) for _ in range(3)) for ranks in SIZES}
     figures = ", ".join(f"{ranks}: {1000 * cost:.0f} ms" for ranks, cost in costs.items())
     print(f"\nfrom place to end, per rank: {figures}")

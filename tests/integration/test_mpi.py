@@ -46,7 +46,7 @@ def printed(jobs: Jobs, job_id: str, rank: int) -> list[object]:
 
 
 def submit_command(jobs: Jobs, script: str, **spec: Any) -> Job:
-    """Submit a shell command beside a train.py."""
+    """Submit a shell command with a train.py next to it."""
     source = jobs.folder / "with-command"
     source.mkdir()
     (source / "train.py").write_text(textwrap.dedent(script))

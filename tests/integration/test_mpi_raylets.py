@@ -15,7 +15,7 @@ from tests.support.jobs import Jobs
 from tests.support.mpi_hosts import needs_horovod, needs_mpi
 from tests.support.raylets import RAYLETS, TARGET, Cluster
 
-# Starting and ending a cluster takes longer than all other tests of MPI together.
+# Starting and ending a cluster takes longer than all other MPI tests together.
 pytestmark = [*RAYLETS, pytest.mark.slow, needs_mpi, needs_horovod]
 
 

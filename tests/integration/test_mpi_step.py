@@ -67,7 +67,7 @@ def test_every_argument_of_an_mpi_step_has_its_effect_on_two_nodes(
             "hash_paths": ["spread.py"],
             "use_gpu": False,
             "use_docker": False,
-            # Both name an image, whose environment is its own: see test_containers.
+            # Both name an image, which has its own environment: see test_containers.
             "custom_docker_image": None,
             "image_registry_details": None,
             "user_managed": False,

@@ -1,4 +1,4 @@
-"""A real target tells a receiver that a job has ended."""
+"""A real target notifies a receiver that a job has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project's own `datastore.py` and `tuning/` load, and so do ours, wherever Python code runs."""
+"""A project's own `datastore.py` and `tuning/` load, and the packages of rayjobs load as well."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_own_module_name_works_in_a_notebook(
     import nbformat
     from nbclient import NotebookClient
 
-    # No history database, no kernel of the caller's.
+    # No history database, and no kernel of the caller.
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     cell = nbformat.v4.new_code_cell(PROJECT["driver.py"].partition("experiment =")[0])

@@ -1,4 +1,4 @@
-"""Parallel runs on a real target: each item is run, and its row is there once, whoever dies."""
+"""Parallel runs on a real target: each item has exactly one row, whichever process dies."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ EXACT = [f"{n:03}.txt:{n:03}" for n in range(COUNT)]
 
 
 def at_item_11(calls: Path) -> tuple[int, int]:
-    """Return the process that has the mini-batch of item 11, and the rank that it works for."""
+    """Return the process with the mini-batch of item 11, and its rank."""
 
     def found() -> Path | None:
         return next((one for one in calls.glob("010.txt-*") if one.read_text()), None)
@@ -94,7 +94,7 @@ def at_item_11(calls: Path) -> tuple[int, int]:
     inside = file.name.split("-")[1]
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
-            # Its own number of itself comes last, where it has a PID namespace.
+            # Its pid in its own PID namespace comes last, if it has one.
             fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
             words = status.with_name("cmdline").read_bytes()
             if fields["NSpid"].split()[-1] == inside and str(calls).encode() in words:
@@ -105,7 +105,7 @@ def at_item_11(calls: Path) -> tuple[int, int]:
 def test_a_killed_worker_loses_nothing_and_repeats_no_row(jobs: Jobs, tmp_path: Path) -> None:
     job, calls = submit(jobs, tmp_path)
     worker, _ = at_item_11(calls)
-    # The others go on while it hangs.
+    # The others continue while it hangs.
     until(lambda: len(list(calls.iterdir())) == 12, "all mini-batches are handed out")
     os.kill(worker, signal.SIGKILL)
     until(lambda: len(list(calls.glob("010.txt-*"))) == 2, "its mini-batch is tried again")

@@ -42,7 +42,7 @@ def test_a_job_runs_with_its_records_in_postgres(
     script.write_text(SCRIPT)
     assert run(["submit", "--attach", "--retries", "1", str(script)]) == 0
     assert "trained" in capfd.readouterr().out
-    # The server is restarted between two jobs: the target goes on with new connections.
+    # The server is restarted between two jobs: the target continues with new connections.
     server.kill()
     server.start()
     assert run(["submit", "--attach", str(script)]) == 0

@@ -1,4 +1,4 @@
-"""Inputs of a job on nodes that share nothing: each fetches its own, or the job says why not."""
+"""Inputs of a job on nodes without a shared disk: each fetches its own, or the job reports it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(json.dumps([path, open(os.path.join(path, "a.txt")).read()]), flush=True)
 TWO = Distribution(nodes=2, processes_per_node=1, backend="gloo")
 
 
-# Its quick twin: unit/node/test_remote_workspace.py, which has a wire but no nodes.
+# Its fast version: unit/node/test_remote_workspace.py, with a network but no nodes.
 @pytest.mark.slow
 def test_each_node_fetches_inputs_from_object_storage_to_its_own_disk(
     pool_jobs: Jobs,
@@ -42,7 +42,7 @@ def test_each_node_fetches_inputs_from_object_storage_to_its_own_disk(
         given["bucket"],
         prefix=given["prefix"],
         endpoint=given["endpoint"],
-        # No node's environment has them: the target hands them on, in memory.
+        # No node's environment has them: the target passes them on in memory.
         access_key_env="TEST_ACCESS_KEY",
         secret_key_env="TEST_SECRET_KEY",
     )

@@ -1,4 +1,4 @@
-"""A killed job goes on from its checkpoint on real Ray; what it made becomes a model."""
+"""A killed job resumes from its checkpoint on real Ray; its output becomes a model."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_a_job_killed_in_a_save_resumes_and_its_model_is_registered(
     assert found is not None
     assert (found.step, found.attempt) == (8, 2)
 
-    # By hand, in a new job: the same code, from the last checkpoint on.
+    # Manually, in a new job: the same code, from the last checkpoint.
     again = submitting.resume(jobs.workspace, job.id).job
     jobs.wait(again, JobState.COMPLETED)
     assert jobs.log(again) == b"from 9 resume True []\n"
-    # With --resume-from the script is told as well, whatever it reads.
+    # With --resume-from the script also gets the path as an argument.
     with_option = jobs.submit(
         TRAIN,
         resume_from=job.id,

@@ -180,7 +180,7 @@ def test_a_shell_at_a_terminal(jobs: Jobs, variables: dict[str, str]) -> None:
         program, env=environment, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
     )
     os.close(slave)
-    shown = os.read(master, 4096)  # its prompt: keys before it belong to this terminal
+    shown = os.read(master, 4096)  # its prompt: earlier keys belong to this terminal
     os.write(master, b"tty >/dev/null && echo terminal=$((6*7)); stty size; exit 5\n")
     while True:
         try:
@@ -207,7 +207,7 @@ def test_only_ports_of_the_job_are_forwarded(jobs: Jobs, variables: dict[str, st
 
 
 def _through(variables: dict[str, str], job: Job, number: int, data: bytes) -> bytes:
-    """Return what a port of the job answers to data, through a tunnel."""
+    """Return the response of a port of the job to data, through a tunnel."""
     program, environment = command(variables, "port", job.id, f"0:{number}")
     with subprocess.Popen(
         program, env={**environment, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE

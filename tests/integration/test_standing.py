@@ -1,4 +1,4 @@
-"""What a script inherits on a real target is what it has under `python script.py`."""
+"""A script inherits the same on a real target as under `python script.py`."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_policy_stops_a_real_trial_and_reports_the_reason(
         )
     )
 
-    # The good one never ends by itself, and leads before the other one reports anything.
+    # The good trial never ends by itself, and leads before the other one reports anything.
     until(lambda: any(trial.values for trial in load_trials(jobs.store, run.id)), "one leads")
     (tmp_path / "go").write_text("")
 

@@ -1,4 +1,4 @@
-"""A job that ends while the bucket of its workspace is away: its files are stored afterwards."""
+"""A job ends while the bucket of its workspace is unavailable: its files are stored later."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def team(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> OtherMachine:
-    """A second machine that has joined the workspace which the target of the first one serves."""
+    """A second machine that joined the workspace served by the target of the first one."""
     needs_mounts()
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()

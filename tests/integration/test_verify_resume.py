@@ -1,4 +1,4 @@
-"""verify-resume on real Ray: the shipped example resumes exactly, a crippled one is caught."""
+"""verify-resume on real Ray: the shipped example resumes exactly, a broken one is detected."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Programs that the store's fault tests run as processes of their own, and kill."""
+"""Programs that the store's fault tests run as separate processes and kill."""

@@ -1,4 +1,4 @@
-"""Saves a checkpoint over and over, each time killed one step further; prints what is left.
+"""Save a checkpoint repeatedly, killed one step later each time; print what remains.
 
 ``killed_saving.py FOLDER STEP``: FOLDER/<k> gets a whole checkpoint of step 1, then one of STEP
 whose k-th step (write, fsync, rename, folder) is the last that its process does: of a write, the

@@ -1,7 +1,7 @@
-"""The image component's training on a small network, disturbed where STAGE says.
+"""The image component's training on a small network, disturbed at STAGE.
 
-It is put into a copy of the component's folder. WAITS_FOR and REACHED are files, SMALL_DISK is a
-folder.
+Tests copy it into a copy of the component's folder. WAITS_FOR and REACHED are files, SMALL_DISK is
+a folder.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def kill(*_: Any, **__: Any) -> Any:
 
 
 def wait(*_: Any, **__: Any) -> None:
-    """Tell the test that the stage is reached, and go on when it says so."""
+    """Notify the test that the stage is reached, and continue when it allows it."""
     open(os.environ["REACHED"], "w").close()
     while not os.path.exists(os.environ["WAITS_FOR"]):
         time.sleep(0.02)
 
 
 def at_call(owner: Any, name: str, number: int, do: Callable[..., Any]) -> None:
-    """Do something before the call of that number, counted from 1."""
+    """Run an action before the call with this number, counted from 1."""
     real, calls = getattr(owner, name), 0
 
     def replaced(*given: Any, **more: Any) -> Any:
@@ -65,7 +65,7 @@ def at_call(owner: Any, name: str, number: int, do: Callable[..., Any]) -> None:
 
 
 def in_validation(do: Callable[..., Any]) -> None:
-    """Do something after the first batch of the validation of EPOCH."""
+    """Run an action after the first validation batch of EPOCH."""
     real, calls = training.Loader.validation, 0
 
     def validation(self: Any, batches: Any) -> Iterator[Any]:
@@ -86,7 +86,7 @@ if STAGE == "training":
 elif STAGE == "validation":
     in_validation(kill)
 elif STAGE == "checkpoint":
-    at_call(checkpoint, "_sync_tree", EPOCH, kill)  # its files are written, and not yet published
+    at_call(checkpoint, "_sync_tree", EPOCH, kill)  # its files are written but not yet published
 elif STAGE == "evaluation":
     at_call(evaluation, "evaluate", 1, kill)
 elif STAGE == "registration":

@@ -1,4 +1,4 @@
-"""Children of one process that has imported everything: quick to make, and safe to kill."""
+"""Children of one process that has imported everything: fast to create, and safe to kill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """Run `work(number)` in `count` children that begin together; return what each returned."""
+    """Run `work(number)` in `count` children that start together; return their results."""
     gate_read, gate_write = os.pipe()
     children = []
     for number in range(count):

@@ -52,7 +52,7 @@ try:
     found["submit"] = "it worked"
 except StoreFullError as error:
     found["submit"] = f"{type(error).__name__}: {error}"
-# Until no call of any size goes through.
+# Until calls of every size fail.
 while full(lambda: store.add_event(running, "note", "x")) == "it worked":
     pass
 found["event"] = full(lambda: store.add_event(running, "note", "x"))

@@ -1,4 +1,4 @@
-"""Kill a submitting client, again and again: PATH ROUNDS; prints {key: acknowledged id}."""
+"""Kill a submitting client repeatedly: PATH ROUNDS; prints {key: acknowledged id}."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def open_store(path: Path) -> None:
 
 
 folder = Path(sys.argv[1])
-# Once in this process, so that the many children find every module imported.
+# Open it once in this process, so that all children find every module imported.
 if len(sys.argv) > 2:
     shutil.copy(sys.argv[2], folder / "first.db")
 open_store(folder / "first.db")

@@ -1,4 +1,4 @@
-"""Start and hold the same things from two processes: PATH JOBS; prints what each of them won."""
+"""Start and hold the same jobs from two processes: PATH JOBS; prints what each process won."""
 
 from __future__ import annotations
 
