@@ -1,4 +1,4 @@
-"""What holds for every unit test."""
+"""Fixtures of every unit test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks that need no Ray run, and their table says what was measured."""
+"""The benchmarks that need no Ray run, and their table shows the measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package as a whole: what it imports, what it is called, what it ships."""
+"""The package as a whole: its imports, its name, its files."""
 
 from __future__ import annotations
 

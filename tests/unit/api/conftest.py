@@ -1,4 +1,4 @@
-"""A job's surroundings as a rank sees them, and a workspace without a target."""
+"""The environment of a job as a rank sees it, and a workspace without a target."""
 
 from __future__ import annotations
 

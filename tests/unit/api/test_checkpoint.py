@@ -1,4 +1,4 @@
-"""A checkpoint is whole, or it is not there."""
+"""A checkpoint is complete, or it does not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations of Azure ML v1 and the spec that each stands for."""
+"""Configurations of Azure ML v1 and their specs."""
 
 from __future__ import annotations
 

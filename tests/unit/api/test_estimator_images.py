@@ -1,4 +1,4 @@
-"""What an estimator's image becomes in a job."""
+"""The image of an estimator in the spec of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interactive runs: stored from the start, with children, files and a truthful end."""
+"""Interactive runs: stored from the start, with children, files and a correct end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_interactive_run_is_stored_from_the_start(
     assert list(workspace.experiments) == ["notes"]
     found = Run(experiment, run.id)
     assert isinstance(found, InteractiveRun)
-    found.log("loss", 0.5)  # another handle writes into the same curve
+    found.log("loss", 0.5)  # another handle writes to the same curve
     run.log("loss", 0.25)
     assert Run.get(workspace, run.id).get_metrics() == {"loss": [0.5, 0.25]}
     assert run.get_portal_url() == f"rayjobs://{workspace.name}/{run.id}"

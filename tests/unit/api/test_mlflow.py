@@ -1,4 +1,4 @@
-"""Real MLflow clients against our endpoints: of an attempt, and of a driver."""
+"""Real MLflow clients against the endpoints of an attempt and of a driver."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_mlflow_logs_of_a_script_are_in_the_job(
     assert properties == {"mlflow.param.lr": "0.1", "mlflow.param.name": "a"}
     # A token is a secret, and what MLflow prints is in the job's log.
     assert "token" not in out
-    # A server that takes over knows what the one before it knew.
+    # A server that takes over has the state of the previous one.
     again = tracking_of(attempt).call("GET", "runs/get", {"run_id": "mnist_1_0a1b"})["run"]
     assert {one["key"] for one in again["data"]["metrics"]} == {"loss", "late"}
 

@@ -1,4 +1,4 @@
-"""What a script can log, and how it stands in the rank's file."""
+"""What a script can log, and how the rank's file records it."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_closed_descriptor_is_opened_again(in_job: InJob, tmp_path: Path) -> N
     os.close(descriptor)
     other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
     try:
-        assert other == descriptor  # the number is another file's now
+        assert other == descriptor  # the number now belongs to another file
         run.log("m", 2.5)
     finally:
         os.close(other)

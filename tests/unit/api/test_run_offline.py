@@ -1,4 +1,4 @@
-"""A script that is started by hand gets the same API."""
+"""A script that is started manually gets the same API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submit, and the handle on what was submitted, in a workspace whose target is played."""
+"""Submit, and the handle of the submitted job, in a workspace with a simulated target."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_waiting_shows_stages_and_output_to_the_end(
     root = tmp_path / "a1"
 
     def act() -> None:
-        # A store of its own, as the target has.
+        # A separate store, as the target has.
         with open_workspace(workspace.opened.path) as opened:
             paths = begin(opened, job, root)
             paths.driver_log(0).write_bytes(b"epoch 1\x1b]0;title\x07\nlast line")
@@ -349,7 +349,7 @@ def test_a_cancel_is_idempotent(run: JobRun) -> None:
     run.cancel()
     run.cancel()
     assert run.get_status() == "Canceled"
-    details = run.wait_for_completion()  # as in Azure ML v1: a canceled run is no error
+    details = run.wait_for_completion()  # as in Azure ML v1: a canceled run is not an error
     assert details["status"] == "Canceled"
 
 

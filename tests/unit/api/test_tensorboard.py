@@ -55,7 +55,7 @@ def test_event_files_are_fetched_and_missing_ones_are_reported(
 
 
 def test_the_event_file_of_a_running_job_grows(runs: Runs, tmp_path: Path) -> None:
-    """It changes all the time, so it is stored only at the end; and TensorBoard keeps it open."""
+    """It changes constantly, so it is stored only at the end; and TensorBoard keeps it open."""
     job = runs.begin()
     paths = runs.paths(job)
     hosts = [HostRecord(root=str(paths.root))]

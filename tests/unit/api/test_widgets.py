@@ -25,7 +25,7 @@ def runs(own_home: Path, tmp_path: Path) -> Iterator[Runs]:
 
 
 class Notebook:
-    """Stands in for IPython in a kernel: keeps what is displayed, and what it became."""
+    """Stands in for IPython in a kernel: records displays and their updates."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, with_widgets: bool) -> None:
         self.shown: list[str] = []

@@ -1,4 +1,4 @@
-"""Each invariant seen red: histories that are broken on purpose, one thing at a time."""
+"""Each invariant fails on a history that is broken on purpose in one way."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ HOST = HostRecord(marker="rj-j-a1-n0-x", root="/nowhere", pid=1)
 
 
 def history() -> Evidence:
-    """One job that was killed once, resumed and completed; all is well."""
+    """One job that was killed once, resumed and completed, without violations."""
     spec = JobSpec(script="train.py", max_duration_s=60.0, retries=Retries(user=1))
     job = Job(
         id="j",
@@ -195,7 +195,7 @@ OUTAGE = Failure(FailureClass.DATA, "the storage does not answer", is_outage=Tru
 
 
 def failed_as(failure: Failure | None, *, times: int = 1, outcome: str = "failed") -> Evidence:
-    """All is well but for the end: each attempt failed in the same way, and the last for good."""
+    """Sound except for the end: each attempt failed in the same way, the last one permanently."""
     evidence = history()
     job_of(state=S.FAILED, attempt=times)(evidence)
     one = replace(evidence.attempts["j"][0], failure=failure, outcome=outcome)
@@ -208,7 +208,7 @@ def failed_as(failure: Failure | None, *, times: int = 1, outcome: str = "failed
 
 
 def started_over(it: Evidence) -> None:
-    """Nothing was brought to the second attempt, which did all steps again."""
+    """The second attempt got no checkpoint and repeated all steps."""
     first, second = it.ran
     it.ran = [first, replace(second, found=None, first=0)]
     it.events = {"j": [one for one in it.events["j"] if one.kind != "resumed"]}

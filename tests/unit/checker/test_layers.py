@@ -1,4 +1,4 @@
-"""The floors of the packages are held by every kind of import."""
+"""The layers of the packages hold for every kind of import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace with jobs in it, made without any target."""
+"""A workspace with jobs in it, created without a target."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Queue:
     workspace: OpenWorkspace
 
     def submit(self, name: str = "mnist", **spec: Any) -> Job:
-        """Write a job that waits."""
+        """Write a waiting job."""
         values = {"name": name, "script": "train.py", **spec}
         job, _ = self.workspace.store.submit(
             NewJob(spec=JobSpec(**values), experiment=name, snapshot=None, user="ada")
@@ -37,7 +37,7 @@ class Queue:
         return job
 
     def start(self, job: Job, *, until: JobState = JobState.RUNNING) -> Job:
-        """Bring a job that waits to a live state, its next attempt running."""
+        """Move a waiting job to a live state, with its next attempt running."""
         store, number = self.workspace.store, job.attempt + 1
         name = f"rj-local-{job.serial}-{number}"
         store.add_allocation(name, target="local", shape={"nodes": 1.0})
@@ -114,7 +114,7 @@ def queue(own_home: Path) -> Iterator[Queue]:
 
 @dataclass
 class Done:
-    """What a command did."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -122,7 +122,7 @@ class Done:
 
 
 class Terminal:
-    """Types commands, in this process and without a terminal."""
+    """Runs typed commands in this process, without a terminal."""
 
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self._capture = capture
@@ -142,7 +142,7 @@ def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
 
 
 def leaves(words: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the words of every command there is, those of groups included."""
+    """Yield the words of every command, including those of groups."""
     import click
 
     from rayjobs.cli.main import main

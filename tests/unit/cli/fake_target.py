@@ -1,4 +1,4 @@
-"""Answers where a target's actor would, in the test's own process."""
+"""Answers in place of a target's actor, in the test's own process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rayjobs.target.wake_client import socket_of
 
 @contextmanager
 def target(answer: dict[str, Any] | None, *explains: dict[str, Any]) -> Iterator[None]:
-    """Listen where the target `local` would, and give one answer to everything (None: none).
+    """Listen in place of the target `local`, and give one answer to every request (None: none).
 
     Args:
-        explains: Given instead to questions about one job, one after the other; the last one stays.
+        explains: Answers to questions about one job, in order; the last one is repeated.
     """
     left = list(explains)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:

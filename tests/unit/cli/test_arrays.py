@@ -20,7 +20,7 @@ from tests.unit.cli.conftest import Queue, Terminal
 
 @pytest.fixture
 def array(queue: Queue) -> Job:
-    """An array of four that waits."""
+    """A waiting array of four."""
     spec = JobSpec(script="train.py", name="shards", array=Array(indices="0-3", limit=2))
     return queue.workspace.store.submit_array(
         NewJob(spec=spec, experiment="shards", snapshot=None, user="ada")

@@ -524,7 +524,7 @@ def test_downloaded_files_are_not_packed_with_the_next_job(
     assert "left out" not in f"{done.out} {done.err}"
     assert terminal.type("download", job.id, "-o", "pretrained").code == 0
     done = terminal.type("submit", "--dry-run", "train.py")
-    assert "left out" not in f"{done.out} {done.err}"  # a place that was named is meant
+    assert "left out" not in f"{done.out} {done.err}"  # a named destination counts
 
 
 OPEN = "--cluster-without-token-anyone-can-run-code"

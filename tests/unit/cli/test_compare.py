@@ -1,4 +1,4 @@
-"""`rayjobs compare`: what differs between jobs, and nothing else unless asked."""
+"""`rayjobs compare`: only the differences between jobs, unless more is requested."""
 
 from __future__ import annotations
 

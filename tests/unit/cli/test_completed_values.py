@@ -1,4 +1,4 @@
-"""Every option and argument that takes one of known values completes it."""
+"""Every option and argument with known values completes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rayjobs.store.requests import JobFilter, NewSweep
 from tests.unit.cli.conftest import Queue, leaves
 from tests.unit.cli.test_completion import completed
 
-# Numbers, times, sizes, new names and free text: there is nothing to choose from. A new option
+# Numbers, times, sizes, new names and free text: there are no choices. A new option
 # belongs here, or gets a source in `completing`.
 FREE = {
     *("--nodes", "--procs-per-node", "--cpus-per-proc", "--gpus-per-proc", "--memory-per-proc"),
@@ -95,7 +95,7 @@ def test_every_completion_source_exists() -> None:
 
 @pytest.fixture
 def filled(queue: Queue) -> Queue:
-    """A workspace with something of every kind."""
+    """A workspace with one object of every kind."""
     store = queue.workspace.store
     queue.completed("mnist", arguments=("--lr", "0.1"), tags={"owner": "ada"})
     queue.submit("other")
@@ -164,7 +164,7 @@ def test_values_are_offered(words: str, expected: list[str], filled: Queue) -> N
 
 
 def offered_for(words: str) -> list[str]:
-    """Return what click offers, in this process."""
+    """Return click's completions, in this process."""
     from click.shell_completion import ShellComplete
 
     parts = words.split(" ")

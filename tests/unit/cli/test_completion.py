@@ -13,7 +13,7 @@ from tests.unit.cli.conftest import Queue, Terminal
 
 
 def completed(words: str, *, shell: str = "bash", line: str | None = None) -> list[str]:
-    """Return what the shell would offer for the last word."""
+    """Return the shell's completions for the last word."""
     parts = words.split(" ")
     variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(parts) - 1)}
     if line is not None:

@@ -1,4 +1,4 @@
-"""`rayjobs env` on a machine of its own: what is built, locked, compared, written out, removed."""
+"""`rayjobs env` on a separate machine: build, lock, compare, export and remove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said, and in which order, while a job is followed to its end."""
+"""The messages, and their order, while a job is followed to its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.cli.conftest import LOG, Queue
 
 
 class Recorded(Screen):
-    """Keeps what is said and written; once a stage is said, the test's job may go on."""
+    """Records messages and output; after a stage is reported, the test's job may continue."""
 
     def __init__(self) -> None:
         super().__init__(Settings())
@@ -66,7 +66,7 @@ def test_output_before_the_state_change_never_reverts_a_stage(queue: Queue) -> N
     over = Stages(queue.workspace, job.id, messages.append)
     over.look()
     over.printed(1)
-    assert messages == ["Running", "Running"]  # of a job that had ended before
+    assert messages == ["Running", "Running"]  # for a job that had ended before
 
 
 def test_held_job_reports_once_how_to_end_the_wait(queue: Queue) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C in a command that waits: it says what goes on, and what to type."""
+"""Ctrl-C in a waiting command: it reports what continues, and the next commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rayjobs ls -w` on a terminal: redrawn in its place, and nothing of it left in the scrollback."""
+"""`rayjobs ls -w` on a terminal: redrawn in place, without leftovers in the scrollback."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_watched_list_is_redrawn_in_place(queue: Queue, watched: Terminal) -> 
     watched.press(b"\x03")
     assert watched.close() == 130
     assert not watched.screen.is_alternate
-    # What stays is the whole list as it stood last, once: more lines than the screen has.
+    # The last list remains once, complete: more lines than the screen has.
     printed = watched.shown.rpartition(b"\x1b[?1049l")[2].decode().splitlines()
     assert sum("ID " in line for line in printed) == 1
     assert f"{name} " in "\n".join(printed)

@@ -22,7 +22,7 @@ HEAVY = ("ray", "torch", "pandas", "pyarrow", "alembic", "rich", "sqlalchemy", "
 
 
 def rayjobs(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the program in a process of its own."""
+    """Run the program in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "rayjobs", *arguments],
         capture_output=True,
@@ -159,7 +159,7 @@ def group() -> None:
 @group.command()
 @common_options
 def causal() -> None:
-    """Fail for a reason that has a reason."""
+    """Fail for a reason that has its own cause."""
     try:
         try:
             raise OSError(28, "No space left on device")
@@ -172,7 +172,7 @@ def causal() -> None:
 @group.command()
 @common_options
 def faulty() -> None:
-    """Fail by a mistake of ours."""
+    """Fail by an internal error."""
     raise ZeroDivisionError("oh")
 
 

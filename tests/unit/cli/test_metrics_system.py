@@ -1,4 +1,4 @@
-"""`metrics --system` and `show`: what a job used of its node."""
+"""`metrics --system` and `show`: the resources that a job used on its node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target says about jobs that wait, is shown where jobs are."""
+"""Commands that list jobs show what the target reports about waiting ones."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_starting_target_is_reported(queue: Queue, terminal: Terminal) -> None:
 
 
 def test_time_including_an_outage_is_called_a_bound(queue: Queue, terminal: Terminal) -> None:
-    """Nothing saw when the attempt ended: the target was down."""
+    """The end of the attempt was not observed: the target was down."""
     store = queue.workspace.store
     job = queue.start(queue.submit())
-    (row,) = json.loads(terminal.type("ls", "--json").out)  # no target answers
+    (row,) = json.loads(terminal.type("ls", "--json").out)  # no target responds
     assert (row["shown_state"], row["ran_at_most"]) == ("NotResponding", True)
     assert "≤" in terminal.type("ls").out
     assert store.requeue(job.id, attempt=1, reason="restarted", outcome=Outcome.CLUSTER_LOST)

@@ -1,4 +1,4 @@
-"""Times, sizes and tables as people read them."""
+"""Times, sizes and tables as users read them."""
 
 from __future__ import annotations
 

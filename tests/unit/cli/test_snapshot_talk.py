@@ -1,4 +1,4 @@
-"""What `submit` and `--dry-run` say about the source directory."""
+"""The messages of `submit` and `--dry-run` about the source directory."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ OPTIONS = [
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script in a folder of its own; the working directory."""
+    """A folder with a script in a subfolder; the working directory."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print(1)\n")
     monkeypatch.chdir(tmp_path)
@@ -51,7 +51,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def spec_of(*arguments: str) -> JobSpec:
-    """Return the spec that a command line stands for, before it is checked against a target."""
+    """Return the spec of a command line, before it is checked against a target."""
     # The command keeps its help option from the first context: that of the program has both names.
     names: Any = {"help_option_names": ["-h", "--help"]}
     context = submit.make_context("submit", list(arguments), obj=Settings(), **names)
@@ -96,7 +96,7 @@ cold: true
 """
     )
     assert given == spec_of("-f", "job.yaml")
-    # What is resumed from is passed on to the script.
+    # The resume source is passed on to the script.
     assert given.arguments == (
         *("--lr", "0.10"),
         *("--resume-from", "$AZUREML_DATAREFERENCE_MODEL_LOCATION"),
@@ -221,7 +221,7 @@ def test_dry_run_shows_the_rank_variables(
     backend: str,
     words: tuple[str, ...],
 ) -> None:
-    # What the machine lacks is the affair of other tests.
+    # Other tests check missing resources of the machine.
     monkeypatch.setattr("rayjobs.environments.mpi_checks.check", no_problem)
     shape = ("--nodes", "2", "--procs-per-node", "2", "--backend", backend)
     shown = terminal.type("submit", "--dry-run", *shape, "code/train.py").out
@@ -279,7 +279,7 @@ def test_unplaceable_resources_are_named_by_their_option(
     assert "--gpus-per-proc: the job asks for 64 GPUs" in done.err
     assert "Lower --gpus-per-proc" in done.err
     assert "resources.gpus" not in done.err
-    # In a file it is called what it is called there.
+    # In a file the field has its name in the file.
     (tmp_path / "job.yaml").write_text("script: train.py\nresources: {gpus: 64}\n")
     filed = terminal.type("submit", "-f", str(tmp_path / "job.yaml"))
     assert "resources.gpus: the job asks for 64 GPUs" in filed.err

@@ -1,4 +1,4 @@
-"""`rayjobs store` says how far it is while a long upload runs."""
+"""`rayjobs store` reports its progress during a long upload."""
 
 from __future__ import annotations
 

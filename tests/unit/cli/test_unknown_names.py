@@ -1,4 +1,4 @@
-"""Filters that name something unknown are refused; valid filters without matches say so."""
+"""Filters that name something unknown are refused; valid filters without matches report it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_sweep_ls_refuses_an_unknown_experiment(terminal: Terminal) -> None:
 
 @pytest.fixture
 def array(queue: Queue) -> Job:
-    """An array of two that waits."""
+    """A waiting array of two."""
     spec = JobSpec(script="train.py", name="shards", array=Array(indices="4-5"))
     return queue.workspace.store.submit_array(
         NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada")

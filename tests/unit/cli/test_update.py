@@ -1,4 +1,4 @@
-"""`rayjobs update` of what was submitted: a new revision in the old place, or a sentence."""
+"""`rayjobs update` of submitted jobs: a new revision at the same position, or a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the queue tells: why a job waits, who uses what, and how good the estimates were."""
+"""Reports of the queue: why a job waits, who uses what, and how accurate the estimates were."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NODE = {
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for the target's answer however busy the machine is."""
+    """Wait for the target's answer even on a busy machine."""
     for module in ("outlook", "why", "top"):
         monkeypatch.setattr(f"rayjobs.cli.{module}.ANSWER_S", 60.0)
 
@@ -134,7 +134,7 @@ def test_why_names_the_runs_behind_an_estimate_and_the_advised_command(
     assert "in about 12m (from 12 runs of train.py in this workspace)" in output
     command = f"rayjobs update {tail(job)} --max-duration 1h28m"
     assert command in output
-    assert terminal.type(*command.split()[1:]).code == 0  # what it advises can be done
+    assert terminal.type(*command.split()[1:]).code == 0  # the advice can be followed
     assert queue.workspace.store.job(job.id).spec.max_duration_s == 5280.0
 
 
@@ -223,7 +223,7 @@ def test_top_for_an_unknown_target_lists_the_known_ones(queue: Queue, terminal: 
 
 @pytest.fixture
 def predicted(queue: Queue) -> Queue:
-    """A job that waited as long as predicted, give or take a moment, and one that waits."""
+    """A job that waited about as long as predicted, and one that waits."""
     store = queue.workspace.store
     job = queue.submit()
     now = datetime.now(UTC)

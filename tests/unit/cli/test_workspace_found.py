@@ -1,4 +1,4 @@
-"""Which workspace a command uses: a new one is named, one that is not the job's is refused."""
+"""Which workspace a command uses: a new one is named, a foreign one is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def in_a_job(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_job_uses_another_workspace_only_on_request(
     terminal: Terminal, command: tuple[str, ...], has_default: bool
 ) -> None:
-    """It started another target besides, in the default home."""
+    """It also started another target, in the default home."""
     if has_default:
         open_workspace(home() / "workspace").close()
     done = terminal.type(*command)
@@ -63,7 +63,7 @@ def test_job_may_use_its_own_or_a_named_workspace(
 
 
 def test_command_that_creates_a_workspace_reports_it(terminal: Terminal, own_home: Path) -> None:
-    """A wrong RAYJOBS_WORKSPACE would split the records without a word."""
+    """A wrong RAYJOBS_WORKSPACE would silently split the records."""
     (own_home / "d").mkdir()
     assert f"new workspace: {own_home / 'w'}" in terminal.type(
         "datastore", "add", "a", str(own_home / "d")
@@ -123,7 +123,7 @@ def test_ended_stage_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reading_command_creates_no_workspace(
     terminal: Terminal, own_home: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    """A misspelt RAYJOBS_WORKSPACE would look like an empty one."""
+    """A misspelled RAYJOBS_WORKSPACE would look like an empty workspace."""
     monkeypatch.setenv("RAYJOBS_WORKSPACE", str(own_home / "misspelt"))
     done = terminal.type(*command)
     assert done.code == 3
@@ -141,7 +141,7 @@ def test_copy_does_not_wait_for_a_job_of_the_original(
     monkeypatch: pytest.MonkeyPatch,
     command: tuple[str, ...],
 ) -> None:
-    """Nothing in the copy would ever tell its end."""
+    """Nothing in the copy would ever report its end."""
     job = queue.submit()
     copy = own_home / "copy"
     shutil.copytree(queue.workspace.path, copy)

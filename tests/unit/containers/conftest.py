@@ -32,7 +32,7 @@ class Wish:
 
     @property
     def log(self) -> str:
-        """What fetching and unpacking said."""
+        """The log of fetching and unpacking."""
         path = self.work.paths.build_log
         return path.read_text() if path.exists() else ""
 

@@ -1,4 +1,4 @@
-"""Images on a node: fetched and unpacked once, whole or not at all, found again, never half."""
+"""Images on a node: fetched and unpacked once, completely or not at all, and found again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fake_engine(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPa
     return path
 
 
-# -- what a text means ---------------------------------------------------------------------------
+# -- image names ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_an_unpack_that_is_killed_is_never_used(
 def test_full_disk_is_a_storage_failure_and_leaves_nothing(
     image_node: ImageNode, tmp_path: Path
 ) -> None:
-    """On a file system of 2 MiB, in a mount namespace of a process of its own."""
+    """On a file system of 2 MiB, in the mount namespace of a separate process."""
     big = oci_folder(tmp_path / "big", [layer([file("big", os.urandom(4 * 2**20))])])
     script = f"""
 import asyncio, os

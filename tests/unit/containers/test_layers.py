@@ -188,7 +188,7 @@ def test_modes_and_times_are_kept_also_of_folders_without_write_permission(tmp_p
 
 
 def closed_folder(path: Path) -> os.stat_result:
-    """Make a folder of the node with a mode and a time of its own."""
+    """Create a folder of the node with its own mode and time."""
     path.mkdir(parents=True)
     path.chmod(0o750)
     os.utime(path, (1_000_000, 1_000_000))
@@ -275,7 +275,7 @@ def test_holes_of_a_file_and_what_follows_the_archive_count_as_bytes(tmp_path: P
 
 
 def test_compressed_archive_is_read_only_up_to_the_image_size_limit(tmp_path: Path) -> None:
-    """The agent itself reads all that is compressed, to find the members."""
+    """The agent itself reads the whole compressed archive to find the members."""
     packed = tmp_path / "root.tar.gz"
     packed.write_bytes(gzip.compress(layer([file("zeros", bytes(3 * 2**20)), file("last")])))
     with (

@@ -33,7 +33,7 @@ def test_canonical_names(old: str, new: str) -> None:
 
 
 def test_a_record_of_an_older_version_finds_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where a module of the user's has the old name."""
+    """Even if a module of the user has the old name."""
     monkeypatch.setitem(sys.modules, "tuning", ModuleType("tuning"))
     assert resolve("tuning.driver_actor:start") is start
     assert resolve("rayjobs.tuning.driver_actor:start") is start

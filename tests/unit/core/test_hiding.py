@@ -1,4 +1,4 @@
-"""A user's own `rayjobs` next to a program is named where it can be."""
+"""A user's own `rayjobs` next to a program is reported if possible."""
 
 from __future__ import annotations
 

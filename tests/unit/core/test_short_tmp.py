@@ -1,4 +1,4 @@
-"""Temporary folders of attempts have a path in which Unix sockets have room."""
+"""Temporary folders of attempts have a path that is short enough for Unix sockets."""
 
 from __future__ import annotations
 

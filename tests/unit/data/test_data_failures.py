@@ -1,4 +1,4 @@
-"""An attempt that failed for its data is told as such, and one that did not is not."""
+"""Only an attempt that failed because of its data is reported as a data failure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_process_with_a_mapped_file_dies_silently() -> None:
 @pytest.mark.parametrize(
     ("log", "known"),
     [
-        (OWN_FAULT, facts()),  # what troubled the mount had passed
+        (OWN_FAULT, facts()),  # the problem of the mount had passed
         (OWN_FAULT, facts(trouble=False)),
         (UNREADABLE.replace(PATH, "/elsewhere"), facts(mounted=False, trouble=False)),
     ],

@@ -1,4 +1,4 @@
-"""Files of an input that change while a job runs: named, with what is known of who did it."""
+"""Input files that change while a job runs are named, with what is known about the cause."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPEN = Protection(why="no namespaces here", why_no_overlay="no namespaces here")
 
 
 class Node:
-    """A node's data for one attempt, and what it noted."""
+    """A node's data for one attempt, and its notes."""
 
     def __init__(self, folder: Path, workspace: Workspace, protection: Protection) -> None:
         self.root = folder / "attempts" / "job" / "a1"

@@ -81,7 +81,7 @@ def test_lost_bytes_are_reported_and_no_partial_version_is_registered(
     folder = second.bring()
     (folder / "res.txt").write_text("two")
     (refused,) = second.store()
-    assert second.store() == [refused]  # and is not asked of the storage again
+    assert second.store() == [refused]  # and is not requested from the storage again
     assert "output feat" in refused
     assert "features/res.txt" in refused
     assert second.notes == []
@@ -113,7 +113,7 @@ def test_output_link_is_taken_over_from_an_earlier_attempt_or_ended_job(
     killed = Attempt(node, workspace, tmp_path, "one")
     assert killed.bring(path_on_compute=str(place)) == place
     record = json.loads((killed.root / "data.json").read_text())
-    assert record["outputs"]["feat"]["path"] == str(place)  # what `run.output_datasets` says
+    assert record["outputs"]["feat"]["path"] == str(place)  # the value of `run.output_datasets`
     (place / "res.txt").write_text("half")
     other = Attempt(node, workspace, tmp_path, "other")
     with pytest.raises(PrepareError, match="in use") as refused:

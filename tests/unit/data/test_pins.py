@@ -1,4 +1,4 @@
-"""What a submit makes of named data: exact versions, or a refusal that says what there is."""
+"""A submit resolves named data to exact versions, or refuses it with a list of choices."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_a_mapping_of_a_workspace_answers_for_an_address(
 
 
 def _mapped(top: Path, name: str) -> tuple[Workspace, Path]:
-    """Make a workspace that maps a container to a folder of its own."""
+    """Make a workspace that maps a container to its own folder."""
     workspace, folder = Workspace.create(name, path=top / name), top / f"{name}-data"
     folder.mkdir()
     (folder / "x.csv").write_text(f"x\n{name}\n")

@@ -1,4 +1,4 @@
-"""Registrations of Azure's storage lead to what is there, or say what to do."""
+"""Registrations of Azure storage lead to existing data, or report a remedy."""
 
 from __future__ import annotations
 

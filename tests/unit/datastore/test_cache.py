@@ -17,7 +17,7 @@ from rayjobs.datastore.manifest import FileEntry
 
 
 class Server(Backend):
-    """A storage that counts what it gives, and gives what it is told to."""
+    """A storage that counts its reads, and returns the bytes that a test sets."""
 
     def __init__(self) -> None:
         self.where = "test"
@@ -132,7 +132,7 @@ def test_a_broken_fetch_leaves_nothing(server: Server, tmp_path: Path) -> None:
     entry = server.entry("a", b"content")
     cache = cache_at(tmp_path, max_bytes=10)
     server.down = True
-    for _ in range(5):  # what was reserved is given back, else the bound would be reached
+    for _ in range(5):  # the reservation is released, else the bound would be reached
         with pytest.raises(DatastoreUnavailable):
             cache.ensure(entry, server)
     assert list((tmp_path / "cache" / "partial").iterdir()) == []
@@ -238,7 +238,7 @@ def test_partial_fetch_of_a_dead_process_is_removed(server: Server, tmp_path: Pa
 
 
 def test_running_fetch_is_never_removed(server: Server, tmp_path: Path) -> None:
-    """Off switch: `_is_locked` says no. A fetch in another PID namespace has no pid here."""
+    """Off switch: `_is_locked` returns False. A fetch in another PID namespace has no pid here."""
     cache = cache_at(tmp_path, max_bytes=20)
     claim = cache._reserve(9, tmp_path / "cache" / "partial" / "abc.need")
     try:

@@ -1,4 +1,4 @@
-"""Only a file that looks as it was recorded keeps the digest of the version before."""
+"""Only a file with unchanged metadata keeps the digest of the previous version."""
 
 from __future__ import annotations
 

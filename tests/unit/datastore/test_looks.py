@@ -1,4 +1,4 @@
-"""Which files look different than before, and which of those are."""
+"""Files whose metadata changed, and those whose content changed."""
 
 import json
 import os

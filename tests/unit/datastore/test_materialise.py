@@ -49,7 +49,7 @@ def into(tmp_path: Path) -> Path:
     return tmp_path / "attempt" / "inputs"
 
 
-# What the host of a job can do where there are namespaces.
+# The protection that a host provides with namespaces.
 JOB = Protection(read_only=True, overlay=True, why="")
 
 

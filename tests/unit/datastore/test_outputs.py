@@ -1,4 +1,4 @@
-"""Outputs: nobody's bytes are lost without a word, and where a job finds its folder."""
+"""Outputs: no bytes are lost silently, and jobs find their folders."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_other_bytes_are_refused_before_anything_is_stored(
     asked = replace(features, overwrite=True)
     assert store(asked, second).moved == 3
     assert (stored / "res.txt").read_text() == "two"
-    assert len(store(features, second).kept) == 3  # said again, it is all there
+    assert len(store(features, second).kept) == 3  # stored again, everything is there
 
 
 def test_concurrent_writer_is_detected(
@@ -83,9 +83,9 @@ def test_a_job_finds_its_folder_by_a_link_where_it_wants_it(
         may_replace=lambda path: not asked.append(path),  # type: ignore[func-returns-value]
     )
     assert asked == [folder]
-    hide(place, folder)  # the first one's end takes nothing from the second
+    hide(place, folder)  # the end of the first one does not affect the second
     assert place.resolve() == other.resolve()
-    shutil.rmtree(other)  # a job that is gone
+    shutil.rmtree(other)  # a job that no longer exists
     assert show(output, folder, working_directory=tmp_path).resolve() == folder.resolve()
     hide(place, folder)
     hide(place, folder)

@@ -1,4 +1,4 @@
-"""The package as a whole: cheap to import, errors that travel, settings without secrets."""
+"""The package as a whole: cheap to import, picklable errors, settings without secrets."""
 
 import inspect
 import pickle

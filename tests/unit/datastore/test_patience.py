@@ -1,4 +1,4 @@
-"""What is reported while an S3 server accepts connections and does not answer."""
+"""Reports while an S3 server accepts connections and does not respond."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A server that accepts connections, never answers, and is told apart by its port."""
+    """A server that accepts connections, never responds, and is identified by its port."""
     monkeypatch.setenv("TEST_ACCESS_KEY", "key")
     monkeypatch.setenv("TEST_SECRET_KEY", "secret")
     with Proxy(1) as proxy:

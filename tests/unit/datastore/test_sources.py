@@ -1,4 +1,4 @@
-"""From what people write to the exact files."""
+"""From user input to the exact files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Many files at once: the first failure stops the rest, what is whole stays."""
+"""Many files at once: the first failure stops the rest, complete files stay."""
 
 import threading
 from pathlib import Path
@@ -16,7 +16,7 @@ from rayjobs.datastore.transfer import Download, download, files_below, for_each
 
 
 class BreaksAt(LocalBackend):
-    """A folder that breaks off in the middle of one file."""
+    """A folder that fails in the middle of one file."""
 
     def __init__(self, root: Path, path: str) -> None:
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""A web server of a test: files by path, each answered as the test says, and every request kept."""
+"""A web server for a test: files by path, with responses set by the test, and all requests kept."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class WebServer:
         self.root = f"http://127.0.0.1:{self._http.server_address[1]}"
 
     def statuses(self, path: str) -> list[int]:
-        """Return how the requests for a path were answered, in order."""
+        """Return the responses to requests for a path, in order."""
         return [status for asked, status in self.requests if asked == path]
 
     @contextmanager

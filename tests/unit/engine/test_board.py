@@ -141,7 +141,7 @@ def test_a_copied_workspace_is_refused_while_its_original_is_served(
         assert await board.add(str(copy)) is None
         assert f"a copy of the workspace {workspace}" in board.refused[str(copy)]
         assert board.is_complete, "leftovers of ended attempts would never be swept"
-        (copy / "workspace.json").unlink()  # what the message says
+        (copy / "workspace.json").unlink()  # the text of the message
         open_workspace(copy).close()
         assert await board.add(str(copy)) is not None
         assert board.refused == {}

@@ -1,4 +1,4 @@
-"""A cancel at any moment of a job's life gives one end, and it is the true one."""
+"""A cancel at any moment of a job's life gives one correct end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Moments:
-    """A store that asks for a job's end right before or after the n-th call about it."""
+    """A store that requests a job's cancel right before or after the n-th call about it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

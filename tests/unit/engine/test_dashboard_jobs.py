@@ -1,4 +1,4 @@
-"""Ray's list of jobs follows the queue: what is listed, how much of it, and who may change it."""
+"""Ray's list of jobs follows the queue: the listed jobs, their number, and their owner."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Records:
 
 
 class Turned(SystemClock):
-    """A clock that a test turns on."""
+    """A clock that a test advances."""
 
     ahead_s = 0.0
 

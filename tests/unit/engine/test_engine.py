@@ -381,7 +381,7 @@ def test_another_cluster_ends_survivors_first_and_retries(tmp_path: Path) -> Non
         await here.launched(job, attempt=2)
         calls = [(what, attempt) for what, _, attempt in here.agent.calls]
         assert calls.index(("settle-end", 1)) < calls.index(("launch", 2))
-        # What its ranks had left is stored before the job goes on, and then its scratch goes.
+        # The files of its ranks are stored before the job continues, then its scratch is removed.
         assert calls.index(("collect", 1)) < calls.index(("launch", 2))
         assert ("clean", 1) in calls
         first, _second = here.store.attempts(job.id)
@@ -434,7 +434,7 @@ def test_late_allocation_record_of_a_previous_actor_is_released(
 
         here.cluster.hold_placement.clear()
         job = here.submit()
-        await here.state(job, JobState.PROVISIONING)  # its own place is in the making meanwhile
+        await here.state(job, JobState.PROVISIONING)  # its own allocation is being made meanwhile
         here.store.add_allocation("rj-local-ghost", target="local", shape=Shape().to_dict())
 
         def places() -> list[str]:
@@ -450,7 +450,7 @@ def test_late_allocation_record_of_a_previous_actor_is_released(
 
 
 def test_replaced_actor_leaves_allocations_of_its_successor_alone(tmp_path: Path) -> None:
-    """Its tidying may still go on when the next actor makes places."""
+    """Its clean-up may still run when the next actor makes allocations."""
 
     async def scene(here: World) -> None:
         from rayjobs.policy import Shape

@@ -1,4 +1,4 @@
-"""The engine when its store, its agents, its workspaces or its own kind fail it."""
+"""The engine when its store, its agents, its workspaces or other actors fail."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Flaky:
-    """A store whose calls fail as often as a test says."""
+    """A store whose calls fail a number of times set by a test."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -70,7 +70,7 @@ def flaky(here: World) -> Flaky:
 
 
 async def all_is_free(here: World) -> None:
-    """Wait until no place is taken, no group without owner is left, and no row says otherwise."""
+    """Wait until no allocation is in use, no orphaned group is left, and the rows agree."""
     await here.until(
         lambda: (
             not here.engine.attempts
@@ -138,7 +138,7 @@ def test_failed_allocation_release_is_retried(tmp_path: Path) -> None:
         await here.restart()
         job = here.submit()
         await here.launched(job)
-        await here.crash()  # what else looks for places that nobody has is not there
+        await here.crash()  # the other search for orphaned allocations is disabled
         (held,) = here.engine.allocations.all
         store.failing["release_allocation"] = 1
         await here.engine.allocations.release(held)
@@ -188,7 +188,7 @@ def test_a_locked_store_at_a_takeover_costs_no_running_job(tmp_path: Path) -> No
     play(scene, tmp_path)
 
 
-# -- drained places -------------------------------------------------------------------------------
+# -- draining allocations -----------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -607,7 +607,7 @@ def test_an_actor_that_was_replaced_stops_acting(tmp_path: Path) -> None:
 def test_host_recorded_by_the_old_actor_during_a_requeue_runs_once(
     tmp_path: Path,
 ) -> None:
-    """It was seen without a host; before it is queued again it has one, which is done at once."""
+    """It was seen without a host; before it is requeued it gets one, which finishes immediately."""
 
     async def scene(here: World) -> None:
         await here.crash()

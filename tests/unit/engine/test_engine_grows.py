@@ -1,4 +1,4 @@
-"""A queue on a cluster that starts its nodes by itself: demand, order, who waits for what."""
+"""A queue on a cluster that starts its nodes by itself: demand, order, and dependencies."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_jobs_for_other_types_wait_side_by_side(tmp_path: Path) -> None:
         await waits_for_nodes(here, on_gpu)
         here.cluster.grow("g", "gpu", 2.0, 1.0)
         await runs_on(here, on_gpu, "g")
-        await waits_for_nodes(here, plain)  # though there is a CPU free, the type is not its own
+        await waits_for_nodes(here, plain)  # a CPU is free, but the type is another one
 
     play(scene, tmp_path, nodes=0, growth=growth())
 

@@ -1,4 +1,4 @@
-"""What a target actor remembers does not grow with the jobs that it has seen."""
+"""The memory of a target actor does not grow with the number of past jobs."""
 
 from __future__ import annotations
 

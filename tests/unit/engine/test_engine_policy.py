@@ -1,4 +1,4 @@
-"""The policy at work in the engine: making way, limits, and where jobs are placed."""
+"""The policy in the engine: preemption, limits, and placement of jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_preemptible_job_is_preempted_and_resumes(tmp_path: Path) -> None:
         (first,) = here.store.attempts(low.id)
         assert first.outcome == "preempted"
         here.agent.end(high.id, 1, exit_code=0)
-        # Behind the job it made way for, and before who came after it: its old place.
+        # Behind the preempting job, and before later ones: its old position.
         await here.launched(low, attempt=2)
         assert here.store.job(other.id).state is JobState.QUEUED
         here.agent.end(low.id, 2, exit_code=0)
@@ -86,7 +86,7 @@ def test_jobs_are_placed_where_the_policy_says(tmp_path: Path) -> None:
         head = here.submit(resources=Resources(cpus=1.5))
         same = here.submit(resources=Resources(cpus=2))
         await here.until(lambda: here.engine.explain(f"{here.folder}::{same.id}"))
-        # Its capacity is kept: the idle group of the same shape is not handed on behind its back.
+        # Its capacity is kept: the idle group of the same shape is not reused.
         (_, (ended,)) = next(iter(here.cluster.groups.values()))
         (first,) = (
             job for job in jobs if ("follow", job.id, 1) in here.cluster.agents[ended].calls

@@ -1,4 +1,4 @@
-"""What a target does when a person asks it to store what a job left on its node."""
+"""A target stores the files that a job left on its node when a user requests it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AWAY = "output made: http://photos refused."
 
 
 async def failed_for_its_storage(here: World, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """Return a job that has waited in vain for its storage."""
+    """Return a job that has waited for its storage without success."""
     monkeypatch.setattr(record, "STORE_PAUSE_S", 0.001)
     monkeypatch.setattr(ending, "OUTAGE_S", 0.0)
 

@@ -1,4 +1,4 @@
-"""A node that is gone: its lease is waited for, the rest ended, the job tried elsewhere."""
+"""A lost node: the target waits for its lease, ends the rest, and retries the job elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.attempts import on_node
 
 
 class TurnedClock:
-    """A monotonic clock that a test turns."""
+    """A monotonic clock that a test advances."""
 
     def __init__(self) -> None:
         self.at = 1000.0
@@ -142,7 +142,7 @@ def test_group_silent_on_all_nodes_has_stalled(
         await here.until(
             lambda: second.calls.count(("silent", job.id, 1)) > asked + 1, "and asked again"
         )
-        assert here.store.job(job.id).state is JobState.RUNNING  # one node is heard
+        assert here.store.job(job.id).state is JobState.RUNNING  # one node reports
         second.silent = 62.0
         done = await here.state(job, JobState.FAILED)
         assert done.failure is not None
@@ -176,7 +176,7 @@ def test_ended_node_does_not_keep_a_silent_group_alive(
         first, asked = here.cluster.agents["node0"], ("silent", job.id, 1)
         enough = first.calls.count(asked) + 50
 
-        def over() -> bool:  # or nobody will ever end it
+        def over() -> bool:  # or it never ends
             return here.store.job(job.id).state.is_final or first.calls.count(asked) > enough
 
         await here.until(over, "it has stalled")
@@ -338,7 +338,7 @@ def test_nothing_is_placed_on_a_node_whose_raylet_has_ended_though_ray_still_lis
 
         await here.until(lambda: bool(place()), "it has its place")
         (again,) = place()
-        # A job that failed by itself is no reason to doubt its node.
+        # A failing job is not a reason to suspect its node.
         assert (again != node) == (outcome is Outcome.LEASE_LOST)
         assert here.cluster.doubted == ([node] if outcome is Outcome.LEASE_LOST else [])
 

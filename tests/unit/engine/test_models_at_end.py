@@ -1,4 +1,4 @@
-"""A script's models and its run's end are one: a target that dies neither loses nor doubles one."""
+"""Models and the end of their run are atomic: a target crash neither loses nor duplicates one."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def versions(here: World) -> list[tuple[str, int, int]]:
 
 
 class Stop:
-    """Holds whoever calls a function before or after it, in a thread, until it is let go."""
+    """Blocks the caller of a function before or after the call, in a thread, until released."""
 
     def __init__(self, real: Callable[..., Any], *, after: bool) -> None:
         self.reached = threading.Event()
@@ -145,7 +145,7 @@ def test_target_death_at_the_end_neither_loses_nor_duplicates_a_model(
             await here.state(job, JobState.COMPLETED)
             assert versions(here) == [("m", 1, 1)]
         finally:
-            stop.go.set()  # what was on its way may still arrive: late, and refused
+            stop.go.set()  # a delayed request may still arrive, and is refused
         if stop.reached.is_set():
             await here.until(stop.done.is_set, "the late call")
         assert versions(here) == [("m", 1, 1)]

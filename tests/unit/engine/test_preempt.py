@@ -1,4 +1,4 @@
-"""An attempt that gives way: its end, its place in the queue, its budget, and what it loses."""
+"""A preempted attempt: its end, its queue position, its budget, and the lost work."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_actor_death_during_a_preemption_does_not_cancel_the_job(tmp_path: Path)
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
-        await here.crash()  # the host had been told, and ended, while nobody was there
+        await here.crash()  # the host had been notified, and ended, during the actor outage
         here.agent.end(job.id, 1, signal=15, cause=EndCause(EndReason.PREEMPTED, "for job b"))
         here.agent.settled = Settled(Found.ENDED, proven=True)
         await here.restart()
@@ -168,4 +168,4 @@ def test_failure_during_a_preemption_is_the_cause() -> None:
     assert diagnose([gave_way, gave_way], {})[0] == "preempted"
     cause = EndCause(EndReason.NODE_ENDED, "node 0 of the job ended: preempted: x")
     follower = exit_record("j", 1, signal=15, node=1, cause=cause, ended_at=1.5)
-    assert diagnose([gave_way, follower], {})[0] == "preempted"  # whatever its clock says
+    assert diagnose([gave_way, follower], {})[0] == "preempted"  # regardless of its clock

@@ -1,4 +1,4 @@
-"""The queue's users: arrays, holds, dependencies on arrays, what is learned and foretold."""
+"""The queue's users: arrays, holds, dependencies on arrays, durations and predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_scheduling_round_after_a_hold_applies_it(tmp_path: Path) -> None:
         waits = here.submit(resources=Resources(cpus=1))
         key = f"{here.folder}::{waits.id}"
         await here.until(lambda: here.engine.explain(key))
-        for count in range(10):  # whatever the engine is at when it is asked
+        for count in range(10):  # whatever the engine does at the time of the request
             await asyncio.sleep(0.001 * count)
             here.store.hold(waits.id, reason="by ada")
             await here.engine.turned()
@@ -111,7 +111,7 @@ def test_dependent_of_a_failed_array_is_canceled(tmp_path: Path) -> None:
         here.agent.instant = 3
         ended = await here.state(child, JobState.CANCELED)
         assert ended.reason == f"{array.id}, which it waited for, ended as Failed"
-        assert (await here.state(anyway, JobState.FAILED)).attempt == 1  # it ran all the same
+        assert (await here.state(anyway, JobState.FAILED)).attempt == 1  # it ran anyway
 
     play(scene, tmp_path, cpus=8.0)
 

@@ -1,4 +1,4 @@
-"""The queue in memory: only what changed is read, and what cannot be read is not acted upon."""
+"""The queue in memory: only changes are read, and unreadable stores cause no action."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NODE = NodeInfo("n0", "127.0.0.1", 4.0, 0.0, 8e9, 4.0, 0.0, 8e9)
 
 
 class Counted:
-    """A store that counts what it is asked, and is locked when told."""
+    """A store that counts its calls, and is locked on request."""
 
     def __init__(self, store: SqlStore) -> None:
         self.store = store
@@ -374,7 +374,7 @@ def test_the_parents_that_are_named_are_those_that_have_not_ended(
 
 
 def test_requeued_job_keeps_its_submission_time(tmp_path: Path) -> None:
-    """An actor that found the queue empty has not seen it wait, and does not call it new."""
+    """An actor that found the queue empty has not seen the job wait; the job is not new."""
 
     async def scene(store: Counted, view: QueueView) -> None:
         job = store.submit()

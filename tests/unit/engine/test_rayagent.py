@@ -1,4 +1,4 @@
-"""What Ray says of a call to an agent, in our own errors. Ray is imported by the tests alone."""
+"""Ray's errors of agent calls become rayjobs errors. Only the tests import Ray."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_other_errors_are_agent_failures_and_not_losses() -> None:
 
 
 class Table:
-    """What Ray tells of nodes, and of the groups that wait for them."""
+    """Ray's state of nodes, and of the groups that wait for them."""
 
     def __init__(self, port: int) -> None:
         self.row = {
@@ -114,11 +114,11 @@ def test_a_doubted_node_is_left_out_as_long_as_its_raylet_refuses(
             name = str(table.row["NodeID"])
             assert await names() == [name]
             cluster.doubt(name)
-            assert await names() == []  # bound, and nobody listens: it refuses
+            assert await names() == []  # bound without a listener: it refuses
             raylet.listen()
-            assert await names() == [name]  # it was doubted without reason
+            assert await names() == [name]  # it was suspected without reason
             raylet.close()
-            assert await names() == [name]  # and is not asked again
+            assert await names() == [name]  # and is not checked again
 
         asyncio.run(scene())
 

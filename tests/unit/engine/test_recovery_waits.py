@@ -1,4 +1,4 @@
-"""A new target actor, and a node that is gone: its lease holds up the job it is of, no other."""
+"""A new target actor and a lost node: the lease delays only its own job."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Builder:
     def build(
         self, *lines: str, python: str | None = None, wish: Wish | None = None, **more: Any
     ) -> tuple[Realised, Wish]:
-        """Return the environment with these packages, and how it went."""
+        """Return the environment with these packages, and its messages."""
         asked = wish or self.wish()
         wanted = {"pip": lines, "python": python, **more}
         return asyncio.run(self.environments().realise(wanted, asked.work)), asked

@@ -52,7 +52,7 @@ def test_packages_of_conda_and_of_pip_in_one_environment(
     assert wish.steps == ["resolve", "build", "resolve", "built"]
     prefix = builder.node.environments / found.key
     code = "import sys, tiny_tool, tiny_pip; print(sys.prefix, tiny_tool.VALUE, tiny_pip.VALUE)"
-    # No job can write bytecode there, and no process of its own was needed for it.
+    # No job can write bytecode there, and no separate process was needed for it.
     assert condas.to_compile(prefix) == []
     assert "compileall" not in wish.log
     # What conda has installed is not installed again by pip.
@@ -64,7 +64,7 @@ def test_packages_of_conda_and_of_pip_in_one_environment(
     again, other = builder.build(*lines, **asked)
     assert (again.key, again.built, again.lock) == (found.key, False, found.lock)
     assert other.steps == []
-    # Another node makes the same of the lock, whatever the channel has now.
+    # Another node builds the same from the lock, regardless of the channel's content.
     elsewhere = Builder(tmp_path / "elsewhere")
     wish = elsewhere.wish(known_lock=found.lock)
     copy, wish = elsewhere.build(*lines, wish=wish, **asked)

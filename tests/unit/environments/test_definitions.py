@@ -1,4 +1,4 @@
-"""Environments in Azure ML v1's terms become what a spec says."""
+"""Environments in Azure ML v1's terms become fields of a spec."""
 
 from __future__ import annotations
 

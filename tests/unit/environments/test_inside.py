@@ -56,7 +56,7 @@ def build(builder: Builder, image: Image, *lines: str, **more: Any) -> tuple[Rea
 
 
 def output_in(builder: Builder, image: Image, arguments: Sequence[str]) -> str:
-    """What a program prints that runs in the image as jobs do, with the environments read-only."""
+    """Return the output of a program in the image, with read-only environments as for jobs."""
     from rayjobs.environments import building
 
     wish = builder.wish()

@@ -1,4 +1,4 @@
-"""What builds of environments keep for later ones: it goes when it is old, never under a build."""
+"""Files that builds keep for later ones are removed when old, but never during a build."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_projects_of_jobs_stay_during_builds(builder: Builder, tmp_path: Path) -
         message = f"environments/sources/{source.name}: an environment is being built"
         assert message in made.kept
         item = scratch.Leftover("cache", f"environments/sources/{source.name}", "")
-        made.items.append(item)  # as if the build had begun after the look
+        made.items.append(item)  # as if the build had started after the scan
         assert scratch.apply(made).spared == 1
         slow.let_go()
         return await building

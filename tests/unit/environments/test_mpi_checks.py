@@ -1,4 +1,4 @@
-"""Scripts that use Horovod, and what is said where the target has none."""
+"""Scripts that use Horovod, and the message if the target has none."""
 
 from __future__ import annotations
 

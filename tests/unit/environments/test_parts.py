@@ -1,4 +1,4 @@
-"""The parts of a build: settings of the node, what a failure says, removal of what is unused."""
+"""The parts of a build: settings of the node, failure messages, removal of unused files."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_programs_of_an_environment_come_first(tmp_path: Path) -> None:
     assert interpreter.variables(sys.executable, {"PATH": "/x"}) == {"PATH": f"{own}:/x"}
 
 
-# -- what a failure says ---------------------------------------------------------------------------
+# -- failure messages ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_log_has_no_password(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by", ["setpriv", "an interpreter"])
 @pytest.mark.long
 def test_a_build_ends_with_the_process_that_started_it(by: str) -> None:
-    """The agent is killed: the kernel ends what it has started."""
+    """The agent is killed: the kernel ends its child processes."""
     without = "building._setpriv = lambda: None\n" if by == "an interpreter" else ""
     parent = (
         "import subprocess, time\n"
@@ -215,7 +215,7 @@ def is_dead(pid: int) -> bool:
     return stat is None or stat.is_dead
 
 
-# -- what nobody uses ------------------------------------------------------------------------------
+# -- unused files ---------------------------------------------------------------------------------
 
 
 def set_back(path: Path) -> None:
@@ -247,7 +247,7 @@ def test_unused_environment_is_removed_after_a_while(builder: Builder) -> None:
     with locked_if_free(cache.lock_of(found.key)):
         assert scratch.apply(made).spared == 1
         assert cache.is_whole(found.key)
-    builder.build()  # used again, after the look
+    builder.build()  # used again, after the scan
     wish_folder = builder.node.root / "attempts" / "job2" / "a1"
     (wish_folder / "environment.json").unlink()
     assert scratch.apply(made).spared == 1

@@ -153,7 +153,7 @@ def test_leftovers_of_a_dead_build_are_removed_and_never_used(
 
 def test_one_builds_and_the_other_waits(builder: Builder, wheels: Path) -> None:
     async def both() -> list[bool]:
-        # Two agents of one node, as after one was given up and replaced.
+        # Two agents of one node, as after one was lost and replaced.
         wishes = [builder.wish(), builder.wish()]
         wanted = {"pip": lines(wheels, "tiny-tool")}
         found = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""Horovod is built for the torch that an environment has of its own, once for each torch."""
+"""Horovod is built for the torch of an environment, once for each torch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ASK = "import horovod.torch, torch; print(horovod.torch.FOR, horovod.__file__, t
 
 @pytest.fixture
 def index(tmp_path: Path) -> list[str]:
-    """The lines with which a torch is found that is a module of a few lines."""
+    """Requirement lines for a stand-in torch, a module of a few lines."""
     for version in ("9.1", "9.2"):
         wheel = make_wheel(tmp_path / "wheels", "torch", version)
         _set_version(wheel, version)
@@ -98,7 +98,7 @@ def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_program(program: Path, log: Path, *, meets_s: float = 0.0) -> None:
-    """Write the stand-in; with `meets_s`, a build waits so long for a second one."""
+    """Write the stand-in; with `meets_s`, a build waits this long for a second one."""
     cache = str(program.parent / "kept")
     program.write_text(STAND_IN.format(counts=str(log), cache=cache, meets_s=meets_s))
 

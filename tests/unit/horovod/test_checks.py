@@ -1,4 +1,4 @@
-"""Jobs of MPI and Horovod are refused for what is not there, with what to do about it."""
+"""Jobs of MPI and Horovod are refused for missing parts, with a remedy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_horovod_must_be_installed_with_the_needed_features(
     assert len(problems) == (word is not None)
     if word is not None:
         assert word in problems[0].remedy and problems[0].path == "distribution.backend"
-    # Of another machine nothing is known here.
+    # Nothing is known about another machine here.
     assert check(tmp_path, text, monkeypatch, has=has, is_here=False, **more) == []
 
 

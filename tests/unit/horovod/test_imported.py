@@ -1,4 +1,4 @@
-"""A script that imports Horovod by a module of its own folder uses it, too."""
+"""A script that imports Horovod through a module of its folder also uses it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rayjobs.environments.horovod.imported import imports_horovod
         ({"train.py": "from lib.a.b import *", "lib/a/b.py": "from ..c import d", "lib/c.py":
             "import horovod"}, True),
         ({"train.py": "def f():\n    import train, ranks", "ranks.py": "import train"}, False),
-        # What the job does not import does not count, and a file that is no Python is left to it.
+        # What the job does not import does not count, and a file that is not Python is ignored.
         ({"train.py": "import torch", "other.py": "import horovod.torch"}, False),
         ({"train.py": "import broken", "broken.py": "print 'x'\nimport horovod"}, True),
         ({"train.py": "from .......... import x"}, False),

@@ -179,7 +179,7 @@ def test_horovod_is_built_in_the_image_once_for_each_image(
     assert packages is not None
     assert first.steps == ["horovod", "built"]
     assert "[ 50%] Building CXX object of torch 9.1" in first.log
-    # What the image has of its own stays the one that is found.
+    # The image's own package is still found first.
     program_text = output_in(builder, place, packages, [PYTHON, "-c", SAY]).split()
     assert program_text[:2] == ["9.1", "True"]
     assert program_text[-2:] == [str(packages / "horovod/__init__.py"), "9.1"]

@@ -1,4 +1,4 @@
-"""A node asks the job's interpreter for its Horovod before it starts ranks on GPUs."""
+"""A node queries the job's interpreter for its Horovod before it starts ranks on GPUs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def packages(tmp_path: Path) -> Path:
 
 
 def built(packages: Path, holds: bytes) -> None:
-    """Build its library anew."""
+    """Rebuild its library."""
     (packages / "horovod" / "torch" / "mpi_lib_v2.cpython.so").write_bytes(b"\x7fELF\0" + holds)
 
 

@@ -42,7 +42,7 @@ def store_file(workspace: OpenWorkspace, job: Job, name: str, data: bytes, folde
 
 
 def age(folder: Path, seconds: float = 2 * DAY_S) -> None:
-    """Let all files in a folder look as if nobody had touched them for long."""
+    """Make all files in a folder look old."""
     then = time.time() - seconds
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""The doctor: what it finds, and that each finding says what to do."""
+"""The doctor: its findings, each with a remedy."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_command_imports_nothing_heavy(queue: Queue) -> None:
 
 
 def test_checks_leave_no_cgroup(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"{os.getpid()}-tried"  # of this test alone: others may be trying, too
+    name = f"{os.getpid()}-tried"  # only of this test: others may run as well
     monkeypatch.setattr(secrets, "token_hex", lambda _length: name)
     list(capabilities.ending(context))
     list(capabilities.memory(context))

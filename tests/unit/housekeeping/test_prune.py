@@ -1,4 +1,4 @@
-"""Prune: what goes, what is needed and stays, what comes into use meanwhile."""
+"""Prune: what is removed, what stays, and what comes into use meanwhile."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_files_of_a_model_that_a_user_uploaded_stay(runs: Runs, tmp_path: Pa
     assert not runs.has(b"uploaded")
 
 
-# -- what goes -------------------------------------------------------------------------------------
+# -- what is removed ------------------------------------------------------------------------------
 
 
 def test_files_and_code_of_old_jobs_are_pruned_and_their_rows_stay(runs: Runs) -> None:

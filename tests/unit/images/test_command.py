@@ -1,4 +1,4 @@
-"""`rayjobs images score`: what its job records of the model and of the code."""
+"""`rayjobs images score`: the record of model and code in its job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which network interface a node's ranks are told to use."""
+"""The network interface that a node's ranks get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages and records keep their JSON across versions, and refuse what is none."""
+"""Messages and records keep their JSON across versions, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_plan_of_an_earlier_version_is_read() -> None:
 
 
 def test_a_host_of_an_earlier_version_reads_a_plan_of_today() -> None:
-    """It takes every entry by its name, and passes over those that it does not know."""
+    """It reads entries by name, and ignores unknown ones."""
     written = parse(OLD_PLAN).to_json()
     assert {name for name in OLD_PLAN if name not in written} == {"watches_raylet"}
     assert {**OLD_PLAN, **written} == {**written, "watches_raylet": True}

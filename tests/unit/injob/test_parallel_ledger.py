@@ -1,4 +1,4 @@
-"""The mini-batches of a parallel run: each counts once, whoever dies, its rows in order."""
+"""The mini-batches of a parallel run: each counts once despite crashes, with its rows in order."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_result_of_an_abandoned_worker_counts_once(tmp_path: Path) -> None:
     one = ledger(tmp_path, count=1)
     number = taken(one)
     one.failed(number, "it took too long")
-    one.done(number, ["row"], 2)  # before anybody tried it again
+    one.done(number, ["row"], 2)  # before it was retried
     assert one.take("me") == {"end": True}
     assert rows(one, tmp_path) == ["row"]
 
@@ -122,7 +122,7 @@ def test_waiting_request_is_notified_of_returned_items(tmp_path: Path) -> None:
     waiting.start()
     one.failed(number, "broken")
     waiting.join(timeout=30)
-    # Either it waited and was told, or came after it and found the mini-batch.
+    # Either it waited and was notified, or it came later and found the mini-batch.
     assert found[0]["batch"]["number"] == number
 
 
@@ -142,7 +142,7 @@ def test_attempt_continues_from_the_checkpoint(
     for number in (1, 2):
         again.done(number, [f"row {number}"], 2)
     assert rows(again, tmp_path) == ["row 0", "row 1", "row 2"]
-    other = ledger(tmp_path, count=4, clock=clock)  # other inputs: nothing is taken over
+    other = ledger(tmp_path, count=4, clock=clock)  # other inputs: nothing is reused
     assert taken(other) == 0
 
 
@@ -158,7 +158,7 @@ def test_files_written_by_the_script_are_recreated(
 
 
 class Frame:
-    """As much of a data frame as is asked for."""
+    """The part of a data frame that is needed."""
 
     columns = ("a", "b")
 

@@ -1,4 +1,4 @@
-"""What a host watches beside its ranks."""
+"""What a host watches in addition to its ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_dumps_of_many_ranks_end_with_the_lease(
 
     def dump(rank: int, identity: object, file: str) -> stacks.Dump:
         dumped.append(rank)
-        if rank == 2:  # each took its ten seconds, and nobody renewed
+        if rank == 2:  # each took ten seconds, without a renewal
             looking.lease = Lease(90.0, since_s=boot_clock_s() - 61.0)
         return stacks.Dump(rank, "S", "py-spy", "somewhere")
 

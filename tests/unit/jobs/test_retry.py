@@ -1,4 +1,4 @@
-"""Budgets, pauses and quarantine, decided purely."""
+"""Budgets, pauses and quarantine, as pure decisions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_each_class_has_its_own_budget() -> None:
     assert first.reason.startswith("tries again (1 of 1) after a failure of class user")
     second = attempts("failed", "failed", failure=broken)
     assert after(second, "failed", failure=broken, retries=once) == GiveUp()
-    # A lost node in between has a budget of its own.
+    # A lost node in between has its own budget.
     between = attempts("node_lost", "failed")
     assert isinstance(after(between, "failed", failure=broken, retries=once), Retry)
 
@@ -201,7 +201,7 @@ def test_storage_outage_is_waited_for_some_minutes() -> None:
         pauses.append(decision.pause_s)
     assert pauses == sorted(pauses)
     assert pauses[0] >= 5.0
-    assert pauses[-1] <= LONGEST_PAUSE_S  # a longer one is taken for a clock that was set
+    assert pauses[-1] <= LONGEST_PAUSE_S  # a longer one counts as a clock change
     assert 180.0 <= sum(pauses) <= 600.0
     made = attempts(*["not_prepared"] * (OUTAGE_RETRIES + 1), failure=AWAY)
     assert after(made, "not_prepared", failure=AWAY) == GiveUp()

@@ -1,4 +1,4 @@
-"""What people are told about a failure: rank, code or signal, class, and the lines that matter."""
+"""The report of a failure: rank, code or signal, class, and the relevant lines."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def record(outcome: str = "failed", *ranks: dict[str, Any], **facts: Any) -> Exi
 
 @dataclass(frozen=True)
 class Broken:
-    """A script that failed: what it printed, how it ended, and what should be told."""
+    """A failed script: its output, its end, and the expected report."""
 
     name: str
     log: str

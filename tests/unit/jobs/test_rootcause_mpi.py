@@ -41,7 +41,7 @@ def given_up(folder: Path) -> ExitRecord:
 
 
 def test_rank_ended_by_mpi_is_not_the_cause(tmp_path: Path) -> None:
-    """Although by its own machine's clock it came first."""
+    """Although it came first by the clock of its machine."""
     follower = given_up(tmp_path)
     assert follower.outcome is Outcome.HOST_ERROR
     failed = ExitRecord(

@@ -1,4 +1,4 @@
-"""Of many ranks that have ended, the one that the others followed is named."""
+"""Of many ended ranks, the one that caused the others to end is named."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_handled_error_of_a_rank_that_was_ended_is_not_blamed(log: bytes, rest
 
 
 def test_connection_opened_by_the_script_is_not_a_lost_peer() -> None:
-    """Also where the log of a rank that it takes along ends with a traceback."""
+    """Also if the log of a rank that it takes down ends with a traceback."""
     failed = rank_record(0, exit_code=1, ended_at=2.0)
     ended = rank_record(1, exit_code=None, signal=signal.SIGTERM, ended_at=2.4)
     _, failure = diagnose([record("failed", failed, ended)], {0: RESET, 1: RAISED})

@@ -1,4 +1,4 @@
-"""The plans of jobs of several processes: who is which rank, and where they meet."""
+"""The plans of jobs of several processes: rank numbers, and the rendezvous address."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SNAPSHOT = "sha256:" + "ab" * 32
 
 @dataclass
 class Runs:
-    """Plays jobs to their ends."""
+    """Simulates jobs to their ends."""
 
     workspace: Workspace
     folder: Path

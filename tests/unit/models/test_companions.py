@@ -1,4 +1,4 @@
-"""An ONNX file and the weights beside it are one model, which is that file."""
+"""An ONNX file and its external weights are one model, which is that file."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_a_module_that_was_saved_whole_is_loaded_only_if_allowed(tmp_path: Path)
     assert target.exists() and done.inputs == ("input",)
     with pytest.raises(UsageError, match="PyTorch cannot export"):
         onnx_export.export(tmp_path / "whole.pt", target, shapes=[[2, 7]], allow_pickle=True)
-    assert target.exists()  # the one of before
+    assert target.exists()  # the previous one
 
 
 IN_JOB = """

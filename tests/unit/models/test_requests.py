@@ -1,4 +1,4 @@
-"""Models that a script registers by itself: asked for while it runs, there when it completes."""
+"""Models that a script registers: requested while it runs, registered when it completes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.models.test_sweep_best import a_sweep
 
 
 class Scripts:
-    """Plays what scripts call in their runs, and how a target ends them."""
+    """Simulates the calls of scripts in their runs, and the end of runs by a target."""
 
     def __init__(self, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs = runs
@@ -111,7 +111,7 @@ def test_a_scripts_model_is_there_when_its_run_completes(runs: Runs, scripts: Sc
     assert done.ended_at is not None and found["ended_at"] == to_text(done.ended_at)
     assert done.reason == ""
     assert Path(model.download(runs.folder / "got")).read_bytes() == b"weights"
-    # Whoever registers the same by hand gets it back.
+    # A manual registration of the same files returns it.
     assert runs.workspace.get_run(job.id).register_model("mnist", "model.pt").version == 1
 
 
@@ -222,7 +222,7 @@ def test_more_models_than_a_run_may_have(runs: Runs, scripts: Scripts) -> None:
     run = scripts.run(job)
     for number in range(MOST_MODELS):
         run.register_model(f"m{number}", "m.pt")
-    run.register_model("m0", "m.pt")  # asked for before
+    run.register_model("m0", "m.pt")  # requested before
     with pytest.raises(ValueError, match=f"already requested {MOST_MODELS} models"):
         run.register_model("more", "m.pt")
     scripts.run(job, rank=1).register_model("of-rank-1", "m.pt")
@@ -347,7 +347,7 @@ def test_only_completed_runs_end_with_models(runs: Runs, scripts: Scripts, state
     assert store.job(job.id).state is JobState.FINALIZING
     assert store.finish(job.id, attempt=number, state=state)
     assert store.models() == []
-    # And what is made ready when the end stands already is refused.
+    # A request prepared after the end is refused.
     (late,) = scripts.ready(job)
     assert isinstance(late, ModelRefusal) and f"has ended as {state}" in late.why
 

@@ -1,4 +1,4 @@
-"""A sweep hands its best trial to the registry, once, and says what became of it."""
+"""A sweep registers its best trial once, and reports the result."""
 
 from __future__ import annotations
 

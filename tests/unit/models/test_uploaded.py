@@ -1,4 +1,4 @@
-"""Models of files of this machine: copied into the workspace, with who uploaded them from where."""
+"""Models of local files: copied into the workspace, with their uploader and origin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of an attempt while the server of its records or files is away: only waited for."""
+"""The end of an attempt only waits while the server of its records or files is unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an agent leaves, and that nothing it is asked then is lost."""
+"""When an agent leaves, and that no request to it is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.attempts import on_node
 
 
 class Time:
-    """A clock that a test turns."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -92,7 +92,7 @@ def test_leaving_agent_starts_nothing(time: Time) -> None:
 
 
 class Handle:
-    """An actor's handle: what its calls come to, one after the other."""
+    """An actor's handle with the results of its calls, in order."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)

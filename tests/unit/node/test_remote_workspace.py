@@ -1,4 +1,4 @@
-"""A workspace by Ray: the same store and blobs, whichever side of the wire they are on."""
+"""A workspace through Ray: the same store and blobs, locally and remotely."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def near(short_path: Path) -> OpenWorkspace:
 
 @pytest.fixture
 def far(near: OpenWorkspace, monkeypatch: pytest.MonkeyPatch) -> OpenWorkspace:
-    """The workspace as a node sees it; what crosses the wire is pickled, as Ray does."""
+    """The workspace as a node sees it; transferred values are pickled, as with Ray."""
     server = WorkspaceServer()
 
     def ask(_target: str, method: str, *given: Any) -> Any:

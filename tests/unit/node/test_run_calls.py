@@ -1,4 +1,4 @@
-"""What the script of a job reaches through its node's agent, and what it is refused."""
+"""The calls of a job's script through its node's agent, and the refused ones."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Scene:
 
 
 class Agent:
-    """Serves an attempt's script on an event loop of its own, until it is stopped."""
+    """Serves an attempt's script on its own event loop, until it is stopped."""
 
     def __init__(self, on: AttemptOnNode, opened: OpenWorkspace) -> None:
         self._ready = threading.Event()
@@ -350,7 +350,7 @@ def test_a_token_ends_with_its_attempt(scene: Scene, agent: Agent) -> None:
     child.log("x", 1)
     assert "not the token" in refused(scene.channel(token="x" * 40), runcalls.Details(scene.job))
     store.move(scene.job, attempt=scene.attempt, old=S.RUNNING, new=S.FINALIZING)
-    child.log("x", 2)  # what it writes last still counts
+    child.log("x", 2)  # its last write still counts
     store.finish(scene.job, attempt=scene.attempt, state=S.COMPLETED)
     for asked in (
         runcalls.Details(scene.job),

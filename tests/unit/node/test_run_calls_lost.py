@@ -126,5 +126,5 @@ def test_repeated_registration_creates_one_version(scene: Scene, losing: LosingA
         assert len(losing.lines) == before + 1
     assert [len(opened.store.models()), len(opened.store.environments())] == [1, 1]
     assert len(opened.catalogue.dataset_versions("d")) == 1
-    # A connection that broke before a call is no reason to refuse the call.
+    # A connection that broke before a call is not a reason to refuse the call.
     assert store.put_environment("e", "{}", user="ada").version == 1

@@ -16,7 +16,7 @@ JOB = "digits_1795442505_f3f39d74"
 
 
 class Node:
-    """A session's log folder, and attempts beside it."""
+    """A session's log folder, and attempts next to it."""
 
     def __init__(self, folder: Path) -> None:
         self.session = folder / "session"
@@ -113,7 +113,7 @@ def test_replaced_log_is_not_followed(node: Node, which: str) -> None:
     if which == "file":
         file.symlink_to(secret / "driver_0.log")
     elif which == "fifo":
-        os.mkfifo(file)  # reading it would wait for ever
+        os.mkfifo(file)  # reading it would wait forever
     else:
         file.parent.rmdir()
         file.parent.symlink_to(secret)

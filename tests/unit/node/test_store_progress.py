@@ -1,4 +1,4 @@
-"""A node says how far it is while it stores what a job left."""
+"""A node reports its progress while it stores the files of a job."""
 
 from __future__ import annotations
 

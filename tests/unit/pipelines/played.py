@@ -1,4 +1,4 @@
-"""Pipelines whose steps are played in the store: no target, real files and pins."""
+"""Pipelines whose steps are simulated in the store: no target, real files and pins."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Played:
         return planned
 
     def complete_all(self, pipeline: str, *, fails: str | None = None) -> None:
-        """Play each step once what it waits for has completed; `fails` names one that fails."""
+        """Simulate each step after its dependencies; `fails` names one that fails."""
         names = {row.job: row.name for row in self.store.steps(pipeline)}
         while ready := [
             job
@@ -71,7 +71,7 @@ class Played:
                 self.end(job, failed=names[job.id] == fails)
 
     def end(self, job: Job, *, failed: bool = False) -> None:
-        """Play one job: it prints a line, and writes a file to each of its outputs."""
+        """Simulate one job: it prints a line, and writes a file to each of its outputs."""
         assert self.store.start(job.id, attempt=0, allocation="x") is not None
         for old, new in pairwise(MOVES):
             assert self.store.move(job.id, attempt=1, old=old, new=new)

@@ -1,4 +1,4 @@
-"""Schedules: when they fall due, what they start, and that they start it once."""
+"""Schedules: when they are due, what they start, and that they start it once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small makers of what the policy is asked."""
+"""Small factories for inputs of the policy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def runs(
 
 
 def less(one: NodeCapacity, *running: Running) -> NodeCapacity:
-    """Return the node with what runs on it taken."""
+    """Return the free capacity of the node without its running jobs."""
     for each in running:
         for node in each.nodes:
             if node == one.node_id:

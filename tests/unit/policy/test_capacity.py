@@ -1,4 +1,4 @@
-"""What can ever fit on a target, and in which shape it is placed."""
+"""Which jobs can fit on a target, and in which shape they are placed."""
 
 from __future__ import annotations
 

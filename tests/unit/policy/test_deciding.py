@@ -1,4 +1,4 @@
-"""The decision by table: priority, order, limits, backfill and making way."""
+"""Decisions by example: priority, order, limits, backfill and preemption."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ def test_the_heads_share_of_its_users_gpus_is_kept_for_it() -> None:
 
 
 def test_the_heads_slot_is_kept_for_it() -> None:
-    """Who may run for ever leaves the head a slot; who gives it back in time need not."""
+    """A job without an end leaves the head a slot; one that ends in time need not."""
     busy = runs("busy", "n0", cpus=2, max_duration_s=3600.0, expected_s=3000.0)
     head, loose = job("head", at=1, cpus=4), job("loose", at=2)
     short = job("short", at=3, max_duration_s=600.0)
@@ -396,7 +396,7 @@ def test_job_losing_least_is_preempted_and_its_capacity_reserved() -> None:
     )
     assert not again.preempts  # it is told once
     assert not again.starts
-    # Its capacity came back, and somebody of higher priority came as well: a claim is a claim.
+    # Its capacity was freed, and a job of higher priority arrived: the claim stays valid.
     higher = job("higher", priority=9, at=102, cpus=2)
     back = job("young", at=0, cpus=2)
     last = decide(
@@ -502,7 +502,7 @@ def test_target_at_its_job_limit_preempts_one_job() -> None:
     assert [one.key for one in decide(situation).preempts] == ["young"]
 
 
-# -- what is said of it --------------------------------------------------------------------------
+# -- explanations --------------------------------------------------------------------------------
 
 
 def test_free_capacity_and_nearest_fit() -> None:
@@ -650,7 +650,7 @@ def test_jobs_that_depend_on_others_start_after_their_ends() -> None:
     ]
     plan = decide(Situation(waiting=waiting, running=[busy], capacities=[less(capacity(), busy)]))
     assert estimate(plan, "child") == (150, "history")
-    assert estimate(plan, "of child") == (None, "unknown")  # nobody knows how long "child" takes
+    assert estimate(plan, "of child") == (None, "unknown")  # the duration of "child" is unknown
     assert estimate(plan, "held") == (None, "")
 
 

@@ -140,7 +140,7 @@ def test_single_decision_keeps_the_rules(situation: Situation) -> None:
         assert plan.promise is not None
         assert plan.promise.is_claim
         assert plan.promise.key == one.by == plan.head
-    for key in waiting:  # everybody is told something, and it can be said in JSON
+    for key in waiting:  # every job has an explanation, which is valid JSON
         explanation = explain(plan, key)
         assert explanation.reason
         assert explanation.start == (key in plan.started)
@@ -149,7 +149,7 @@ def test_single_decision_keeps_the_rules(situation: Situation) -> None:
 
 
 def with_advice(job: Waiting, advice: str) -> Waiting:
-    """Return the job as somebody resubmits it who does what `why` says."""
+    """Return the job as resubmitted according to the advice of `why`."""
     found = re.fullmatch(
         r"with (?:--max-duration (?P<limit>\S+) or less|priority (?P<priority>-?\d+)"
         r"|(?P<nodes>\d+) nodes?|(?P<gpus>\d+) GPUs? on one node|(?P<cpus>\d+) CPUs? on one node)"
@@ -257,7 +257,7 @@ def test_reason_and_numbers_are_true_after_the_plan(
             case Rule.NEVER_FITS:
                 emptied = [capacity.emptied() for capacity in now.capacities]
                 assert take_first(emptied, one.shape) is None
-    # What is said to wait does wait, as long as nothing else happens. (A member that has started
+    # Jobs reported as waiting do wait, as long as nothing else happens. (A member that has started
     # moves the others of its group back in the line, and a claim that is void ends then.)
     if situation.promise is None and all(one.group is None for one in situation.waiting):
         assert not decide(now).starts
@@ -317,7 +317,7 @@ def check_limits(plan: Decisions, waiting: dict[str, Waiting]) -> None:
 
 
 def check_turn(plan: Decisions, waiting: dict[str, Waiting]) -> None:
-    """Whoever starts behind one that waits in the line is marked; without backfill nobody does."""
+    """Jobs that start before a waiting one are marked; without backfill there are none."""
     place = {key: index for index, key in enumerate(plan.line)}
     for start in plan.starts:
         passed = plan.head is not None and place[start.key] > place[plan.head]
@@ -379,7 +379,7 @@ def check_never_too_many(outcomes: list[Outcome]) -> None:
 
 
 def first_head(trace: list[TraceJob], limits: Limits) -> tuple[str, Promise | None] | None:
-    """Return who waits first in line after the first decision, and what it is promised."""
+    """Return the head of the queue after the first decision, and its reservation."""
     seen: list[tuple[str, Promise | None] | None] = []
 
     def look(plan: Decisions) -> None:

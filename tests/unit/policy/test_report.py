@@ -19,7 +19,7 @@ def after(seconds: float) -> datetime:
 def row(
     name: str, *, predicted_s: float | None = None, waited_s: float | None, **v: Any
 ) -> QueueRow:
-    """Return a job submitted and first foretold at AT."""
+    """Return a job submitted and first predicted at AT."""
     first = None
     if predicted_s is not None:
         first = Prediction(job=name, starts_at=after(predicted_s), basis="history", made_at=AT)

@@ -41,7 +41,7 @@ class FakeClock:
 
 
 class Shelf:
-    """Takes published rows, unless it is told to refuse or to fail."""
+    """Accepts published rows, unless it is set to refuse or to fail."""
 
     def __init__(self) -> None:
         self.rows: dict[str, StoredFile] = {}

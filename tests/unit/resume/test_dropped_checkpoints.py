@@ -88,7 +88,7 @@ def test_emptied_folder_removes_nothing(trainer: Trainer) -> None:
     shutil.rmtree(paths.work / "outputs" / "checkpoints")
     assert publishing.finish() == []
     assert steps(trainer, job) == [2, 1]
-    save(paths, 0)  # begun anew: what is older than the stored ones replaces none of them
+    save(paths, 0)  # restarted: checkpoints older than the stored ones replace none of them
     assert publishing.finish() == []
     assert steps(trainer, job) == [2, 1, 0]
 

@@ -1,4 +1,4 @@
-"""What a job may resume from, and what its node then finds."""
+"""Sources that a job may resume from, and the files on its node."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ CLIENT = "rayjobs"
 
 
 class Provider:
-    """Logs everybody in who waits for two polls."""
+    """Logs in every client that waits for two polls."""
 
     def __init__(self) -> None:
         self.keys: dict[str, rsa.RSAPrivateKey] = {}

@@ -128,7 +128,7 @@ def test_a_submitter_changes_published_pipelines_and_models_that_are_own(served:
     for store in (ada, root):
         store.set_published_active(nightly.id, active=False)
         assert store.update_model("mnist", model.version, tags={"a": "b"}).tags == {"a": "b"}
-    eve.set_model_alias("mnist", "live", model.version)  # of nobody: shared
+    eve.set_model_alias("mnist", "live", model.version)  # without an owner: shared
 
 
 def test_session_on_a_job_of_another_user_is_refused(served: Served) -> None:

@@ -56,7 +56,7 @@ class Following:
     """A client that follows a log in a task.
 
     Attributes:
-        text: What it was given.
+        text: The text that it received.
         parts: How many parts, those without data included.
     """
 

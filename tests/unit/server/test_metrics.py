@@ -1,4 +1,4 @@
-"""`/metrics`: the text that Prometheus reads, and what it says of a queue."""
+"""`/metrics`: the text that Prometheus reads, and its figures of a queue."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ KEY = "AKIA" + "QWERTYUIOPASDFGH"
 
 
 def call(folder: Path, *words: str) -> str:
-    """Run git as nobody in particular."""
+    """Run git with a neutral identity."""
     who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
     done = subprocess.run(
         ["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""A node's snapshots: unpacked once by whoever comes first, copied for each attempt."""
+"""A node's snapshots: unpacked once by the first caller, copied for each attempt."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_copy_needs_the_snapshot_and_an_empty_folder(
 def test_nearly_full_disk_error_states_the_reserve(
     snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It said "needs 6.5 KiB …, which has 39.4 MiB free", and nothing of the reserve."""
+    """It said "needs 6.5 KiB …, which has 39.4 MiB free", without mentioning the reserve."""
     node = NodeSnapshots(tmp_path / "node")
     monkeypatch.setattr(unpack, "RESERVE", 1 << 60)
     with pytest.raises(PrepareError) as refused:

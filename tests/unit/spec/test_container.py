@@ -1,4 +1,4 @@
-"""What a job says of its container: image, size of /dev/shm, registry, arguments of docker run."""
+"""Container settings of a job: image, size of /dev/shm, registry, arguments of docker run."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ def test_a_wrong_short_form_is_still_found_after_merging() -> None:
     )
 
 
-# -- what is said ----------------------------------------------------------------------------------
+# -- messages -------------------------------------------------------------------------------------
 
 
 def test_all_problems_are_reported_together_with_a_remedy() -> None:

@@ -134,7 +134,7 @@ def test_old_store_opens_with_all_its_content(tmp_path: Path, old: Path) -> None
         assert store.allocations("local")[0].state is AllocationState.HELD
         assert store.target_epoch("local") == (1, "actor-1")
         assert store.meta("workspace") == "w-old"
-        # It goes on where it was: keys are known, serials are new.
+        # It continues where it was: keys are known, serials are new.
         spec = jobs[JobState.QUEUED].spec
         again, is_new = store.submit(
             NewJob(

@@ -1,4 +1,4 @@
-"""What a target reads of the queue: marks that tell what changed, and a word that tells whether."""
+"""What a target reads of the queue: marks that show changes, and a token that detects them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_change_of_the_queue_is_reported(store: SqlStore, what: str) -> No
     job = submit(store)
     before, marks = store.change(), store.queue_marks("local")
     store.job(job)
-    assert store.change() == before  # reading is no change
+    assert store.change() == before  # reading is not a change
     CHANGES[what](store, job)
     assert store.change() != before
     assert set(store.queue_marks("local")) != set(marks)

@@ -1,4 +1,4 @@
-"""A stand-in for the target actor's wake socket: answers what a test says, without Ray."""
+"""A stand-in for the target actor's wake socket: gives the answers of a test, without Ray."""
 
 from __future__ import annotations
 

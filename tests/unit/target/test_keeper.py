@@ -159,7 +159,7 @@ def test_a_warm_interpreter_that_does_not_listen_yet_is_ended(
 
 @pytest.mark.long
 def test_the_keeper_is_small() -> None:
-    """What it imports is what it weighs: about 10 MiB of its own."""
+    """Its imports determine its memory: about 10 MiB."""
     code = (
         "import rayjobs.target.keeper\n"
         "text = open('/proc/self/smaps_rollup').read()\n"

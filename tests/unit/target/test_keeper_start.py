@@ -1,4 +1,4 @@
-"""A head's start that is too slow is tried again; in the end it is told what to do next."""
+"""A head's start that is too slow is retried; the final error names a remedy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def location(short_path: Path) -> Iterator[TargetLocation]:
 
 @pytest.fixture
 def start(location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeStarter:
-    """Start a head with a starter that fails so many times first; gives what it was asked."""
+    """Start a head with a starter that fails this many times; return the requests to it."""
 
     def run(failures: int, *, code: int = local_head.EXIT_LATE, kind: str = "late") -> list[str]:
         calls, script = tmp_path / "calls", tmp_path / "starter"
@@ -203,7 +203,7 @@ def test_the_fourth_death_within_ten_minutes_is_the_first_with_a_pause(
 
 @pytest.mark.long
 def test_process_started_by_a_client_ends_with_it(tmp_path: Path) -> None:
-    """Ray waits for ever for a cluster that is gone, and takes no SIGTERM then."""
+    """Ray waits forever for a vanished cluster, and ignores SIGTERM meanwhile."""
     starter = "import sys, time\nfrom rayjobs.engine import starter as raylaunch\n"
     starter += "raylaunch.end_with_parent(int(sys.argv[1]))\nprint('up', flush=True)\n"
     starter += "time.sleep(600)\n"

@@ -212,7 +212,7 @@ def test_client_uses_the_credentials_of_the_process(monkeypatch: pytest.MonkeyPa
     credentials.give({"K": "key", "S": "secret", **dict.fromkeys(credentials.AWS_KEYS[:2], "aws")})
     assert named.client()._request_signer._credentials.access_key == "key"
     assert found.client()._request_signer._credentials.access_key == "aws"
-    # A key alone, such as a job's own secret, is no credential: the usual search goes on.
+    # A key alone, such as a job's own secret, is not a credential: the usual search continues.
     credentials.give({"AWS_SECRET_ACCESS_KEY": "aws"})
     for name, value in zip(credentials.AWS_KEYS[:2], ("of the shell", "s"), strict=True):
         monkeypatch.setenv(name, value)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# Worse is allowed to everybody, so this can be tried without rights: the raylet is the worse one.
+# Any user may lower a priority, so this needs no rights: the raylet has the lower one.
 RAYLET = """
 import os, sys
 os.nice(7)

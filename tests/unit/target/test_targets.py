@@ -151,7 +151,7 @@ def test_a_cluster_without_a_token_needs_the_flag_and_is_shown_as_such(
 
 
 def test_no_cluster_at_the_address_is_unreachable() -> None:
-    with socket.socket() as taken:  # bound and not listening: nobody can answer there
+    with socket.socket() as taken:  # bound without a listener: no response is possible
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(UnreachableError, match="no Ray cluster answers"):
             check_token(f"127.0.0.1:{taken.getsockname()[1]}", timeout_s=5.0)

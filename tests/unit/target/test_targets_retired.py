@@ -1,4 +1,4 @@
-"""A target that is being stopped starts nothing, is waited for, and comes back by itself."""
+"""A stopping target starts nothing, clients wait for it, and it resumes by itself."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ def test_keeper_refusing_a_stop_withdraws_the_record_of_a_killed_client(
     local_head.write_private(location.activity, '{"busy": true, "jobs": ["digits_1"]}')
     with starting.start_lock(location.paths):
         stop_record.note(location.paths)
-        # The client lives: it takes the record back by itself.
+        # The client is alive: it withdraws the record by itself.
         assert not keeper.Keeper(location, "s1")._stop(force=False, request="r1")
         assert stop_record.last(location.paths).is_in_force
     assert json.loads(location.paths.stop_answer.read_text())["is_refused"]

@@ -1,4 +1,4 @@
-"""What a stop does to a target's jobs is listed and asked for, and told at the next start."""
+"""A stop lists its effect on jobs, needs a confirmation, and the next start reports it."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_submit_starting_the_target_lists_older_jobs_that_start(
     assert "2 older jobs of target 'local' start with it, the oldest 3 days old" in note
     assert old.id in note
     assert begun == ["local", "local"]
-    with location.paths.keeper_lock.open("w") as held:  # somebody is starting it already
+    with location.paths.keeper_lock.open("w") as held:  # another process is starting it already
         fcntl.flock(held, fcntl.LOCK_EX)
         assert not any("older job" in note for note in submit(workspace, spec).notes)
 
@@ -289,7 +289,7 @@ def test_unreadable_store_counts_as_having_jobs(
 def lab(workspace: OpenWorkspace) -> Iterator[TargetLocation]:
     """An attached target that serves the workspace, and whose cluster is gone."""
     location = TargetLocation("lab", home())
-    with socket.socket() as listener:  # its port is nobody else's, and nobody listens there
+    with socket.socket() as listener:  # no other process uses its port or listens there
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         save_target(TargetRecord("lab", address=address, token_file="t"), home=location.home)

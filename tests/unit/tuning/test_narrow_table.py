@@ -1,4 +1,4 @@
-"""The trial table on a narrow terminal keeps what tells the trials apart."""
+"""The trial table on a narrow terminal keeps what distinguishes the trials."""
 
 from __future__ import annotations
 

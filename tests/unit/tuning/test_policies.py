@@ -155,7 +155,7 @@ def test_truncation_compares_a_young_trial_with_the_others_at_its_age() -> None:
     old = {0: [0.1, 0.9], 1: [0.2, 0.8], 2: [0.3, 0.7], 3: [0.4, 0.6]}
     assert not TruncationSelectionPolicy(20).judge({**old, 4: [0.15]}, 4, 1, goal=MAX)
     assert TruncationSelectionPolicy(20).judge({**old, 4: [0.05]}, 4, 1, goal=MAX)
-    # Trials with fewer reports are no peers: two remain, and 20 % of two is none.
+    # Trials with fewer reports are not peers: two remain, and 20 % of two is none.
     few = {0: [0.1], 1: [0.2], 2: [0.3], 3: [0.4, 0.9], 4: [0.1, 0.1]}
     assert not TruncationSelectionPolicy(20).judge(few, 4, 2, goal=MAX)
 

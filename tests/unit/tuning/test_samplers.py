@@ -232,7 +232,7 @@ class TestBayesian:
         for number, value in enumerate([None, float("nan"), float("inf"), 0.5]):
             assert sampler.suggest(number)
             sampler.tell(number, value)
-            sampler.tell(number, 0.1)  # told again: nothing changes
+            sampler.tell(number, 0.1)  # reported again: nothing changes
         assert set(sampler.suggest(4) or {}) == {"a/b"}
 
     @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Policies as schedulers of Ray Tune's: the same decisions, each taken once, whoever asks."""
+"""Policies as Ray Tune schedulers: the same decisions, each made once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_policy_is_a_scheduler_of_tunes(policy: Policy) -> None:
 @pytest.mark.parametrize("policy", POLICIES[:4], ids=lambda policy: policy.kind)
 @pytest.mark.parametrize("interval", [1, 2, 3, 4])
 def test_tune_decision_matches_the_policy(policy: Policy, interval: int) -> None:
-    # Every trial has been let go on before, so that each one is judged at the interval alone.
+    # Every trial was continued before, so that each one is judged only at the interval.
     table = [
         running(number, *values[:interval], judged=interval - 1) for number, values in TABLE.items()
     ]
@@ -103,7 +103,7 @@ def test_a_judged_report_is_never_judged_again(policy: Policy) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.kind)
 def test_trial_passed_by_an_earlier_driver_is_not_stopped_by_the_next(policy: Policy) -> None:
-    # Trial 1 was the first to report, and was let go on; trial 0 came later and is better.
+    # Trial 1 reported first and was continued; trial 0 came later and is better.
     table = [running(0, 0.9, judged=1), running(1, 0.1, 0.95, judged=1)]
     [verdict] = TuneScheduler(policy, MAX).judge(table)
     assert (verdict.trial, verdict.intervals, verdict.stop) == (1, 2, None)

@@ -1,4 +1,4 @@
-"""A sweep's driver on a real store: what it submits, stops, records, and how it takes over."""
+"""A sweep's driver on a real store: submits, stops, records and takeovers."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def test_a_job_that_was_submitted_but_not_recorded_is_found_again(world: World) 
         trial, state=TrialState.PLANNED, job_id=None, stop_requested=True, reason="no"
     )
     assert world.store.put_trials(sweep, claim=claim, trials=[row_of(lost)])
-    # Without its job, a stop of this row would leave that job running for ever.
+    # Without its job, a stop of this row would leave that job running forever.
     driver = world.driver(sweep)
     assert driver.state.trials[0].job_id == trial.job_id
     assert world.finish(driver) is JobState.FAILED
@@ -366,7 +366,7 @@ class DyingStore:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
-        if name == "catalogue":  # a store of its own kind, with calls that may die as well
+        if name == "catalogue":  # a separate kind of store whose calls may die
             return DyingStore(found, self._die)
 
         def call(*given: Any, **more: Any) -> Any:
@@ -435,7 +435,7 @@ def test_locked_store_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatc
 
     class Playing(DyingStore):
         def job(self, job_id: str) -> Any:
-            world.play()  # the target goes on meanwhile
+            world.play()  # the target continues meanwhile
             return played.job(job_id)
 
     busy = dataclasses.replace(world.workspace, store=Playing(played, refuse))

@@ -22,7 +22,7 @@ DEADLINE_S = 90.0
 
 
 class Started:
-    """Stands for what starts drivers; each one ends when the test says so."""
+    """Stands in for the starter of drivers; each one ends on request of the test."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

@@ -33,7 +33,7 @@ class TurnedClock(SystemClock):
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """A workspace whose target works on a thread of its own."""
+    """A workspace whose target works on a separate thread."""
     world = World(tmp_path)
     ended = threading.Event()
 

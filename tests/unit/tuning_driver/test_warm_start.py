@@ -1,4 +1,4 @@
-"""A sweep started from earlier ones: what informs it, is not repeated, or goes on."""
+"""A sweep started from earlier ones: what informs it, is skipped, or resumes."""
 
 from __future__ import annotations
 
