@@ -1,4 +1,4 @@
-"""Runs a program as a user does, by `rayjobs azureml run`, in a folder of its own."""
+"""Runs a program as a user does, by `rayjobs azureml run`, in a separate folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def copy_twin(name: str, folder: Path) -> Path:
 
 
 def as_notebook(script: Path) -> Path:
-    """Write the parts of a file between lines `# %%` as the cells of a notebook beside it."""
+    """Write the parts of a file between lines `# %%` as the cells of a notebook next to it."""
     _, *cells = script.read_text().split("# %%\n")
     return write_notebook(script.with_suffix(".ipynb"), *cells)
 

@@ -1,4 +1,4 @@
-"""`rayjobs azureml check` says before anything runs what a program uses, line by line."""
+"""`rayjobs azureml check` lists what a program uses, line by line, before it runs."""
 
 from __future__ import annotations
 

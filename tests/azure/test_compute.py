@@ -173,7 +173,7 @@ def test_script_that_requires_nccl_is_reported_before_it_runs(
         assert "nccl" not in stderr
     else:
         assert f"the script itself requests nccl ({where}), which needs GPUs" in stderr
-    # Where there are GPUs, or none is asked for, nothing is said.
+    # If there are GPUs, or none is requested, there is no message.
     ScriptRunConfig(tmp_path / "src", "a.py", arguments, compute_target="local").to_spec(
         workspace=workspace
     )

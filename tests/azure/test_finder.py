@@ -131,7 +131,7 @@ for line in ("from azureml.core import Workspac", "import azureml.core.nothing")
 
 
 def test_the_real_package_is_never_half_shadowed(real: Path) -> None:
-    """In a driver that we run: ours answers for all of it, and says so."""
+    """In a driver run by rayjobs, our package replaces all of it, and reports it."""
     source = """
 import rayjobs.azureml.install
 import azureml.core
@@ -162,7 +162,7 @@ def test_finder_yields_to_an_imported_real_package(real: Path) -> None:
 
 
 def test_finder_precedes_installed_packages_in_a_job(real: Path) -> None:
-    """The entry on PYTHONPATH answers in every process that a job starts, and says so once."""
+    """The entry on PYTHONPATH works in every process that a job starts, and reports it once."""
     source = """
 import subprocess, sys, azureml.core
 from azureml.core import Run

@@ -1,4 +1,4 @@
-"""The migration guide says what the code does: it is generated from the same tables."""
+"""The migration guide matches the code: it is generated from the same tables."""
 
 from __future__ import annotations
 

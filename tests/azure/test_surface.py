@@ -1,4 +1,4 @@
-"""Walks every signature of Azure ML's classes: nothing is ignored, nothing is missing unsaid."""
+"""Walks every signature of Azure ML's classes: nothing is ignored or missing without a message."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def write_iris(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-# The tests' target says that it has GPUs; this program runs another one as on a target without.
+# The tests' target reports GPUs; this program runs another one as on a target without GPUs.
 NO_GPUS = """
 import dataclasses, runpy, sys
 from rayjobs.target import targets

@@ -16,7 +16,7 @@ FREE_ENDS = ("put_back", "not_placed", "preempted")
 NOT_RETRIED = "not_stored"
 # So often at least a storage that does not answer is waited for, unless the budget is 0.
 OUTAGE_RETRIES = 8
-# An attempt that ran for so long has renewed the budgets of what is not the script's fault.
+# An attempt that ran this long has renewed the budgets of external failures.
 RENEWED_AFTER_S = 3600.0
 RENEWED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED, FailureClass.SYSTEM)
 # A job that lost its host or node so often is given up, renewed or not.

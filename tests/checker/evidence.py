@@ -27,7 +27,7 @@ class Ran:
 
     Attributes:
         start, end: Epoch seconds of its first and last sign of life.
-        cpus: What it held while it ran.
+        cpus: Its allocation while it ran.
         gpus: Names of the GPUs that it saw.
         frozen_s: For how much of the time nothing at all ran on its machine.
         found: The step of the checkpoint that its script went on from.
@@ -61,9 +61,9 @@ class Evidence:
     """All that is known about one workspace.
 
     Attributes:
-        acknowledged: (idempotency key, job id) that a client was told; the key may be empty.
+        acknowledged: (idempotency key, job id) that a client received; the key may be empty.
         keys: Idempotency key → ids of the store's jobs that have it.
-        ran: What the ranks wrote.
+        ran: The records of the ranks.
         alive: Marker → processes that carry it now.
         left: Marker → what else is left of its attempt: mounts, folders.
         written: (job, rank) → the bytes that the rank of the last attempt wrote.
@@ -72,12 +72,12 @@ class Evidence:
         waited_with: (job, attempt) → the newest whole step that was seen while the job waited
             after that attempt. What later attempts save may stand in its place in the end.
         curves: Job → the steps of its metric's series, which has one point a step from 0 on.
-        codes: Job → what its script exits with when it is let be.
+        codes: Job → exit code of its script when undisturbed.
         kills: Job → how often a rank of it was killed from outside.
         digests: Blob key → the digest of its bytes as they are; only those of models.
         canaries: Secrets that must be nowhere.
         artefacts: Name → bytes that are searched for them.
-        total_cpus, total_gpus: What the target has; None: not known, not judged.
+        total_cpus, total_gpus: Resources of the target; None: unknown, not checked.
     """
 
     jobs: list[Job] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Invariants I1 to I11: what must hold of a workspace, whatever was killed, said in words."""
+"""Invariants I1 to I11: what must hold for a workspace, whatever was killed, as messages."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def is_log_of(stored: bytes, written: bytes) -> bool:
 
 
 def _resumes(evidence: Evidence) -> Iterator[str]:
-    """I9: an attempt goes on from the newest whole checkpoint before it; the curve is whole."""
+    """I9: an attempt resumes from the newest whole checkpoint before it; the curve is complete."""
     yield from progress.resumes(evidence)
     yield from progress.curves(evidence)
 

@@ -1,4 +1,4 @@
-"""Whether work goes on where it was: from the newest whole checkpoint, its curve whole."""
+"""Whether work resumes correctly: from the newest complete checkpoint, with a complete curve."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rayjobs.jobs.states import JobState
 from tests.checker.evidence import Evidence
 
-# As `resuming.bring` says it; from another run, or from given files, it says otherwise.
+# The message of `resuming.bring`; it differs for another run or given files.
 _STEP = re.compile(r"from its checkpoint of step (\d+)")
 
 
@@ -26,7 +26,7 @@ def resumes(evidence: Evidence) -> Iterator[str]:
                 match = _STEP.search(event.message)
                 resumed[event.attempt] = None if match is None else int(match[1])
         ran = [one for one in evidence.ran if one.job == job_id]
-        # A store that refuses the event does not stop the job: then the rank says so itself.
+        # A store that refuses the event does not stop the job: then the rank reports it itself.
         found = {one.attempt: one.found for one in ran if one.found is not None}
         for number, step in resumed.items():
             if step is not None and step not in {whole for _, whole in known}:

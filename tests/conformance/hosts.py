@@ -59,7 +59,7 @@ def until(look: Callable[[], Found | None], what: str, deadline_s: float = DEADL
 
 @dataclass
 class Attempt:
-    """One attempt in a folder of its own."""
+    """One attempt in its own folder."""
 
     root: Path
     plan: dict[str, Any]
@@ -137,7 +137,7 @@ class Attempt:
         return self
 
     def start(self, warm: str) -> Attempt:
-        """Start as a node agent does: warm, and cold when the warm interpreter says so."""
+        """Start as a node agent does: warm, or cold if the warm interpreter requires it."""
         answer = asyncio.run(hostclient.fork(warm, self.write_plan(), secrets=self.secrets))
         self.identity, self.cold = answer.identity, answer.cold
         return self.start_cold(answer.cold) if answer.cold is not None else self
@@ -149,7 +149,7 @@ class Attempt:
         return hostclient.HostConnection(str(self.plan["socket"]), str(self.root), self.identity)
 
     def status(self) -> dict[str, Any]:
-        """What the host says."""
+        """The response of the host."""
         return asyncio.run(self.host.status(timeout_s=DEADLINE_S)).to_json()
 
     def cancel(self, grace_s: float | None = None) -> bool:
@@ -177,7 +177,7 @@ class Attempt:
         )
 
     def outside(self, pid: int) -> Identity | None:
-        """Who, seen from here, is the process that the attempt itself knows by `pid`."""
+        """Return the process that the attempt itself knows by `pid`, as seen from here."""
         for stat in self.members():
             status = Path(f"/proc/{stat.pid}/status")
             with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from tests.conformance.hosts import Attempt, base_env
 
 pytestmark = pytest.mark.timeout(600)  # the first one makes an environment
 
-# Packages of ours that the user's environment has in a version we could not work with.
+# Dependencies of rayjobs that the user's environment has in an incompatible version.
 REFUSED = ("pydantic", "sqlalchemy", "click", "ray", "psutil", "rich", "platformdirs", "fsspec")
 SOURCE = """
 import sys

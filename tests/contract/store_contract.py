@@ -36,7 +36,7 @@ def exit_of(node: int, code: int = 0) -> ExitRecord:
 
 
 class TurnedClock:
-    """A clock that goes on by a second with each look."""
+    """A clock that advances by a second with each reading."""
 
     def __init__(self) -> None:
         self.at = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -70,7 +70,7 @@ def bring(store: Store, job: Job, state: JobState) -> int:
 
 
 def point(sequence: int, *, step: int | None, name: str = "loss", **values: Any) -> MetricPoint:
-    """Return a point of rank 0 in attempt 1 unless said otherwise."""
+    """Return a point, by default of rank 0 in attempt 1."""
     at = datetime(2026, 3, 1, 13, tzinfo=UTC)
     fields: dict[str, Any] = {"attempt": 1, "rank": 0, "value": 0.5, "at": at, **values}
     return MetricPoint(sequence=sequence, step=step, name=name, **fields)
@@ -89,7 +89,7 @@ def stored(name: str, attempt: int, size: int = 1) -> StoredFile:
 
 
 def steps(store: Store, job: Job) -> list[tuple[str | None, str]]:
-    """Return the job's state changes as its history tells them."""
+    """Return the job's state changes from its history."""
     return [
         (event.data["old"], event.data["new"])
         for event in store.events(job.id)

@@ -213,7 +213,7 @@ class StoreRecordsContract:
         store.add_event(job.id, RESUMED, "from its checkpoint", attempt=3, data={"continues": True})
         third = log(3, 0.6)
         assert store.metrics(job.id) == [*second, *third]
-        again(3)  # where the first attempt began: what it was given, not what it had saved
+        again(3)  # where the first attempt started: its input, not its own checkpoint
         store.add_event(job.id, RESUMED, "from files", attempt=4, data={"continues": False})
         fourth = log(4, 0.3)
         assert store.metrics(job.id) == fourth

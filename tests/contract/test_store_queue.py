@@ -57,7 +57,7 @@ def ran(
     state: JobState = S.COMPLETED,
     experiment: str = "mnist",
 ) -> None:
-    """Submit a job of train.py that runs so long and ends so."""
+    """Submit a job of train.py with this run time and outcome."""
     job = submit(store, experiment=experiment)
     attempt = bring(store, job, S.RUNNING)
     clock.go(seconds)
@@ -89,7 +89,7 @@ def test_durations_come_from_the_newest(store: SqlStore, clock: SetClock) -> Non
 
 def test_duration_of_a_resumed_job_counts_all_attempts(store: SqlStore, clock: SetClock) -> None:
     job = submit(store)
-    # Thrown away: the second began anew. The fourth was lost before its script ran.
+    # Discarded: the second started over. The fourth was lost before its script ran.
     for number, seconds, resumed, until in (
         (1, 500, False, S.RUNNING),
         (2, 13, False, S.RUNNING),

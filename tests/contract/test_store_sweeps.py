@@ -199,7 +199,7 @@ class SweepContract:
         child, other = submit(store, parent=sweep.job.id), submit(store)
         cursors: dict[str, Any] = {child.id: {}, other.id: {}, "gone": {}}
         found = news(store, sweep, cursors)
-        assert set(found) == {child.id}  # the others are no children of it
+        assert set(found) == {child.id}  # the others are not its children
         assert (found[child.id].state, found[child.id].points) == (JobState.QUEUED, ())
         bring(store, child, JobState.RUNNING)
         store.add_metrics(child.id, [point(0, step=0), point(9, step=0, name="accuracy")])

@@ -1,4 +1,4 @@
-"""A small working cluster in memory: groups take capacity, agents do what a test tells them."""
+"""A small working cluster in memory: groups take capacity, tests control the agents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from rayjobs.protocol.settled import Found, Settled
 
 
 class FakeAgent:
-    """An agent whose attempts end when a test says so."""
+    """An agent whose attempts end on request of a test."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
@@ -156,7 +156,7 @@ class FakeAgent:
         return Cleaned(proven=True)
 
     def end(self, job: str, attempt: int, **facts: Any) -> None:
-        """Let an attempt end as told; see `exit_record`."""
+        """End an attempt as requested; see `exit_record`."""
         waiting = self.future((job, attempt))
         if not waiting.done():
             waiting.set_result(exit_record(job, attempt, **facts))
@@ -345,7 +345,7 @@ class FakeCluster:
         return node_id in self.raylets_gone
 
     def lose(self, node_id: str) -> None:
-        """Let a node be gone for good, as Ray's table says it."""
+        """Remove a node permanently, as in Ray's table."""
         self.sizes.pop(node_id)
         agent = self.agents[node_id]
         agent.lost = True

@@ -1,4 +1,4 @@
-"""Plays one seed and tells its story: ``python -m tests.simulation SEED [JOBS] [apart]``."""
+"""Replays one seed and prints its history: ``python -m tests.simulation SEED [JOBS] [apart]``."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from rayjobs.node.leases import Launching
 
 @dataclass
 class Box:
-    """One machine, whoever looks.
+    """The true state of one machine.
 
     Attributes:
         name: Its address.
@@ -38,7 +38,7 @@ class Box:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def change(self) -> None:
-        """Wake who waits for something to happen to it."""
+        """Wake the tasks that wait for a change of it."""
         self.changed.set()
         self.changed = asyncio.Event()
 

@@ -44,7 +44,7 @@ class SimCluster:
     """The machine as one target actor sees it: every call takes time, and may not come back."""
 
     def __init__(self, machine: Machine, step: Callable[[str], None]) -> None:
-        """See the machine; `step` is told of each call, and raises when the caller is dead."""
+        """Access the machine; `step` receives each call, and raises when the caller is dead."""
         self._machine = machine
         self.step = step
 
@@ -138,7 +138,7 @@ class SimCluster:
 
 
 class SimAgent:
-    """A node's agent: loses its calls when it dies; what it had begun may go on without it."""
+    """A node's agent: loses its calls when it dies; work in progress may continue without it."""
 
     def __init__(self, cluster: SimCluster, machine: Machine, node_id: str) -> None:
         self._cluster = cluster
@@ -190,7 +190,7 @@ class SimAgent:
         return Prepared()
 
     async def launch(self, request: LaunchRequest) -> Launched:
-        """A host may come up although nobody waits for it any more."""
+        """A host may start although no task waits for it any longer."""
         self._look()
         self._cluster.step("launch")
         machine, plan = self._machine, request.plan
@@ -204,7 +204,7 @@ class SimAgent:
                 with machine.starting(self._node, plan) as lease:
                     await asyncio.sleep(machine.rng.random() * 0.3)
                     runs = await machine.runs(self._node)
-                    # Of a node that Ray has given up nobody has killed the agent yet.
+                    # The agent of a node that Ray considers dead is not killed yet.
                     lives = machine.agents.get(self._node, self._life) == self._life
                     if runs and (lives or machine.rng.random() < 0.5):
                         machine.begin(request.on, self._node, shape, gpus, lease)
@@ -217,7 +217,7 @@ class SimAgent:
         return Launched(Identity(1, 1, "b"), watches_raylet=machine.lease_s is not None)
 
     async def renew(self, asked: Renew) -> Renewed:
-        """A renewal may arrive although nobody waits for its answer any more."""
+        """A renewal may arrive although no task waits for its answer any longer."""
         self._look()
         self._cluster.step("renew")
         machine = self._machine

@@ -54,13 +54,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, _executor: Any, function: Callable[..., Any], *arguments: Any
     ) -> asyncio.Future[Any]:
-        """Make the call in a moment: as of a thread, its effect stays if nobody waits for it."""
+        """Make the call in a moment: like a thread, its effect stays if no task waits for it."""
         future = self.create_future()
 
         def call() -> None:
             try:
                 result = function(*arguments)
-            except BaseException as error:  # handed to whoever waits, as a thread's is
+            except BaseException as error:  # passed to the waiting task, like that of a thread
                 if not future.done():
                     future.set_exception(error)
             else:
@@ -75,7 +75,7 @@ class VirtualClock:
     """The time of a loop as the product's clock.
 
     Attributes:
-        moved: By how much somebody has set the wall clock.
+        moved: By how much the wall clock was changed.
     """
 
     def __init__(self, loop: VirtualLoop) -> None:

@@ -87,7 +87,7 @@ class Machines(Machine):
         box.change()
 
     def _delist(self, node: str) -> None:
-        """Let Ray declare a node dead, for ever; it moves its bundles where there is capacity."""
+        """Let Ray declare a node permanently dead; it moves its bundles where there is capacity."""
         if self.sizes.pop(node, None) is None:
             return
         self._note(f"Ray gives up {node}")
@@ -134,7 +134,7 @@ class Machines(Machine):
         return self.hosts.get(marker) if box is self._where[node][0] else None
 
     def raylet_is_gone(self, node: str) -> bool:
-        """See `Machine`: a box that answers says so."""
+        """See `Machine`: a responding box reports it."""
         box, raylet = self._where[node]
         answers = box.is_up and box.frozen_s is None and not box.is_cut
         return node not in self.sizes and answers and box.raylet != raylet
@@ -159,7 +159,7 @@ class Machines(Machine):
             await self._wait(box)
 
     async def runs(self, node: str) -> bool:
-        """See `Machine`: a node that was given up goes on until Ray's process there learns it."""
+        """See `Machine`: a node considered dead continues until Ray's process there learns it."""
         box, raylet = self._where[node]
         while box.raylet == raylet:
             if box.is_sound:
@@ -315,7 +315,7 @@ class Machines(Machine):
         self._harm(self.rng.choice(sound), self.rng.choice(harms))
 
     async def travel(self, node: str, call: str) -> None:
-        """See `Machine`: the call's effect may come when nobody waits for it any more."""
+        """See `Machine`: the call's effect may come when no task waits for it any longer."""
         box, _ = self._where[node]
         is_there = box.is_sound and node in self.sizes and self.loop.time() < self.calm_at_s
         if is_there and self.rng.random() < MEETS[call]:

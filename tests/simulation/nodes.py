@@ -22,14 +22,14 @@ from tests.fakes.cluster import exit_record
 
 @dataclass
 class Host:
-    """An attempt host of the simulated machine, and what its ranks will do.
+    """An attempt host of the simulated machine, and the plan of its ranks.
 
     Attributes:
         ends_at, exit_code: What it does by itself; an exit code of None: it is killed then, and
             leaves no record.
         ended_at: When its last rank ended; None while it lives.
         record: What it left; None while it lives, or when it was killed.
-        lease: Its right to go on, where nodes are machines of their own.
+        lease: Its right to continue, if nodes are separate machines.
         frozen_s: For how long its machine has stood still meanwhile.
     """
 
@@ -53,13 +53,13 @@ class Host:
 
 
 class Machine:
-    """What is true, whoever looks: the hosts of all attempts, the groups, the agents' lives.
+    """The true state: the hosts of all attempts, the groups, the agents' lives.
 
     All nodes stand on one machine; `machines.Machines` has one for each.
 
     Attributes:
-        lease_s: How long hosts may go on without a renewal; None: for ever.
-        longest_s: How long a host lasts that nobody ends.
+        lease_s: How long hosts may continue without a renewal; None: forever.
+        longest_s: How long a host runs if it is not ended.
     """
 
     lease_s: float | None = None
@@ -116,11 +116,11 @@ class Machine:
         """Return once the node's processes can be asked. AgentLostError: never again."""
 
     async def runs(self, node: str) -> bool:
-        """Return once the node's processes go on; False where they are gone."""
+        """Return when the node's processes continue; False if they are gone."""
         return True
 
     async def answered(self, node: str, work: asyncio.Future[Any]) -> Any:
-        """Return what a node's process answers; the work goes on if nobody waits for it."""
+        """Return the answer of a node's process; the work continues if no task waits for it."""
         return await asyncio.shield(work)
 
     def clock_s(self, node: str) -> float | None:
@@ -146,7 +146,7 @@ class Machine:
 
     # -- hosts ---------------------------------------------------------------------------------
     def drawn(self, on: AttemptOnNode, node_id: str, shape: Shape, gpus: tuple[str, ...]) -> Host:
-        """Return a new attempt host that does by itself what chance wants."""
+        """Return a new attempt host with a random outcome."""
         rng, now = self.rng, self.loop.time()
         kind = rng.random()
         exit_code = 0 if kind < 0.8 else 1 if kind < 0.93 else None
@@ -164,7 +164,7 @@ class Machine:
         gpus: tuple[str, ...],
         lease: Lease | None,
     ) -> None:
-        """Start an attempt host, which goes on by itself."""
+        """Start an attempt host, which continues by itself."""
         host = self.drawn(on, node_id, shape, gpus)
         lasts, limit = host.ends_at - host.began_at, on.max_duration_s
         if limit is not None and lasts > limit:

@@ -121,7 +121,7 @@ class World:
 
     Attributes:
         apart: Its nodes are machines of their own, which are lost, frozen and cut off.
-        trace: What was done to it, for whoever looks for the cause.
+        trace: The injected faults, for diagnosis.
     """
 
     seed: int
@@ -244,7 +244,7 @@ class World:
         self.note("an actor starts")
 
     async def _second_actor(self) -> None:
-        """Start another actor beside the living one, which has to leave."""
+        """Start another actor in addition to the live one, which has to leave."""
         self.note("a second actor claims the target")
         self._start_actor()
 
@@ -300,7 +300,7 @@ class World:
             if self.actor.task.done():
                 self._start_actor()
             for job in self.store.jobs(JobFilter(states=[JobState.QUEUED])):
-                if job.held is not None:  # too many of its hosts were killed: somebody looks at it
+                if job.held is not None:  # too many of its hosts were killed: a user checks it
                     self.store.release(job.id)
             if all(state.is_final for state, count in self.store.counts().items() if count):
                 break
@@ -369,7 +369,7 @@ class World:
         for host in self.machine.history:
             if host.record is not None and host.record.outcome is Outcome.COMPLETED:
                 if isinstance(self.machine, Machines) and not self.machine.was_reachable(host):
-                    continue  # nobody could know it: the job was to be done again
+                    continue  # unknown to the target: the job had to be repeated
                 on = host.on
                 good[on.job, on.attempt] = good.get((on.job, on.attempt), 0) + 1
         wanted = {job.id: job.spec.distribution.nodes for job in evidence.jobs}

@@ -1,4 +1,4 @@
-"""Figures of a target in peace: how soon it is itself again, or has ended what it was to end."""
+"""Figures of an undisturbed target: the time until it recovers or ends its jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Figure:
     """One figure, measured several times.
 
     Attributes:
-        goal_s: What it is to stay within.
+        goal_s: The limit that it should stay within.
     """
 
     what: str

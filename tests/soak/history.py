@@ -1,4 +1,4 @@
-"""One soak: its jobs, its harms, and what the checker says at the end."""
+"""One soak: its jobs, its faults, and the result of the checker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.checker.invariants import check
 from tests.soak.known import Watch, known
 from tests.soak.nemesis import Harm, Nemesis
 
-# Submits with a key, tells which job it is, and may be killed at any moment.
+# Submits with a key, prints the job's id, and may be killed at any moment.
 CLIENT = """
 import sys
 from pathlib import Path
@@ -42,8 +42,8 @@ class Soak:
     """Jobs under harm, and the evidence of what became of them.
 
     Attributes:
-        submitted: (key, job id) as clients were told.
-        harms: What was done.
+        submitted: (key, job id) as clients received them.
+        harms: The injected faults.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Soak:
         starting.wake("local", home=self._root / "h", workspace=self._workspace.path)
 
     def _submit_killed(self, spec: JobSpec, key: str, rng: Random) -> str | None:
-        """Submit by a client that is killed at any moment; return what it was told, if it was."""
+        """Submit by a client that is killed at any moment; return the job id that it got."""
         command = [sys.executable, "-c", CLIENT, spec.model_dump_json(), str(self._source), key]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout is not None
@@ -168,7 +168,7 @@ class Soak:
         while time.monotonic() < end_s:
             open_jobs = [job for job in store.jobs() if not job.state.is_final]
             for job in open_jobs:
-                if job.held is not None:  # too many of its hosts were killed: somebody looks at it
+                if job.held is not None:  # too many of its hosts were killed: a user checks it
                     store.release(job.id)
             if not open_jobs:
                 break

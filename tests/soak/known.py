@@ -1,4 +1,4 @@
-"""What the soak knows of its own jobs beyond what `collect` reads: the truth that is compared."""
+"""What the soak knows about its jobs beyond `collect`: the expected state for comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = b"here\n"
 class Watch:
     """Notes the newest whole checkpoint of each job that waits to be tried again.
 
-    In the end it may be gone: an attempt that begins anew saves the same steps once more.
+    In the end it may be gone: an attempt that starts over saves the same steps again.
     """
 
     def __init__(self, workspace: OpenWorkspace) -> None:

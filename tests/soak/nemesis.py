@@ -33,7 +33,7 @@ class Harm:
     """One thing that was done, and how long it was felt.
 
     Attributes:
-        seconds: Until what `FELT` says had come true; None: it had not within `RECOVERY_S`.
+        seconds: Until the effect in `FELT` was observed; None: not within `RECOVERY_S`.
     """
 
     event: str

@@ -1,4 +1,4 @@
-"""``python -m tests.soak.survivors``: who lives after whose death, measured on a target of its own.
+"""``python -m tests.soak.survivors``: which processes survive which death, on its own target.
 
 A job's script starts what scripts start: a child, one in a session of its own that ignores SIGTERM,
 and a daemon with a wiped environment. Then one process is killed, and all are watched.
@@ -30,7 +30,7 @@ from tests.support.local_target import LocalTarget
 WATCHED_S = 25.0
 LOOK_S = 0.02
 CHILD, SESSION, DAEMON = "its child", "in a session of its own", "daemon"
-# How long each of them would sleep, which is how it is found; the job adds a part of its own.
+# How long each of them sleeps, which identifies it; the job adds its own fraction.
 SLEEPS = {CHILD: 100_001, SESSION: 100_002, DAEMON: 100_003}
 RANK, HOST, WARM, AGENT, ACTOR = (
     "rank",
@@ -41,7 +41,7 @@ RANK, HOST, WARM, AGENT, ACTOR = (
 )
 RAYLET, HEAD = "raylet", "whole Ray head"
 ROLES = (ACTOR, AGENT, WARM, HOST, RANK, CHILD, SESSION, DAEMON)
-# What a job is made of: it ends with its host and its rank, and outlives everybody else's death.
+# The processes of a job: they end with its host and rank, and survive any other death.
 OF_THE_JOB = (HOST, RANK, CHILD, SESSION, DAEMON)
 
 SCRIPT = """

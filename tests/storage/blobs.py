@@ -1,4 +1,4 @@
-"""Blobs in the run's S3 server, each test below a prefix of its own."""
+"""Blobs in the run's S3 server, each test below its own prefix."""
 
 from __future__ import annotations
 

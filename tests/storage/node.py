@@ -31,7 +31,7 @@ def node_folder(root: Path) -> Iterator[Path]:
     try:
         wait_for(is_free, "the unmounting of every mount of this test")
     except AssertionError:
-        # The test has failed; what it left must not stay on the machine of whoever reads this.
+        # The test has failed; its leftovers must not stay on the machine.
         for mount in mounts_root(root).iterdir():
             for folder in list(generations(mount)):
                 for token in folder.users():

@@ -30,7 +30,7 @@ def programs() -> Path:
 
 
 class Postgres:
-    """One server on a port of its own, for the tests of one process.
+    """One server on its own port, for the tests of one process.
 
     Attributes:
         url: Its database, without a schema.
@@ -147,7 +147,7 @@ def _environment() -> dict[str, str]:
 
 @pytest.fixture
 def server() -> Iterator[Postgres]:
-    """A server of this test's own, which it may kill."""
+    """A server for this test only, which it may kill."""
     made = Postgres()
     yield made
     made.close()

@@ -33,7 +33,7 @@ _users = 0
 
 @dataclass
 class S3Server:
-    """A running server. Each test takes a prefix of its own in the one bucket."""
+    """A running server. Each test uses its own prefix in the one bucket."""
 
     process: subprocess.Popen[bytes]
     endpoint: str

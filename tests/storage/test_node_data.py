@@ -1,4 +1,4 @@
-"""A node's side of a job's data on S3: held by whom, told to whom, ended by a cancel."""
+"""A node's side of a job's data on S3: owners, reports, and cancels."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ out, *given = map(pathlib.Path, sys.argv[1:])
 
 
 class OnS3:
-    """split → left, right → join, with all data in a datastore of its own in S3."""
+    """split → left, right → join, with all data in a separate datastore in S3."""
 
     def __init__(self, ws: Workspace, server: S3Server, profile: str, folder: Path) -> None:
         record = server.record()

@@ -259,7 +259,7 @@ def test_a_copy_of_the_folder_is_refused(server: Postgres, tmp_path: Path) -> No
         open_workspace(tmp_path / "b")
     (tmp_path / "a").rename(tmp_path / "gone")
     shutil.rmtree(tmp_path / "b")
-    with open_workspace(tmp_path / "gone") as moved:  # a moved one is no copy
+    with open_workspace(tmp_path / "gone") as moved:  # a moved one is not a copy
         assert not moved.store.jobs()
 
 
@@ -277,7 +277,7 @@ def test_an_idle_connection_that_was_cut_is_replaced(server: Postgres, store: Sq
 
 
 def held(store: SqlStore, number: int) -> contextlib.ExitStack:
-    """Return transactions that go on until it is closed."""
+    """Return transactions that stay open until the result is closed."""
     stack = contextlib.ExitStack()
     for _ in range(number):
         stack.enter_context(store._database.read())

@@ -1,4 +1,4 @@
-"""The S3 storage keeps the promises of every storage, and some of its own."""
+"""The S3 storage fulfills the contract of every storage, and more."""
 
 import json
 import os

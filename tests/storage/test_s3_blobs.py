@@ -239,7 +239,7 @@ def test_bytes_changed_in_transit_are_refused(
 def test_bytes_of_a_large_file_changed_in_transit_are_refused(
     behind: S3Blobs, proxy: Proxy, tmp_path: Path
 ) -> None:
-    (tmp_path / "large").write_bytes(b"0123456789abcdef" * (LARGE // 16))  # its tag is no digest
+    (tmp_path / "large").write_bytes(b"0123456789abcdef" * (LARGE // 16))  # its tag is not a digest
     behind.put_file(tmp_path / "large", "a")
     proxy.flip = b"0123456789abcdef"
     with pytest.raises(StoreError, match="arrived with digest"):
@@ -301,7 +301,7 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float, *, of: str) -> None:
 def test_writer_during_a_prune_loses_nothing(
     blobs: S3Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, moment: str
 ) -> None:
-    """The prune has looked at the times and has not removed yet when somebody comes.
+    """The prune has read the times and has not removed yet when a writer comes.
 
     He looks for prunes before the removal, or only after the prune has ended.
     """
@@ -349,7 +349,7 @@ def test_writer_during_a_prune_loses_nothing(
         blobs.add_file(source)
     pruning.join(60)
     assert not problems
-    # Who is given False stores the bytes himself.
+    # A caller that gets False stores the bytes itself.
     assert kept == ([False] if way == "relies" else [])
     assert (key in list(blobs.list())) is (way != "relies")
 

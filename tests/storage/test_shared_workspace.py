@@ -181,7 +181,7 @@ def test_one_of_two_concurrent_claimants_wins(first: OpenWorkspace) -> None:
 
 
 class SqlStoreOf:
-    """A store of its own for a thread."""
+    """A separate store for a thread."""
 
     def __init__(self, workspace: OpenWorkspace) -> None:
         self._store = SqlStore(store_of(workspace))
@@ -199,7 +199,7 @@ def test_a_take_over_waits_for_the_end_of_the_other_and_fences_it(first: OpenWor
     with pytest.raises(UsageError, match="runs on host-a: stop it there first"):
         store.take_over("local", claimant("b"))
     make_silent(first)
-    with pytest.raises(ServedElsewhereError, match="take-over local"):  # only who says so gets it
+    with pytest.raises(ServedElsewhereError, match="take-over local"):  # only on request
         store.claim_target("local", epoch="x", claimant=claimant("b"))
     before = store.take_over("local", claimant("b"))
     assert before is not None and before.claimant.owner == "a"

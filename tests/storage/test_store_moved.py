@@ -1,4 +1,4 @@
-"""A store moves between a file and PostgreSQL: every row, every serial, and nobody in between."""
+"""A store moves between a file and PostgreSQL: all rows, all serials, and no writer in between."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_row_that_differs_stops_the_move(
     monkeypatch.undo()
     with open_workspace(root) as workspace:
         assert seen(workspace) == before
-    to_postgres(root, url)  # what the first one left is no obstacle
+    to_postgres(root, url)  # the leftovers of the first one do not matter
     with open_workspace(root) as workspace:
         assert seen(workspace) == before
 

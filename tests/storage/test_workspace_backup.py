@@ -68,7 +68,7 @@ def test_a_copy_becomes_the_same_workspace_again(workspace: OpenWorkspace, tmp_p
         for name in (key, second):
             with opened.blobs.open(name) as file:
                 assert file.read().decode() == name.split("/")[1]
-        newest = submit(opened.store)  # serials go on
+        newest = submit(opened.store)  # serials continue
         assert newest.serial > later.serial
     assert {one.id for one in workspace.store.jobs()} == {job.id, later.id}
 

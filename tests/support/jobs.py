@@ -147,7 +147,7 @@ class Jobs:
 
 @pytest.fixture
 def jobs(local_target: object, tmp_path: Path) -> Iterator[Jobs]:
-    """A workspace of this test's own on the shared real target."""
+    """A workspace for this test on the shared real target."""
     workspace = open_workspace(locate())
     made = Jobs(workspace, tmp_path)
     yield made
@@ -161,7 +161,7 @@ def jobs(local_target: object, tmp_path: Path) -> Iterator[Jobs]:
 
 
 def wake(workspace: OpenWorkspace) -> bool:
-    """Tell the target to look at the workspace; False when nobody listens."""
+    """Ask the target to check the workspace; False when no target listens."""
     return starting.wake("local", home=home(), workspace=workspace.path)
 
 

@@ -33,7 +33,7 @@ class LocalTarget:
 
     Attributes:
         home: Its RAYJOBS_HOME; `local_target` sets the variable for the test.
-        stages: What the start said.
+        stages: The messages of the start.
     """
 
     home: Path

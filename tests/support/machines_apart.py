@@ -20,11 +20,11 @@ LIMIT_S = 120.0
 
 @dataclass
 class OtherMachine:
-    """Runs `rayjobs` with a home of its own.
+    """Runs `rayjobs` with a separate home.
 
     Attributes:
         hidden: Folders of the first machine.
-        variables: Of the shell, beside its home.
+        variables: Of the shell, in addition to its home.
     """
 
     home: Path

@@ -31,7 +31,7 @@ from tests.conformance.hosts import Attempt, until
 
 ADDRESS = "127.0.0.1"
 
-# Set-up installs both. Where it could not, it has said why; in CI the tests then fail.
+# Set-up installs both. If that fails, it reports why; in CI the tests then fail.
 _MUST = bool(os.environ.get("CI"))
 needs_mpi = pytest.mark.skipif(
     bool(openmpi.problem(os.environ.get("PATH"))) and not _MUST,
@@ -45,7 +45,7 @@ needs_horovod = pytest.mark.skipif(
 
 @dataclass
 class MpiAttempt:
-    """One attempt on several pretended nodes of this machine, each with a host of its own."""
+    """One attempt on several simulated nodes of this machine, each with its own host."""
 
     nodes: list[Attempt]
 
@@ -144,7 +144,7 @@ class MpiAttempt:
         return until(look, f"{name} runs")
 
     def cause(self, records: list[dict[str, Any]]) -> Failure:
-        """The failure that people would be told."""
+        """The failure that users would see."""
         tails = {
             rank["rank"]: node.log(rank["rank"])
             for node in self.nodes
@@ -166,7 +166,7 @@ class MpiAttempt:
             attempt.cancel()
 
     def mpi_log(self, node: int = 0) -> str:
-        """What mpirun or orted said."""
+        """The output of mpirun or orted."""
         path = self.nodes[node].root / "log" / "mpi.log"
         return path.read_text() if path.exists() else ""
 

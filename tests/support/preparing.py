@@ -1,4 +1,4 @@
-"""The first node of a job of two is prepared by a real agent's code; what the history then says."""
+"""A real agent's code prepares the first node of a job of two; returns the events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of several raylets on this machine, each with an address and scratch of its own."""
+"""A Ray cluster of several raylets on this machine, each with its own address and scratch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TARGET = "pool"
 CPUS = 2
 START_TRIES = 3
 START_S = 50.0
-# Two thirds of it, after which a host that nobody can reach ends its ranks, is 12 s.
+# Two thirds of it, after which an unreachable host ends its ranks, is 12 s.
 LEASE_S = 18.0
 # Ray's own patience with a node, which is not that of a local head.
 USUAL_CHECKS = {
@@ -89,9 +89,9 @@ class Cluster:
         )
 
     def begin(self) -> None:
-        """Begin to start a node with a loopback address and a scratch folder of its own.
+        """Start a node with its own loopback address and scratch folder, without waiting.
 
-        One after another: raylets that start at once on one machine may wait for ever.
+        One at a time: raylets that start at once on one machine may wait forever.
         """
         self.wait_for_last()
         self.number += 1
@@ -114,7 +114,7 @@ class Cluster:
         """Wait until the node that was begun last has started.
 
         A raylet that starts while another one of this machine does, of whatever cluster, may wait
-        for ever: it is then started again.
+        forever: it is then started again.
         """
         log = self.folder / f"ray-{self.number}.log"
         tries = 1 if self.number == 1 else START_TRIES
@@ -158,7 +158,7 @@ class Cluster:
 
 
 def ray_start(*arguments: str, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Run `ray start` in the foreground, in a session of its own."""
+    """Run `ray start` in the foreground, in a separate session."""
     ray = Path(sys.executable).with_name("ray")
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -257,7 +257,7 @@ def raylets(shared_raylets: Cluster, own_home: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def pool_jobs(raylets: Cluster, tmp_path: Path) -> Iterator[Jobs]:
-    """A workspace of this test's own, whose jobs name the target `pool`."""
+    """A workspace for this test, whose jobs name the target `pool`."""
     with open_workspace(locate()) as workspace:
         made = Jobs(workspace, tmp_path)
         yield made

@@ -28,7 +28,7 @@ LONGEST_S = 60.0
 
 @dataclass
 class Serving:
-    """`rayjobs serve` on a machine of its own."""
+    """`rayjobs serve` on a separate machine."""
 
     machine: OtherMachine
     port: int

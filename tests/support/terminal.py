@@ -1,4 +1,4 @@
-"""A command on a terminal of its own, whose keys can be pressed and whose screen can be read."""
+"""A command on a separate terminal: tests press its keys and read its screen."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Terminal:
             try:
                 data = os.read(self._master, 65536)
             except OSError:
-                data = b""  # Linux says EIO when the last one has closed the other side
+                data = b""  # Linux returns EIO when the last process has closed the other side
             if not data:
                 assert to_end, self.screen.text
                 break

@@ -1,4 +1,4 @@
-"""Makes small packages: wheels, and a source archive whose build waits until it may go on."""
+"""Makes small packages: wheels, and a source archive whose build waits for permission."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make_source_archive(folder: Path, name: str) -> Path:
     return path
 
 
-# Builds without setuptools, which an environment of its own would have to fetch.
+# Builds without setuptools, which a separate build environment would have to fetch.
 _PROJECT_BACKEND = """
 import os, shutil, sys, zipfile
 
@@ -110,7 +110,7 @@ def build_wheel(folder, settings=None, metadata=None):
 
 
 class SlowPackage:
-    """A source archive whose build says that it has begun, and waits for `let_go`."""
+    """A source archive whose build reports its start, and waits for `let_go`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         wheel = make_wheel(folder / "wheels", name)
@@ -136,5 +136,5 @@ class SlowPackage:
         return self._begun.exists()
 
     def let_go(self) -> None:
-        """Let all builds go on."""
+        """Let all builds continue."""
         self._go.touch()

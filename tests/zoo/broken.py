@@ -17,7 +17,7 @@ class Broken:
     """One script, and its root cause.
 
     Attributes:
-        message: What the message must hold.
+        message: Text that the message must contain.
         line: One of the lines that matter; empty: there need be none.
         plan: What differs in the attempt's plan.
     """
