@@ -376,14 +376,10 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
         log.warning("%s was not written: %s", path, error)
 
 
-def start_target_actor(name: str, home: str, *, replace: bool = False) -> dict[str, Any]:
+def start_target_actor(name: str, home: str) -> dict[str, Any]:
     """Create (or find) the target's actor and wait until its wake socket answers.
 
     Call it in a process connected by ``ray.init(address=…, namespace="rayjobs")``.
-
-    Args:
-        replace: End a running actor first (after an upgrade); its jobs continue and the new actor
-            takes them over.
 
     Raises:
         TargetError: it could not start.
@@ -391,13 +387,6 @@ def start_target_actor(name: str, home: str, *, replace: bool = False) -> dict[s
     import ray
 
     shares_machine = name == "local"
-    if replace:
-        try:
-            old = ray.get_actor(actor_name(name), namespace=NAMESPACE)
-        except ValueError:
-            old = None
-        if old is not None:
-            ray.kill(old, no_restart=True)
     actor = (
         ray.remote(TargetActor)
         .options(
