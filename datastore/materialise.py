@@ -149,12 +149,12 @@ def materialise(
     place = into / source.name
     _remove(place)
     records = {record.name: record for record in source.records}
-    job = _Job(source, place, node_root, records, cache_bytes, owner, progress, protection)
+    maker = _InputMaker(source, place, node_root, records, cache_bytes, owner, progress, protection)
     manifest = source.manifest
-    if manifest is None and source.live is not None and not job.can_link(chosen):
-        job.live_path()
+    if manifest is None and source.live is not None and not maker.can_link(chosen):
+        maker.live_path()
         manifest = resolve([source.live], records.__getitem__)
-    done = job.link_live() if manifest is None else job.run(manifest, chosen)
+    done = maker.link_live() if manifest is None else maker.make(manifest, chosen)
     done = replace(done, version=source.version)
     try:
         return _at_path_on_compute(source, done, working_directory or into)
@@ -193,7 +193,9 @@ def trouble(materialised: Materialised) -> DatastoreError | None:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _InputMaker:
+    """Makes one input appear at its place on this node: linked, mounted, copied or downloaded."""
+
     source: DataInput
     place: Path
     node_root: Path
@@ -255,7 +257,7 @@ class _Job:
     def _complete_files(self, partial: int) -> Materialised:
         """Show the present files of a path, without those of unfinished uploads."""
         assert self.source.live is not None
-        done = self.run(resolve([self.source.live], self.records.__getitem__), "mount")
+        done = self.make(resolve([self.source.live], self.records.__getitem__), "mount")
         note = (
             f"input {self.source.name!r}: {counted(partial, 'file')} of unfinished uploads left out"
         )
@@ -275,7 +277,7 @@ class _Job:
 
     # --- exact files ---
 
-    def run(self, manifest: Manifest, mode: str) -> Materialised:
+    def make(self, manifest: Manifest, mode: str) -> Materialised:
         if not manifest.files:
             if not self.source.may_be_empty:
                 raise DataNotFound(f"input {self.source.name!r} holds no files.")
