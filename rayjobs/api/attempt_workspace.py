@@ -199,7 +199,7 @@ class ChannelBlobs:
             raise StoreError(f"{path} cannot be written: {error.strerror}") from error
         return cast(Blob, values.decode(blob))
 
-    def exists(self, key: str) -> bool:
+    def exists(self, key: str, *, quick: bool = False) -> bool:
         """See `BlobStore.exists`."""
         return self._ask(runcalls.HasBlob(key)) is not None
 

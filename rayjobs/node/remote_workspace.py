@@ -207,7 +207,7 @@ class RemoteBlobs(FetchedBlobs):
             offset += len(data)
             yield data
 
-    def exists(self, key: str) -> bool:
+    def exists(self, key: str, *, quick: bool = False) -> bool:
         """See `BlobStore.exists`."""
         return bool(self._call("exists", key))
 

@@ -299,7 +299,7 @@ class HttpBlobs(FetchedBlobs):
                 break
         return bytes(found)
 
-    def exists(self, key: str) -> bool:
+    def exists(self, key: str, *, quick: bool = False) -> bool:
         """See `BlobStore.exists`."""
         try:
             return self._used(key) is not None

@@ -120,7 +120,7 @@ def _named(workspace: OpenWorkspace, text: str) -> str:
     if text.startswith(PACKED):
         digest = text.removeprefix(PACKED)
         try:
-            known = workspace.blobs.exists(blob_key(digest))
+            known = workspace.blobs.exists(blob_key(digest), quick=True)
         except UsageError as error:
             raise _Refused(f"{error}") from error
         if not known:
@@ -246,7 +246,7 @@ def pack_path(blobs: BlobStore, path: Path, *, stores: bool = True) -> str:
     ).encode()
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     key = blob_key(digest)
-    if stores and not blobs.exists(key):
+    if stores and not blobs.exists(key, quick=True):
         blobs.put_bytes(data, key)
     return PACKED + digest
 

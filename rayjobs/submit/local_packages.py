@@ -68,8 +68,11 @@ def _pack(workspace: OpenWorkspace, path: Path, *, stores: bool) -> str:
 
     blobs = workspace.blobs
 
+    def known(key: str) -> bool:
+        return blobs.exists(key, quick=True)
+
     def pack(folder: Path) -> str:
-        has = blobs.exists if stores else _every  # existing blobs are not stored again
+        has = known if stores else _every  # existing blobs are not stored again
         limits = snapshots.UNPACK_LIMITS if is_vendored else None
         made = snapshots.pack(folder, blobs_put=blobs.put_file, blobs_has=has, limits=limits)
         return made.digest

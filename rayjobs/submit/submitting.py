@@ -288,7 +288,7 @@ def check_snapshot(workspace: OpenWorkspace, digest: str) -> None:
     """
     from rayjobs import snapshots
 
-    if not workspace.blobs.exists(snapshots.blob_key(digest)):
+    if not workspace.blobs.exists(snapshots.blob_key(digest), quick=True):
         raise NotFoundError(
             f"the workspace no longer has snapshot {digest}: it was pruned with its job. Submit "
             f"the source directory again; `--resume-from JOB` continues from a job's checkpoint",
@@ -374,7 +374,7 @@ def pack_source(
         packed = snapshots.pack(
             checked.source,
             blobs_put=blobs.put_file,
-            blobs_has=blobs.exists,
+            blobs_has=lambda key: blobs.exists(key, quick=True),
             cache=cache,
             entry=checked.spec.script,
             without=without,

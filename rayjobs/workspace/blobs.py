@@ -103,11 +103,14 @@ class BlobStore(Protocol):
         """Write a blob to `path`, atomically. Raises NotFoundError."""
         ...
 
-    def exists(self, key: str) -> bool:
+    def exists(self, key: str, *, quick: bool = False) -> bool:
         """Return whether there is a blob under the key.
 
         If so, it is then kept for at least an hour even if nothing refers to it. A caller that
         finds the blob does not store it, but still needs time to refer to it.
+
+        Args:
+            quick: A person waits: fail soon if the storage does not answer.
         """
         ...
 
@@ -256,7 +259,7 @@ class FolderBlobs:
             check_digest(digest, found, f"the blob {key!r} of {self.root}")
         return Blob(key, size, found)
 
-    def exists(self, key: str) -> bool:
+    def exists(self, key: str, *, quick: bool = False) -> bool:
         """See `BlobStore.exists`."""
         path = self._path(key)
         try:

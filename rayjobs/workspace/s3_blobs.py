@@ -289,13 +289,11 @@ class S3Blobs:
                 raise StoreError(f"{path} cannot be written: {error.strerror}") from error
         return Blob(key, file.size, found)
 
-    def exists(self, key: str) -> bool:
-        """See `BlobStore.exists`."""
+    def exists(self, key: str, *, quick: bool = False) -> bool:
+        """See `BlobStore.exists`; if `quick`, as in `S3Settings.quick`."""
         self._check(key)
         with self.errors(key):
-            # Two attempts instead of four, for all callers: a submit begins with this request, and
-            # a person waits for it.
-            return self._relied_on(key, self._head(key, quick=True))
+            return self._relied_on(key, self._head(key, quick=quick))
 
     def size(self, key: str) -> int:
         """See `BlobStore.size`."""

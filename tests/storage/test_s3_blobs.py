@@ -168,14 +168,20 @@ def test_a_server_that_does_not_answer_is_named(
     assert not behind.exists(blob_key(digest_of(b"new")))
 
 
-def test_submit_fails_fast_without_a_file_server(
-    s3_server: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("quick", "most"), [(True, 2), (False, 4)])
+def test_caller_of_exists_chooses_how_soon_it_fails_without_a_file_server(
+    s3_server: S3Server,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    quick: bool,
+    most: int,
 ) -> None:
     blobs = S3Blobs(S3Address("bucket", "w", "http://127.0.0.1:9"), tmp_path)
     with pytest.raises(StoreUnreachableError, match="not available"):
-        blobs.exists("a")
+        blobs.exists("a", quick=quick)
     assert [text.partition(": ")[2] for text in caplog.messages] == [
-        "no connection is possible; trying again, attempt 2 of 2"
+        f"no connection is possible; trying again, attempt {number} of {most}"
+        for number in range(2, most + 1)
     ]
 
 
@@ -186,7 +192,7 @@ def test_one_broken_connection_does_not_fail_a_submit(
     blobs.put_bytes(b"kept", "a")
     proxy.lose()
     proxy.mode, proxy.cut_after, proxy.cuts_left = "cut", 0, 1
-    assert blobs.exists("a")
+    assert blobs.exists("a", quick=True)
 
 
 def test_a_server_that_refuses_connections_is_named(
