@@ -9,7 +9,7 @@ import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -30,6 +30,7 @@ from rayjobs.datastore.reading import with_digests
 from rayjobs.datastore.refs import check_dataset_name, check_mode, check_name
 from rayjobs.datastore.sources import Source, record_for, resolve
 from rayjobs.datastore.stores import HasCatalogue, addresses_of, catalogue_of
+from rayjobs.injob.lazydataclass import dataclass
 
 _MODES = ("direct", "mount", "download")
 FIRST_INPUT = "input_1"

@@ -21,7 +21,6 @@ import json
 import os
 import secrets
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.files import is_locked, locked, write_atomic
@@ -33,6 +32,7 @@ from rayjobs.datastore.digests import digest_of_file, digest_of_text, hex_of
 from rayjobs.datastore.errors import CacheFull, DataIntegrityError, DatastoreError
 from rayjobs.datastore.manifest import FileEntry
 from rayjobs.injob.identity import boot_id
+from rayjobs.injob.lazydataclass import dataclass
 
 SPARE_BYTES = 1 << 30
 """The cache leaves at least this much of the disk free."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -23,6 +23,7 @@ from rayjobs.datastore.errors import (
     DatastoreNotFound,
     InvalidReference,
 )
+from rayjobs.injob.lazydataclass import dataclass
 
 DEFAULT_DATASTORE = "workspaceblobstore"
 BUILT_IN_DATASTORES = (DEFAULT_DATASTORE, "workspacefilestore")

@@ -6,12 +6,12 @@ It travels as JSON to the nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.manifest import Manifest
 from rayjobs.datastore.sources import Source
+from rayjobs.injob.lazydataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ import filecmp
 import tempfile
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from rayjobs.datastore.backends import Backend, StoredFile
 from rayjobs.datastore.digests import digest_of_file
+from rayjobs.injob.lazydataclass import dataclass
 
 MOST_NAMES = 3
 """How many differing files are named one by one."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO, cast
 from rayjobs.core.text import counted
 from rayjobs.datastore.backends.local import PARTIAL_MARK
 from rayjobs.datastore.digests import digest_of_stream
+from rayjobs.injob.lazydataclass import dataclass
 
 Look = tuple[int, int, int]
 """Size in bytes, time of the last change in nanoseconds since 1970, inode."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rayjobs.datastore.digests import digest_of
 from rayjobs.datastore.errors import DatasetNotFound, InvalidReference
 from rayjobs.datastore.refs import clean_path
+from rayjobs.injob.lazydataclass import dataclass
 
 _FORMAT = "datastore-manifest"
 _VERSION = 1

@@ -17,7 +17,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ from rayjobs.datastore.refs import check_mode
 from rayjobs.datastore.sources import Source, record_for, resolve
 from rayjobs.datastore.transfer import for_each
 from rayjobs.injob.identity import Identity
+from rayjobs.injob.lazydataclass import dataclass
 
 MODES = ("mount", "download", "direct")
 MOST_CLOSED = 1024

@@ -20,13 +20,14 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.files import write_atomic
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.injob.identity import Identity, is_alive
+from rayjobs.injob.lazydataclass import dataclass
 
 UNMOUNT_LIMIT_S = 30.0
 

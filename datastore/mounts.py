@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping
 from ctypes.util import find_library
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from rayjobs.datastore.mountfiles import (
     unmount,
 )
 from rayjobs.injob.identity import Identity, is_alive, own_identity
+from rayjobs.injob.lazydataclass import dataclass
 
 UP_LIMIT_S = 60.0
 _LOOK_S = 0.02

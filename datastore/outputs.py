@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from rayjobs.datastore.refs import (
 from rayjobs.datastore.sources import glob_pattern
 from rayjobs.datastore.stores import Datastore
 from rayjobs.datastore.transfer import Moved, Upload, files_below, for_each, upload
+from rayjobs.injob.lazydataclass import dataclass
 
 DEFAULT_DESTINATION = "dataset/{run-id}/{output-name}"
 MODES = ("mount", "upload")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
 from rayjobs.datastore.errors import InvalidReference
 from rayjobs.datastore.manifest import FileEntry
+from rayjobs.injob.lazydataclass import dataclass
 
 # Azure ML's parts of a time: digits, and which argument of `datetime` they are.
 _PARTS = {

@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TextIO
 
 from rayjobs.core.text import size_text
+from rayjobs.injob.lazydataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol, runtime_checkable
 
 from rayjobs.datastore.digests import digest_of_text
 from rayjobs.datastore.errors import InvalidReference
+from rayjobs.injob.lazydataclass import dataclass
 
 MODES = ("mount", "download", "upload")
 _NAME = re.compile(r"[A-Za-z0-9_]+\Z")

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -24,6 +24,7 @@ from rayjobs.datastore.refs import (
     clean_path,
     datastore_name_of,
 )
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.urlmap import map_url
 
 WEB = ("https://", "http://")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rayjobs.datastore.errors import DatastoreError
+from rayjobs.injob.lazydataclass import dataclass
 
 
 class TableUnreadable(DatastoreError):

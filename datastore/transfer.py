@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from rayjobs.datastore.backends.base import Stopped
 from rayjobs.datastore.errors import AccessDenied, DatastoreError, InvalidReference, TransferFailed
 from rayjobs.datastore.kept import Tally, compare, tally
 from rayjobs.datastore.progress import Meter, ProgressCallback
+from rayjobs.injob.lazydataclass import dataclass
 
 THREADS = 8
 LEFT_OUT_SHOWN = 3

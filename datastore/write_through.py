@@ -13,7 +13,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from rayjobs.core.files import write_atomic
@@ -22,6 +21,7 @@ from rayjobs.datastore.errors import DatastoreError, TransferFailed
 from rayjobs.datastore.outputs import DataOutput
 from rayjobs.datastore.progress import ProgressCallback
 from rayjobs.datastore.transfer import Download, download, files_below, for_each
+from rayjobs.injob.lazydataclass import dataclass
 
 SETTLE_S = 1.0
 """A file written within this many seconds may be incomplete."""

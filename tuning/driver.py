@@ -12,12 +12,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from rayjobs.core.clock import Clock, SystemClock
 from rayjobs.core.errors import StoreError, TakenOverError
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import ChildNews, Job, MetricPoint
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.results import metrics

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from rayjobs.core.text import duration_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.states import JobState
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.policies import Scheduler

@@ -12,11 +12,11 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rayjobs.core.numbers import is_number, is_whole
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.tuning.errors import problem
 
 _MAX_EXPONENT = 709.0  # math.exp overflows just above

@@ -6,9 +6,9 @@ import json
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rayjobs.core.text import counted
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.space import stripped
 from rayjobs.tuning.trials import TrialRecord, TrialState

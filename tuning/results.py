@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.tuning.engine import SweepState
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.spec import SweepSpec

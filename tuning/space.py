@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from rayjobs.core.errors import Problem
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.tuning import expressions
 from rayjobs.tuning.errors import SweepError, joined, problem
 from rayjobs.tuning.expressions import KINDS, Expression

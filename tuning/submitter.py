@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import Problem, RayjobsError, SpecError
 from rayjobs.core.users import user_name
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Sweep
 from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import JobSpec

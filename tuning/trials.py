@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.tuning.goal import PrimaryMetricGoal
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, Problem, UsageError
 from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.core.text import counted, verb
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Job, Sweep
 from rayjobs.resume import checkpoints
 from rayjobs.resume.resuming import no_checkpoint

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from rayjobs.injob.lazydataclass import dataclass
 
 CountBytes = Callable[[int], None]
 """Gets the size of each transferred piece; negative if a piece must be sent again."""

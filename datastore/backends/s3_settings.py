@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from rayjobs.datastore.errors import AccessDenied, CredentialNotSet, InvalidRefe
 from rayjobs.datastore.nosecrets import check_settings
 from rayjobs.datastore.patience import Patience
 from rayjobs.datastore.refs import clean_path
+from rayjobs.injob.lazydataclass import dataclass
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0

@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -40,6 +40,7 @@ from rayjobs.datastore.errors import (
     TransferFailed,
 )
 from rayjobs.datastore.patience import Patience
+from rayjobs.injob.lazydataclass import dataclass
 
 TIMEOUT_S = 30.0
 ATTEMPTS = 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from rayjobs.api.environment import Environment
 from rayjobs.api.workspace import Workspace
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.users import user_name
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import EnvironmentVersion
 
 WHEELS = "wheels"  # below the workspace's folder

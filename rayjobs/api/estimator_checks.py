@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from rayjobs.api.notices import notice
 from rayjobs.core.errors import Problem, UsageError
 from rayjobs.core.numbers import is_whole
 from rayjobs.data.arguments import is_data
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec.curated import is_base_image
 
 # Azure ML's names for spot machines and others.

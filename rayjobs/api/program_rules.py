@@ -5,7 +5,7 @@ Imports nothing else of rayjobs: a driver loads it first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from rayjobs.injob.lazydataclass import dataclass
 
 
 @dataclass(frozen=True)

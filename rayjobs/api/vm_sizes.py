@@ -6,7 +6,8 @@ Source: the size tables of Azure's virtual machines (families A, B, D, E, F, H, 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from rayjobs.injob.lazydataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from rayjobs.azureml.kinds import Holding, Kinds, Thing
 from rayjobs.azureml.substituted import SUBSTITUTED
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.injob.azureml import names
+from rayjobs.injob.lazydataclass import dataclass
 
 TOP = "azureml"
 _PIPELINES = names.SENTENCES["pipelines"]

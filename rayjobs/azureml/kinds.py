@@ -6,7 +6,6 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -16,6 +15,7 @@ from rayjobs.core.refusing import sentence_of
 from rayjobs.injob.azureml import names
 from rayjobs.injob.azureml.exceptions import NotProvidedError
 from rayjobs.injob.azureml.finder import load
+from rayjobs.injob.lazydataclass import dataclass
 
 
 class Thing(Enum):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.target.targets import require
 from rayjobs.workspace.azure import AzureSettings
 

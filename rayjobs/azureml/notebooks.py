@@ -20,11 +20,11 @@ import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import UsageError
+from rayjobs.injob.lazydataclass import dataclass
 
 TIMED = ("time", "timeit")
 # Magics of which nothing is left when nothing is displayed.

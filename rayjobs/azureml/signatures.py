@@ -7,10 +7,11 @@ Source: the wheels named under ``source`` in `signatures.json`, read by
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from rayjobs.injob.lazydataclass import dataclass
 
 _FILE = Path(__file__).with_name("signatures.json")
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from rayjobs.azureml.signatures import Parameter, azure_class
 from rayjobs.core.refusing import sentence_of
 from rayjobs.injob.azureml import names
 from rayjobs.injob.azureml.finder import load
+from rayjobs.injob.lazydataclass import dataclass
 
 # Public by name in the wheels, and internal by use: constants of loggers and of the REST client,
 # hooks that the SDK calls itself.

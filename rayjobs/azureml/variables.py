@@ -6,8 +6,9 @@ torch's ``env://`` names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from rayjobs.injob.lazydataclass import dataclass
 
 
 class When(StrEnum):

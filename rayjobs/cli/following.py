@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
 from rayjobs.core.errors import StoreError
 from rayjobs.core.text import duration_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.driver_log import last_lines

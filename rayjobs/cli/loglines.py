@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.summary import closing_line
 from rayjobs.core.errors import NotFoundError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Job, JobLine, StepRow
 from rayjobs.results.log_lines import (
     FRESH_S,

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,6 +37,7 @@ from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import counted, duration_text, verb
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter
 

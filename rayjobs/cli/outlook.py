@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.core.text import counted
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import INTERACTIVE, Job, JobLine
 from rayjobs.jobs.states import JobState
 from rayjobs.target.condition import looked_after_by

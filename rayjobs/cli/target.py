@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +16,7 @@ from rayjobs.cli.settings import CommandList, Settings, common_options, json_opt
 from rayjobs.cli.target_limits import limit_options, limits, set_limits
 from rayjobs.cli.target_secrets import secret
 from rayjobs.core.text import counted, duration_text, size_text, verb
+from rayjobs.injob.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from rayjobs.target.targets import TargetView

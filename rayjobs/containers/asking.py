@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.environments.building import POLL_S, Control
 from rayjobs.environments.packages_probe import PROBE
 from rayjobs.injob import container
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.plan import Bind, ContainerPlan
 from rayjobs.spec.requirements import LEAST_PYTHON

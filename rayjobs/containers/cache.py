@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.environments.cache import key_of_build, sync_file_system
 from rayjobs.injob import recordfiles
+from rayjobs.injob.lazydataclass import dataclass
 
 LOGIN = "login"  # of a fetch, in its folder
 FORMAT = 1  # increased when the same image must be unpacked differently

@@ -12,10 +12,11 @@ import logging
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.plan import Bind, Link
 
 log = logging.getLogger(__name__)

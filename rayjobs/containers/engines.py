@@ -12,12 +12,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.containers.reference import DEFAULT_REGISTRY, Reference
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.files import write_atomic
+from rayjobs.injob.lazydataclass import dataclass
 
 FETCHERS = ("skopeo", "podman", "docker")
 BUILDERS = ("podman", "buildah")

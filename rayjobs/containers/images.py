@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from rayjobs.environments.building import (
     run,
     tied_to_this_process,
 )
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.processes import MARKER_VARIABLE
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ import os
 import shutil
 import stat
 import tarfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from rayjobs.core.text import GIB, counted, size_text
+from rayjobs.injob.lazydataclass import dataclass
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec.container_files import TRANSPORTS
 
 _NAME = re.compile(

@@ -8,11 +8,11 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayjobs.containers import sources
+from rayjobs.injob.lazydataclass import dataclass
 
 _KIND = "application/vnd.oci.image"
 _CHUNK = 2**20

@@ -14,11 +14,11 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from rayjobs.containers.layers import MOST_BYTES, BadImageError, too_large, unreadable
+from rayjobs.injob.lazydataclass import dataclass
 
 JSON_LIMIT = 8 * 2**20  # bytes of a manifest or a configuration
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}

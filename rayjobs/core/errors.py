@@ -27,7 +27,7 @@ UserErrorException``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from rayjobs.core.text import counted
@@ -39,6 +39,7 @@ from rayjobs.injob.azureml.exceptions import (
     SnapshotException,
     UserErrorException,
 )
+from rayjobs.injob.lazydataclass import dataclass
 
 
 class RayjobsError(AzureMLException):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal as signals
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import StrEnum
 from typing import Any
+
+from rayjobs.injob.lazydataclass import dataclass
 
 
 class FailureClass(StrEnum):

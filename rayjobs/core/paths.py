@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from rayjobs.injob.lazydataclass import dataclass
 
 # This package, by the name it was imported by: a checkout has links in it.
 PACKAGE = Path(__file__).parents[1]

@@ -14,10 +14,11 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError
+from rayjobs.injob.lazydataclass import dataclass
 
 ASIDE = ".removing-"
 _ASIDE_NAME = re.compile(r"\.removing-[0-9a-f]{16}-(.+)", re.DOTALL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.datastore.backends import open_backend
@@ -18,6 +18,7 @@ from rayjobs.datastore.data_input import DataInput
 from rayjobs.datastore.errors import DataNotFound, DatastoreError
 from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.transfer import for_each
+from rayjobs.injob.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from rayjobs.datastore.backends import StoredFile

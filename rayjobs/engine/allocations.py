@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from rayjobs.core import ids
@@ -13,6 +13,7 @@ from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy import NodeCapacity, Shape, take
 from rayjobs.protocol.agent import Cluster, NodeInfo, NotPlacedError
 from rayjobs.target.record import START_TIMEOUT_S

@@ -9,7 +9,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from rayjobs.core.errors import (
     UnreadableSpecError,
 )
 from rayjobs.core.folder_handle import FolderHandle
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.queue_records import Mark
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState

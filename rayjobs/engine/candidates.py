@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.board import QueueView, Served
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.queue_records import Durations
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState

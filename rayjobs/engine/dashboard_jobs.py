@@ -12,12 +12,13 @@ import heapq
 import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from rayjobs.core.clock import Clock
 from rayjobs.engine.board import QueueView, Served
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Attempt, Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.policy import Decisions, Rule, summary

@@ -17,12 +17,13 @@ import shutil
 import sysconfig
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
 from rayjobs.injob import container
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec.requirements import name_of
 
 FORMAT = 3  # increased when the format of stand-ins changes

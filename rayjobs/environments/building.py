@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +20,7 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import BUILD_LOG
 from rayjobs.core.text import duration_text
 from rayjobs.environments import tied
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.launch.leftovers import end_leftovers
 

@@ -18,13 +18,13 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob import recordfiles
+from rayjobs.injob.lazydataclass import dataclass
 
 RECORD = "rayjobs-environment.json"
 LOCK = "rayjobs-environment.lock.txt"

@@ -15,12 +15,12 @@ import re
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.environments import conda_worker
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec.text import write_yaml
 
 _MARK = "# conda | "

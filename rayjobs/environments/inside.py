@@ -16,11 +16,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rayjobs.environments import settings
 from rayjobs.injob import container
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.plan import Bind, ContainerPlan
 
 _NODE_FILES = ("/etc/resolv.conf", "/etc/hosts")

@@ -7,11 +7,11 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.environments import settings
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec.requirements import LEAST_PYTHON
 
 _ASK = (

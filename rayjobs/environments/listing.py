@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.safe_delete import OwnFolder, Removed
 from rayjobs.environments import prune
 from rayjobs.environments.cache import KEY, RECORD, Cache
+from rayjobs.injob.lazydataclass import dataclass
 
 LEAST_KEY = 4  # minimum characters of a key that identify an environment
 

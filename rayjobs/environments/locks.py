@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import NotFoundError, StoreError
 from rayjobs.core.paths import ENVIRONMENT_LOCK
 from rayjobs.environments import condas
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec.requirements import name_of
 
 if TYPE_CHECKING:

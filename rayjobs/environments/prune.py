@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rayjobs.core.files import locked_if_free
 from rayjobs.core.safe_delete import OwnFolder, Removed
 from rayjobs.environments.cache import KEY, RECORD, Cache, key_of_build
+from rayjobs.injob.lazydataclass import dataclass
 
 FOLDER = "environments"
 CACHE = "cache"

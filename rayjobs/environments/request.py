@@ -6,10 +6,10 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.environments.interpreter import Interpreter
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec import requirements
 
 FORMAT = 1  # increased when the same request must be resolved or built differently

@@ -6,7 +6,6 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
@@ -16,6 +15,7 @@ from rayjobs.environments.building import run
 from rayjobs.environments.cache import Cache
 from rayjobs.environments.inside import portable
 from rayjobs.environments.work import Work
+from rayjobs.injob.lazydataclass import dataclass
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.environments.building import BuildLog, Control
 from rayjobs.environments.inside import Image
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec import requirements
 
 Tell = Callable[[str, Mapping[str, Any]], None]

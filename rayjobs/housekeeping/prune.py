@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 
 from rayjobs.core.clock import Clock, SystemClock
@@ -18,6 +18,7 @@ from rayjobs.core.errors import NotFoundError, StoreError, UsageError
 from rayjobs.core.files import locked_if_free
 from rayjobs.core.safe_delete import Removed, original_name
 from rayjobs.core.text import verb
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.results import live_logs
 from rayjobs.resume.resuming import PACKED
 from rayjobs.snapshots.pack import blob_key as snapshot_key

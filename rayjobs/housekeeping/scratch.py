@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from rayjobs.environments import prune as environments
 from rayjobs.injob import cgroups, recordfiles
 from rayjobs.injob.datafile import DataFile
 from rayjobs.injob.identity import Identity, is_alive, stat_of
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import MessageError
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.processes import MARKER_VARIABLE, all_pids

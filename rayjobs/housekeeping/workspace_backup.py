@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rayjobs.core.clock import SystemClock, to_text
 from rayjobs.core.durable import sync_folder
 from rayjobs.core.errors import NotFoundError, StoreError, UsageError
 from rayjobs.core.files import write_atomic
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.store import care
 from rayjobs.workspace import folder
 from rayjobs.workspace.blobs import FolderBlobs

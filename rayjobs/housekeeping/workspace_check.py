@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.ids import token
 from rayjobs.core.text import counted, duration_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.workspace.folder import OpenWorkspace
 
 Result = TypeVar("Result")

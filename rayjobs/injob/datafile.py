@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Mapping, Optional, Tuple
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
 NAME = "data.json"

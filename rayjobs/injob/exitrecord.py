@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Mapping, Optional, Protocol, Tuple
 
 from rayjobs.injob import recordfiles
 from rayjobs.injob.files import write_atomic
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndReason, Outcome, reason_of_sentence
 

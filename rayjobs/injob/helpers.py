@@ -6,11 +6,11 @@ import fcntl
 import os
 import signal
 import termios
-from dataclasses import dataclass
 from typing import Mapping, Sequence
 
 from rayjobs.injob import detach, kernel, openfiles, startup
 from rayjobs.injob.identity import Identity, identity_of, send_signal
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.starter import Starter
 from rayjobs.injob.waitstatus import WaitStatus
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from rayjobs.injob import recordfiles
 from rayjobs.injob.exitrecord import RankStack
 from rayjobs.injob.identity import Identity
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import Outcome
 

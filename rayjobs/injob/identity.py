@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
 from typing import Any, Mapping
 
 from rayjobs.injob import openfiles
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
 

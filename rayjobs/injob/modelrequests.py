@@ -10,11 +10,12 @@ import json
 import os
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, Iterable, Iterator, Mapping, Optional
 
 from rayjobs.injob import checkpoint, logvalues
 from rayjobs.injob.azureml.exceptions import WrongTypeError, WrongValueError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.uploads import PART, clean_name
 

@@ -6,10 +6,11 @@ the image's own Python, and do not import rayjobs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Mapping, Optional
 
 from rayjobs.injob.hostmessages import Answer
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
 

@@ -10,7 +10,8 @@ import json
 import os
 import signal
 import sys
-from dataclasses import dataclass
+
+from rayjobs.injob.lazydataclass import dataclass
 
 if __name__ == "__main__":
     # Run by its path: this folder, whose module names are general words, is not on the module path.

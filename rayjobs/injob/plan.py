@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Mapping, Optional, Tuple
 
 from rayjobs.injob import interfaces
 from rayjobs.injob.identity import Identity
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.views import Views

@@ -6,13 +6,14 @@ import errno
 import os
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Callable, Mapping
 
 from rayjobs.injob import detach, kernel, leaving, openfiles, parallel_settings, rank, startup
 from rayjobs.injob.exitrecord import RankExit
 from rayjobs.injob.hostmessages import RankStatus
 from rayjobs.injob.identity import Identity, identity_of
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.log_cap import LogCap
 from rayjobs.injob.plan import LaunchPlan, RankPlan, expand
 from rayjobs.injob.tree import Tree

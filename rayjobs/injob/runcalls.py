@@ -7,9 +7,10 @@ folder `exchange`, which both sides see.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Mapping, Optional, Tuple
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
 SOCKET = "run.sock"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
 EXEC, PORT, READ, WRITE, RESIZE, SIGNAL, END = (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import selectors
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Callable, Iterable, Mapping
 
 from rayjobs.injob.ending import Ending
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan, RankPlan

@@ -12,12 +12,13 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Dict, List, Optional, Tuple
 
 from rayjobs.injob import cgroups, kernel, recordfiles
 from rayjobs.injob.exitrecord import GpuUse, UsageRecord
 from rayjobs.injob.files import write_atomic
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.memory import proportional_bytes
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.tree import Tree

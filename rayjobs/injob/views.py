@@ -13,8 +13,9 @@ import os
 import re
 import sys
 import tempfile
-from dataclasses import dataclass
 from typing import Tuple
+
+from rayjobs.injob.lazydataclass import dataclass
 
 if __name__ == "__main__":
     # Run by its path: this folder, whose module names are general words, is not on the module path.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rayjobs.injob.identity import Identity
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
 
@@ -101,7 +101,7 @@ class HostRecord(Message):
 
     def to_json(self) -> dict[str, Any]:
         """Return its JSON without unknown facts."""
-        values = super(HostRecord, self).to_json()
+        values = super(HostRecord, self).to_json()  # noqa: UP008 - slots make another class
         values["facts"] = None if self.facts is None else self.facts.known()
         if self.pid is None:
             for name in ("pid", "start_time", "boot_id", "cold", "watches_raylet"):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from rayjobs.core.failures import FailureClass
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.jobs.states import JobState
 

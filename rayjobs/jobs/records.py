@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayjobs.core.failures import Failure
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:  # importing pydantic would dominate the time of a listing

@@ -11,11 +11,11 @@ of it. The queue holds it, with the reason, until a user releases it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.core.text import duration_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.outcomes import LONGEST_PAUSE_S, LOSSES, spends_budget
 from rayjobs.jobs.records import Attempt

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import signal as signals
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rayjobs.core.failures import Failure, FailureClass, signal_name
 from rayjobs.core.text import size_text
 from rayjobs.injob import stacks
 from rayjobs.injob.exitrecord import ExitRecord, RankExit
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.jobs import tracebacks
 from rayjobs.jobs.data_facts import DataFacts

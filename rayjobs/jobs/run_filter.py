@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Job
 
 # Azure ML's names of the kinds of runs.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rayjobs.core.text import duration_text
+from rayjobs.injob.lazydataclass import dataclass
 
 # How often a target gives a sign of life, and after what time without one it counts as dead.
 BEAT_S = 3.0

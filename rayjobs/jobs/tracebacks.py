@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rayjobs.core.terminal import plain_text
+from rayjobs.injob.lazydataclass import dataclass
 
 MOST_LINES = 12
 LONGEST_LINE = 400

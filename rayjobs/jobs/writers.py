@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rayjobs.injob.identity import Identity, boot_id, is_alive, own_identity
+from rayjobs.injob.lazydataclass import dataclass
 
 MACHINE_ID = "/etc/machine-id"
 

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ from rayjobs.core.text import duration_text
 from rayjobs.injob import exitrecord, recordfiles
 from rayjobs.injob.hostmessages import Answer, StartAnswer, WarmRequest, WarmStatus
 from rayjobs.injob.identity import Identity, is_alive
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
 

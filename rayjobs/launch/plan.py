@@ -6,11 +6,12 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from rayjobs.core.paths import NodePaths, short_socket
 from rayjobs.injob import parallel_settings, urlmap
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.plan import LaunchPlan, RankPlan
 from rayjobs.injob.rank import MAPPED_ON_PATH, ON_PATH
 from rayjobs.jobs.records import Job

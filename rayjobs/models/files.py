@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Job, ModelFile, StoredFile
 from rayjobs.models import companions
 from rayjobs.resume import checkpoints

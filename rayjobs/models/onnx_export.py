@@ -12,12 +12,12 @@ import pickle
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.injob.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     import torch

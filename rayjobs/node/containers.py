@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from rayjobs.environments.horovod import in_image, recipe
 from rayjobs.environments.inside import Image
 from rayjobs.injob import container as injob_container
 from rayjobs.injob import recordfiles
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.plan import Bind, ContainerPlan, LaunchPlan, Limit, MemoryFolder
 from rayjobs.launch import openmpi
 from rayjobs.node.build_logs import store_build_log, store_file

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.text import MIB, duration_text, size_text
 from rayjobs.injob import recordfiles
 from rayjobs.injob.identity import is_alive
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.node.hosts import host_of
 

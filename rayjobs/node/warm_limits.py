@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.text import GIB
 from rayjobs.injob.identity import Identity, is_alive
+from rayjobs.injob.lazydataclass import dataclass
 
 MOST = 6  # in addition to the one of the target's own Python
 MEMORY_SHARE = 0.25  # of the machine's memory

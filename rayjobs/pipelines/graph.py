@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from rayjobs.core.errors import Problem
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.pipelines.spec import (
     PipelineError,
     PipelineSpec,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from rayjobs.api.kinds import STEP_OF
 from rayjobs.core import ids
 from rayjobs.core.errors import CannotBePlacedError, NotFoundError, Problem, SpecError
 from rayjobs.data.pins import unknown_variables
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.pipelines.graph import DEFAULT_DESTINATION, Edge, Graph, looked_at
 from rayjobs.pipelines.reuse import (
     Decision,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.text import duration_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.pipelines.drawing import glyph_of
 from rayjobs.pipelines.views import StepView, critical_path
 

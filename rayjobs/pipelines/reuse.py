@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.data import made
 from rayjobs.data.arguments import SAVED
 from rayjobs.datastore.data_input import DataInput
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec.model import JobSpec
 
 if TYPE_CHECKING:

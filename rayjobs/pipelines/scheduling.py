@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from rayjobs.core.store_address import without_address
 from rayjobs.core.text import counted
 from rayjobs.datastore.backends import open_backend
 from rayjobs.datastore.errors import DatastoreError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import PublishedRecord, ScheduleRecord
 from rayjobs.pipelines.published import run_published
 from rayjobs.pipelines.recurrence import recurrence_of

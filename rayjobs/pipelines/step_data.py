@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import UsageError
@@ -12,6 +12,7 @@ from rayjobs.data.arguments import DataArguments, Keep, is_data
 from rayjobs.datastore.abstract_dataset import AbstractDataset
 from rayjobs.datastore.outputs import OutputAsInput, OutputFileDatasetConfig
 from rayjobs.datastore.refs import DataPathComputeBinding, DataReference
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.pipelines.data import (
     InputPortBinding,
     PipelineData,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rayjobs.core.text import duration_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import JobLine, Pipeline, StepRow
 from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import JobFilter

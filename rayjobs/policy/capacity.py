@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from rayjobs.core.errors import Problem
 from rayjobs.core.text import GIB, counted, size_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy.node_types import NodeType, NodeTypes
 from rayjobs.spec.model import JobSpec
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy.records import Preempt, Promise, Rule, Running, Situation, Start, Waiting
 from rayjobs.policy.reserving import Kept
 from rayjobs.policy.shapes import NodeCapacity

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 from typing import Any
 
 from rayjobs.core.text import counted, duration_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy.deciding import decide
 from rayjobs.policy.decisions import Decisions
 from rayjobs.policy.durations import LIMITS, as_running, worst_duration_s

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.core.text import counted
+from rayjobs.injob.lazydataclass import dataclass
 
 # The label with Ray's node type, also for nodes that have not started.
 TYPE_LABEL = "ray.io/node-group"

@@ -7,10 +7,11 @@ waiting job stays valid from one decision to the next and need not be recomputed
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy.shapes import NodeCapacity, Shape
 
 # How much waiting a level of priority is worth; see `Limits.aging_s`.

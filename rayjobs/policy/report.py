@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.queue_records import Prediction, QueueRow, Usage
 
 # A shorter wait counts as this long: twice a wait of zero is meaningless.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy.durations import latest_end_s, likely_end_s, source_of
 from rayjobs.policy.records import Promise, Running, Waiting
 from rayjobs.policy.shapes import NodeCapacity, Shape, take

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rayjobs.core.text import counted, size_text
+from rayjobs.injob.lazydataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

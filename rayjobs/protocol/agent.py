@@ -6,10 +6,10 @@ Two small protocols: real Ray implements them in `engine.ray.cluster`, the tests
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from rayjobs.core.errors import RayjobsError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy import Shape
 from rayjobs.protocol.calls import Answer, Asked, Call
 

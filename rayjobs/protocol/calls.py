@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rayjobs.injob.exitrecord import ExitRecord, RankStack
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import EndCause
 from rayjobs.injob.sessionsteps import SessionReply, SessionStep

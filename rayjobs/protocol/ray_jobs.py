@@ -13,11 +13,12 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Protocol
 
 from rayjobs.core.errors import RayjobsError
+from rayjobs.injob.lazydataclass import dataclass
 
 # What a record's metadata must hold to be one of a target: other submissions are left alone.
 TARGET_KEY = "rayjobs_target"

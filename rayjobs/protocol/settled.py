@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
 

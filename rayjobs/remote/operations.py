@@ -11,10 +11,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast, get_origin
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.remote import plain
 from rayjobs.store.base import Store
 from rayjobs.workspace.users import Role

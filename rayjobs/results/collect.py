@@ -11,7 +11,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from rayjobs.core.paths import (
 from rayjobs.core.text import counted
 from rayjobs.injob import openfiles
 from rayjobs.injob.checkpoint import MANIFEST
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.metricsfile import METRIC_KINDS, MOST_BYTES, MOST_RANK_FILES, read_batch
 from rayjobs.injob.recordfiles import MOST_RECORD_BYTES, UnusableFileError
 from rayjobs.injob.uploads import PART

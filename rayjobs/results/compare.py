@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import NotFoundError, SnapshotError
 from rayjobs.data.pins import inputs_read
 from rayjobs.datastore.errors import DatastoreError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.results.metrics import Series, series, summaries
 from rayjobs.results.values import named_arguments
 from rayjobs.snapshots import git

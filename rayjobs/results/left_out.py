@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Event
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.results.driver_log import CHUNK_BYTES
 from rayjobs.results.log_times import RankTimes
 from rayjobs.results.logs import Logs, Part

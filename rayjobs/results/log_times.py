@@ -14,11 +14,11 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob import recordfiles
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.results.driver_log import holes, marker
 
 SHORT_S = 2.0

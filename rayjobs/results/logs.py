@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from rayjobs.core.paths import (
     driver_log_name,
 )
 from rayjobs.injob.identity import boot_id
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results import driver_log, live_logs, log_times, merged_logs, remote_logs

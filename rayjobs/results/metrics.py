@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError
 from rayjobs.core.numbers import is_whole
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.logvalues import number_of
 from rayjobs.injob.metricsfile import METRIC_KINDS, combine, stored_value
 from rayjobs.jobs.records import MetricPoint

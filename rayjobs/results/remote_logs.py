@@ -7,10 +7,10 @@ import http.client
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 
 from rayjobs.core.errors import UnreachableError
 from rayjobs.core.text import size_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.results.log_times import RankTimes
 from rayjobs.workspace.connection import AGAIN_S, AWAY_S, Connection
 

@@ -10,13 +10,13 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.units import parse_duration
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:

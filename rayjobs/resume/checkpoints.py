@@ -14,13 +14,14 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, StorageFullError, StoreError
 from rayjobs.core.ids import token
 from rayjobs.injob.checkpoint import MANIFEST, VERSION
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import StoredFile
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import BlobStore

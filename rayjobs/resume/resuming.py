@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from rayjobs.core.errors import (
 )
 from rayjobs.core.text import counted
 from rayjobs.injob import checkpoint as injob_checkpoint
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.resume import checkpoints
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import Blob, BlobStore, blob_key

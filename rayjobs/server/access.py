@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.errors import RayjobsError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.server.workers import with_token
 from rayjobs.store.base import Store
 from rayjobs.workspace import users

@@ -11,13 +11,14 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from urllib.parse import urlsplit
 
 import jwt
 
 from rayjobs.core.errors import UnreachableError, UsageError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.server.access import Refusal
 from rayjobs.store.base import Store
 from rayjobs.workspace import users

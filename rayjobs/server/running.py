@@ -6,11 +6,11 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rayjobs.core.errors import UsageError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.workspace import connection
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import role_of

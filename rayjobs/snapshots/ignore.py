@@ -8,11 +8,11 @@ import os
 import re
 import stat
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from rayjobs.core.errors import SnapshotError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.snapshots.secrets_found import is_secret_name
 
 # Only the first that exists counts. Source: Azure ML SDK v1 for the last two.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.text import MIB
+from rayjobs.injob.lazydataclass import dataclass
 
 SIZE_VARIABLE = "RAYJOBS_SNAPSHOT_LIMIT_MIB"
 FILES_VARIABLE = "RAYJOBS_SNAPSHOT_LIMIT_FILES"

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from rayjobs.core.errors import PrepareError, SnapshotError
 from rayjobs.core.files import locked, write_atomic
 from rayjobs.injob import openfiles
 from rayjobs.injob.identity import boot_id
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from rayjobs.core.errors import SnapshotError
 from rayjobs.core.hiding import hiding
 from rayjobs.core.paths import VENDORED
 from rayjobs.core.text import MIB, counted, size_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.snapshots.ignore import (
     ENVIRONMENT_SIGNS,
     IGNORE_FILES,

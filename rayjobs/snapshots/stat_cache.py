@@ -11,10 +11,11 @@ import contextlib
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from rayjobs.core.files import write_atomic
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.snapshots.scan import Scan
 
 FORMAT = 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.text import MIB, counted, size_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.snapshots.ignore import LeftOut
 from rayjobs.snapshots.scan import Kind, printable
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import Problem, SpecError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec import requirements
 from rayjobs.spec.text import parse_yaml
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.units import parse_size
+from rayjobs.injob.lazydataclass import dataclass
 
 UNLIMITED = -1
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from rayjobs.injob.lazydataclass import dataclass
 
 ENDS = ("ended", "completed", "failed", "canceled")
 FORM = "a web address (https://…) or a mailbox (ada@example.org), after `failed=` or the like"

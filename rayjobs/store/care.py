@@ -7,7 +7,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.durable import sync_folder
@@ -20,6 +19,7 @@ from rayjobs.core.errors import (
     UsageError,
 )
 from rayjobs.core.text import duration_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.store import dropped
 from rayjobs.store.dropped import Dropped
 from rayjobs.store.filesystem import SHARED, file_system_of

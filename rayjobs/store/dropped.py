@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from rayjobs.core.clock import SystemClock, to_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.states import FINAL
 from rayjobs.store.transitions import INSERT_EVENT
 

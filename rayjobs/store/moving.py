@@ -12,12 +12,12 @@ import itertools
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.durable import sync_folder
 from rayjobs.core.errors import NotFoundError, StoreError, StoreVersionError, UsageError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.store import care
 from rayjobs.store.postgres import MOVED, Connection, PostgresDatabase
 from rayjobs.store.schema import VERSION, bring_up_to_date, version_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from rayjobs.core.text import counted, verb
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.spec.sources import OUTPUT, output_of
 from rayjobs.store.part import Part

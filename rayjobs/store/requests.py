@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import UsageError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:  # importing pydantic would dominate the time of a listing

@@ -13,12 +13,12 @@ import contextlib
 import os
 import sqlite3
 import zlib
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from rayjobs.core.errors import StoreLostError
 from rayjobs.injob.identity import boot_id
+from rayjobs.injob.lazydataclass import dataclass
 
 ENDING = "-serial"
 # Numbers of events are never reused, even after a prune.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import Problem, RayjobsError
 from rayjobs.datastore.credentials import AWS_KEYS
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.target.local_head import is_kept, proxies_with_password
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rayjobs.core.errors import Problem, RayjobsError, SpecError
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.text import counted
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.workspace import connection
 
 FILE = "rayjobs.yaml"

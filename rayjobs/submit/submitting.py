@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Callable, Collection, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from rayjobs.core.errors import (
 )
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.users import user_name
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import INTERACTIVE, Job
 from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
 from rayjobs.store.requests import NewJob

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.snapshots.ignore import IGNORE_FILES
 from rayjobs.submit.project import FILE
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from rayjobs.injob.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from rayjobs.workspace.connection import Connection

@@ -7,12 +7,12 @@ URL. So the browser opens the plain address, and the token is shown only on requ
 from __future__ import annotations
 
 import webbrowser
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.errors import TargetError
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.paths import home as default_home
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.target.local_head import LOCAL
 from rayjobs.target.reach import check_reachable
 from rayjobs.target.record import load_target

@@ -10,11 +10,11 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from rayjobs.core.files import is_locked, locked_if_free
 from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.identity import Identity, is_alive, send_signal
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.target import local_head
 
 

@@ -9,7 +9,7 @@ import re
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rayjobs.core.errors import TargetError
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import PACKAGE, TargetPaths, runtime_dir
 from rayjobs.injob.identity import Identity, identity_of, is_alive, stat_of
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.processes import all_pids, descendants
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.standing import HEAD_ENVIRONMENT

@@ -6,11 +6,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.text import MIB
+from rayjobs.injob.lazydataclass import dataclass
 
 # Ray refuses a store below 75 MiB; ours carries only a few small messages.
 SMALLEST_STORE = 80 * MIB

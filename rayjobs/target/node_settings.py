@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.errors import UsageError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.tree import LEVELS
 from rayjobs.target.local_head import LOCAL
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from rayjobs.injob.lazydataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.paths import TargetPaths
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy.node_types import NodeTypes
 from rayjobs.target.local_head import LOCAL, read_json, write_private
 

@@ -10,13 +10,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.files import locked
 from rayjobs.core.paths import TargetPaths
 from rayjobs.datastore.credentials import AWS_KEYS
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.target.local_head import write_private
 
 FILE = "secrets.json"

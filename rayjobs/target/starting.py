@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from rayjobs.core.files import locked
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.text import duration_text
 from rayjobs.core.version import __version__
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.target import elsewhere, keeping, local_head, stop_record, wake_client
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.node_settings import NodeSettings

@@ -6,11 +6,12 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from rayjobs.core import ids
 from rayjobs.core.files import locked_if_free
 from rayjobs.core.paths import TargetPaths
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.target import local_head
 from rayjobs.target.reach import UnreachedError
 from rayjobs.target.stopping import StopRefusedError

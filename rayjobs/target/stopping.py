@@ -11,7 +11,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rayjobs.core.paths import NodePaths, TargetPaths, runtime_dir
 from rayjobs.core.text import counted
 from rayjobs.injob.hostmessages import WarmRequest
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.processes import all_pids, descendants, marked
 from rayjobs.target import local_head, wake_client
 from rayjobs.target.local_head import command_of

@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGUSR1
 from typing import Any
@@ -17,6 +16,7 @@ from rayjobs.core.errors import TargetError, UsageError
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.text import duration_text
 from rayjobs.injob.identity import Identity, send_signal
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy.capacity import Capacity, NodeShape
 from rayjobs.policy.node_types import NodeTypes, read_cluster_file
 from rayjobs.target import (

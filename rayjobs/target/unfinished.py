@@ -8,12 +8,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, TargetError
 from rayjobs.core.text import counted, verb
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter

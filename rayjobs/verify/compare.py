@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import RayjobsError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import MetricPoint
 from rayjobs.results import metrics
 from rayjobs.resume.checkpoints import StoredCheckpoint

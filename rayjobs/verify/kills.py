@@ -7,7 +7,6 @@ import random
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import counted
 from rayjobs.injob import checkpoint
 from rayjobs.injob.identity import boot_id, identity_of, send_signal
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.metricsfile import read_batch
 from rayjobs.jobs.records import Attempt, MetricPoint
 from rayjobs.launch import hostclient

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.clock import to_text
 from rayjobs.core.errors import UsageError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.workspace.users import (
     AUDIT,
     HTTP_AUDIT,

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from rayjobs.injob.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from rayjobs.store.base import Store

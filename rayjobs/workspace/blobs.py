@@ -10,7 +10,6 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
@@ -25,6 +24,7 @@ from rayjobs.core.errors import (
 from rayjobs.core.files import replacing
 from rayjobs.core.ids import token
 from rayjobs.core.safe_delete import OwnFolder, Removed
+from rayjobs.injob.lazydataclass import dataclass
 
 CHUNK_BYTES = 1 << 20
 TEMPORARY = ".tmp"

@@ -14,7 +14,6 @@ import socket
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
@@ -22,6 +21,7 @@ from urllib.parse import SplitResult, quote, urlencode, urlsplit
 from rayjobs.core import errors, paths
 from rayjobs.core.errors import NotFoundError, RayjobsError, UnreachableError, UsageError
 from rayjobs.core.files import write_atomic
+from rayjobs.injob.lazydataclass import dataclass
 
 if TYPE_CHECKING:  # imported by those that reach a server: they would slow down every command
     import http.client

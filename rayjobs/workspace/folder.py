@@ -9,7 +9,6 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from rayjobs.core.errors import NotFoundError, StoreError, StoreVersionError, Us
 from rayjobs.core.files import locked, write_atomic
 from rayjobs.core.ids import token
 from rayjobs.injob import urlmap
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.workspace import connection, registrations
 from rayjobs.workspace.azure import AzureSettings
 from rayjobs.workspace.s3_address import DATASTORES, S3Address

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rayjobs.core.clock import SystemClock, from_text, to_text
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec.notify import Receiver
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, SnapshotError, StoreError
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.snapshots.unpack import is_of_key, require_key
 from rayjobs.workspace.blobs import CHUNK_BYTES, Blob, blob_key, check_digest
 from rayjobs.workspace.s3_blobs import MOST_PARTS, PART_BYTES, S3Blobs

@@ -11,12 +11,13 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import StoreError, UsageError
 from rayjobs.core.ids import token
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.workspace import folder
 from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles
 from rayjobs.workspace.s3_address import S3Address

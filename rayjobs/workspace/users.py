@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core.clock import from_text, to_text
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.ids import token as random_name
+from rayjobs.injob.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from rayjobs.store.base import Store

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 
 from rayjobs.core.errors import Problem
 from rayjobs.core.numbers import is_number, is_whole
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies.base import Policy, Stop, shown
 

@@ -6,11 +6,11 @@ import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from rayjobs.core.errors import Problem
 from rayjobs.core.numbers import is_whole
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.tuning.errors import SweepError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.trials import TrialRecord

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
 
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies.base import Policy, Stop, shown, stop_diverged
 

@@ -6,11 +6,12 @@ import json
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Protocol
 
 from rayjobs.core.errors import Problem
 from rayjobs.core.numbers import is_whole
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.tuning.errors import SweepError, joined
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.space import SearchSpace, parse_space

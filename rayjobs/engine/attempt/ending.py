@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rayjobs.core.errors import RayjobsError, StoreError, UnreachableError
 from rayjobs.core.failures import Failure, FailureClass
@@ -19,6 +19,7 @@ from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
 from rayjobs.injob import openfiles
 from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import CANCELED, Outcome
 from rayjobs.jobs import retry, rootcause
 from rayjobs.jobs.outcomes import NODE_LOST, failure_class

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.core.failures import Failure
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.outcomes import final_state
 from rayjobs.jobs.records import Attempt, Job, ModelDraft, ModelRefusal

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 from rayjobs.core.clock import Clock
@@ -35,6 +35,7 @@ from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
 from rayjobs.injob import openfiles
 from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import CANCELED, EndCause, EndReason, Outcome
 from rayjobs.jobs.outcomes import NODE_LOST
 from rayjobs.jobs.records import Job

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from rayjobs.injob.lazydataclass import dataclass
 
 # The library names one of these only if it was built to exchange tensors on a GPU: with NCCL (or
 # AMD's RCCL), or with only CUDA or HIP, where MPI exchanges them.

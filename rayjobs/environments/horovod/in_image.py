@@ -16,7 +16,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from rayjobs.environments.inside import Image
 from rayjobs.environments.steps import Steps, cannot_be_kept
 from rayjobs.environments.work import Work
 from rayjobs.injob import container, recordfiles
+from rayjobs.injob.lazydataclass import dataclass
 
 FORMAT = 1  # increase it when the same Horovod must be built differently
 PACKAGES = "packages"

@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
@@ -23,6 +22,7 @@ from rayjobs.core.files import locked, locked_if_free, write_atomic
 from rayjobs.environments import settings
 from rayjobs.environments.horovod import builds, needs, recipe
 from rayjobs.environments.settings import find_uv
+from rayjobs.injob.lazydataclass import dataclass
 
 DEPENDENCIES = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0")
 _BUILD_TOOLS = ("pip", "setuptools", "wheel", "packaging", "cloudpickle")

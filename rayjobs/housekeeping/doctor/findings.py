@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from rayjobs.injob.lazydataclass import dataclass
 
 
 class Level(StrEnum):

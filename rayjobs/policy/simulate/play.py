@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.text import counted
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy import (
     Decisions,
     Limits,

@@ -7,12 +7,12 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.units import parse_duration
+from rayjobs.injob.lazydataclass import dataclass
 
 _FOLDER = Path(__file__).parent / "traces"
 _REQUIRED = ("submit", "duration")

@@ -6,11 +6,13 @@ import io
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+
+from rayjobs.injob.lazydataclass import dataclass
 
 from .errors import UnreadableImageError
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from rayjobs.injob.lazydataclass import dataclass
 
 from .errors import InvalidDatasetError, NotLabeledDatasetError
 

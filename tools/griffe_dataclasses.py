@@ -1,0 +1,22 @@
+"""Tells the API reference that `rayjobs.injob.lazydataclass.dataclass` makes dataclasses.
+
+Griffe, which reads the code for mkdocstrings, knows a dataclass by the decorator
+`dataclasses.dataclass`. The extension resolves imports of ours as imports of that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import griffe
+
+OURS = "rayjobs.injob.lazydataclass.dataclass"
+
+
+class LazyDataclasses(griffe.Extension):
+    """Resolves our decorator as that of `dataclasses`."""
+
+    def on_alias_instance(self, *, alias: griffe.Alias, **kwargs: Any) -> None:
+        """Change the target of an import as soon as it was read."""
+        if alias.target_path == OURS:
+            alias.target_path = "dataclasses.dataclass"
