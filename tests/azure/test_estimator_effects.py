@@ -226,7 +226,7 @@ def test_parameter_appears_in_the_job_record(experiment: Experiment, name: str) 
 
 
 @pytest.mark.parametrize("name", NOTICES)
-def test_a_parameter_without_an_effect_says_so(
+def test_parameter_without_an_effect_causes_a_warning(
     experiment: Experiment, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given, words = NOTICES[name]

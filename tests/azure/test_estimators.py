@@ -61,7 +61,7 @@ def test_user_managed_is_the_targets_own_python() -> None:
     assert environment.to_spec() is None
 
 
-def test_parameters_that_are_none_are_dropped_and_lists_are_flattened() -> None:
+def test_none_parameters_are_dropped_and_lists_are_flattened() -> None:
     estimator = made(script_params={"--a": None, "--flag": "", "--layers": [64, 32], "--b": 1})
     config = estimator.to_script_run_config()
     assert config.arguments == ["--flag", "--layers", "64", "32", "--b", "1"]

@@ -232,7 +232,7 @@ class StoreContract:
         assert store.prune_records([first.id]) == {first.id}
         assert submit(store, numbered=True).display_name == "digits-2"
 
-    def test_a_job_is_found_by_id_beginning_tail_and_name(self, store: Store) -> None:
+    def test_job_is_found_by_id_prefix_suffix_and_name(self, store: Store) -> None:
         first = submit(store, id="mnist_1700000001_0a1b2c3d")
         second = submit(
             store,
@@ -259,13 +259,13 @@ class StoreContract:
         submit(store, id="mnist_1_aa000000")
         assert store.find("mnist_1").id == "mnist_1"
 
-    def test_a_whole_name_wins_over_beginnings(self, store: Store) -> None:
+    def test_complete_name_wins_over_prefixes(self, store: Store) -> None:
         submit(store, id="mnist_1_aa000000")
         submit(store, id="mnist_2_bb000000")
         named = submit(store, JobSpec(script="a.py", name="mnist"), id="x_3_cc000000")
         assert store.find("mnist").id == named.id
 
-    def test_the_beginning_of_a_name_is_not_another_job(self, store: Store) -> None:
+    def test_prefix_of_a_name_is_not_another_job(self, store: Store) -> None:
         job = submit(store, JobSpec(script="a.py", name="exp10"), id="exp10_1_aa000000")
         for text in ("exp1", "ex"):
             with pytest.raises(NotFoundError):

@@ -125,7 +125,7 @@ def test_each_attempt_has_a_folder_that_only_its_owner_enters(node: Node) -> Non
     assert [stat.S_IMODE(root.stat().st_mode) for root in roots] == [0o700, 0o700]
 
 
-def test_a_link_in_the_place_of_a_snapshot_is_replaced(
+def test_link_in_place_of_a_snapshot_is_replaced(
     tmp_path: Path, node: Node, precious: Path
 ) -> None:
     source = tmp_path / "source"

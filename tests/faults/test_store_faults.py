@@ -153,7 +153,7 @@ def test_a_full_disk_refuses_writes_and_recovers(tmp_path: Path) -> None:
     }
 
 
-def test_a_store_that_cannot_grow_says_so_without_a_mount(
+def test_store_that_cannot_grow_reports_it_without_a_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite's own limit gives the same error as a full disk, where nothing can be mounted."""

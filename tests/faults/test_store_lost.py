@@ -132,14 +132,14 @@ def test_a_deleted_store_is_reported_to_processes_that_have_it_open_too(
 
 
 @pytest.mark.usefixtures("saved")
-def test_an_empty_file_in_the_place_of_a_store_is_not_taken_for_it(path: Path) -> None:
+def test_empty_file_in_place_of_a_store_is_refused(path: Path) -> None:
     path.unlink()
     path.touch()
     with pytest.raises(StoreLostError, match="was deleted"):
         SqlStore(path)
 
 
-def test_a_folder_that_cannot_be_seen_is_no_deleted_store(tmp_path: Path) -> None:
+def test_invisible_folder_is_not_a_deleted_store(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     store = SqlStore(tmp_path / "w" / "store.db")
     submit(store)

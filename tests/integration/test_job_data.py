@@ -170,7 +170,7 @@ if sys.argv[3] == "killed" and not os.path.exists(sys.argv[4]):
 """
 
 
-def test_a_retry_and_another_job_write_to_one_place_and_lose_nothing(
+def test_retry_and_other_job_write_to_one_destination_and_lose_nothing(
     jobs: Jobs, tmp_path: Path
 ) -> None:
     store = Datastore.get_default(jobs.workspace)

@@ -157,7 +157,7 @@ def test_cancel_ends_a_stubborn_tree(jobs: Jobs) -> None:
     assert record.leftovers.killed >= 1
 
 
-def test_the_time_limit_is_a_failure_of_its_own(jobs: Jobs) -> None:
+def test_time_limit_has_its_own_failure_class(jobs: Jobs) -> None:
     job = jobs.submit("import time\ntime.sleep(600)", max_duration_s=0.5, grace_s=0.2)
     done = jobs.wait(job, JobState.FAILED)
     assert done.failure is not None
@@ -359,7 +359,7 @@ def test_one_key_is_one_job(jobs: Jobs) -> None:
     jobs.wait(again.job, JobState.COMPLETED)
 
 
-def test_priority_decides_who_goes_next(jobs: Jobs, tmp_path: Path) -> None:
+def test_priority_decides_which_job_is_next(jobs: Jobs, tmp_path: Path) -> None:
     go, order = tmp_path / "go", tmp_path / "order"
     blocker = jobs.submit(
         f"""

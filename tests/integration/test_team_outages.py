@@ -36,7 +36,7 @@ LIMIT_S = 120.0
 
 
 @pytest.mark.parametrize("away", ["S3", "PostgreSQL"])
-def test_a_job_that_ends_while_a_server_is_away_loses_nothing(
+def test_job_ending_during_a_server_outage_loses_nothing(
     target: LocalTarget,
     server: Postgres,
     s3_server: S3Server,

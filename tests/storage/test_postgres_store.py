@@ -230,7 +230,7 @@ def test_a_version_without_steps_is_refused(
 # --- workspaces ----------------------------------------------------------------------------------
 
 
-def test_a_workspace_has_a_schema_of_its_own(server: Postgres, tmp_path: Path) -> None:
+def test_workspace_has_its_own_schema(server: Postgres, tmp_path: Path) -> None:
     with create_in(tmp_path / "a", server.url) as first, create_in(tmp_path / "b", server.url):
         job = submit(first.store)
     with open_workspace(tmp_path / "a") as again:

@@ -8,7 +8,7 @@ from rayjobs import PyTorch
 from rayjobs.submit.checks import check
 
 
-def test_an_estimator_with_an_image_of_its_own_runs_in_that_image_as_it_is(tmp_path: Path) -> None:
+def test_estimator_with_its_own_image_runs_in_the_unchanged_image(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     estimator = PyTorch(
         str(tmp_path),

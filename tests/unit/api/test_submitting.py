@@ -166,7 +166,7 @@ def test_a_submit_checks_its_spec_once(
     assert len(checked) == 1
 
 
-def test_what_can_never_fit_is_refused(workspace: Workspace, source: Path) -> None:
+def test_unsatisfiable_job_is_refused(workspace: Workspace, source: Path) -> None:
     spec = JobSpec(script="train.py", resources=Resources(gpus=1000))
     with pytest.raises(CannotBePlacedError, match="1000 GPUs"):
         submit(workspace.opened, spec, source=source)
@@ -271,7 +271,7 @@ def test_runs_are_listed_newest_first(
             Experiment(workspace, wrong)
 
 
-def test_a_run_is_found_by_id_and_its_beginning(
+def test_run_is_found_by_id_and_its_prefix(
     workspace: Workspace, experiment: Experiment, run: JobRun
 ) -> None:
     assert workspace.get_run(run.id[-8:]).id == run.id

@@ -230,7 +230,7 @@ def test_update_without_changes_is_refused(
     assert terminal.type("update", queue.submit().id, *options).code == 2
 
 
-def test_a_canceled_array_names_who_canceled_it(
+def test_canceled_array_names_the_canceling_user(
     queue: Queue, terminal: Terminal, array: Job
 ) -> None:
     running = queue.start(member(queue, array, 0))

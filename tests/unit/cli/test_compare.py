@@ -86,7 +86,7 @@ def test_only_differences_are_shown(pair: tuple[Job, Job], terminal: Terminal) -
     assert set(rows) < set(everything)
 
 
-def test_it_is_a_table_with_a_column_for_each_job(
+def test_comparison_is_a_table_with_a_column_for_each_job(
     pair: tuple[Job, Job], terminal: Terminal
 ) -> None:
     done = terminal.type("compare", *[job.id for job in pair])

@@ -254,7 +254,7 @@ def test_a_dry_run_of_many_ranks_shows_the_first_and_the_last(
     assert numbers == [*map(str, range(7)), "31"]
 
 
-def test_what_can_never_fit_is_refused(project: Path, terminal: Terminal) -> None:
+def test_unsatisfiable_job_is_refused(project: Path, terminal: Terminal) -> None:
     done = terminal.type("submit", "-d", "--gpus-per-proc", "1000", "code/train.py")
     assert done.code == 4
     assert "1000 GPUs" in done.err

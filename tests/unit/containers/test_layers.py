@@ -195,7 +195,7 @@ def closed_folder(path: Path) -> os.stat_result:
     return path.stat()
 
 
-def test_a_link_in_the_place_of_a_removed_folder_changes_no_folder_of_the_node(
+def test_link_in_place_of_a_removed_folder_changes_no_folder_of_the_node(
     tmp_path: Path,
 ) -> None:
     before = closed_folder(tmp_path / "etc/ssh")

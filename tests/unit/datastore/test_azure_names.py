@@ -41,13 +41,13 @@ def without_adlfs(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_datastore_of_the_name_answers(catalogue: MemoryCatalogue, tmp_path: Path) -> None:
+def test_datastore_of_the_name_is_used(catalogue: MemoryCatalogue, tmp_path: Path) -> None:
     Datastore.register_folder(catalogue, "mydata", tmp_path)
     store = register(catalogue, account_key="secret")
     assert store.record.settings == {"root": str(tmp_path)}
 
 
-def test_a_mapped_address_answers(
+def test_mapped_address_is_used(
     catalogue: MemoryCatalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "digits").mkdir()

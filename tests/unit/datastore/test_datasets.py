@@ -217,7 +217,7 @@ def test_upload_directory(store: Datastore, tmp_path: Path) -> None:
     assert dataset.to_path() == ["/a.csv", "/sub/b.csv"]
 
 
-def test_a_damaged_version_is_not_fetched_and_says_what_was_recorded(
+def test_damaged_version_is_refused_with_the_recorded_content(
     catalogue: MemoryCatalogue, store: Datastore, pets: FileDataset, tmp_path: Path
 ) -> None:
     registered = pets.register(catalogue, "pets")

@@ -71,7 +71,7 @@ def test_uninspectable_file_is_named_and_the_others_are_compared(
     assert found["d"].trouble == ""
 
 
-def test_a_fifo_in_the_place_of_a_file_does_not_block(folder: Path) -> None:
+def test_fifo_in_place_of_a_file_does_not_block(folder: Path) -> None:
     seen = look(folder, a=digest_of(b"a"))
     (folder / "a").unlink()
     os.mkfifo(folder / "a")

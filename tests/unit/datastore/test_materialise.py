@@ -211,7 +211,7 @@ def test_a_download_is_a_private_copy_that_can_be_written_to(
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_mount_without_namespaces_or_fuse_is_a_copy_that_says_so(
+def test_mount_without_namespaces_or_fuse_becomes_a_reported_copy(
     images: Datastore,
     catalogue: MemoryCatalogue,
     node: Path,

@@ -180,7 +180,7 @@ def test_one_unstorable_file_does_not_block_others(
     assert case.stored() == {"a.txt": "one", "b.txt": "two"}
 
 
-def test_a_folder_datastore_is_written_in_place_if_it_is_there(case: Case) -> None:
+def test_existing_folder_datastore_is_written_in_place(case: Case) -> None:
     folder = folder_of(case.output)
     assert folder == case.store / "runs" / "one" and folder.is_dir()
     folder.rmdir()

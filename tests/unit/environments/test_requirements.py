@@ -204,7 +204,7 @@ def test_python_version_of_a_conda_specification(written: str, python: str | Non
         ({"dependencies": [], "variables": {"A": "1"}}, "has variables"),
     ],
 )
-def test_what_is_not_a_specification_is_refused(data: Any, words: str) -> None:
+def test_invalid_specification_is_refused(data: Any, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         conda.parse(data, name="environment.yml", folder=Path("/"))
 

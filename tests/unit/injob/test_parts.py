@@ -111,7 +111,7 @@ def test_marker_is_overwritten_in_place_and_seen_from_outside() -> None:
         process.stdin.close()
 
 
-def test_marker_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marker_without_space_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "MARKER_VARIABLE", "NO_SUCH_VARIABLE_AT_START")
     with pytest.raises(ValueError, match="NO_SUCH_VARIABLE_AT_START"):
         kernel.write_marker("x")

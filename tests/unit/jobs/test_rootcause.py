@@ -294,7 +294,7 @@ def test_the_root_cause_is_reported(broken: Broken) -> None:
     assert Failure.from_dict(failure.to_dict()) == failure
 
 
-def test_a_module_missing_from_packages_of_its_own_names_the_base() -> None:
+def test_module_missing_from_own_packages_names_the_base() -> None:
     log = (
         "Traceback (most recent call last):\n"
         f'  File "{WORK}/train.py", line 2, in <module>\n    import torch\n'

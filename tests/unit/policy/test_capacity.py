@@ -31,7 +31,7 @@ def spec(nodes: int = 1, processes: int = 1, **resources: Any) -> JobSpec:
 @pytest.mark.parametrize(
     "fitting", [spec(), spec(5), spec(2, 4, cpus=8, gpus=1, memory_gib=32), spec(1, 32), spec(4, 8)]
 )
-def test_what_fits_a_cluster_is_accepted(fitting: JobSpec) -> None:
+def test_job_that_fits_a_cluster_is_accepted(fitting: JobSpec) -> None:
     assert fits_ever(fitting, CLUSTER) == []
 
 
@@ -46,7 +46,7 @@ def test_what_fits_a_cluster_is_accepted(fitting: JobSpec) -> None:
         (spec(3, gpus=1), "distribution.nodes", ("3 nodes", "can have 2")),
     ],
 )
-def test_what_can_never_fit_a_cluster_is_refused_with_numbers(
+def test_job_that_never_fits_a_cluster_is_refused_with_numbers(
     asked: JobSpec, path: str, numbers: tuple[str, ...]
 ) -> None:
     (problem,) = fits_ever(asked, CLUSTER)

@@ -99,7 +99,7 @@ def test_a_login_in_a_browser_gives_a_token(site: Site, provider: Provider) -> N
     assert users.audit(site.workspace.store)[-1]["by"] == "openid"
 
 
-def test_a_refused_login_says_so(site: Site, provider: Provider) -> None:
+def test_refused_login_is_reported(site: Site, provider: Provider) -> None:
     provider.refuses = "access_denied"
     with pytest.raises(UsageError, match="refused: access_denied"):
         token_of(site.address, lambda _: None)
@@ -163,7 +163,7 @@ def test_a_login_of_another_organization_is_refused(site: Site, provider: Provid
     assert users.all_tokens(site.workspace.store) == []
 
 
-def test_a_name_stays_with_the_first_who_logs_in_with_it(site: Site, provider: Provider) -> None:
+def test_name_stays_with_the_first_user_who_logs_in_with_it(site: Site, provider: Provider) -> None:
     site.login(provider.token(sub="1"))
     with pytest.raises(UsageError, match=r"rayjobs user link ada --issuer .* --subject 2"):
         site.login(provider.token(sub="2"))

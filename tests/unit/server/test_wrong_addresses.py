@@ -124,7 +124,7 @@ def listener(serve: Callable[[socket.socket], None]) -> Iterator[int]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_name_that_does_not_resolve_is_named_at_once() -> None:
+def test_unresolvable_name_is_reported_immediately() -> None:
     message = problem("https://no-such-host.invalid:8400")
     assert "the name 'no-such-host.invalid' cannot be resolved" in message
 

@@ -306,7 +306,7 @@ def test_options_win_over_the_file_key_by_key() -> None:
     assert base["resources"] == {"gpus": 1, "memory": "4GiB"}
 
 
-def test_a_script_takes_the_place_of_a_command_and_back() -> None:
+def test_script_replaces_a_command_and_vice_versa() -> None:
     assert build_spec(merge({"command": "ls"}, {"script": "a.py"})).command is None
     assert build_spec(merge({"script": "a.py"}, {"command": "ls"})).script is None
 

@@ -49,7 +49,7 @@ def test_only_its_owner_can_read_a_store(tmp_path: Path) -> None:
         os.umask(mask)
 
 
-def test_a_missing_folder_and_a_file_that_is_no_database_are_named(tmp_path: Path) -> None:
+def test_missing_folder_and_file_that_is_not_a_database_are_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"folder .*missing.* does not exist"):
         SqlStore(tmp_path / "missing" / "store.db")
     (tmp_path / "store.db").write_text("not a database, and longer than a header" * 10)

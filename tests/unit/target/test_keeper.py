@@ -65,7 +65,7 @@ def test_a_keeper_of_a_kept_target_ends_at_once(paths: TargetPaths, short_path: 
     assert not paths.head.exists()
 
 
-def test_a_file_that_names_a_reused_pid_is_no_keeper(paths: TargetPaths) -> None:
+def test_file_with_a_reused_pid_is_not_a_keeper(paths: TargetPaths) -> None:
     own = identity_of(1)
     assert own is not None
     local_head.write_private(

@@ -85,7 +85,7 @@ def test_a_start_that_was_too_slow_is_tried_again(
 
 
 @pytest.mark.long
-def test_the_last_failure_says_what_to_do_next_and_shows_no_stack(
+def test_last_failure_names_a_remedy_and_shows_no_stack(
     location: TargetLocation, start: FakeStarter
 ) -> None:
     with pytest.raises(RayjobsError) as caught:
@@ -285,7 +285,7 @@ def test_only_a_slow_start_is_retried(error: BaseException, is_late: bool) -> No
 
 
 @pytest.mark.long
-def test_a_start_that_hangs_ends_by_itself_and_says_so(tmp_path: Path) -> None:
+def test_hanging_start_ends_by_itself_and_reports_it(tmp_path: Path) -> None:
     source = (
         "import sys, time; from pathlib import Path\n"
         "from rayjobs.target import progress; from rayjobs.engine import starter as raylaunch\n"

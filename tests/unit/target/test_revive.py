@@ -80,7 +80,7 @@ def test_dead_target_is_restarted(
     assert begun == ["local"]  # that process is at work
 
 
-def test_a_keeper_that_was_killed_is_replaced_though_the_target_answers(
+def test_killed_keeper_is_replaced_although_the_target_responds(
     location: TargetLocation, workspace: Path, begun: list[str]
 ) -> None:
     _head(location)

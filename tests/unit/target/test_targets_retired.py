@@ -153,7 +153,7 @@ def test_forced_stop_requeues_running_jobs_at_no_cost(tmp_path: Path) -> None:
 # --- who stops it --------------------------------------------------------------------------------
 
 
-def test_a_stop_that_fails_lets_the_target_serve_again(location: TargetLocation) -> None:
+def test_failed_stop_lets_the_target_serve_again(location: TargetLocation) -> None:
     with answering(location.socket, lambda _: SERVING) as asked:
         with (
             pytest.raises(TargetError, match="could not be ended"),

@@ -203,7 +203,7 @@ def test_a_wrong_sampling_does_not_hide_what_is_wrong_in_its_parameters(tmp_path
     ]
 
 
-def test_everything_wrong_in_a_file_is_listed_at_once_with_path_and_remedy(tmp_path: Path) -> None:
+def test_all_problems_in_a_file_are_listed_with_path_and_remedy(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text(
         textwrap.dedent(

@@ -113,7 +113,7 @@ def test_reports_that_come_together_are_judged_one_by_one() -> None:
     assert stop == StopTrial(1, reason, 2, TrialCause.POLICY)
 
 
-def test_a_misspelt_metric_fails_its_trials_and_the_sweep_goes_on() -> None:
+def test_misspelled_metric_fails_its_trials_and_the_sweep_continues() -> None:
     def script(parameters: Any) -> Any:
         reports, end, _ = good(parameters)
         bad = parameters["--x"] > 0.5
@@ -191,7 +191,7 @@ def test_trial_without_reports_gets_a_remedy() -> None:
     assert "run.log('accuracy', value)" in trial.reason
 
 
-def test_crashed_trials_are_counted_and_the_sweep_goes_on() -> None:
+def test_crashed_trials_are_counted_and_the_sweep_continues() -> None:
     def script(parameters: Any) -> Any:
         reports, _, names = good(parameters)
         crash = parameters["--x"] > 0.5

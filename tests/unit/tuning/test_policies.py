@@ -88,7 +88,7 @@ def test_bandits_slack_lies_on_the_worse_side_of_a_negative_leader() -> None:
     assert stopped(BanditPolicy(slack_factor=0.1), history, MIN) == {1: {2}}
 
 
-def test_a_value_exactly_at_bandits_limit_goes_on() -> None:
+def test_value_exactly_at_the_bandit_limit_continues() -> None:
     assert stopped(BanditPolicy(slack_amount=0.25), {0: [1.0], 1: [0.75]}) == {1: set()}
     assert stopped(BanditPolicy(slack_factor=0), {0: [1.0], 1: [1.0]}) == {1: set()}
 
@@ -187,7 +187,7 @@ def test_asha_compares_at_rungs_only() -> None:
     assert stopped(policy, TABLE) == {1: {1, 2}, 2: set(), 3: {2, 3}, 4: set()}
 
 
-def test_asha_lets_the_first_to_arrive_go_on_and_ends_no_one_at_the_maximum() -> None:
+def test_asha_continues_the_first_arrival_and_ends_no_trial_at_the_maximum() -> None:
     policy = AshaPolicy(max_intervals=4, grace_intervals=2, reduction_factor=2)
     assert policy.rungs == (2,)
     assert not policy.judge({0: [0.1, 0.1], 1: [0.9]}, 0, 2, goal=MAX)

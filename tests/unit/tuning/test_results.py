@@ -120,7 +120,7 @@ def test_children_can_be_cut_reversed_and_cleaned() -> None:
     assert numbers(sorted_children(TRIALS, MAX, discard_no_metric=True)) == [5, 2, 3, 1, 0, 7]
 
 
-def test_the_table_marks_the_best_and_says_why() -> None:
+def test_table_marks_the_best_and_the_reason() -> None:
     table = rows(TRIALS, MAX)
     assert [row.number for row in table if row.is_best] == [1]
     assert (table[0].best, table[0].last, table[0].intervals) == (0.7, 0.6, 3)

@@ -139,7 +139,7 @@ def test_healthy_trial_wins_over_one_that_diverged_after_its_best(
     assert (found["best_run"], found["best_primary_metric"]) == (healthy.job_id, "0.3")
 
 
-def test_a_misspelt_metric_fails_the_trial_with_the_names_it_logged(world: World) -> None:
+def test_misspelled_metric_fails_the_trial_with_the_names_it_logged(world: World) -> None:
     world.script = lambda parameters: ([0.5], JobState.COMPLETED, "acuracy")
     sweep = world.submit(limits={"total": 2})
     assert run(world, sweep) is JobState.FAILED
@@ -208,7 +208,7 @@ def test_late_metric_causes_no_advice_to_cancel(
 
 
 @pytest.mark.long
-def test_crashed_trials_are_counted_and_the_others_go_on(world: World) -> None:
+def test_crashed_trials_are_counted_and_the_others_continue(world: World) -> None:
     def script(parameters: Any) -> Any:
         values, _, name = good(parameters)
         end = JobState.FAILED if float(parameters["--x"]) > 0.5 else JobState.COMPLETED
@@ -282,7 +282,7 @@ def test_a_retry_that_starts_over_reports_its_intervals_again(world: World) -> N
     assert world.trials(sweep)[0].values == pytest.approx((x * 0.5, x * 0.8, x))
 
 
-def test_a_trial_whose_job_was_removed_is_failed_and_the_sweep_goes_on(world: World) -> None:
+def test_trial_of_a_removed_job_fails_and_the_sweep_continues(world: World) -> None:
     sweep = world.submit(limits={"total": 2, "concurrent": 1})
     driver = world.driver(sweep)
     with world.store._database.write() as connection:  # type: ignore[attr-defined]

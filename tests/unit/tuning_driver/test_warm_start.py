@@ -153,7 +153,7 @@ def test_a_policy_compares_with_the_earlier_trials(world: World) -> None:
 
 
 @pytest.mark.long
-def test_a_resumed_trial_goes_on_from_its_checkpoint_with_its_parameters(world: World) -> None:
+def test_resumed_trial_continues_from_its_checkpoint_with_its_parameters(world: World) -> None:
     end = world.end
 
     def end_with_checkpoint(job: Job, state: JobState) -> None:
