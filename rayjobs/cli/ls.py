@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -386,16 +387,21 @@ def _table(found: _Listing, settings: Settings, *, columns: int | None = None) -
     columns = width() if columns is None else columns
     jobs, seen, earlier = found.jobs, found.seen, found.earlier_s
     name_columns = 24 if columns >= 100 else 16
+    now = datetime.now(UTC)
     cells: dict[str, list[str]] = {
         "ID": [short_id(job) for job in jobs],
         "NAME": [cut_inside(name_of(job), name_columns) for job in jobs],
         "EXPERIMENT": [cut_inside(job.experiment, 20) for job in jobs],
         "STATE": [seen[job.id].state for job in jobs],
         "PRIORITY": [str(job.priority) for job in jobs],
-        "SUBMITTED": [ago_text(job.submitted_at) for job in jobs],
-        "WAITED": [duration_text(waited_s(job, earlier_s=earlier.get(job.id))) for job in jobs],
+        "SUBMITTED": [ago_text(job.submitted_at, now=now) for job in jobs],
+        "WAITED": [
+            duration_text(waited_s(job, earlier_s=earlier.get(job.id), now=now)) for job in jobs
+        ],
         "RAN": [
-            ran_text(ran_s(job, earlier_s=earlier.get(job.id)), at_most=job.id in found.bounded)
+            ran_text(
+                ran_s(job, earlier_s=earlier.get(job.id), now=now), at_most=job.id in found.bounded
+            )
             for job in jobs
         ],
     }
@@ -417,10 +423,11 @@ def _table(found: _Listing, settings: Settings, *, columns: int | None = None) -
     rows = list(zip(*cells.values(), reasons, strict=True))
     right = [at for at, name in enumerate(header) if name in ("PRIORITY", "WAITED", "RAN")]
     right += range(len(cells) - len(own), len(cells))
-    colours: list[list[str | None]] = [[None] * len(header) for _ in rows]
+    colours: list[list[str | None]] | None = None
     if settings.colours():
-        for row, job in zip(colours, jobs, strict=True):
-            row[header.index("STATE")] = state_colour(seen[job.id].state)
+        at = header.index("STATE")
+        before, after = [None] * at, [None] * (len(header) - at - 1)
+        colours = [[*before, state_colour(state), *after] for state in cells["STATE"]]
     return table(rows, header, right=right, colours=colours, columns=columns)
 
 

