@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 # CSI with its parameters, OSC and the other strings up to their end, and two-byte escapes.
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-_ESCAPE = re.compile(
+# `re` compiles these when they are first used: the large sets of characters take milliseconds.
+_COLOUR = r"\x1b\[[0-9;:]*m"
+_ESCAPE = (
     r"\x1b\[[0-?]*[ -/]*[@-~]"
     r"|\x1b[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]"
@@ -15,18 +16,18 @@ _ESCAPE = re.compile(
 )
 # All controls except tab, newline and carriage return; DEL; C1; and the marks that change text
 # direction, which can disguise text.
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 
 # Also tab, newline, carriage return, other line ends, and characters without a glyph.
-_ANY_CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+_ANY_CONTROL = "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def plain_text(text: str) -> str:
     r"""Return text without escape sequences; other control characters become ``\x..``."""
-    return _CONTROL.sub(_shown, _ESCAPE.sub("", text))
+    if text.isprintable():
+        return text
+    return re.sub(_CONTROL, _shown, re.sub(_ESCAPE, "", text))
 
 
 def one_line(text: str) -> str:
@@ -35,7 +36,7 @@ def one_line(text: str) -> str:
     For names that a job or another user chose: of files, jobs, outputs, data. A newline becomes
     ``\n``, an escape ``\x1b``. Idempotent.
     """
-    return text if text.isprintable() else _ANY_CONTROL.sub(_escaped, text)
+    return text if text.isprintable() else re.sub(_ANY_CONTROL, _escaped, text)
 
 
 def first_sentence(text: str) -> str:
@@ -50,7 +51,7 @@ def safe_text(text: str, *, colour: bool) -> str:
         return plain_text(text)
     parts = []
     start = 0
-    for match in _COLOUR.finditer(text):
+    for match in re.finditer(_COLOUR, text):
         parts += [plain_text(text[start : match.start()]), match.group()]
         start = match.end()
     parts.append(plain_text(text[start:]))

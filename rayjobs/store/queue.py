@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -292,6 +291,8 @@ def _durations(
     )
     if not seconds:
         return None
+    import statistics  # slow to import, and most commands need no median
+
     return Durations(
         count=len(seconds),
         median_s=statistics.median(seconds),
