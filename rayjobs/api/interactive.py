@@ -23,7 +23,7 @@ from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.writers import ProcessWriter
 from rayjobs.store.requests import NewRun
 from rayjobs.submit.submitting import Checked, Packed, pack_source
-from rayjobs.workspace import connection
+from rayjobs.workspace import server_choice
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _end_written() -> None:
 
 def _opened(folder: Path) -> OpenWorkspace:
     """Reopen the workspace of a run: the server's, if this program uses one."""
-    server = connection.active()
+    server = server_choice.active()
     if server is None:
         return open_workspace(folder, create=False)
     from rayjobs.remote.workspace import open_server

@@ -20,7 +20,7 @@ from rayjobs.core.refusing import refuses
 from rayjobs.injob.azureml.exceptions import WorkspaceException
 from rayjobs.injob.channel import own_channel
 from rayjobs.injob.runtoken import has_token
-from rayjobs.workspace import connection
+from rayjobs.workspace import server_choice
 from rayjobs.workspace.azure import AzureSettings, Identity
 from rayjobs.workspace.folder import ENVIRONMENT, OpenWorkspace, id_of, locate, open_workspace
 
@@ -459,7 +459,7 @@ def _served(name: str | None) -> OpenWorkspace | None:
     Raises:
         WorkspaceNotFoundError: the server's workspace has another name.
     """
-    server = connection.of_program()
+    server = server_choice.of_program()
     if server is None:
         return None
     from rayjobs.remote.workspace import open_server
@@ -483,7 +483,7 @@ def _of_this_job(name: str | None, named: Path | None = None) -> Workspace | Non
         name: The workspace that the program asks for; None means any.
         named: The folder that a ``config.json`` names.
     """
-    if not has_token() or os.environ.get(ENVIRONMENT) or os.environ.get(connection.ADDRESS):
+    if not has_token() or os.environ.get(ENVIRONMENT) or os.environ.get(server_choice.ADDRESS):
         return None
     names = {
         os.environ.get(one) for one in ("RAYJOBS_WORKSPACE_NAME", "AZUREML_ARM_WORKSPACE_NAME")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import NotFoundError, TargetError, UsageError
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.target.requests import TargetRequest
-from rayjobs.workspace.connection import Connection
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.connection import Connection
 
 
 def check_running(job: Job) -> None:

@@ -44,9 +44,9 @@ def dashboard(
     the target's token; --json names the file that holds it.
     """
     from rayjobs.target.dashboard import dashboard_of
-    from rayjobs.workspace import connection
+    from rayjobs.workspace import server_choice
 
-    connection.refuse("`rayjobs dashboard`")
+    server_choice.refuse("`rayjobs dashboard`")
     name = of_target or name
     found = dashboard_of(name)
     token = found.read_token() if show_token else None

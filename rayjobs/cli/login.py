@@ -29,13 +29,12 @@ def login(settings: Settings, address: str, oidc: bool) -> None:
 
     The token may also be in RAYJOBS_TOKEN. It is stored in a file that only you can read.
     """
-    from rayjobs.workspace import connection
+    from rayjobs.workspace import connection, logins, server_choice
 
-    connection.note = settings.note
     parts = urlsplit(address)
     if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
         settings.note("without https, the token and your code travel in plain text")
-    text = None if oidc else os.environ.get(connection.TOKEN)
+    text = None if oidc else os.environ.get(server_choice.TOKEN)
     if oidc:
         from rayjobs.cli.oidc_login import token_of
 
@@ -43,9 +42,9 @@ def login(settings: Settings, address: str, oidc: bool) -> None:
     if not text:
         is_terminal = sys.stdin.isatty()
         text = click.prompt("Token", hide_input=True) if is_terminal else sys.stdin.readline()
-    chosen = connection.Login(address.rstrip("/"), str(text).strip())
-    facts = connection.Connection(chosen).json("GET", "/v1/user")
-    connection.save_login(chosen)
+    chosen = logins.Login(address.rstrip("/"), str(text).strip())
+    facts = connection.Connection(chosen, note=settings.note).json("GET", "/v1/user")
+    logins.save_login(chosen)
     settings.note(f"logged in at {chosen.address} as {facts['user']} ({facts['role']})")
 
 
@@ -59,9 +58,9 @@ Examples:
 @click.pass_obj
 def logout(settings: Settings) -> None:
     """Forget the server and its token; later commands use local workspace folders again."""
-    from rayjobs.workspace import connection
+    from rayjobs.workspace import logins
 
-    had = connection.drop_login()
+    had = logins.drop_login()
     settings.note("logged out" if had else "there was no login")
 
 
@@ -77,9 +76,9 @@ Examples:
 def whoami(settings: Settings) -> None:
     """Show the server, the user and the role."""
     from rayjobs.core.users import user_name
-    from rayjobs.workspace import connection
+    from rayjobs.workspace import server_choice
 
-    server = connection.active()
+    server = server_choice.active()
     if server is None:
         facts = {"server": None, "user": user_name(), "role": None}
     else:

@@ -180,9 +180,9 @@ def main(context: click.Context) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
-    from rayjobs.workspace import connection
+    from rayjobs.workspace import server_choice
 
-    connection.allow()
+    server_choice.allow()
     if "_RAYJOBS_COMPLETE" in os.environ:
         from rayjobs.cli import shells
 

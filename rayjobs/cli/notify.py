@@ -123,9 +123,9 @@ With a user, the password is the target's secret RAYJOBS_SECRET_SMTP:
 @click.pass_obj
 def mail(settings: Settings, server: str, sender: str | None) -> None:
     """Set the mail server of a workspace. Works on the server's own machine."""
-    from rayjobs.workspace import connection, notifications
+    from rayjobs.workspace import notifications, server_choice
 
-    connection.refuse("`rayjobs notify mail`")
+    server_choice.refuse("`rayjobs notify mail`")
     with settings.open(create=True) as workspace:
         made = None if server == "none" else notifications.mailer_of(server, sender)
         notifications.set_mailer(workspace.store, made)

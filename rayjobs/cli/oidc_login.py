@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from rayjobs.core.errors import UnreachableError, UsageError
-from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.connection import Connection
+from rayjobs.workspace.logins import Login
 
 GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 TIMEOUT_S = 30.0
@@ -27,7 +28,7 @@ def token_of(address: str, note: Callable[[str], None]) -> str:
         UsageError: the server or the provider does not support this login, or refused it.
         UnreachableError: the provider does not answer.
     """
-    with contextlib.closing(Connection(Login(address, ""))) as server:
+    with contextlib.closing(Connection(Login(address, ""), note=note)) as server:
         facts = server.json("GET", "/v1/login")
         begin = facts["device_authorization_endpoint"]
         if not begin:

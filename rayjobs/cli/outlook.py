@@ -16,7 +16,7 @@ from rayjobs.target.elsewhere import find_quietly
 from rayjobs.target.keeping import is_kept
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.wake_client import ask_target
-from rayjobs.workspace import connection, registrations
+from rayjobs.workspace import registrations, server_choice
 from rayjobs.workspace.folder import original_of
 from rayjobs.workspace.orphans import end_orphans
 
@@ -65,7 +65,7 @@ def outlooks(
     # With a server, the processes of targets are not on this machine.
     if (
         store is not None
-        and connection.active() is None
+        and server_choice.active() is None
         and any(job.kind == INTERACTIVE and not job.state.is_final for job in listed)
     ):
         end_orphans(store)  # for a caller that polls
@@ -205,7 +205,7 @@ class _Answer:
 
 def _register(target: str, workspace: Path) -> None:
     """Make a running target serve a moved workspace, which it does not know at this path."""
-    if connection.active() is None and original_of(workspace) is None:
+    if server_choice.active() is None and original_of(workspace) is None:
         with contextlib.suppress(OSError):  # a full disk: the next command tries again
             registrations.register(TargetPaths.of(target, under=home()).workspaces, workspace)
 
@@ -216,7 +216,7 @@ def _condition(target: str, workspace: Path, answers: bool) -> Condition | None:
     A target that died, or whose keeper died, is restarted in the background; this does not wait for
     it.
     """
-    if (server := connection.active()) is not None:
+    if (server := server_choice.active()) is not None:
         # The server looks after the keeper of a target that answers.
         return None if answers else looked_after_by(server, target)
     if answers and (target != LOCAL or is_kept(TargetPaths.of(target, under=home()))):

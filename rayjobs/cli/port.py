@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +18,9 @@ from rayjobs.cli.sessions import PIECE, Session, SessionRefusedError, data_of
 from rayjobs.cli.settings import Settings, common_options
 from rayjobs.core.errors import NotFoundError, RayjobsError, UsageError
 from rayjobs.jobs.records import Job
-from rayjobs.workspace.connection import Connection
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.connection import Connection
 
 HERE = "127.0.0.1"
 LOOK_S = 1.0

@@ -107,10 +107,10 @@ def prune(
     from rayjobs.core.safe_delete import Removed
     from rayjobs.housekeeping import prune as stored
     from rayjobs.housekeeping import scratch as node
-    from rayjobs.workspace import audit, connection
+    from rayjobs.workspace import audit, server_choice
     from rayjobs.workspace.folder import WorkspaceFiles, locate
 
-    connection.refuse("`rayjobs prune`")
+    server_choice.refuse("`rayjobs prune`")
     rules = _rules(older_than_s, keep, max_size, records)
     with contextlib.ExitStack() as stack:
         workspace, made, leftovers, old = None, None, None, None

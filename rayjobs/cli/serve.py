@@ -88,9 +88,9 @@ def serve(
     """
     from rayjobs.server.running import Listening, check_bucket_address, provider_of
     from rayjobs.server.running import serve as run
-    from rayjobs.workspace import connection
+    from rayjobs.workspace import server_choice
 
-    connection.allow(False)
+    server_choice.allow(False)
     if (oidc_issuer is None) != (oidc_client is None):
         raise click.UsageError("give both --oidc-issuer and --oidc-client.")
     check_bucket_address(bucket_address)

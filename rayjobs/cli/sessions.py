@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import secrets
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rayjobs.cli.asking import ask_target
 from rayjobs.core.errors import RayjobsError
@@ -12,7 +13,9 @@ from rayjobs.injob import sessionsteps as steps
 from rayjobs.injob.sessionsteps import SessionEvent, SessionReply, SessionStep
 from rayjobs.jobs.records import Job
 from rayjobs.target.requests import TargetRequest
-from rayjobs.workspace.connection import Connection
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.connection import Connection
 
 PIECE = 64 << 10
 READ_S = 10.0

@@ -43,11 +43,11 @@ class Settings:
             NotFoundError: no workspace exists, and `create` is off.
             UsageError: this is a process of a job, and what is found is not the job's workspace.
         """
-        from rayjobs.workspace import connection
+        from rayjobs.workspace import server_choice
         from rayjobs.workspace.folder import WorkspaceFiles, locate, open_workspace
 
-        connection.note = self.note
-        if (server := connection.active()) is not None:
+        server_choice.note = self.note
+        if (server := server_choice.active()) is not None:
             from rayjobs.remote.workspace import open_server
 
             return open_server(server)
@@ -142,9 +142,9 @@ def _setter(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def store(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
         if value:
             if name == "workspace":  # an explicit folder takes precedence over any server
-                from rayjobs.workspace import connection
+                from rayjobs.workspace import server_choice
 
-                connection.allow(False)
+                server_choice.allow(False)
             setattr(context.ensure_object(Settings), name, value)
         return value
 

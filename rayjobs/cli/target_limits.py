@@ -130,9 +130,9 @@ def set_limits(target: str, given: dict[str, Any]) -> None:
 @click.pass_obj
 def limits(settings: Settings, /, name: str, **given: Any) -> None:
     """Show or change the limits of a target's queue. Running jobs are not affected."""
-    from rayjobs.workspace import connection
+    from rayjobs.workspace import server_choice
 
-    connection.refuse("`rayjobs target limits`")
+    server_choice.refuse("`rayjobs target limits`")
     from rayjobs.core.paths import home
     from rayjobs.target.limits import load_limits
 

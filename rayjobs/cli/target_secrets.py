@@ -50,9 +50,9 @@ def secret() -> None:
     passes on those that your shell exports; set the others here. Jobs that start later use the new
     value; the target is not restarted.
     """
-    from rayjobs.workspace import connection
+    from rayjobs.workspace import server_choice
 
-    connection.refuse("`rayjobs target secret`")
+    server_choice.refuse("`rayjobs target secret`")
 
 
 def _secrets(target_name: str | None) -> TargetSecrets:

@@ -65,9 +65,9 @@ def user() -> None:
 @click.pass_obj
 def add(settings: Settings, name: str, role: str, days: float) -> None:
     """Create a token for a user, and print it. It is shown only once."""
-    from rayjobs.workspace import connection, users
+    from rayjobs.workspace import server_choice, users
 
-    connection.refuse("`rayjobs user`")
+    server_choice.refuse("`rayjobs user`")
     with settings.open(create=True) as workspace:
         made, text = users.add(
             workspace.store, name, users.role_of(role), by=user_name(), days=days
@@ -90,9 +90,9 @@ def add(settings: Settings, name: str, role: str, days: float) -> None:
 @click.pass_obj
 def ls(settings: Settings, audit: bool, since: float | None) -> None:
     """List users and their tokens."""
-    from rayjobs.workspace import connection, users
+    from rayjobs.workspace import server_choice, users
 
-    connection.refuse("`rayjobs user`")
+    server_choice.refuse("`rayjobs user`")
     with settings.open() as workspace:
         if audit:
             store = workspace.store
@@ -128,9 +128,9 @@ def link(settings: Settings, name: str, issuer: str, subject: str) -> None:
 
     The first login binds a name automatically, unless `rayjobs user add` created it before.
     """
-    from rayjobs.workspace import connection, users
+    from rayjobs.workspace import server_choice, users
 
-    connection.refuse("`rayjobs user`")
+    server_choice.refuse("`rayjobs user`")
     identity = users.Identity(issuer=issuer, subject=subject)
     with settings.open() as workspace:
         users.link(workspace.store, name, identity, by=user_name())
@@ -144,9 +144,9 @@ def link(settings: Settings, name: str, issuer: str, subject: str) -> None:
 def revoke(settings: Settings, name: str) -> None:
     """Revoke all tokens of a user, or the one with this id; servers refuse it within a second."""
     from rayjobs.core.text import counted
-    from rayjobs.workspace import connection, users
+    from rayjobs.workspace import server_choice, users
 
-    connection.refuse("`rayjobs user`")
+    server_choice.refuse("`rayjobs user`")
     with settings.open() as workspace:
         ended = users.revoke(workspace.store, name, by=user_name())
     settings.note(f"revoked {counted(len(ended), 'token')}")

@@ -228,10 +228,10 @@ def backup(settings: Settings, to: Path) -> None:
     copied.
     """
     from rayjobs.housekeeping import workspace_backup
-    from rayjobs.workspace import connection
+    from rayjobs.workspace import server_choice
     from rayjobs.workspace.folder import locate
 
-    connection.refuse("`rayjobs workspace backup`")
+    server_choice.refuse("`rayjobs workspace backup`")
     found = locate(settings.workspace).resolve()
     _say_copied(settings, workspace_backup.backup(found, to.expanduser().absolute()))
 

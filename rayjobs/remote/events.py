@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from rayjobs.jobs.records import Event
-from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import OpenWorkspace
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.connection import Connection
 
 POLL_S = 0.3
 SILENT_S = 30.0  # the server sends a sign of life each second

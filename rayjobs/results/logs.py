@@ -23,12 +23,13 @@ from rayjobs.injob.identity import boot_id
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
-from rayjobs.results import driver_log, live_logs, log_times, merged_logs, remote_logs
+from rayjobs.results import driver_log, live_logs, log_times, merged_logs
 from rayjobs.results.gone import why_gone
 from rayjobs.results.left_out import LeftOut
 from rayjobs.results.log_times import RankTimes
 
 if TYPE_CHECKING:
+    from rayjobs.results.remote_logs import RemoteLogs
     from rayjobs.store.base import Store
     from rayjobs.workspace.folder import OpenWorkspace
 
@@ -89,7 +90,12 @@ class Logs:
         """
         self._store = workspace.store
         self._blobs = workspace.blobs
-        self._server = workspace.server
+        self._remote: RemoteLogs | None = None
+        if workspace.server is not None:
+            # Readers of a folder need neither http nor ssl.
+            from rayjobs.results.remote_logs import RemoteLogs
+
+            self._remote = RemoteLogs(workspace.server, job_id)
         self._away_since_s: float | None = None
         self._has_pieces = workspace.blobs_address is not None
         self.job_id = job_id
@@ -98,8 +104,8 @@ class Logs:
     # -- names and whole logs ------------------------------------------------------------------
     def names(self) -> list[str]:
         """Return the names of all logs, driver logs first."""
-        if self._server is not None:
-            return remote_logs.names(self._server, self.job_id)
+        if self._remote is not None:
+            return self._remote.names()
         found = {one.name for one in self._store.files(self.job_id) if is_log(one.name)}
         found |= {name for name, _ in self._live_files()}
         found |= {self.driver_name(rank) for rank in self._sent_ranks()}
@@ -115,8 +121,8 @@ class Logs:
 
     def chunks(self, name: str | None = None) -> Iterator[bytes]:
         """Yield a log in parts, see `read`."""
-        if self._server is not None:
-            yield from remote_logs.chunks(self._server, self.job_id, name)
+        if self._remote is not None:
+            yield from self._remote.chunks(name)
             return
         wanted = real_name(name) if name is not None else self.driver_name(0)
         job = self._store.job(self.job_id)
@@ -182,8 +188,8 @@ class Logs:
         Args:
             number: Number of the attempt; None: the newest.
         """
-        if self._server is not None:
-            return remote_logs.times(self._server, self.job_id, rank, number)
+        if self._remote is not None:
+            return self._remote.times(rank, number)
         attempts = self._store.attempts(self.job_id)
         found = next((one for one in reversed(attempts) if number in (None, one.number)), None)
         if found is None:
@@ -232,9 +238,9 @@ class Logs:
             poll_s: The pause between two polls; 0 leaves pauses to the caller.
             begin: The attempt to begin with; 0: the newest.
         """
-        if self._server is not None:
+        if self._remote is not None:
             name = self.driver_name(rank)
-            for one in remote_logs.follow(self._server, self.job_id, rank, stop):
+            for one in self._remote.follow(rank, stop):
                 yield Part(name, rank, one.attempt, one.data)
             return
         number = begin

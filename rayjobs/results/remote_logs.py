@@ -27,73 +27,82 @@ class Piece:
     data: bytes
 
 
-def names(server: Connection, job: str) -> list[str]:
-    """Return the names of a job's logs."""
-    return [str(one) for one in server.json("GET", f"/v1/jobs/{job}/logs")]
+class RemoteLogs:
+    """The logs of one job behind a server."""
 
+    def __init__(self, server: Connection, job: str) -> None:
+        self._server = server
+        self._job = job
 
-def chunks(server: Connection, job: str, name: str | None) -> Iterator[bytes]:
-    """Yield a log in parts; without a name, the driver log of rank 0.
+    def names(self) -> list[str]:
+        """Return the names of a job's logs."""
+        return [str(one) for one in self._server.json("GET", f"/v1/jobs/{self._job}/logs")]
 
-    After a lost connection it continues from where it stopped.
+    def chunks(self, name: str | None) -> Iterator[bytes]:
+        """Yield a log in parts; without a name, the driver log of rank 0.
 
-    Raises:
-        RayjobsError: the error that the server answered.
-        UnreachableError: the connection was lost, and nothing more arrived for two minutes.
-    """
-    query = {} if name is None else {"name": name}
-    offset, since_s = 0, time.monotonic()
-    with closing(server.copy()) as own:  # other requests may come before the last part is read
-        while True:
-            answer = own.send("GET", f"/v1/jobs/{job}/log", query=query)
-            # For another attempt, the rest would belong to another log.
-            query["attempt"] = str(answer.headers.get(ATTEMPT_HEADER, ""))
-            try:
-                while data := answer.read(CHUNK_BYTES):
-                    offset, since_s = offset + len(data), time.monotonic()
-                    yield data
-                return
-            except (OSError, http.client.HTTPException) as error:
-                own.close()
-                if not query["attempt"] or time.monotonic() - since_s > AWAY_S:
-                    raise UnreachableError(
-                        f"the log of {job} broke off after {size_text(offset)}: {error}"
-                    ) from error
-            query["offset"] = str(offset)
-            time.sleep(AGAIN_S)
+        After a lost connection it continues from where it stopped.
 
+        Raises:
+            RayjobsError: the error that the server answered.
+            UnreachableError: the connection was lost, and nothing more arrived for two minutes.
+        """
+        query = {} if name is None else {"name": name}
+        offset, since_s = 0, time.monotonic()
+        with closing(
+            self._server.copy()
+        ) as own:  # other requests may come before the last part is read
+            while True:
+                answer = own.send("GET", f"/v1/jobs/{self._job}/log", query=query)
+                # For another attempt, the rest would belong to another log.
+                query["attempt"] = str(answer.headers.get(ATTEMPT_HEADER, ""))
+                try:
+                    while data := answer.read(CHUNK_BYTES):
+                        offset, since_s = offset + len(data), time.monotonic()
+                        yield data
+                    return
+                except (OSError, http.client.HTTPException) as error:
+                    own.close()
+                    if not query["attempt"] or time.monotonic() - since_s > AWAY_S:
+                        raise UnreachableError(
+                            f"the log of {self._job} broke off after {size_text(offset)}: {error}"
+                        ) from error
+                query["offset"] = str(offset)
+                time.sleep(AGAIN_S)
 
-def times(server: Connection, job: str, rank: int, number: int | None) -> RankTimes:
-    """Return the line times of a rank's log."""
-    query = {"rank": str(rank)} | ({} if number is None else {"attempt": str(number)})
-    found = server.json("GET", f"/v1/jobs/{job}/log-times", query=query)
-    notes = [(float(at), int(size)) for at, size in found["notes"]]
-    if found["is_live"]:
-        return RankTimes(notes, time.time)
-    end = found["after"]
-    return RankTimes(notes, None if end is None else lambda: float(end))
+    def times(self, rank: int, number: int | None) -> RankTimes:
+        """Return the line times of a rank's log."""
+        query = {"rank": str(rank)} | ({} if number is None else {"attempt": str(number)})
+        found = self._server.json("GET", f"/v1/jobs/{self._job}/log-times", query=query)
+        notes = [(float(at), int(size)) for at, size in found["notes"]]
+        if found["is_live"]:
+            return RankTimes(notes, time.time)
+        end = found["after"]
+        return RankTimes(notes, None if end is None else lambda: float(end))
 
+    def follow(self, rank: int, stop: Callable[[], bool]) -> Iterator[Piece]:
+        """Yield a rank's output until the job has ended.
 
-def follow(server: Connection, job: str, rank: int, stop: Callable[[], bool]) -> Iterator[Piece]:
-    """Yield a rank's output until the job has ended.
+        After a lost connection the stream continues from where it stopped, without gaps or
+        repetitions.
+        """
+        attempt, offset = 0, 0
 
-    After a lost connection the stream continues from where it stopped, without gaps or repetitions.
-    """
-    attempt, offset = 0, 0
+        def begin() -> dict[str, str]:
+            return {"rank": str(rank), "attempt": str(attempt), "offset": str(offset)}
 
-    def begin() -> dict[str, str]:
-        return {"rank": str(rank), "attempt": str(attempt), "offset": str(offset)}
-
-    if stop():
-        return
-    with closing(server.copy(answer_s=SILENT_S)) as own:  # other requests continue meanwhile
-        for record in own.stream(f"/v1/jobs/{job}/log-stream", begin):
-            data = b""
-            if record:
-                data = base64.b64decode(record["data"])
-                if record["attempt"] != attempt:
-                    attempt, offset = int(record["attempt"]), 0
-                offset += len(data)
-            yield Piece(attempt, data)
-            if stop():
-                return
+        if stop():
+            return
+        with closing(
+            self._server.copy(answer_s=SILENT_S)
+        ) as own:  # other requests continue meanwhile
+            for record in own.stream(f"/v1/jobs/{self._job}/log-stream", begin):
+                data = b""
+                if record:
+                    data = base64.b64decode(record["data"])
+                    if record["attempt"] != attempt:
+                        attempt, offset = int(record["attempt"]), 0
+                    offset += len(data)
+                yield Piece(attempt, data)
+                if stop():
+                    return

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from rayjobs.core.errors import UsageError
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.workspace import connection
+from rayjobs.workspace import server_choice
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import role_of
 
@@ -156,8 +156,8 @@ def serve(
         ) from error
     note(f"serving {workspace.path} at {listening.host}:{listener.getsockname()[1]}")
     # Processes that the server starts must not use this machine's own login.
-    connection.allow(False)
-    for name in (connection.ADDRESS, connection.TOKEN):
+    server_choice.allow(False)
+    for name in (server_choice.ADDRESS, server_choice.TOKEN):
         os.environ.pop(name, None)
     with listener:
         uvicorn.Server(config_of(workspace, listening)).run(sockets=[listener])

@@ -14,7 +14,7 @@ from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.text import counted
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.workspace import connection
+from rayjobs.workspace import server_choice
 
 FILE = "rayjobs.yaml"
 TARGET_VARIABLE = "RAYJOBS_TARGET"
@@ -124,7 +124,7 @@ def default_target(project: Project | None = None) -> TargetChoice:
     chosen = stored_choice()
     if chosen:
         return TargetChoice(chosen, "rayjobs target use")
-    if (server := connection.active()) is not None:
+    if (server := server_choice.active()) is not None:
         return TargetChoice(str(server.workspace()["default_target"]), server.address)
     return TargetChoice(LOCAL, "default")
 

@@ -24,7 +24,7 @@ from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import INTERACTIVE, Job
 from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
 from rayjobs.store.requests import NewJob
-from rayjobs.workspace import connection
+from rayjobs.workspace import server_choice
 
 if TYPE_CHECKING:
     from rayjobs.jobs.serving import Serving
@@ -592,7 +592,7 @@ def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
 
 def _older_jobs(job: Job) -> str:
     """Return a sentence about older jobs that start with the target, if it is not starting yet."""
-    if connection.active() is not None:
+    if server_choice.active() is not None:
         return ""
     from rayjobs.target import keeping, unfinished
     from rayjobs.target.stopping import TargetLocation

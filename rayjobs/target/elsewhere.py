@@ -20,7 +20,7 @@ from rayjobs.core import ids
 from rayjobs.core.errors import RayjobsError, ServedElsewhereError, TargetError
 from rayjobs.core.version import __version__
 from rayjobs.jobs.serving import Claimant, Serving
-from rayjobs.workspace import connection
+from rayjobs.workspace import server_choice
 from rayjobs.workspace.folder import store_address
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def find(workspace: Path | str, target: str, *, home: Path) -> Serving | None:
         StoreError: the workspace's store cannot be reached.
         TargetError: the home cannot be written.
     """
-    if connection.active() is not None:
+    if server_choice.active() is not None:
         return None
     address = store_address(workspace)
     if address is None:

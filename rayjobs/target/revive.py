@@ -22,7 +22,7 @@ from rayjobs.target import elsewhere, keeping, local_head, reach, starting, stop
 from rayjobs.target.condition import Condition, Standing, looked_after_by
 from rayjobs.target.record import TargetRecord, load_target
 from rayjobs.target.stopping import TargetLocation
-from rayjobs.workspace import connection
+from rayjobs.workspace import server_choice
 
 QUICK_LOOK_S = 0.3  # reads of the store do not wait for a cluster
 SPAWNED_WITHIN_S = 5.0  # by then, a spawned process has written its own record
@@ -41,7 +41,7 @@ def look_after(
         workspace: Where the unfinished jobs are.
         answers: Whether it has just answered, if known.
     """
-    if (server := connection.active()) is not None:
+    if (server := server_choice.active()) is not None:
         return looked_after_by(server, name)
     location = TargetLocation(name, home)
     serving = elsewhere.find_quietly(workspace, name, home=home)

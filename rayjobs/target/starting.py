@@ -24,7 +24,7 @@ from rayjobs.target.requests import TargetRequest
 from rayjobs.target.starters import POLL_S, START_TIMEOUT_S, Follower, run_starter, spawn
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.target.versions import check_client, must_replace
-from rayjobs.workspace import connection, registrations
+from rayjobs.workspace import registrations, server_choice
 from rayjobs.workspace.folder import earlier_paths
 
 STOPPING_POLL_S = 0.2
@@ -89,7 +89,7 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
         TargetError: the home cannot be written (its disk is full).
         StoreError: the workspace's store is in PostgreSQL, and cannot be reached.
     """
-    if (server := connection.active()) is not None:
+    if (server := server_choice.active()) is not None:
         return bool(server.json("POST", f"/v1/targets/{name}/wake", repeats=True))
     location = TargetLocation(name, home)
     if (serving := elsewhere.find(workspace, name, home=home)) is not None:
@@ -143,7 +143,7 @@ def ensure_target(
         ServedElsewhereError: the target belongs to another machine, and does not run there.
         StoreError: the workspace's store is in PostgreSQL, and cannot be reached.
     """
-    if (server := connection.active()) is not None:
+    if (server := server_choice.active()) is not None:
         found = server.json("POST", f"/v1/targets/{name}/start", repeats=True)
         return TargetStatus(name=name, version=str(found["version"]), served=True)
     location = TargetLocation(name, home)

@@ -44,7 +44,7 @@ from rayjobs.target.record import (
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.target.token_check import WITHOUT_TOKEN, check_token, check_without_token, read_token
-from rayjobs.workspace import connection
+from rayjobs.workspace import server_choice
 
 LOOK_S = 2.0  # for a list of targets, per cluster that does not answer
 REMOVE_S = 60.0
@@ -112,7 +112,7 @@ def create_target(
         TargetError: the cluster needs no token, and `without_token` is off.
         UnreachableError: no cluster answers there.
     """
-    connection.refuse("`rayjobs target create`")
+    server_choice.refuse("`rayjobs target create`")
     check_name(name)
     at = home or default_home()
     if name == LOCAL or address in (None, LOCAL):
@@ -188,7 +188,7 @@ def remove_target(
         UsageError: it is the local one, which cannot be removed.
         TargetError: it has jobs that are not finished, and `force` is off.
     """
-    connection.refuse("`rayjobs target remove`")
+    server_choice.refuse("`rayjobs target remove`")
     at = home or default_home()
     record, location = load_target(name, home=at), TargetLocation(name, at)
     if record.address is None:
@@ -213,7 +213,7 @@ def remove_target(
 
 def list_targets(*, home: Path | None = None) -> list[TargetView]:
     """Return every target with its state."""
-    if (server := connection.active()) is not None:
+    if (server := server_choice.active()) is not None:
         return [_view_of(one) for one in server.json("GET", "/v1/targets")]
     at = home or default_home()
     return [target_status(record.name, home=at) for record in all_targets(home=at)]
@@ -221,7 +221,7 @@ def list_targets(*, home: Path | None = None) -> list[TargetView]:
 
 def known_names(*, home: Path | None = None) -> list[str]:
     """Return the names of all targets: of this machine, or of the server that is used."""
-    if (server := connection.active()) is not None:
+    if (server := server_choice.active()) is not None:
         return [str(one["name"]) for one in server.json("GET", "/v1/targets")]
     return [record.name for record in all_targets(home=home or default_home())]
 
@@ -232,7 +232,7 @@ def require(name: str, *, home: Path | None = None) -> None:
     Raises:
         NotFoundError: there is none; the message names those that exist.
     """
-    if (server := connection.active()) is not None:
+    if (server := server_choice.active()) is not None:
         server.json("GET", f"/v1/targets/{name}")
     else:
         load_target(name, home=home or default_home())
@@ -247,7 +247,7 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
     Raises:
         NotFoundError: no such target.
     """
-    if (server := connection.active()) is not None:
+    if (server := server_choice.active()) is not None:
         query = {"ask": "1"} if ask else {}
         return _view_of(server.json("GET", f"/v1/targets/{name}", query=query))
     at = home or default_home()
@@ -337,7 +337,7 @@ def stop_target(
         TargetError: something did not end, or the cluster cannot be reached (`UnreachedError`).
             Even then, nothing revives the target automatically.
     """
-    connection.refuse("`rayjobs target stop`")
+    server_choice.refuse("`rayjobs target stop`")
     at = home or default_home()
     record, location = load_target(name, home=at), TargetLocation(name, at)
     with starting.start_lock(location.paths), stop_record.noted(location.paths):
@@ -452,7 +452,7 @@ def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
     that a cluster may start count as if they ran. An attached cluster that was never seen, and
     whose node types are unknown, is unbounded.
     """
-    if (server := connection.active()) is not None:
+    if (server := server_choice.active()) is not None:
         return Capacity.from_json(server.json("GET", f"/v1/targets/{name}/capacity"))
     at = home or default_home()
     record, location = load_target(name, home=at), TargetLocation(name, at)

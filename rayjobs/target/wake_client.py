@@ -6,15 +6,17 @@ import json
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.paths import short_socket
 from rayjobs.core.text import duration_text
 from rayjobs.injob import recordfiles
 from rayjobs.injob.messages import Message
 from rayjobs.target.requests import TargetRequest
-from rayjobs.workspace import connection
-from rayjobs.workspace.connection import Connection
+from rayjobs.workspace import server_choice
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.connection import Connection
 
 SOCKET_KIND = "target"
 MOST_ANSWER = 64 << 20
@@ -95,7 +97,7 @@ def ask_target(
     Args:
         server: The connection to use, for a thread that has one of its own.
     """
-    server = server or connection.active()
+    server = server or server_choice.active()
     if server is None:
         return ask(socket_of(name, home), request, timeout_s=timeout_s)
     found = server.json("POST", f"/v1/targets/{name}/ask", body=request.to_json(), repeats=True)

@@ -1,33 +1,29 @@
-"""The connection to a workspace's server: its address, the login, requests with retries.
+"""The connection to a workspace's server: requests over HTTP, with retries.
 
-Standard library only: every client command imports it.
+Standard library only. It imports http and ssl, so only commands that reach a server import it (see
+`rayjobs.workspace.server_choice`).
 """
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import logging
 import os
 import random
 import socket
+import ssl
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
-from rayjobs.core import errors, paths
+from rayjobs.core import errors
 from rayjobs.core.errors import NotFoundError, RayjobsError, UnreachableError, UsageError
-from rayjobs.core.files import write_atomic
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.workspace.logins import Login
 
-if TYPE_CHECKING:  # imported by those that reach a server: they would slow down every command
-    import http.client
-
-ADDRESS = "RAYJOBS_ADDRESS"
-TOKEN = "RAYJOBS_TOKEN"
 CERTIFICATES = "RAYJOBS_CA_FILE"
 ANSWER_S = 120.0
 CONNECT_S = 5.0
@@ -41,57 +37,7 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 _BUSY = (429, 503)  # the server did nothing, and asks for a retry
 _LOST = (502, 504)  # a proxy in front of the server lost the answer
-
-
-@dataclass(frozen=True)
-class Login:
-    """A server's address, and the token for it.
-
-    Attributes:
-        address: ``https://HOST:PORT``; several servers of one workspace are separated by commas.
-    """
-
-    address: str
-    token: str
-
-
-def login_file() -> Path:
-    """Return the file that stores the login; only its user may read it."""
-    return paths.home() / "login.json"
-
-
-def save_login(login: Login) -> None:
-    """Store a login for later commands."""
-    path = login_file()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    text = json.dumps({"address": login.address, "token": login.token})
-    write_atomic(path, text.encode() + b"\n", mode=0o600)
-
-
-def drop_login() -> bool:
-    """Delete the stored login; return False if there was none."""
-    try:
-        login_file().unlink()
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def read_login() -> Login | None:
-    """Return the stored login, or None.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
-    try:
-        values = json.loads(login_file().read_text(encoding="utf-8"))
-        return Login(str(values["address"]), str(values["token"]))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"the login in {login_file()} cannot be read ({error}); run `rayjobs login` again"
-        ) from error
+log = logging.getLogger(__name__)
 
 
 class Connection:
@@ -101,8 +47,22 @@ class Connection:
     busy. If the login names several servers, each retry goes to the next one.
     """
 
-    def __init__(self, login: Login, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self,
+        login: Login,
+        *,
+        answer_s: float = ANSWER_S,
+        note: Callable[[str], None] = log.info,
+    ) -> None:
+        """Make a connection to the server of `login`; nothing is sent yet.
+
+        Args:
+            login: The server and the token for it.
+            answer_s: The longest time that the server may be silent.
+            note: Called with messages for the user during a long request.
+        """
         self._answer_s = answer_s
+        self._note = note
         self._servers = [one.strip().rstrip("/") for one in login.address.split(",")]
         for one in self._servers:
             parts = urlsplit(one)
@@ -132,7 +92,7 @@ class Connection:
         Args:
             answer_s: The longest time that the server may be silent.
         """
-        made = Connection(self._login, answer_s=answer_s)
+        made = Connection(self._login, answer_s=answer_s, note=self._note)
         made._number, made._has_answered = self._number, self._has_answered
         return made
 
@@ -180,7 +140,7 @@ class Connection:
         Retries end when the answer begins. A caller that reads the body sees a lost connection as
         an error, and calls `close` at the end.
         """
-        return cast("http.client.HTTPResponse", self._send(None, verb, path, query=query, **more))
+        return cast(http.client.HTTPResponse, self._send(None, verb, path, query=query, **more))
 
     def whole(
         self, verb: str, path: str, *, query: Mapping[str, str] | None = None, **more: Any
@@ -199,12 +159,9 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         repeats: bool | None = None,
     ) -> Any:
-        import http.client
-        import ssl
-
         may_repeat = verb in ("GET", "HEAD", "PUT", "DELETE") if repeats is None else repeats
         refusal: Exception | None = None
-        tries = _Tries(self._servers, self._number, self._patience_s)
+        tries = _Tries(self._servers, self._number, self._patience_s, self._note)
         for number in tries:
             self._number = number
             was_sent, connection = False, None
@@ -305,8 +262,6 @@ class Connection:
         data: bytes | None,
         headers: Mapping[str, str] | None,
     ) -> http.client.HTTPResponse:
-        import http.client
-
         where = urlsplit(self.address).path.rstrip("/") + quote(path, safe="/:@")
         if query:
             where += f"?{urlencode(query)}"
@@ -350,8 +305,6 @@ class Connection:
             RayjobsError: the error that the server returned.
             OSError, http.client.HTTPException: the connection was lost.
         """
-        import http.client
-
         answer = self.send("GET", path, query=query)
         try:
             while line := answer.readline():
@@ -372,8 +325,6 @@ class Connection:
         Raises:
             RayjobsError: the error that the server returned, or nothing arrived for two minutes.
         """
-        import http.client
-
         since_s = time.monotonic()
         while True:
             lost: UnreachableError | None = None
@@ -405,8 +356,15 @@ class _Tries:
         hopeless: Servers whose address is wrong.
     """
 
-    def __init__(self, servers: Sequence[str], first: int, limit_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        servers: Sequence[str],
+        first: int,
+        limit_s: Callable[[], float],
+        note: Callable[[str], None],
+    ) -> None:
         self.failure = ""
+        self._note = note
         self.hopeless: set[int] = set()
         self._servers, self._number, self._limit_s = servers, first, limit_s
 
@@ -419,7 +377,7 @@ class _Tries:
             if len(self.hopeless) == count or (attempt >= count and waited_s > self._limit_s()):
                 return
             if not is_noted and waited_s > NOTED_S:
-                note(f"waiting for {self._servers[self._number]}: {self.failure}")
+                self._note(f"waiting for {self._servers[self._number]}: {self.failure}")
                 is_noted = True
             self._number = (self._number + 1) % count
             if attempt % count == 0:
@@ -440,9 +398,6 @@ def connected(
     Raises:
         OSError: it cannot be reached.
     """
-    import http.client
-    import ssl
-
     host, port = str(parts.hostname), parts.port
     if parts.scheme == "https":
         context = ssl.create_default_context(cafile=os.environ.get(CERTIFICATES) or None)
@@ -501,78 +456,6 @@ def error_of(status: int, body: bytes, address: str) -> Exception:
     if isinstance(found, type) and issubclass(found, data_errors.DatastoreError):
         return found(message)
     return UnreachableError(f"{address} answered {status}: {message}")
-
-
-note: Callable[[str], None] = logging.getLogger(__name__).info
-"""Called with messages for the user during a long request; set by the command line."""
-
-
-# -- the server of this process -------------------------------------------------------------------
-_is_allowed: bool | None = None  # None: not set; a program that opens a workspace decides
-_active: Connection | None = None
-
-
-def allow(allowed: bool = True) -> None:
-    """Set whether this process is a client that may use a server.
-
-    Processes of targets and servers never use one: a login on their machine is not theirs.
-    """
-    global _is_allowed, _active
-    _is_allowed = allowed
-    if not allowed:
-        _active = None
-
-
-def chosen() -> Login | None:
-    """Return the server that `RAYJOBS_ADDRESS` or else the stored login names, or None."""
-    address = os.environ.get(ADDRESS)
-    kept = read_login()
-    if not address:
-        return None if os.environ.get("RAYJOBS_WORKSPACE") else kept
-    token = os.environ.get(TOKEN)
-    if not token and kept is not None and kept.address.rstrip("/") == address.rstrip("/"):
-        token = kept.token
-    if not token:
-        raise UsageError(
-            f"there is no token for {address}; run `rayjobs login {address}`, or export {TOKEN}"
-        )
-    return Login(address, token)
-
-
-def active() -> Connection | None:
-    """Return the connection of this process to its server; None if it uses a folder."""
-    global _active
-    if not _is_allowed:
-        return None
-    if _active is None and (login := chosen()) is not None:
-        _active = Connection(login)
-    return _active
-
-
-def of_program() -> Connection | None:
-    """Return the connection of a Python program to its server; None if it uses a folder.
-
-    A job never uses its submitter's login: its workspace is the one to which it belongs.
-
-    Raises:
-        UsageError: an address is given without a token.
-    """
-    global _is_allowed
-    if _is_allowed is None and "RAYJOBS_RUN_ID" not in os.environ and chosen() is not None:
-        _is_allowed = True
-    return active()
-
-
-def refuse(what: str) -> None:
-    """Refuse an operation that only works on the server's machine.
-
-    Raises:
-        UsageError: this process uses a server.
-    """
-    if (server := active()) is not None:
-        raise UsageError(
-            f"{what} only works on the server's own machine, not through {server.address}"
-        )
 
 
 def upload(

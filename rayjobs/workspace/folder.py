@@ -19,7 +19,7 @@ from rayjobs.core.files import locked, write_atomic
 from rayjobs.core.ids import token
 from rayjobs.injob import urlmap
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.workspace import connection, registrations
+from rayjobs.workspace import registrations, server_choice
 from rayjobs.workspace.azure import AzureSettings
 from rayjobs.workspace.s3_address import DATASTORES, S3Address
 
@@ -180,7 +180,7 @@ def locate(explicit: str | None = None) -> Path:
     """
     if explicit is not None:
         return _named(explicit, "--workspace")
-    connection.refuse("this command")
+    server_choice.refuse("this command")
     named = os.environ.get(ENVIRONMENT)
     if named:
         return _named(named, ENVIRONMENT)

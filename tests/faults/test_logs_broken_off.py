@@ -18,8 +18,9 @@ from rayjobs.results.logs import Logs
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace import users
-from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.logins import Login
 from rayjobs.workspace.users import Role
 from tests.storage.proxy import Proxy
 from tests.unit.results.played import begin, end

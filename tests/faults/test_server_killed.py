@@ -24,8 +24,9 @@ from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace import users
 from rayjobs.workspace.blobs import Blob
-from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from rayjobs.workspace.logins import Login
 from rayjobs.workspace.users import Role
 from tests.unit.results.played import begin, end
 

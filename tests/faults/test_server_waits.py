@@ -28,7 +28,8 @@ from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.submit import submitting
 from rayjobs.workspace import connection, users
-from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.connection import Connection
+from rayjobs.workspace.logins import Login
 from tests.unit.results.played import begin, end
 from tests.unit.server.conftest import Served, serve, served
 
@@ -148,11 +149,11 @@ def test_user_sees_which_storage_the_server_waits_for(
     served: Served, store_away: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
-    monkeypatch.setattr(connection, "note", notes.append)
     monkeypatch.setattr(connection, "NOTED_S", 0.0)
     monkeypatch.setattr(connection, "PATIENCE_S", 0.5)
     monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.5)
     client = served.client()
+    monkeypatch.setattr(client.server, "_note", notes.append)
     store_away.set()
     with pytest.raises(StoreUnreachableError):
         client.store.job_lines()

@@ -16,8 +16,9 @@ import pytest
 from rayjobs.remote import workspace as remote
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
-from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import open_workspace
+from rayjobs.workspace.logins import Login
 from tests.integration.test_team_workspace import SCRIPT
 from tests.storage.blobs import given_keys, target
 from tests.storage.postgres import server

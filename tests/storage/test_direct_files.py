@@ -23,8 +23,9 @@ from rayjobs.server import uploads
 from rayjobs.server.running import Listening, config_of
 from rayjobs.workspace import s3_blobs, s3_presigned, users
 from rayjobs.workspace.blobs import blob_key
-from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import open_workspace
+from rayjobs.workspace.logins import Login
 from rayjobs.workspace.s3_blobs import S3Blobs
 from rayjobs.workspace.s3_presigned import Presigned
 from rayjobs.workspace.users import Role

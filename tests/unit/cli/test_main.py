@@ -18,7 +18,10 @@ from rayjobs.cli.settings import Settings, common_options
 from rayjobs.core.errors import NotFoundError, TargetError
 from tests.unit.cli.conftest import Queue, Terminal, leaves
 
-HEAVY = ("ray", "torch", "pandas", "pyarrow", "alembic", "rich", "sqlalchemy", "numpy", "asyncio")
+HEAVY = (
+    *("ray", "torch", "pandas", "pyarrow", "alembic", "rich", "sqlalchemy", "numpy", "asyncio"),
+    *("http.client", "ssl"),
+)
 
 
 def rayjobs(*arguments: str) -> subprocess.CompletedProcess[str]:

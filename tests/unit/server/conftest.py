@@ -15,9 +15,10 @@ from rayjobs.datastore.backends import reach_through
 from rayjobs.remote.datastores import Pool
 from rayjobs.remote.workspace import open_server
 from rayjobs.server.running import Listening, config_of
-from rayjobs.workspace import connection, users
-from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace import server_choice, users
+from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from rayjobs.workspace.logins import Login
 from rayjobs.workspace.users import Role
 
 
@@ -62,8 +63,8 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         ended.append((server, thread, made))
         return made
 
-    monkeypatch.setattr(connection, "_is_allowed", None)
-    monkeypatch.setattr(connection, "_active", None)
+    monkeypatch.setattr(server_choice, "_is_allowed", None)
+    monkeypatch.setattr(server_choice, "_active", None)
     yield start
     reach_through(None)
     for server, thread, made in ended:

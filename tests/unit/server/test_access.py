@@ -20,8 +20,8 @@ from rayjobs.store.base import Store
 from rayjobs.store.requests import JobChanges, NewJob
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace import users
-from rayjobs.workspace.connection import Login, drop_login, login_file, read_login, save_login
 from rayjobs.workspace.folder import open_workspace
+from rayjobs.workspace.logins import Login, drop_login, login_file, read_login, save_login
 from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served
 

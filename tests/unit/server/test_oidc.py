@@ -24,8 +24,9 @@ from rayjobs.server.access import Refusal
 from rayjobs.server.app import make_app
 from rayjobs.server.running import provider_of
 from rayjobs.workspace import users
-from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from rayjobs.workspace.logins import Login
 from rayjobs.workspace.users import Role
 from tests.unit.server.provider import CLIENT, Provider
 

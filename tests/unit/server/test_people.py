@@ -12,7 +12,8 @@ import pytest
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.target import targets, wake_client
 from rayjobs.workspace import users
-from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.connection import Connection
+from rayjobs.workspace.logins import Login
 from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served
 

@@ -14,7 +14,7 @@ from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import MetricPoint
 from rayjobs.spec.model import Input, JobSpec
 from rayjobs.store.requests import NewJob
-from rayjobs.workspace import connection, users
+from rayjobs.workspace import server_choice, users
 from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served
 
@@ -25,8 +25,8 @@ JOB = NewJob(spec=JobSpec(script="a.py"), snapshot=None, experiment="e", user="?
 def program(served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Served:
     """A program on another machine, whose user `ada` has logged in."""
     _, token = users.add(served.workspace.store, "ada", Role.SUBMITTER, by="root")
-    monkeypatch.setenv(connection.ADDRESS, served.address)
-    monkeypatch.setenv(connection.TOKEN, token)
+    monkeypatch.setenv(server_choice.ADDRESS, served.address)
+    monkeypatch.setenv(server_choice.TOKEN, token)
     (tmp_path / "program").mkdir()
     monkeypatch.chdir(tmp_path / "program")
     return served
@@ -44,7 +44,7 @@ def test_a_job_never_uses_the_login_of_its_machine(
 ) -> None:
     """Off switch: let `of_program` not look at RAYJOBS_RUN_ID."""
     monkeypatch.setenv("RAYJOBS_RUN_ID", "train_1_ab")
-    assert connection.of_program() is None
+    assert server_choice.of_program() is None
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from rayjobs.cli.main import main
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
-from rayjobs.workspace import connection, users
+from rayjobs.workspace import server_choice, users
 from rayjobs.workspace.users import Role
 from tests.unit.results.played import begin
 from tests.unit.server.conftest import Served
@@ -32,9 +32,9 @@ def test_refused_port_forward_does_not_listen(
     job, _ = served.client("ada").store.submit(new)
     begin(served.workspace, job, tmp_path / "a1")
     token = users.add(served.workspace.store, user, role, by="root")[1]
-    monkeypatch.setenv(connection.ADDRESS, served.address)
-    monkeypatch.setenv(connection.TOKEN, token)
-    connection.allow()
+    monkeypatch.setenv(server_choice.ADDRESS, served.address)
+    monkeypatch.setenv(server_choice.TOKEN, token)
+    server_choice.allow()
     done = CliRunner().invoke(main, ["port", job.id, "0:6006"])
     assert done.exit_code != 0 and text in f"{done.output}{done.exception}"
 

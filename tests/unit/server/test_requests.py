@@ -39,8 +39,9 @@ from rayjobs.store.requests import JobChanges, JobFilter, NewJob, NewPipeline, N
 from rayjobs.submit import credentials, project, submitting
 from rayjobs.target import elsewhere
 from rayjobs.target.secrets import TargetSecrets
-from rayjobs.workspace import connection
-from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace import server_choice
+from rayjobs.workspace.connection import Connection
+from rayjobs.workspace.logins import Login
 from tests.unit.server.conftest import Served
 
 
@@ -228,8 +229,8 @@ def test_server_chooses_the_default_target(served: Served, monkeypatch: pytest.M
     monkeypatch.delenv("RAYJOBS_TARGET", raising=False)
     assert project.default_target().name == "local"
     monkeypatch.setattr("rayjobs.server.app.stored_choice", lambda: "cluster")
-    monkeypatch.setattr(connection, "_is_allowed", True)
-    monkeypatch.setattr(connection, "_active", served.connection())
+    monkeypatch.setattr(server_choice, "_is_allowed", True)
+    monkeypatch.setattr(server_choice, "_active", served.connection())
     assert project.default_target() == project.TargetChoice("cluster", served.address)
 
 

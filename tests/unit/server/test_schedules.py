@@ -21,7 +21,7 @@ from rayjobs.jobs.records import ScheduleRecord
 from rayjobs.pipelines import Pipeline, PythonScriptStep, ScheduleRecurrence, schedule, scheduling
 from rayjobs.server import timekeeping
 from rayjobs.target import timekeeper
-from rayjobs.workspace import connection
+from rayjobs.workspace import server_choice
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 from tests.support.jobs import until
@@ -92,10 +92,10 @@ def test_list_shows_the_owner_of_each_schedule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = [create(served.client(user)) for user in ("ada", "eve")]
-    monkeypatch.setenv(connection.ADDRESS, served.address)
-    monkeypatch.setenv(connection.TOKEN, served.connection("bob")._login.token)
+    monkeypatch.setenv(server_choice.ADDRESS, served.address)
+    monkeypatch.setenv(server_choice.TOKEN, served.connection("bob")._login.token)
     for reaches in (["--workspace", str(served.workspace.path)], []):
-        connection.allow(not reaches)
+        server_choice.allow(not reaches)
         command = ["pipeline", "schedule", "ls", *reaches]
         head, *rows = CliRunner().invoke(main, command).stdout.splitlines()
         assert "USER" in head

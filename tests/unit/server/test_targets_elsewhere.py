@@ -13,7 +13,7 @@ from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.target import elsewhere, starting, targets, wake_client
 from rayjobs.target.requests import TargetRequest
-from rayjobs.workspace import connection
+from rayjobs.workspace import server_choice
 from rayjobs.workspace.connection import Connection
 from tests.unit.server.conftest import Served
 
@@ -61,8 +61,8 @@ def test_remote_target_is_woken_through_the_store(
 def test_unknown_capacity_refuses_no_job(
     server: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_is_allowed", True)
-    monkeypatch.setattr(connection, "_active", server)
+    monkeypatch.setattr(server_choice, "_is_allowed", True)
+    monkeypatch.setattr(server_choice, "_active", server)
     assert targets.capacity_of("cluster") == Capacity((), 0)
 
 
@@ -85,7 +85,7 @@ def test_a_client_does_not_open_a_store_that_its_own_disk_names(
         return "postgresql://nobody@127.0.0.1:1/none"
 
     monkeypatch.setattr(elsewhere, "store_address", address)
-    monkeypatch.setattr(connection, "_is_allowed", True)
-    monkeypatch.setattr(connection, "_active", served.connection())
+    monkeypatch.setattr(server_choice, "_is_allowed", True)
+    monkeypatch.setattr(server_choice, "_active", served.connection())
     assert elsewhere.find(served.workspace.path, "local", home=home()) is None
     assert not asked

@@ -17,8 +17,9 @@ import uvicorn
 from rayjobs.core.errors import UnreachableError
 from rayjobs.server.running import Listening, config_of
 from rayjobs.workspace import connection
-from rayjobs.workspace.connection import Connection, Login
+from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import open_workspace
+from rayjobs.workspace.logins import Login
 from tests.unit.server.conftest import Served
 
 SOON_S = 10.0  # an address that may get better is tried for 20 s
