@@ -111,7 +111,8 @@ def _rows(connection: sqlite3.Connection, query: str) -> Iterator[tuple[str, str
     try:
         yield from connection.execute(query)
     except sqlite3.OperationalError as error:
-        if "no such table" not in str(error):  # from an older version
+        # It is from an older version. SQLite has no code of its own for this, only the message.
+        if "no such table" not in str(error):
             raise
 
 

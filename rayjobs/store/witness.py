@@ -126,7 +126,7 @@ def events_of(connection: sqlite3.Connection) -> int:
     try:
         row = connection.execute(COUNT).fetchone()
     except sqlite3.OperationalError as error:
-        if "no such table" not in str(error):
+        if "no such table" not in str(error):  # SQLite has no code of its own for this
             raise
         return 0
     return 0 if row is None else int(row[0])
