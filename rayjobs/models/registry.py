@@ -49,6 +49,7 @@ def register(
         primary_metric: A metric that must be finite, kept in the lineage with its value.
         value: Its value that the model was chosen by; None takes the last one.
         configuration: Parameters that the run was given, for the lineage.
+        sweep: The sweep that chose the run; the model then belongs to the run's user.
 
     Raises:
         NotFoundError: there is no such run or file.
@@ -79,7 +80,8 @@ def register(
             configuration=configuration,
             sweep=sweep,
         ),
-        user=user_name(),
+        # A sweep's driver runs as the target's user, whoever submitted the sweep.
+        user=user_name() if sweep is None else job.user,
         framework=framework,
         framework_version=framework_version,
         description=description,

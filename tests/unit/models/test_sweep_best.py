@@ -66,6 +66,7 @@ def test_the_best_trial_becomes_a_model_with_its_lineage(runs: Runs) -> None:
     assert model.lineage["sweep"] == sweep.id
     assert model.tags == {"sweep": sweep.id, "trial": "3"}
     assert [one.name for one in model.record.files] == ["model.pt"]
+    assert model.record.created_by == "ada"  # who submitted it: the driver is the target's user
     known = runs.workspace.store.job(sweep.id)
     again = register_best(runs.workspace.opened, known, SPEC, trial(job, 0.9))
     assert again == "registered as model digits-best:1"
