@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from botocore import exceptions as boto
@@ -41,6 +42,9 @@ _CONNECTION = (
     OSError,
 )
 
+# The sentence has the storage's address already.
+_ENDPOINT = re.compile(r' (?:to the|on|from) endpoint URL: "[^"]*"\.?')
+
 
 def status_of(error: BaseException) -> int:
     """Return the HTTP status of a botocore error, 0 if it has none."""
@@ -61,7 +65,7 @@ def explain(error: BaseException, *, what: str, where: str) -> DatastoreError:
             "what is exported where you submit, or what `rayjobs target secret set NAME` sets."
         )
     if isinstance(error, _CONNECTION):
-        reason = str(error) or type(error).__name__
+        reason = _ENDPOINT.sub("", str(error)) or type(error).__name__
         return DatastoreUnavailable(
             f"cannot {what} on {where}: {reason}. The server refused, hung or broke off, even "
             "after retries; check its address and that it is running, then try again."

@@ -605,7 +605,7 @@ class S3Blobs:
         except RayjobsError:
             raise
         except BucketNotFound as error:
-            raise StoreError(self._sentence(error)) from error
+            raise self._failed(error) from error
         except DataNotFound as error:
             raise self._missing(key) from error
         except DatastoreError as error:
@@ -624,13 +624,16 @@ class S3Blobs:
             raise StoreError(f"{key} cannot be read or written: {error}") from error
 
     def _failed(self, error: Exception) -> StoreError:
-        from rayjobs.datastore.errors import DatastoreUnavailable
+        from rayjobs.datastore.errors import BucketNotFound, DatastoreUnavailable
 
+        where = self.address.where
+        why = str(error).replace(f" on {where}", "")
+        if isinstance(error, BucketNotFound):
+            why = (
+                "there is no bucket of this name; `rayjobs workspace create --make-bucket` makes it"
+            )
         kind = StoreUnreachableError if isinstance(error, DatastoreUnavailable) else StoreError
-        return kind(self._sentence(error), path=self.address.where)
-
-    def _sentence(self, error: Exception) -> str:
-        return f"the workspace's files in {self.address.where} are not available: {error}"
+        return kind(f"the workspace's files in {where} are not available: {why}", path=where)
 
 
 _FULL = ("QuotaExceeded", "XMinioStorageFull", "StorageFull", "InsufficientStorage")

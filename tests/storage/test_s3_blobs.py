@@ -160,8 +160,11 @@ def test_a_server_that_does_not_answer_is_named(
         lambda: list(behind.list()),
     ]
     for call in calls:
-        with pytest.raises(StoreUnreachableError, match=r"files in s3://.*are not available"):
+        with pytest.raises(
+            StoreUnreachableError, match=r"files in s3://.*are not available"
+        ) as failed:
             call()
+        assert str(failed.value).count(behind.address.where) == 1
     proxy.lose()
     proxy.come_back()
     assert content(behind, "a") == b"kept"
