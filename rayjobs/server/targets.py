@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
@@ -23,7 +26,7 @@ from rayjobs.server.workers import in_thread, with_target
 from rayjobs.submit import credentials
 from rayjobs.submit.submitting import wake_or_start
 from rayjobs.target import elsewhere, revive, starting, targets, wake_client
-from rayjobs.target.record import load_target
+from rayjobs.target.record import START_TIMEOUT_S, load_target
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
@@ -36,6 +39,7 @@ OF_A_JOB = ("evict", "stacks", "store", "session")
 
 def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     """Return the routes."""
+    starts = _Starts()
 
     async def listed(_request: Request, _caller: Caller) -> Response:
         found = await with_target(targets.list_targets)
@@ -71,7 +75,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             if request.query_params.get("start") == "1":
                 credentials.hand_on_own(workspace, name, home=home())
                 is_starting = wake_or_start(workspace, name)
-                _note_start(request, name, has_begun=is_starting)
+                _note_start(request, name, has_begun=starts.has_begun(name, is_starting))
                 return not is_starting
             try:
                 return starting.wake(name, home=home(), workspace=workspace.path)
@@ -84,6 +88,8 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         def call() -> str:
             name = _name_of(request)
             credentials.hand_on_own(workspace, name, home=home())
+            is_starting = not starting.wake(name, home=home(), workspace=workspace.path)
+            _note_start(request, name, has_begun=starts.has_begun(name, is_starting))
             return starting.ensure_target(name, home=home(), workspace=workspace.path).version
 
         return JSONResponse({"version": await with_target(call)})
@@ -108,6 +114,26 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         ("POST", "/v1/targets/{target}/look", viewer, look),
         ("POST", "/v1/targets/{target}/ask", viewer, _asking(workspace)),
     ]
+
+
+class _Starts:
+    """Remembers which targets are being started: one start is one change. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._began_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def has_begun(self, name: str, is_starting: bool) -> bool:
+        """Return whether a start begins now, with a request that found the target so."""
+        now_s = time.monotonic()
+        with self._lock:
+            if not is_starting:
+                self._began_s.pop(name, None)
+                return False
+            is_known = now_s - self._began_s.get(name, -math.inf) < START_TIMEOUT_S
+            if not is_known:
+                self._began_s[name] = now_s
+            return not is_known  # fault 223: once
 
 
 def _note_start(request: Request, name: str, *, has_begun: bool) -> None:

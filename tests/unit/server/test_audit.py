@@ -18,8 +18,9 @@ from rayjobs.jobs.records import ModelDraft
 from rayjobs.remote.workspace import open_server
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobChanges, NewJob
-from rayjobs.target import revive
+from rayjobs.target import revive, starting
 from rayjobs.target.condition import Condition, Standing
+from rayjobs.target.starting import TargetStatus
 from rayjobs.workspace import audit, users
 from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served
@@ -174,6 +175,32 @@ def test_wake_up_is_audited_only_if_it_started_the_target(
     rows = rows_of(served, 1 + is_starting)
     changes = [(row["change"], row["status"]) for row in rows if row["by"] == "ada"]
     assert changes == is_starting * [("start of target local", 200)]
+
+
+def test_one_start_of_target_is_audited_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_awake = False
+    monkeypatch.setattr("rayjobs.server.targets.wake_or_start", lambda *_: True)
+    monkeypatch.setattr(starting, "wake", lambda *_, **_more: is_awake)
+    monkeypatch.setattr(
+        starting, "ensure_target", lambda name, **_more: TargetStatus(name=name, version="1")
+    )
+    ada = served.connection("ada")
+
+    def wake_and_start() -> None:
+        ada.json("POST", "/v1/targets/local/wake", query={"start": "1"}, repeats=True)
+        ada.json("POST", "/v1/targets/local/start", repeats=True)
+
+    wake_and_start()
+    wake_and_start()
+    is_awake = True
+    ada.json("POST", "/v1/targets/local/start", repeats=True)
+    is_awake = False
+    wake_and_start()
+    served.client("eve").store.put_program_setting("k", "v")
+    rows = rows_of(served, 3)
+    assert [row["change"] for row in rows if row["by"] == "ada"] == ["start of target local"] * 2
 
 
 def test_forbidden_change_is_recorded_with_its_user(served: Served) -> None:
