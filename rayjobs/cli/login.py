@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
@@ -27,8 +28,10 @@ Examples:
 def login(settings: Settings, address: str, oidc: bool) -> None:
     """Use the workspace of a server from now on. Asks for the token, or reads it from stdin.
 
-    The token may also be in RAYJOBS_TOKEN. It is stored in a file that only you can read.
+    The token may also be in RAYJOBS_TOKEN. It is stored in a file that only you can read, with
+    the path in RAYJOBS_CA_FILE, which names the certificates of a private authority.
     """
+    from rayjobs.core.errors import UsageError
     from rayjobs.workspace import connection, logins, server_choice
 
     parts = urlsplit(address)
@@ -42,7 +45,14 @@ def login(settings: Settings, address: str, oidc: bool) -> None:
     if not text:
         is_terminal = sys.stdin.isatty()
         text = click.prompt("Token", hide_input=True) if is_terminal else sys.stdin.readline()
-    chosen = logins.Login(address.rstrip("/"), str(text).strip())
+    if not (token := str(text).strip()):
+        raise UsageError(
+            f"no token was given: type it, pipe it in, or export {server_choice.TOKEN}. An admin "
+            f"makes one with `rayjobs user add`"
+        )
+    authority = os.environ.get(connection.CERTIFICATES)
+    ca_file = str(Path(authority).absolute()) if authority else ""
+    chosen = logins.Login(address.rstrip("/"), token, ca_file)
     facts = connection.Connection(chosen, note=settings.note).json("GET", "/v1/user")
     logins.save_login(chosen)
     settings.note(f"logged in at {chosen.address} as {facts['user']} ({facts['role']})")

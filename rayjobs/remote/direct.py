@@ -37,7 +37,7 @@ class Bucket:
     def send(self, stream: BinaryIO, size: int, name: str) -> bool:
         """Send the missing parts of the upload `name`; False: the server must get the bytes."""
         path = f"/v1/uploads/{name}/parts"
-        with Requests() as requests:
+        with Requests(self._server.ca_file) as requests:
             while self._is_used:
                 answer = self._server.json("POST", path, body={"size": size}, repeats=True)
                 if answer is None:
@@ -82,7 +82,7 @@ class Bucket:
                 self._give_up(error)
                 return b""
 
-        with Requests() as requests:
+        with Requests(self._server.ca_file) as requests:
             yield read
 
     def _give_up(self, error: Exception) -> None:
@@ -93,7 +93,8 @@ class Bucket:
 class Requests:
     """Requests to one server from several threads; the context manager closes its connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, ca_file: str = "") -> None:
+        self._ca_file = ca_file
         self._free: list[http.client.HTTPConnection] = []
 
     def __enter__(self) -> Self:
@@ -141,4 +142,4 @@ class Requests:
             return self._free.pop()
         except IndexError:
             pass
-        return connected(parts, connect_s=CONNECT_S, answer_s=ANSWER_S)
+        return connected(parts, connect_s=CONNECT_S, answer_s=ANSWER_S, ca_file=self._ca_file)

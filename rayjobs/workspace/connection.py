@@ -86,6 +86,11 @@ class Connection:
         """The server that gets the next request."""
         return self._servers[self._number]
 
+    @property
+    def ca_file(self) -> str:
+        """The file of a private certificate authority, or an empty string."""
+        return os.environ.get(CERTIFICATES) or self._login.ca_file
+
     def copy(self, *, answer_s: float = ANSWER_S) -> Connection:
         """Return another connection to the same server.
 
@@ -184,7 +189,7 @@ class Connection:
             except (OSError, http.client.HTTPException) as error:
                 _drop(connection)
                 self._close_free()
-                tries.failure, refusal = str(error) or type(error).__name__, None
+                tries.failure, refusal = _cause(error), None
                 if not self._has_answered and (why := self._why_wrong(number, error)):
                     tries.hopeless.add(number)
                     tries.failure = why
@@ -194,8 +199,8 @@ class Connection:
                         f"request may have succeeded anyway: check before you repeat it"
                     ) from error
             except RayjobsError:
-                assert connection is not None
-                self._free.append((number, connection))  # its answer has been read
+                if connection is not None:
+                    self._free.append((number, connection))  # its answer has been read
                 raise
             except BaseException:
                 _drop(connection)
@@ -251,7 +256,7 @@ class Connection:
                 return found
             found.close()
         parts = urlsplit(self._servers[number])
-        return connected(parts, connect_s=CONNECT_S, answer_s=self._answer_s)
+        return connected(parts, connect_s=CONNECT_S, answer_s=self._answer_s, ca_file=self.ca_file)
 
     def _exchange(
         self,
@@ -390,17 +395,35 @@ def _whole(answer: http.client.HTTPResponse) -> bytes:
     return answer.read()
 
 
+def _cause(error: Exception) -> str:
+    """Return why a request failed, for people: without the number of the system's error."""
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
 def connected(
-    parts: SplitResult, *, connect_s: float, answer_s: float
+    parts: SplitResult, *, connect_s: float, answer_s: float, ca_file: str = ""
 ) -> http.client.HTTPConnection:
-    """Return an open connection to a server; trusts a private certificate authority if one is set.
+    """Return an open connection to a server.
+
+    Args:
+        ca_file: The file of a private certificate authority, or an empty string.
 
     Raises:
         OSError: it cannot be reached.
+        UsageError: the file has no certificates, or cannot be read.
     """
     host, port = str(parts.hostname), parts.port
     if parts.scheme == "https":
-        context = ssl.create_default_context(cafile=os.environ.get(CERTIFICATES) or None)
+        try:
+            context = ssl.create_default_context(cafile=ca_file or None)
+        except OSError as error:  # fault 204: a file of certificates that cannot be used
+            why = "it has no PEM certificates" if isinstance(error, ssl.SSLError) else _cause(error)
+            raise UsageError(
+                f"the certificates in {ca_file} cannot be used: {why}; {CERTIFICATES}, or the last "
+                f"login with it, names this file"
+            ) from None
         made: http.client.HTTPConnection = http.client.HTTPSConnection(
             host, port or 443, timeout=connect_s, context=context
         )

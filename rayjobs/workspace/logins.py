@@ -17,10 +17,12 @@ class Login:
 
     Attributes:
         address: ``https://HOST:PORT``; several servers of one workspace are separated by commas.
+        ca_file: Certificates of a private authority; empty for the system's own authorities.
     """
 
     address: str
     token: str
+    ca_file: str = ""
 
 
 def login_file() -> Path:
@@ -32,7 +34,10 @@ def save_login(login: Login) -> None:
     """Store a login for later commands."""
     path = login_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    text = json.dumps({"address": login.address, "token": login.token})
+    values = {"address": login.address, "token": login.token}
+    if login.ca_file:
+        values["ca_file"] = login.ca_file
+    text = json.dumps(values)
     write_atomic(path, text.encode() + b"\n", mode=0o600)
 
 
@@ -53,7 +58,7 @@ def read_login() -> Login | None:
     """
     try:
         values = json.loads(login_file().read_text(encoding="utf-8"))
-        return Login(str(values["address"]), str(values["token"]))
+        return Login(str(values["address"]), str(values["token"]), str(values.get("ca_file") or ""))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

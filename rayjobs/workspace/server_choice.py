@@ -46,13 +46,14 @@ def chosen() -> Login | None:
     if not address:
         return None if os.environ.get("RAYJOBS_WORKSPACE") else kept
     token = os.environ.get(TOKEN)
-    if not token and kept is not None and kept.address.rstrip("/") == address.rstrip("/"):
-        token = kept.token
+    ca_file = ""
+    if kept is not None and kept.address.rstrip("/") == address.rstrip("/"):
+        token, ca_file = token or kept.token, kept.ca_file
     if not token:
         raise UsageError(
             f"there is no token for {address}; run `rayjobs login {address}`, or export {TOKEN}"
         )
-    return Login(address, token)
+    return Login(address, token, ca_file)
 
 
 def active() -> Connection | None:

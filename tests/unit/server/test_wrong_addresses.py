@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from rayjobs.core.errors import UnreachableError
+from rayjobs.core.errors import UnreachableError, UsageError
 from rayjobs.server.running import Listening, config_of
 from rayjobs.workspace import connection
 from rayjobs.workspace.connection import Connection
@@ -71,6 +71,52 @@ def problem(address: str) -> str:
 def test_http_at_a_port_with_tls_names_https(tls_port: int) -> None:
     message = problem(f"http://127.0.0.1:{tls_port}")
     assert f"127.0.0.1:{tls_port} speaks HTTPS: use https://127.0.0.1:{tls_port}" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "No such file or directory"), ("rj_x", "it has no PEM certificates")],
+)
+@pytest.mark.parametrize("is_login", [False, True])
+def test_certificates_that_cannot_be_used_are_named_at_once(
+    tls_port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str | None,
+    why: str,
+    is_login: bool,
+) -> None:
+    named = tmp_path / "authority.pem"
+    if content is not None:
+        named.write_text(content)
+    if not is_login:
+        monkeypatch.setenv("RAYJOBS_CA_FILE", str(named))
+    login = Login(f"https://127.0.0.1:{tls_port}", "rj_x", str(named) if is_login else "")
+    began_s = time.monotonic()
+    with closing(Connection(login)) as client, pytest.raises(UsageError) as failed:
+        client.json("GET", "/v1/user")
+    assert time.monotonic() - began_s < SOON_S
+    assert f"the certificates in {named} cannot be used: {why}" in str(failed.value)
+
+
+def test_a_login_keeps_the_authority_of_its_certificates(
+    tls_port: int, certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = Login(f"https://127.0.0.1:{tls_port}", "x", certificate[0])
+    refused = pytest.raises(UsageError, match="the server does not know this token")
+    with closing(Connection(login)) as client, refused:
+        client.json("GET", "/v1/user")
+    monkeypatch.setenv("RAYJOBS_CA_FILE", "/nowhere.pem")  # the variable takes precedence
+    assert client.ca_file == "/nowhere.pem"
+
+
+def test_a_refused_connection_is_named_without_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        said = problem(address)
+    assert said == f"the server {address} cannot be reached: Connection refused"
 
 
 def test_https_at_a_plain_port_names_http(served: Served) -> None:
