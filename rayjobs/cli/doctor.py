@@ -31,8 +31,11 @@ def doctor(settings: Settings) -> int:
     """
     from rayjobs.core.paths import home
     from rayjobs.housekeeping.doctor import examine
+    from rayjobs.workspace import server_choice
     from rayjobs.workspace.folder import WorkspaceFiles, locate
 
+    if settings.workspace is None:
+        server_choice.refuse("`rayjobs doctor`")
     workspace = locate(settings.workspace)
     known = workspace if WorkspaceFiles(workspace).record.exists() else None
     findings = []

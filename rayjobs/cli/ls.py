@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from rayjobs.jobs.records import JobLine
     from rayjobs.results.values import Filter, Values
     from rayjobs.store.base import Store
+    from rayjobs.workspace.folder import OpenWorkspace
 
 FINISHED_SHOWN = 10
 WATCH_EVERY_S = 1.0
@@ -214,9 +215,15 @@ def _read(settings: Settings, chosen: dict[str, Any]) -> _Listing:
             columns=columns,
             is_empty=not jobs and not store.counts(),
             hint="" if jobs else _check_names(store, chosen),
-            where=str(workspace.path),
+            where=_where(workspace),
             hidden=_hidden(store, chosen, jobs),
         )
+
+
+def _where(workspace: OpenWorkspace) -> str:
+    """Return the workspace as the user reaches it; a server's path is of no use to its clients."""
+    server = workspace.server
+    return str(workspace.path) if server is None else f"the workspace of {server.address}"
 
 
 def _hidden(store: Store, chosen: Mapping[str, Any], shown: Sequence[JobLine]) -> int:

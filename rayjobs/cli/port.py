@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from pathlib import Path
@@ -59,9 +60,9 @@ def port(settings: Settings, job: str, ports: str, rank: int) -> None:
             listener = socket.create_server((HERE, local))
         except OSError as error:
             raise UsageError(
-                f"port {local} of this machine cannot be used ({error.strerror}); name another: "
-                f"`rayjobs port {job} 0:{remote}` takes a free one"
-            ) from error
+                f"port {local} of this machine cannot be used ({os.strerror(error.errno or 0)}); "
+                f"name another: `rayjobs port {job} 0:{remote}` takes a free one"
+            ) from None
         with listener:
             listener.settimeout(LOOK_S)
             number = listener.getsockname()[1]

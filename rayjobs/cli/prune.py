@@ -99,6 +99,9 @@ def prune(
 
     A sweep is kept or removed with all its trials.
     """
+    from rayjobs.workspace import audit, server_choice
+
+    server_choice.refuse("`rayjobs prune`")
     if not (dry_run or yes) and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError(
             "without a terminal, --yes is required to remove anything; preview with --dry-run"
@@ -107,10 +110,8 @@ def prune(
     from rayjobs.core.safe_delete import Removed
     from rayjobs.housekeeping import prune as stored
     from rayjobs.housekeeping import scratch as node
-    from rayjobs.workspace import audit, server_choice
     from rayjobs.workspace.folder import WorkspaceFiles, locate
 
-    server_choice.refuse("`rayjobs prune`")
     rules = _rules(older_than_s, keep, max_size, records)
     with contextlib.ExitStack() as stack:
         workspace, made, leftovers, old = None, None, None, None

@@ -267,8 +267,11 @@ def _say_copied(settings: Settings, done: Any) -> None:
 
 
 def _opened(settings: Settings) -> Any:
+    from rayjobs.workspace import server_choice
     from rayjobs.workspace.folder import locate, open_workspace
 
+    if settings.workspace is None:
+        server_choice.refuse("`rayjobs workspace`")
     return open_workspace(locate(settings.workspace), create=False)
 
 

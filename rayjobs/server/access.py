@@ -138,16 +138,20 @@ class Guard:
 def _text_of(header: str) -> str:
     scheme, _, text = header.partition(" ")
     if scheme.lower() != "bearer" or not text:
-        raise Refusal(401, "give a token: `rayjobs login`", {"WWW-Authenticate": "Bearer"})
+        raise Refusal(
+            401, "the request has no token: `rayjobs login`", {"WWW-Authenticate": "Bearer"}
+        )
     return text.strip()
 
 
 def _valid(token: Token | None) -> Token:
-    problem = "this token is unknown here" if token is None else token.problem(_now())
+    problem = "the server does not know this token" if token is None else token.problem(_now())
     if token is None or problem:
         caller = None if token is None else Caller(token)
         headers = {"WWW-Authenticate": "Bearer"}
-        raise Refusal(401, f"{problem}: `rayjobs login`", headers, caller=caller)
+        raise Refusal(
+            401, f"{problem}: log in with another one (`rayjobs login`)", headers, caller=caller
+        )
     return token
 
 

@@ -363,8 +363,9 @@ def open_workspace(
     if record is None:
         if not create:
             raise NotFoundError(
-                f"there is no workspace in {files.root}; submit a job there first, or name "
-                f"another one with --workspace or {ENVIRONMENT}"
+                f"there is no workspace in {files.root}; submit a job there first, name "
+                f"another one with --workspace or {ENVIRONMENT}, or use a server's with "
+                "`rayjobs login`"
             )
         record = _create(files)
     address = _address(files, record)

@@ -173,6 +173,8 @@ def test_the_login_can_be_read_by_its_user_alone(
     save_login(Login("https://here", "rj_x"))
     assert login_file().stat().st_mode & 0o777 == 0o600
     assert read_login() == Login("https://here", "rj_x")
+    save_login(Login("https://here", "rj_x", "/etc/team.pem"))
+    assert read_login() == Login("https://here", "rj_x", "/etc/team.pem")
     assert drop_login() and not drop_login() and read_login() is None
 
 
