@@ -7,6 +7,7 @@ import logging
 from rayjobs.core.errors import RayjobsError
 from rayjobs.jobs.records import Job
 from rayjobs.models import registry
+from rayjobs.models.facts import Choice, ModelFacts
 from rayjobs.results.metrics import number_text
 from rayjobs.store.requests import JobChanges
 from rayjobs.tuning.spec import SweepSpec
@@ -32,16 +33,18 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
     value = trial.best(spec.goal)
     assert spec.register_as is not None and trial.job_id is not None and value is not None
     try:
-        model = registry.register_best(
+        model = registry.register(
             workspace,
             name=spec.register_as,
-            run_id=trial.job_id,
-            metric_name=spec.metric,
-            value=value,
-            configuration=dict(trial.parameters),
-            sweep_id=sweep.id,
+            run=trial.job_id,
             path=spec.model_path,
-            tags={"sweep": sweep.id, "trial": str(trial.number)},
+            facts=ModelFacts(tags={"sweep": sweep.id, "trial": str(trial.number)}),
+            choice=Choice(
+                metric=spec.metric,
+                value=value,
+                configuration=dict(trial.parameters),
+                sweep=sweep.id,
+            ),
         )
         label = f"{model.name}:{model.version}"
         workspace.store.update(sweep.id, JobChanges(properties={PROPERTY: label}))

@@ -17,6 +17,7 @@ from rayjobs.core.clock import to_text
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.jobs.records import ModelVersion
 from rayjobs.models import companions, registry, uploaded
+from rayjobs.models.facts import ModelFacts
 from rayjobs.models.names import check_alias, check_name, has, tags_of, texts, version_of
 from rayjobs.workspace.folder import OpenWorkspace
 
@@ -306,6 +307,14 @@ class Model:
         samples = (("sample_input", sample_input_dataset), ("sample_output", sample_output_dataset))
         given = [pair for pair in samples if pair[1] is not None]
         data = dataset_rows([*(datasets or ()), *given])
+        facts = ModelFacts(
+            description=description,
+            tags=tags_of(tags) or {},
+            properties=properties or {},
+            framework=model_framework or "",
+            framework_version=model_framework_version or "",
+            resources="" if resource_configuration is None else str(resource_configuration),
+        )
         if run_id is None:
             uploaded_one = registry.register_path(
                 opened_of(workspace),
@@ -313,12 +322,7 @@ class Model:
                 path=path,
                 child_paths=child_paths,
                 data=data,
-                resources="" if resource_configuration is None else str(resource_configuration),
-                framework=model_framework or "",
-                framework_version=model_framework_version or "",
-                description=description,
-                tags=texts(tags_of(tags)),
-                properties=texts(properties),
+                facts=facts,
             )
             return Model.of(workspace, uploaded_one)
         if child_paths:
@@ -331,11 +335,7 @@ class Model:
             name=model_name,
             run=str(run_id),
             path=path,
-            tags=tags_of(tags),
-            properties=properties,
-            description=description,
-            framework=model_framework or "",
-            framework_version=model_framework_version or "",
+            facts=facts,
         )
         made = Model.of(workspace, registered)
         if data:

@@ -527,6 +527,7 @@ class JobRun(RunFiles, LoggingRun):
         """
         from rayjobs.api.model import Model
         from rayjobs.models import registry
+        from rayjobs.models.facts import ModelFacts
 
         workspace = self.experiment.workspace
         registered = registry.register(
@@ -534,11 +535,13 @@ class JobRun(RunFiles, LoggingRun):
             name=model_name,
             run=self.id,
             path=model_path,
-            tags=tags,
-            properties=properties,
-            description=description,
-            framework=model_framework or "",
-            framework_version=model_framework_version or "",
+            facts=ModelFacts(
+                description=description,
+                tags=tags or {},
+                properties=properties or {},
+                framework=model_framework or "",
+                framework_version=model_framework_version or "",
+            ),
         )
         return Model.of(workspace, registered)
 

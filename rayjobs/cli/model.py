@@ -122,24 +122,26 @@ def register(
     completed, a metric that is not finite and an incomplete file are refused.
     """
     from rayjobs.models import registry
+    from rayjobs.models.facts import Choice, ModelFacts
 
     if (run is None) == (source is None):
         raise click.UsageError("give --run JOB for a run's files, or --from PATH for files here.")
     if source is not None and (path or metric):
         raise click.UsageError("--path and --metric apply to a run; with --from, leave them out.")
-    texts: dict[str, Any] = {
-        "tags": pairs(tags, option="--tag", example="stage=dev"),
-        "properties": pairs(properties, option="--property", example="owner=ada"),
-        "description": description,
-        "aliases": aliases,
-        "framework": framework,
-    }
+    facts = ModelFacts(
+        description=description,
+        tags=pairs(tags, option="--tag", example="stage=dev"),
+        properties=pairs(properties, option="--property", example="owner=ada"),
+        aliases=aliases,
+        framework=framework,
+    )
+    choice = Choice(metric=metric) if metric else None
     with settings.open() as workspace:
         if source is not None:
-            done = registry.register_path(workspace, name=name, path=source, **texts)
+            done = registry.register_path(workspace, name=name, path=source, facts=facts)
         else:
             done = registry.register(
-                workspace, name=name, run=str(run), path=path, primary_metric=metric, **texts
+                workspace, name=name, run=str(run), path=path, facts=facts, choice=choice
             )
     if settings.as_json:
         print_json(_json(done))
@@ -364,6 +366,7 @@ def export(
     from pathlib import Path
 
     from rayjobs.models import onnx_export, registry
+    from rayjobs.models.facts import ModelFacts
 
     with settings.open() as workspace, tempfile.TemporaryDirectory() as folder:
         found = registry.find(workspace.store, model)
@@ -390,8 +393,7 @@ def export(
                 workspace,
                 name=f"{found.name}-onnx",
                 path=target,
-                framework="Onnx",
-                tags={"exported_from": title},
+                facts=ModelFacts(framework="Onnx", tags={"exported_from": title}),
                 derived_from=found,
             )
             registered = f"{kept.name}:{kept.version}"

@@ -95,7 +95,7 @@ def run(
 ) -> int:
     """Submit the pipeline in FILE. On a terminal the command stays with it; Ctrl-C detaches."""
     from rayjobs.pipelines.pipeline_file import load_pipeline
-    from rayjobs.pipelines.submitter import submit_pipeline
+    from rayjobs.pipelines.submitter import RunRequest, submit_pipeline
 
     if extra:
         raise click.UsageError(
@@ -132,12 +132,14 @@ def run(
             done = submit_pipeline(
                 workspace,
                 spec,
-                experiment=experiment,
-                values=values,
-                regenerate=regenerate,
-                continues=continue_on_failure or None,
-                published=source,
-                idempotency_key=idempotency_key,
+                RunRequest(
+                    experiment=experiment,
+                    values=values,
+                    regenerate=regenerate,
+                    continues=continue_on_failure or None,
+                    published=source,
+                    idempotency_key=idempotency_key,
+                ),
             )
         return _submitted(settings, workspace, done, detach=detach, attach=attach)
 

@@ -25,7 +25,7 @@ from rayjobs.datastore import credentials
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.board import Board
 from rayjobs.engine.dashboard_jobs import DashboardJobs
-from rayjobs.engine.engine import Engine
+from rayjobs.engine.engine import Engine, Observer, TargetMachines
 from rayjobs.engine.notifications import Notifications
 from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.engine.sweep_drivers import Drivers
@@ -134,18 +134,22 @@ class TargetActor:
         record = load_target(self.target, home=self.home)
         engine = Engine(
             self.target,
-            cluster=RayCluster(self.target, self.home),
+            machines=TargetMachines(
+                cluster=RayCluster(self.target, self.home),
+                is_shared=self._shares_machine,
+                lease_s=record.lease_s,
+                pending_nodes=PendingNodes(record.node_types, timeout_s=record.start_timeout_s),
+            ),
             board=board,
             clock=SystemClock(),
-            shares_machine=self._shares_machine,
-            count=gauges.count,
-            waited=gauges.waited,
-            note=lambda facts: self._note(facts, gauges),
+            observer=Observer(
+                count=gauges.count,
+                waited=gauges.waited,
+                note=lambda facts: self._note(facts, gauges),
+            ),
             drivers=drivers,
             epoch=self.epoch,
             limits=LimitsFile(self.target, home=self.home),
-            lease_s=record.lease_s,
-            pending_nodes=PendingNodes(record.node_types, timeout_s=record.start_timeout_s),
             shown=DashboardJobs(
                 self.target, partial(ray_jobs.open_ray_jobs, self.target), SystemClock()
             ),

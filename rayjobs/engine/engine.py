@@ -23,6 +23,7 @@ from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.engine.recovery import Recovery
 from rayjobs.engine.sweep_drivers import Drivers
 from rayjobs.engine.tidying import Tidying
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
@@ -44,6 +45,42 @@ LONG = 1000
 AGAIN_S_PER_JOB = 0.0005
 
 
+@dataclass(frozen=True, kw_only=True)
+class TargetMachines:
+    """The machines of a target.
+
+    Attributes:
+        cluster: What starts and ends things there.
+        is_shared: This machine is one of them, so that what runs here takes from its jobs.
+        lease_s: Seconds without contact after which a machine's attempts end; None means that of
+            the product.
+        pending_nodes: Which nodes the cluster can add; None means none.
+    """
+
+    cluster: Cluster
+    is_shared: bool
+    lease_s: float | None = None
+    pending_nodes: PendingNodes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observer:
+    """Who is told what an engine does.
+
+    Attributes:
+        count: Called with the name of a counter that grows by one.
+        waited: Called with the seconds that a job waited for its start.
+        note: Called with facts about the queue after each turn.
+    """
+
+    count: Callable[[str], None] = lambda _name: None
+    waited: Callable[[float], None] = lambda _seconds: None
+    note: Callable[[Mapping[str, Any]], None] = lambda _facts: None
+
+
+UNOBSERVED = Observer()
+
+
 class Engine:
     """Runs the queue of one target over all the workspaces it serves."""
 
@@ -51,18 +88,13 @@ class Engine:
         self,
         target: str,
         *,
-        cluster: Cluster,
+        machines: TargetMachines,
         board: Board,
         clock: Clock,
-        shares_machine: bool,
-        count: Callable[[str], None] = lambda _name: None,
-        waited: Callable[[float], None] = lambda _seconds: None,
-        note: Callable[[Mapping[str, Any]], None] = lambda _facts: None,
+        observer: Observer = UNOBSERVED,
         drivers: Drivers | None = None,
         epoch: str | None = None,
         limits: Callable[[], Limits] = Limits,
-        lease_s: float | None = None,
-        pending_nodes: PendingNodes | None = None,
         shown: DashboardJobs | None = None,
     ) -> None:
         self.target = target
@@ -70,11 +102,11 @@ class Engine:
         self._shown = shown
         self.epoch = epoch
         self.drivers = drivers
-        self.cluster = cluster
+        self.cluster = cluster = machines.cluster
         self.board = board
         self.clock = clock
-        self.candidates = Candidates(shares_machine=shares_machine)
-        self.pending_nodes = pending_nodes or PendingNodes()
+        self.candidates = Candidates(shares_machine=machines.is_shared)
+        self.pending_nodes = machines.pending_nodes or PendingNodes()
         self.allocations = Allocations(
             target, cluster, clock, start_timeout_s=self.pending_nodes.timeout_s
         )
@@ -83,10 +115,10 @@ class Engine:
             cluster,
             self.allocations,
             clock,
-            count,
-            waited,
-            lease_s=lease_s,
-            shares_machine=shares_machine,
+            observer.count,
+            observer.waited,
+            lease_s=machines.lease_s,
+            shares_machine=machines.is_shared,
             epoch=epoch,
         )
         self.attempts = AttemptsInProgress(self.wake)
@@ -106,7 +138,7 @@ class Engine:
         self._unsupervised: set[tuple[str, int]] = set()
         self._tidying: asyncio.Task[None] | None = None
         self.is_superseded = False
-        self._note = note
+        self._note = observer.note
         self._wake = asyncio.Event()
         self._turns_begun = self._turns_ended = 0
         self._turn_ended = asyncio.Condition()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,6 +13,7 @@ from rayjobs.core.users import user_name
 from rayjobs.jobs.records import ModelDraft, ModelVersion
 from rayjobs.models import companions, lineage, uploaded
 from rayjobs.models import files as modelfiles
+from rayjobs.models.facts import NO_FACTS, Choice, ModelFacts
 from rayjobs.models.names import check_alias, check_name, texts, version_of
 from rayjobs.resume import checkpoints
 from rayjobs.store.base import Store
@@ -27,16 +27,8 @@ def register(
     name: str,
     run: str,
     path: str | None = None,
-    tags: Mapping[str, Any] | None = None,
-    properties: Mapping[str, Any] | None = None,
-    description: str | None = None,
-    aliases: Sequence[str] = (),
-    framework: str = "",
-    framework_version: str = "",
-    primary_metric: str | None = None,
-    value: float | None = None,
-    configuration: Mapping[str, Any] | None = None,
-    sweep: str | None = None,
+    facts: ModelFacts = NO_FACTS,
+    choice: Choice | None = None,
 ) -> ModelVersion:
     """Register a completed run's file or folder as the next version of a model.
 
@@ -46,10 +38,7 @@ def register(
     Args:
         run: Whatever names the run.
         path: The run's file or folder; None takes the model's name.
-        primary_metric: A metric that must be finite, kept in the lineage with its value.
-        value: Its value that the model was chosen by; None takes the last one.
-        configuration: Parameters that the run was given, for the lineage.
-        sweep: The sweep that chose the run; the model then belongs to the run's user.
+        choice: The metric by which the run was chosen, for the lineage.
 
     Raises:
         NotFoundError: there is no such run or file.
@@ -57,13 +46,14 @@ def register(
             metric is not finite, a file is torn, or the lineage is not known.
     """
     check_name(name)
-    for alias in aliases:
+    for alias in facts.aliases:
         check_alias(alias)
     store = opened.store
     job = lineage.find_run(store, run)
     lineage.refuse_without(job)
     points = store.metrics(job.id)
-    primary = lineage.primary_of(store, job, points, primary_metric, value)
+    metric, value = (choice.metric, choice.value) if choice is not None else (None, None)
+    primary = lineage.primary_of(store, job, points, metric, value)
     chosen = modelfiles.choose(store, opened.blobs, job, path or name)
     draft = ModelDraft(
         name=name,
@@ -77,68 +67,44 @@ def register(
             chosen,
             points,
             primary=primary,
-            configuration=configuration,
-            sweep=sweep,
+            configuration=choice.configuration if choice is not None else None,
+            sweep=choice.sweep if choice is not None else None,
         ),
         # A sweep's driver runs as the target's user, whoever submitted the sweep.
-        user=user_name() if sweep is None else job.user,
-        framework=framework,
-        framework_version=framework_version,
-        description=description,
-        tags=texts(tags),
-        properties=texts(properties),
-        aliases=tuple(aliases),
+        user=job.user if choice is not None and choice.sweep is not None else user_name(),
+        framework=facts.framework,
+        framework_version=facts.framework_version,
+        description=facts.description,
+        tags=texts(facts.tags),
+        properties=texts(facts.properties),
+        aliases=tuple(facts.aliases),
     )
     registered, _ = store.put_model(job.id, draft)
     return registered
 
 
 def register_path(
-    opened: OpenWorkspace, *, name: str, path: str | Path, **facts: Any
+    opened: OpenWorkspace,
+    *,
+    name: str,
+    path: str | Path,
+    facts: ModelFacts = NO_FACTS,
+    **options: Any,
 ) -> ModelVersion:
     """Register a file or folder of this machine as the next version of a model.
 
     Args:
-        facts: As `rayjobs.models.uploaded.put` takes them.
+        options: As `rayjobs.models.uploaded.put` takes them.
 
     Raises:
         NotFoundError: there is nothing at `path`.
         UsageError: the name is not valid, or the folder has no files.
         StoreError: a file cannot be stored.
     """
-    for alias in facts.get("aliases", ()):
+    for alias in facts.aliases:
         check_alias(alias)
-    return uploaded.put(opened, name=check_name(name), path=path, user=user_name(), **facts)
-
-
-def register_best(
-    opened: OpenWorkspace,
-    *,
-    name: str,
-    run_id: str,
-    metric_name: str,
-    value: float,
-    configuration: Mapping[str, Any],
-    sweep_id: str,
-    path: str = "outputs",
-    tags: Mapping[str, Any] | None = None,
-) -> ModelVersion:
-    """Register the best run of a sweep; see `register`.
-
-    Raises:
-        NotFoundError: there is no such run or file.
-        UsageError: the run has not completed, or has not logged this finite value.
-    """
-    return register(
-        opened,
-        name=name,
-        run=run_id,
-        path=path,
-        tags=tags,
-        primary_metric=metric_name,
-        value=value,
-        configuration=configuration,
-        sweep=sweep_id,
+    return uploaded.put(
+        opened, name=check_name(name), path=path, user=user_name(), facts=facts, **options
     )
 
 

@@ -19,8 +19,10 @@ from rayjobs.datastore.errors import DatastoreError
 from rayjobs.datastore.transfer import files_below
 from rayjobs.jobs.records import ModelDraft, ModelFile, ModelVersion
 from rayjobs.models import companions
+from rayjobs.models.facts import NO_FACTS, ModelFacts
 from rayjobs.models.files import digest_of
 from rayjobs.models.lineage import VERSION
+from rayjobs.models.names import texts
 from rayjobs.workspace.blobs import Blob
 from rayjobs.workspace.folder import OpenWorkspace
 
@@ -39,13 +41,7 @@ def put(
     user: str,
     child_paths: Sequence[str] | None = None,
     data: Iterable[Mapping[str, Any]] = (),
-    resources: str = "",
-    framework: str = "",
-    framework_version: str = "",
-    description: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    properties: Mapping[str, str] | None = None,
-    aliases: Sequence[str] = (),
+    facts: ModelFacts = NO_FACTS,
     derived_from: ModelVersion | None = None,
 ) -> ModelVersion:
     """Store a file or folder of this machine, and register it as the next version of a model.
@@ -56,7 +52,6 @@ def put(
     Args:
         child_paths: The files and folders in a folder that belong to the model; None: all.
         data: Its training data, as rows of a lineage's ``data``.
-        resources: The resources with which Azure ML would deploy it; only recorded.
         derived_from: The model from which this one was converted; it gets that model's run and
             lineage.
 
@@ -76,13 +71,13 @@ def put(
         ModelFile(name=inside, size=blob.size, digest=blob.digest, blob=blob.key)
         for inside, blob in zip(chosen, stored, strict=True)
     )
-    facts = {
+    upload = {
         "by": user,
         "from": str(source),
         "host": socket.gethostname(),
         "at": to_text(SystemClock().now()),
     }
-    origin: Mapping[str, Any] = {UPLOADED: facts, "data": [dict(one) for one in data]}
+    origin: Mapping[str, Any] = {UPLOADED: upload, "data": [dict(one) for one in data]}
     run = None
     if derived_from is not None:
         title = f"{derived_from.name}:{derived_from.version}"
@@ -93,7 +88,7 @@ def put(
         **origin,
         "version": VERSION,
         "rayjobs": __version__,
-        **({"resources": resources} if resources else {}),
+        **({"resources": facts.resources} if facts.resources else {}),
         "path": source.name,
         "files": {one.name: one.digest for one in files},
     }
@@ -105,12 +100,12 @@ def put(
         sources=(),
         lineage=lineage,
         user=user,
-        framework=framework,
-        framework_version=framework_version,
-        description=description,
-        tags=dict(tags or {}),
-        properties=dict(properties or {}),
-        aliases=tuple(aliases),
+        framework=facts.framework,
+        framework_version=facts.framework_version,
+        description=facts.description,
+        tags=texts(facts.tags),
+        properties=texts(facts.properties),
+        aliases=tuple(facts.aliases),
     )
     kept, _ = workspace.store.put_model(run, draft)
     return kept

@@ -255,7 +255,7 @@ def submit_built(
         PipelineError, CannotBePlacedError, StoreError: see `submit_pipeline`.
     """
     from rayjobs.pipelines.runs import PipelineRun
-    from rayjobs.pipelines.submitter import submit_pipeline
+    from rayjobs.pipelines.submitter import RunRequest, submit_pipeline
 
     key = options.pop("idempotency_key", None)
     for ignored in ("parent_run_id", "credential_passthrough"):
@@ -269,12 +269,14 @@ def submit_built(
     done = submit_pipeline(
         experiment.workspace.opened,
         config.to_spec(config.name or name_from(experiment.name, default="pipeline")),
-        experiment=experiment.name,
-        values=parameter_values(pipeline_parameters, experiment.workspace),
-        regenerate=regenerate_outputs,
-        continues=continue_on_step_failure,
-        tags=tags,
-        idempotency_key=key,
+        RunRequest(
+            experiment=experiment.name,
+            values=parameter_values(pipeline_parameters, experiment.workspace),
+            regenerate=regenerate_outputs,
+            continues=continue_on_step_failure,
+            tags=tags,
+            idempotency_key=key,
+        ),
     )
     run = PipelineRun(experiment, done.pipeline.job.id)
     run.warnings, run.notes = done.warnings, done.run.notes

@@ -6,6 +6,7 @@ Source: ``azureml.pipeline.core`` (PublishedPipeline, PipelineEndpoint).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.api.experiment import Experiment
@@ -16,7 +17,7 @@ from rayjobs.pipelines.pipeline import Pipeline, parameter_values
 from rayjobs.pipelines.planning import packed
 from rayjobs.pipelines.runs import PipelineRun
 from rayjobs.pipelines.spec import PipelineSpec, read_pipeline
-from rayjobs.pipelines.submitter import SubmittedPipeline, submit_pipeline
+from rayjobs.pipelines.submitter import AS_DEFINED, RunRequest, SubmittedPipeline, submit_pipeline
 
 if TYPE_CHECKING:
     from rayjobs.api.workspace import Workspace
@@ -53,14 +54,19 @@ def publish(
 
 
 def run_published(
-    workspace: OpenWorkspace, record: PublishedRecord, **options: Any
+    workspace: OpenWorkspace,
+    record: PublishedRecord,
+    request: RunRequest = AS_DEFINED,
+    *,
+    wake: bool = True,
 ) -> SubmittedPipeline:
-    """Submit a published pipeline; see `submit_pipeline` for the options.
+    """Submit a published pipeline; see `submit_pipeline` for `request` and `wake`.
 
     Raises:
         UsageError: it is disabled.
     """
-    return submit_pipeline(workspace, definition_of(record), published=record.id, **options)
+    request = replace(request, published=record.id)
+    return submit_pipeline(workspace, definition_of(record), request, wake=wake)
 
 
 def definition_of(record: PublishedRecord) -> PipelineSpec:
@@ -184,10 +190,12 @@ class PublishedPipeline:
         done = run_published(
             place.opened,
             record,
-            experiment=experiment_name or record.name,
-            values=parameter_values(pipeline_parameters, place),
-            regenerate=bool(regenerate_outputs),
-            continues=continue_on_step_failure,
+            RunRequest(
+                experiment=experiment_name or record.name,
+                values=parameter_values(pipeline_parameters, place),
+                regenerate=bool(regenerate_outputs),
+                continues=continue_on_step_failure,
+            ),
         )
         return PipelineRun(Experiment(place, done.pipeline.job.experiment), done.pipeline.job.id)
 

@@ -35,6 +35,7 @@ from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import PublishedRecord, ScheduleRecord
 from rayjobs.pipelines.published import run_published
 from rayjobs.pipelines.recurrence import recurrence_of
+from rayjobs.pipelines.submitter import RunRequest
 from rayjobs.submit import submitting
 from rayjobs.target import elsewhere, stop_record
 
@@ -196,12 +197,14 @@ def _run(
     submitted = run_published(
         workspace,
         published,
-        experiment=record.experiment,
-        values=parameters,
-        continues=record.continues,
-        properties=properties,
-        idempotency_key=f"schedule:{record.id}:{due.isoformat()}",
-        user=record.created_by or None,
+        RunRequest(
+            experiment=record.experiment,
+            values=parameters,
+            continues=record.continues,
+            properties=properties,
+            idempotency_key=f"schedule:{record.id}:{due.isoformat()}",
+            user=record.created_by or None,
+        ),
         wake=wake,
     )
     run = submitted.pipeline.job.id

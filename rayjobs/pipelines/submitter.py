@@ -41,28 +41,11 @@ class SubmittedPipeline:
     starting: bool = False
 
 
-def submit_pipeline(
-    workspace: OpenWorkspace,
-    spec: PipelineSpec,
-    *,
-    experiment: str | None = None,
-    values: Mapping[str, Any] | None = None,
-    regenerate: bool = False,
-    continues: bool | None = None,
-    resumed: Mapping[str, str] | None = None,
-    published: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    properties: Mapping[str, str] | None = None,
-    idempotency_key: str | None = None,
-    user: str | None = None,
-    on_stage: Callable[[str], None] = lambda _text: None,
-    wake: bool = True,
-) -> SubmittedPipeline:
-    """Submit a pipeline; once this has returned, it is never lost and needs no client.
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """How to run a pipeline.
 
-    Args:
-        workspace: Its workspace.
-        spec: The pipeline.
+    Attributes:
         experiment: The experiment of the run and its steps; None means the pipeline's name.
         values: Values of parameters; others have their defaults.
         regenerate: Run every step, without reuse.
@@ -74,6 +57,37 @@ def submit_pipeline(
         properties: Facts about the run.
         idempotency_key: A repeated submit with it returns the first run.
         user: The owner of the run; None means the caller.
+    """
+
+    experiment: str | None = None
+    values: Mapping[str, Any] | None = None
+    regenerate: bool = False
+    continues: bool | None = None
+    resumed: Mapping[str, str] | None = None
+    published: str | None = None
+    tags: Mapping[str, str] | None = None
+    properties: Mapping[str, str] | None = None
+    idempotency_key: str | None = None
+    user: str | None = None
+
+
+AS_DEFINED = RunRequest()
+
+
+def submit_pipeline(
+    workspace: OpenWorkspace,
+    spec: PipelineSpec,
+    request: RunRequest = AS_DEFINED,
+    *,
+    on_stage: Callable[[str], None] = lambda _text: None,
+    wake: bool = True,
+) -> SubmittedPipeline:
+    """Submit a pipeline; once this has returned, it is never lost and needs no client.
+
+    Args:
+        workspace: Its workspace.
+        spec: The pipeline.
+        request: How to run it.
         on_stage: Called with each stage.
         wake: Wake the targets, or start them in the background if they do not run.
 
@@ -85,15 +99,15 @@ def submit_pipeline(
     """
     from rayjobs.submit import copies
 
-    experiment = experiment or spec.name
+    experiment = request.experiment or spec.name
     notes = copies.become_own(workspace)
     run = plan(
         workspace,
         spec,
         experiment=experiment,
-        values=values,
-        regenerate=regenerate,
-        resumed=resumed,
+        values=request.values,
+        regenerate=request.regenerate,
+        resumed=request.resumed,
         packer=Packer(workspace, on_stage=on_stage),
     )
     warnings = [*notes, *run.warnings]
@@ -107,7 +121,7 @@ def submit_pipeline(
         if needs not in asked:
             asked.add(needs)
             warnings += submitting.hand_on_credentials(workspace, one.spec)
-    goes_on = spec.continue_on_step_failure if continues is None else continues
+    goes_on = spec.continue_on_step_failure if request.continues is None else request.continues
     pipeline, created = workspace.store.put_pipeline(
         NewPipeline(
             id=run.id,
@@ -117,12 +131,12 @@ def submit_pipeline(
             parameters=run.values,
             steps=[new_step(number, one, run) for number, one in enumerate(run.steps)],
             experiment=experiment,
-            user=user or user_name(),
+            user=request.user or user_name(),
             continues=goes_on,
-            published=published,
-            tags=tags or {},
-            properties=properties or {},
-            idempotency_key=idempotency_key,
+            published=request.published,
+            tags=request.tags or {},
+            properties=request.properties or {},
+            idempotency_key=request.idempotency_key,
         )
     )
     starting = False
@@ -150,9 +164,12 @@ def _base(run: PlannedRun) -> JobSpec:
 
 
 def resume_pipeline(
-    workspace: OpenWorkspace, pipeline_id: str, **options: Any
+    workspace: OpenWorkspace, pipeline_id: str, *, wake: bool = True
 ) -> SubmittedPipeline:
     """Resubmit a pipeline run, reusing its completed steps.
+
+    Args:
+        wake: As in `submit_pipeline`.
 
     Raises:
         UsageError: it has not ended, or has completed.
@@ -174,11 +191,13 @@ def resume_pipeline(
     return submit_pipeline(
         workspace,
         read_pipeline(before.spec),
-        experiment=before.job.experiment,
-        values=before.parameters,
-        continues=before.continues,
-        resumed=done,
-        published=before.published,
-        properties={"resumed_from": pipeline_id},
-        **options,
+        RunRequest(
+            experiment=before.job.experiment,
+            values=before.parameters,
+            continues=before.continues,
+            resumed=done,
+            published=before.published,
+            properties={"resumed_from": pipeline_id},
+        ),
+        wake=wake,
     )

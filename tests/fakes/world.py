@@ -11,7 +11,7 @@ from typing import Any
 
 from rayjobs.core.clock import SystemClock
 from rayjobs.engine.board import Board
-from rayjobs.engine.engine import Engine
+from rayjobs.engine.engine import Engine, TargetMachines
 from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
@@ -54,13 +54,15 @@ class World:
         board = Board("local", self.registrations, lambda path: ("ws", self.open_at(path)))
         return Engine(
             "local",
-            cluster=self.cluster,
+            machines=TargetMachines(
+                cluster=self.cluster,
+                is_shared=self.growth is None and self.lease_s is None,
+                pending_nodes=self.growth,
+                lease_s=self.lease_s,
+            ),
             board=board,
             clock=SystemClock(),
-            shares_machine=self.growth is None and self.lease_s is None,
             epoch=self.epoch,
-            pending_nodes=self.growth,
-            lease_s=self.lease_s,
         )
 
     @property

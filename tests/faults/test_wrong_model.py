@@ -13,6 +13,7 @@ import pytest
 from rayjobs.api.model import Model
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.jobs.states import JobState
+from rayjobs.models.facts import Choice
 from tests.support import registering as models
 from tests.unit.models.conftest import Runs
 from tests.unit.models.conftest import runs as runs  # the fixture
@@ -22,11 +23,8 @@ def best(runs: Runs, run: str, value: float) -> Model:
     return models.register_best(
         runs.workspace,
         name="best",
-        run_id=run,
-        metric_name="accuracy",
-        value=value,
-        configuration={"--lr": 0.1},
-        sweep_id="sweep_1",
+        run=run,
+        choice=Choice(metric="accuracy", value=value, configuration={"--lr": 0.1}, sweep="sweep_1"),
     )
 
 

@@ -17,7 +17,7 @@ from unittest import mock
 from rayjobs.core import ids
 from rayjobs.core.errors import StoreBusyError, StoreFullError
 from rayjobs.engine.board import Board
-from rayjobs.engine.engine import Engine
+from rayjobs.engine.engine import Engine, TargetMachines
 from rayjobs.injob import lease
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import AllocationState, Job
@@ -60,12 +60,14 @@ class Actor:
         board = Board("local", world.folder / "none", lambda _path: ("ws", SimStore(self)))
         self.engine = Engine(
             "local",
-            cluster=SimCluster(world.machine, self.step),
+            machines=TargetMachines(
+                cluster=SimCluster(world.machine, self.step),
+                is_shared=world.machine.shares_machine,
+                lease_s=world.machine.lease_s,
+            ),
             board=board,
             clock=world.clock,
-            shares_machine=world.machine.shares_machine,
             epoch=epoch,
-            lease_s=world.machine.lease_s,
         )
         self.task = asyncio.ensure_future(self._run())
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from rayjobs import Workspace
 from rayjobs.api.model import Model, opened_of
 from rayjobs.models import registry
+from rayjobs.models.facts import Choice, ModelFacts
 from rayjobs.workspace.folder import OpenWorkspace
 
 
-def register(workspace: Workspace | OpenWorkspace, **facts: Any) -> Model:
-    """Register a run's files; see `rayjobs.models.registry.register`."""
-    return Model.of(workspace, registry.register(opened_of(workspace), **facts))
+def register(
+    workspace: Workspace | OpenWorkspace, *, primary_metric: str | None = None, **options: Any
+) -> Model:
+    """Register a run's files, with the facts as options; see `rayjobs.models.registry.register`."""
+    names = {one.name for one in fields(ModelFacts)} & set(options)
+    facts = ModelFacts(**{name: options.pop(name) for name in names})
+    choice = Choice(metric=primary_metric) if primary_metric else None
+    kept = registry.register(opened_of(workspace), facts=facts, choice=choice, **options)
+    return Model.of(workspace, kept)
 
 
-def register_best(workspace: Workspace | OpenWorkspace, **facts: Any) -> Model:
-    """Register a sweep's best run; see `rayjobs.models.registry.register_best`."""
-    return Model.of(workspace, registry.register_best(opened_of(workspace), **facts))
+def register_best(
+    workspace: Workspace | OpenWorkspace, *, name: str, run: str, choice: Choice
+) -> Model:
+    """Register a sweep's best run as a driver of sweeps does."""
+    opened = opened_of(workspace)
+    return Model.of(
+        workspace, registry.register(opened, name=name, run=run, path="outputs", choice=choice)
+    )
 
 
 def find(workspace: Workspace | OpenWorkspace, text: str) -> Model:

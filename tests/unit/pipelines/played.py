@@ -17,7 +17,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.pipeline_file import pipeline_of
 from rayjobs.pipelines.planning import PlannedRun
 from rayjobs.pipelines.spec import PipelineSpec
-from rayjobs.pipelines.submitter import submit_pipeline
+from rayjobs.pipelines.submitter import RunRequest, submit_pipeline
 from rayjobs.store.requests import JobFilter
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
@@ -48,7 +48,8 @@ class Played:
 
     def submit(self, spec: PipelineSpec | None = None, **options: Any) -> PlannedRun:
         """Submit a pipeline; return what was planned."""
-        return submit_pipeline(self.workspace, spec or self.spec(), wake=False, **options).run
+        request = RunRequest(**options)
+        return submit_pipeline(self.workspace, spec or self.spec(), request, wake=False).run
 
     def run(self, spec: PipelineSpec | None = None, **options: Any) -> PlannedRun:
         """Submit a pipeline and complete it."""

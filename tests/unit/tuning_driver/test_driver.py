@@ -557,7 +557,7 @@ def test_a_model_that_the_registry_refuses_leaves_the_sweep_completed(
     def refuse(*_given: Any, **_more: Any) -> Any:
         raise StoreError("the registry cannot be reached")
 
-    monkeypatch.setattr("rayjobs.tuning.registering.registry.register_best", refuse)
+    monkeypatch.setattr("rayjobs.tuning.registering.registry.register", refuse)
     sweep = world.submit(register_as="digits-best", limits={"total": 1})
     assert run(world, sweep) is JobState.COMPLETED
     parent = world.store.job(sweep)
