@@ -237,7 +237,7 @@ def test_unregistered_requested_model_is_a_failure(
     def refuse(*_given: Any, **_more: Any) -> None:
         raise UsageError("its weights are torn")
 
-    monkeypatch.setattr("rayjobs.models.registry.register_best", refuse)
+    monkeypatch.setattr("rayjobs.models.registry.register", refuse)
     sweep = finished(world, limits={"total": 1}, register_as="digits-best")
     code, _, err = call("watch", sweep)
     assert code == 1
