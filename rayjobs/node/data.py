@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths
-from rayjobs.core.text import duration_text, size_text
+from rayjobs.core.text import counted, duration_text, size_text
 from rayjobs.data import pins
 from rayjobs.datastore import credentials
 from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable, InvalidReference
@@ -468,7 +468,7 @@ def _cache_bytes() -> int | None:
 def _input_text(held: Materialised, asked: InputRequest, took_s: float) -> str:
     size = ""
     if held.files is not None and held.bytes is not None:
-        size = f" ({held.files} files, {size_text(held.bytes)})"
+        size = f" ({counted(held.files, 'file')}, {size_text(held.bytes)})"
     return f"input {held.name}: {held.how} {asked.source}{size} in {duration_text(took_s)}"
 
 
