@@ -365,6 +365,7 @@ class Engine:
                 state=JobState.CANCELED,
                 reason=reason,
                 outcome=Outcome.DEPENDENCY,
+                also_requeued=True,
             )
         for served, job, error in list(self.candidates.faulty.values()):
             if job.held is None:

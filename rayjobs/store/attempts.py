@@ -170,6 +170,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
         failure: Failure | None = None,
         outcome: Outcome | None = None,
         models: Sequence[ModelDraft | ModelRefusal] = (),
+        also_requeued: bool = False,
     ) -> bool:
         """See `Store.finish`.
 
@@ -198,6 +199,10 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
                 outcome, statement = Outcome.FAILED, transitions.ENDS[JobState.FAILED]
             if row["attempt"] != attempt or old.is_final:
                 return False
+            if old is JobState.QUEUED and not also_requeued:
+                known = connection.execute(NEWEST_ATTEMPT, {"job": job_id, "attempt": attempt})
+                if known.fetchone() is not None:
+                    return False
             registrations = register_all(connection, row, models, now)
             reason = reason or refusals(registrations)
             if state is JobState.CANCELED and row["cancel_requested_at"] is not None:

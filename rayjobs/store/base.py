@@ -283,11 +283,12 @@ class AttemptStore(Protocol):
         failure: Failure | None = None,
         outcome: Outcome | None = None,
         models: Sequence[ModelDraft | ModelRefusal] = (),
+        also_requeued: bool = False,
     ) -> bool:
         """Write the one final state of a job durably, and end its attempt.
 
-        False if the job has already ended or has a newer attempt. For a job that is Queued (a
-        cancel before any attempt, a failed parent) pass its current attempt number.
+        False if the job has already ended, has a newer attempt, or was queued again: then another
+        actor has recorded the end of this attempt.
 
         Args:
             job_id: The job.
@@ -300,6 +301,8 @@ class AttemptStore(Protocol):
                 gets its version as by `ModelStore.put_model` and an event ``model``. One that is
                 refused, or whose files have changed, gets an event ``model_refused``, and the
                 reason says so.
+            also_requeued: End a job that was queued again as well. For ends that are not those of
+                an attempt: a failed parent, a cancel.
 
         Raises:
             TransitionError: `state` is not final, or there is no such step (only a job that is

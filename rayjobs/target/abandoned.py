@@ -60,6 +60,12 @@ def end(
         job = store.job(job_id)
         if job.state.is_final or (is_asked and store.request_cancel(job_id, by=by).is_final):
             break
-        if store.finish(job_id, attempt=job.attempt, state=JobState.CANCELED, reason=reason):
+        if store.finish(
+            job_id,
+            attempt=job.attempt,
+            state=JobState.CANCELED,
+            reason=reason,
+            also_requeued=True,
+        ):
             break
     return [*ended, job_id] if store.job(job_id).state.is_final else ended

@@ -493,6 +493,16 @@ class StoreContract:
         assert (store.job(job.id), store.attempts(job.id), store.events(job.id)) == before
         assert store.files(job.id) == []
 
+    def test_an_attempt_that_was_put_back_cannot_end_its_job(self, store: Store) -> None:
+        job = submit(store)
+        bring(store, job, S.RUNNING)
+        store.requeue(job.id, attempt=1, reason="replaced", outcome=Outcome.PUT_BACK)
+        before = store.job(job.id), store.attempts(job.id), store.events(job.id)
+        assert not store.finish(job.id, attempt=1, state=S.FAILED, failure=FAILURE)
+        assert (store.job(job.id), store.attempts(job.id), store.events(job.id)) == before
+        assert store.finish(job.id, attempt=1, state=S.CANCELED, also_requeued=True)
+        assert store.job(job.id).state is S.CANCELED
+
     def test_hosts_and_exits_belong_to_an_attempt(self, store: Store) -> None:
         job = submit(store)
         bring(store, job, S.RUNNING)
