@@ -11,7 +11,7 @@ from benchmarks.head import TRIVIAL, Head
 from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.pipeline_file import pipeline_of
 from rayjobs.pipelines.spec import PipelineSpec
-from rayjobs.pipelines.submitter import submit_pipeline
+from rayjobs.pipelines.submitter import RunRequest, submit_pipeline
 from rayjobs.workspace.folder import open_workspace
 
 POLL_S = 0.005
@@ -89,7 +89,8 @@ def _run(head: Head, spec: PipelineSpec, *, is_reused: bool = False) -> float:
     """Return the seconds from the submit to the recorded end of a run."""
     began_s = time.perf_counter()
     # Trivial steps are all alike: each would take the results of any other.
-    done = submit_pipeline(head.workspace, spec, experiment="bench", regenerate=not is_reused)
+    request = RunRequest(experiment="bench", regenerate=not is_reused)
+    done = submit_pipeline(head.workspace, spec, request)
     store = head.workspace.store
     while not (job := store.job(done.pipeline.job.id)).state.is_final:
         time.sleep(POLL_S)
