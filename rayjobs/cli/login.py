@@ -12,6 +12,8 @@ import click
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings, json_option, talk_options
 
+PATIENCE_S = 2.0  # the address has just been typed: a mistake in it is likelier than a restart
+
 
 @click.command(
     epilog="""\b
@@ -53,7 +55,8 @@ def login(settings: Settings, address: str, oidc: bool) -> None:
     authority = os.environ.get(connection.CERTIFICATES)
     ca_file = str(Path(authority).absolute()) if authority else ""
     chosen = logins.Login(address.rstrip("/"), token, ca_file)
-    facts = connection.Connection(chosen, note=settings.note).json("GET", "/v1/user")
+    server = connection.Connection(chosen, first_patience_s=PATIENCE_S, note=settings.note)
+    facts = server.json("GET", "/v1/user")
     logins.save_login(chosen)
     settings.note(f"logged in at {chosen.address} as {facts['user']} ({facts['role']})")
 

@@ -287,8 +287,7 @@ class AttemptStore(Protocol):
     ) -> bool:
         """Write the one final state of a job durably, and end its attempt.
 
-        False if the job has already ended, has a newer attempt, or was queued again: then another
-        actor has recorded the end of this attempt.
+        False if the job has ended, has a newer attempt, or was queued again by another actor.
 
         Args:
             job_id: The job.
@@ -297,12 +296,10 @@ class AttemptStore(Protocol):
             reason: One sentence, for people.
             failure: What went wrong.
             outcome: How the attempt ended; None takes the one that belongs to `state`.
-            models: The models of a run that completed, registered in the same transaction. Each
-                gets its version as by `ModelStore.put_model` and an event ``model``. One that is
-                refused, or whose files have changed, gets an event ``model_refused``, and the
-                reason says so.
-            also_requeued: End a job that was queued again as well. For ends that are not those of
-                an attempt: a failed parent, a cancel.
+            models: The models of a completed run, registered in the same transaction. Each gets
+                its version as by `ModelStore.put_model` and an event ``model``. One that is
+                refused, or whose files have changed, gets an event ``model_refused`` and a reason.
+            also_requeued: Also end a job that was queued again: a cancel, a failed parent.
 
         Raises:
             TransitionError: `state` is not final, or there is no such step (only a job that is

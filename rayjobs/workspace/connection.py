@@ -52,6 +52,7 @@ class Connection:
         login: Login,
         *,
         answer_s: float = ANSWER_S,
+        first_patience_s: float | None = None,
         note: Callable[[str], None] = log.info,
     ) -> None:
         """Make a connection to the server of `login`; nothing is sent yet.
@@ -59,9 +60,12 @@ class Connection:
         Args:
             login: The server and the token for it.
             answer_s: The longest time that the server may be silent.
+            first_patience_s: How long to try to reach the server the first time; None means 20 s,
+                for a server that restarts.
             note: Called with messages for the user during a long request.
         """
         self._answer_s = answer_s
+        self._first_patience_s = first_patience_s
         self._note = note
         self._servers = [one.strip().rstrip("/") for one in login.address.split(",")]
         for one in self._servers:
@@ -212,7 +216,9 @@ class Connection:
     def _patience_s(self) -> float:
         # A running program waits for a server that restarts; a first command soon reports that
         # there is no server.
-        return PATIENCE_S if self._has_answered else FIRST_PATIENCE_S
+        if self._has_answered:
+            return PATIENCE_S
+        return FIRST_PATIENCE_S if self._first_patience_s is None else self._first_patience_s
 
     def _taken(
         self,

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from click.testing import CliRunner
 
+from rayjobs.cli import login as login_command
+from rayjobs.cli.main import main
 from rayjobs.core.errors import UnreachableError, UsageError
 from rayjobs.server.running import Listening, config_of
 from rayjobs.workspace import connection
@@ -117,6 +120,22 @@ def test_a_refused_connection_is_named_without_its_number(monkeypatch: pytest.Mo
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
         said = problem(address)
     assert said == f"the server {address} cannot be reached: Connection refused"
+
+
+def test_login_at_a_wrong_port_does_not_wait_for_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYJOBS_HOME", str(tmp_path))
+    monkeypatch.delenv("RAYJOBS_TOKEN", raising=False)
+    monkeypatch.setattr(login_command, "PATIENCE_S", 0.2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        began_s = time.monotonic()
+        done = CliRunner().invoke(main, ["login", address], input="rj_x\n")
+    assert time.monotonic() - began_s < SOON_S
+    assert str(done.exception) == f"the server {address} cannot be reached: Connection refused"
+    assert not list(tmp_path.rglob("login*"))  # nothing was stored
 
 
 def test_https_at_a_plain_port_names_http(served: Served) -> None:
