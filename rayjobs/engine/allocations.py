@@ -152,13 +152,14 @@ class Allocations:
                 every.setdefault(at, []).append(held.shape)
                 if held.job is not None or held.draining:
                     ours.setdefault(at, []).append(held.shape)
+        suspected = self._used_by_suspects(nodes)
         quiet = self._clock.monotonic_s() - self._changed_s > SETTLE_S
         capacities = []
         for node in nodes:
             if quiet:
                 self._foreign[node.node_id] = _foreign(node, every.get(node.node_id, []))
             cpus, gpus, memory = self._foreign.get(node.node_id, (0.0, 0.0, 0.0))
-            used = ours.get(node.node_id, [])
+            used = [*ours.get(node.node_id, []), *suspected.get(node.node_id, [])]
             capacities.append(
                 NodeCapacity(
                     node.node_id,
@@ -176,6 +177,25 @@ class Allocations:
             capacities, places = _stand(capacities, held.shape, self._growing[held.name])
             self._held[held.name] = replace(held, nodes=places)
         return capacities
+
+    def _used_by_suspects(self, nodes: Sequence[NodeInfo]) -> dict[str, list[Shape]]:
+        """Return what may still be in use on machines whose node has a new id since then.
+
+        After a restart of Ray, the processes of an attempt live on until their lease ends, and the
+        group that held their GPUs is gone: Ray would give any of them to the next job. The GPUs of
+        such a machine therefore all count as used.
+        """
+        alive = {node.node_id for node in nodes}
+        found: dict[str, list[Shape]] = {}
+        for held in self._held.values():
+            if not held.draining:
+                continue
+            gone = {one.on.address for one in held.suspects if one.node_id not in alive} - {""}
+            for node in nodes:
+                if node.address in gone and node.node_id not in held.nodes:
+                    gpus = node.gpus if held.shape.gpus else 0.0
+                    found.setdefault(node.node_id, []).append(replace(held.shape, gpus=gpus))
+        return found
 
     def hasten(self, capacities: Sequence[NodeCapacity]) -> None:
         """Stop waiting for new nodes for allocations that fit now.

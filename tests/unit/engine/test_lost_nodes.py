@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from rayjobs.core.clock import Clock
 from rayjobs.core.failures import FailureClass
+from rayjobs.engine.allocations import Allocations, KnownAllocation
 from rayjobs.engine.attempt import group, leases
 from rayjobs.engine.attempt.group import GroupEnd
 from rayjobs.engine.attempt.leases import Leases
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.engine.board import Served
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.rootcause import diagnose
 from rayjobs.jobs.states import JobState
-from rayjobs.protocol.agent import AgentLostError
+from rayjobs.policy import Shape
+from rayjobs.protocol.agent import AgentLostError, Cluster, NodeInfo
 from rayjobs.protocol.attempts import Launched, LaunchRequest
 from rayjobs.protocol.calls import Nothing, Renew, Renewed
 from rayjobs.protocol.nodes import Hello
@@ -107,6 +112,38 @@ def test_lease_starts_before_the_launch_request(
         assert since == [1001.0]
 
     play(scene, tmp_path, lease_s=90.0)
+
+
+def test_gpus_of_a_machine_are_not_given_away_while_an_earlier_attempt_may_use_them() -> None:
+    """After a restart of Ray, the machine has a new node, and the old group holds no GPU there."""
+    allocations = Allocations("t", cast(Cluster, None), cast(Clock, TurnedClock()))
+    free = NodeInfo("new", "10.0.0.1", 8.0, 4.0, 1e9, 8.0, 4.0, 1e9)
+    other = replace(free, node_id="other", address="10.0.0.2")
+
+    def left(node: NodeInfo) -> list[tuple[float, float]]:
+        return [(one.free_cpus, one.free_gpus) for one in allocations.capacities([node])]
+
+    suspect = KnownAllocation(
+        name="rj-t-1",
+        served=cast(Served, None),
+        shape=Shape(cpus=2.0, gpus=1.0),
+        nodes=(),
+        gpus=(),
+        job=None,
+        since_s=0.0,
+        draining=True,
+        suspects=(attempt_on("old"),),
+    )
+    allocations.know(suspect)
+    assert left(free) == [(6.0, 0.0)]  # which of the four it uses is not known to Ray
+    assert left(other) == [(8.0, 4.0)]
+    allocations.know(replace(suspect, shape=Shape(cpus=2.0)))
+    assert left(free) == [(6.0, 4.0)]
+    # Where the node lives on, its group holds what it uses.
+    allocations.know(replace(suspect, nodes=("new",), suspects=(attempt_on("new"),)))
+    assert left(free) == [(6.0, 3.0)]
+    allocations.know(replace(suspect, draining=False))
+    assert left(free) == [(8.0, 4.0)]
 
 
 @pytest.mark.long
