@@ -28,7 +28,8 @@ else:
 
         Fields, `replace`, `asdict`, pattern matching, pickling, `repr`, `==`, hashes and signatures
         are the same. Differences: assigning any attribute of a frozen instance raises, also one
-        that is not a field; `order` and `unsafe_hash` are not available.
+        that is not a field; a subclass that is a frozen dataclass needs this decorator as well;
+        `order` and `unsafe_hash` are not available.
 
         Args:
             options: `kw_only` and `slots`, on versions of Python whose dataclasses have them.

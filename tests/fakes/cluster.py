@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -38,6 +39,11 @@ from rayjobs.protocol.nodes import Hello, Prepared
 from rayjobs.protocol.settled import Found, Settled
 
 
+def address_of(node: str) -> str:
+    """Return the address of a node by its name: each is a machine."""
+    return f"127.0.0.{1 + int(re.sub(r'[^0-9]', '', node) or 0)}"
+
+
 class FakeAgent:
     """An agent whose attempts end on request of a test."""
 
@@ -66,7 +72,7 @@ class FakeAgent:
     async def hello(self, _: Nothing) -> Hello:
         return Hello(
             node_id=self.node_id,
-            address="127.0.0.1",
+            address=address_of(self.node_id),
             root="/nowhere",
             environment={"PATH": "/bin"},
             python="/bin/python",
@@ -249,7 +255,7 @@ class FakeCluster:
             found.append(
                 NodeInfo(
                     name,
-                    "127.0.0.1",
+                    address_of(name),
                     cpus,
                     gpus,
                     2.0**34,

@@ -9,7 +9,6 @@ import selectors
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from rayjobs.engine.wake_server import WakeServer
 from rayjobs.injob import control, warmloop
 from rayjobs.injob.hostmessages import Answer
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.lines import Asker, LineServer
 from rayjobs.target import wake_client
 
