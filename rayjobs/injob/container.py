@@ -18,14 +18,13 @@ import sys
 import tempfile
 from typing import Mapping, Sequence
 
-from rayjobs.injob.lazydataclass import dataclass
-
 if __name__ == "__main__":
     # Run by its path: this folder, whose module names are general words, is not on the module path.
     _package_home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.path[:1] = [_package_home]
 
 from rayjobs.injob import kernel, views
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.namespace import Namespace
 from rayjobs.injob.plan import Bind, ContainerPlan

@@ -11,8 +11,6 @@ import os
 import signal
 import sys
 
-from rayjobs.injob.lazydataclass import dataclass
-
 if __name__ == "__main__":
     # Run by its path: this folder, whose module names are general words, is not on the module path.
     _package_home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -20,6 +18,7 @@ if __name__ == "__main__":
 
 from rayjobs.injob import kernel
 from rayjobs.injob.identity import Identity, identity_of, send_signal
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.processes import MARKER_VARIABLE
 
