@@ -5,7 +5,7 @@ Imports nothing else of rayjobs: a driver loads it first.
 
 from __future__ import annotations
 
-from rayjobs.injob.lazydataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,14 @@ def login(settings: Settings, address: str, oidc: bool) -> None:
     parts = urlsplit(address)
     if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
         settings.note("without https, the token and your code travel in plain text")
+    address = address.rstrip("/")
+    ca_file = _authority(address)
     text = None if oidc else os.environ.get(server_choice.TOKEN)
     if oidc:
         from rayjobs.cli.oidc_login import token_of
 
-        text = token_of(address.rstrip("/"), settings.note)
+        asked = logins.Login(address, "", ca_file)
+        text = token_of(asked, settings.note, first_patience_s=PATIENCE_S)
     if not text:
         is_terminal = sys.stdin.isatty()
         text = click.prompt("Token", hide_input=True) if is_terminal else sys.stdin.readline()
@@ -52,13 +55,21 @@ def login(settings: Settings, address: str, oidc: bool) -> None:
             f"no token was given: type it, pipe it in, or export {server_choice.TOKEN}. An admin "
             f"makes one with `rayjobs user add`"
         )
-    authority = os.environ.get(connection.CERTIFICATES)
-    ca_file = str(Path(authority).absolute()) if authority else ""
-    chosen = logins.Login(address.rstrip("/"), token, ca_file)
+    chosen = logins.Login(address, token, ca_file)
     server = connection.Connection(chosen, first_patience_s=PATIENCE_S, note=settings.note)
     facts = server.json("GET", "/v1/user")
     logins.save_login(chosen)
     settings.note(f"logged in at {chosen.address} as {facts['user']} ({facts['role']})")
+
+
+def _authority(address: str) -> str:
+    """Return the file of the server's certificate authority; empty for those of this machine."""
+    from rayjobs.workspace import connection, logins
+
+    if named := os.environ.get(connection.CERTIFICATES):
+        return str(Path(named).absolute())
+    kept = logins.read_login()  # a new token for the same server
+    return kept.ca_file if kept is not None and kept.address == address else ""
 
 
 @click.command(

@@ -21,14 +21,20 @@ PAUSE_S = 5.0  # if the provider names none
 LONGEST_S = 900.0
 
 
-def token_of(address: str, note: Callable[[str], None]) -> str:
+def token_of(asked: Login, note: Callable[[str], None], *, first_patience_s: float) -> str:
     """Return a server's token for the user who logs in at its provider.
+
+    Args:
+        asked: The server, without a token.
+        note: Called with the address and the code for the user.
+        first_patience_s: How long to try to reach the server.
 
     Raises:
         UsageError: the server or the provider does not support this login, or refused it.
         UnreachableError: the provider does not answer.
     """
-    with contextlib.closing(Connection(Login(address, ""), note=note)) as server:
+    connection = Connection(asked, first_patience_s=first_patience_s, note=note)
+    with contextlib.closing(connection) as server:
         facts = server.json("GET", "/v1/login")
         begin = facts["device_authorization_endpoint"]
         if not begin:

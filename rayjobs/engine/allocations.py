@@ -179,7 +179,7 @@ class Allocations:
         return capacities
 
     def _used_by_suspects(self, nodes: Sequence[NodeInfo]) -> dict[str, list[Shape]]:
-        """Return what may still be in use on machines whose node has a new id since then.
+        """Return what attempts may still use on machines that joined again under a new node id.
 
         After a restart of Ray, the processes of an attempt live on until their lease ends, and the
         group that held their GPUs is gone: Ray would give any of them to the next job. The GPUs of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
@@ -29,18 +29,22 @@ else:
         Fields, `replace`, `asdict`, pattern matching, pickling, `repr`, `==`, hashes and signatures
         are the same. Differences: assigning any attribute of a frozen instance raises, also one
         that is not a field; a subclass that is a frozen dataclass needs this decorator as well;
-        `order` and `unsafe_hash` are not available.
+        `order`, `unsafe_hash` and `InitVar` are not available; wrong orders of fields are found at
+        the first use. A class of a program itself (``__main__``), which may be pickled by value, is
+        one of `dataclasses`.
 
         Args:
             options: `kw_only` and `slots`, on versions of Python whose dataclasses have them.
 
         Raises:
-            TypeError: an option is unknown, or the class cannot be a dataclass.
+            TypeError: an option is unknown, or the class defines its own assignment.
         """
         if unknown := sorted(set(options) - {"kw_only", "slots"}):
             raise TypeError(f"dataclass() got unexpected options: {', '.join(unknown)}")
 
         def wrap(plain: type) -> type:
+            if plain.__module__ == "__main__":
+                return dataclasses.dataclass(frozen=frozen, eq=eq, init=init, **options)(plain)
             return _lazy(plain, frozen=frozen, eq=eq, init=init, **options)
 
         return wrap if cls is None else wrap(cls)
@@ -54,29 +58,26 @@ def _lazy(plain: type, *, frozen: bool, eq: bool, init: bool, **options: Any) ->
         raise TypeError(f"the frozen class {plain.__name__} defines __setattr__ or __delattr__")
     # Without these methods, `dataclasses` compiles nothing: it collects fields and their defaults.
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, **options)(plain)
-    names = {"__repr__"}
-    if init:
-        names.add("__init__")
-    if eq:
-        names.add("__eq__")
-    names -= set(own)
+    names = {"__repr__", *(["__init__"] if init else []), *(["__eq__"] if eq else [])} - set(own)
     if eq and not hashes_itself:
         if frozen:
             names.add("__hash__")
         else:
             made.__hash__ = None
+    stubs: Dict[str, Any] = {}
 
     def generate() -> None:
-        _generate(made, names, frozen)
+        _generate(made, stubs, frozen)
 
     for name in names:
-        setattr(made, name, _stub(made, name, generate))
+        stubs[name] = _stub(made, name, generate)
+        setattr(made, name, stubs[name])
     if frozen:
         made.__setattr__ = _refuse_assignment
         made.__delattr__ = _refuse_deletion
         if options.get("slots"):  # the default way of restoring a copy assigns attributes
-            made.__getstate__ = _state_of_slots
-            made.__setstate__ = _restore_slots
+            made.__getstate__ = own.get("__getstate__", _state_of_slots)
+            made.__setstate__ = own.get("__setstate__", _restore_slots)
     if "__init__" in names:
         made.__signature__ = _Signature(made, generate)
     return made  # type: ignore[no-any-return]
@@ -95,7 +96,7 @@ def _stub(owner: type, name: str, generate: Callable[[], None]) -> Callable[...,
     return generate_and_call
 
 
-def _generate(owner: Any, names: set[str], frozen: bool) -> None:
+def _generate(owner: Any, stubs: Mapping[str, Any], frozen: bool) -> None:
     """Give a class the methods that `dataclasses` generates for a class of the same fields.
 
     None of them refers to the class for which it was generated. Two threads may do this at the same
@@ -106,7 +107,9 @@ def _generate(owner: Any, names: set[str], frozen: bool) -> None:
     model = dataclasses.make_dataclass(
         owner.__name__, fields, namespace=namespace, frozen=frozen, eq=True
     )
-    for name in names:
+    for name, stub in stubs.items():
+        if vars(owner).get(name) is not stub:
+            continue  # another thread was faster, or a test has replaced it
         method = getattr(model, name)
         method.__qualname__ = f"{owner.__qualname__}.{name}"
         method.__module__ = owner.__module__

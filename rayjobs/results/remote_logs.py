@@ -49,9 +49,8 @@ class RemoteLogs:
         """
         query = {} if name is None else {"name": name}
         offset, since_s = 0, time.monotonic()
-        with closing(
-            self._server.copy()
-        ) as own:  # other requests may come before the last part is read
+        # Other requests may come before the last part is read.
+        with closing(self._server.copy()) as own:
             while True:
                 answer = own.send("GET", f"/v1/jobs/{self._job}/log", query=query)
                 # For another attempt, the rest would belong to another log.
@@ -93,9 +92,8 @@ class RemoteLogs:
 
         if stop():
             return
-        with closing(
-            self._server.copy(answer_s=SILENT_S)
-        ) as own:  # other requests continue meanwhile
+        # Other requests continue meanwhile.
+        with closing(self._server.copy(answer_s=SILENT_S)) as own:
             for record in own.stream(f"/v1/jobs/{self._job}/log-stream", begin):
                 data = b""
                 if record:

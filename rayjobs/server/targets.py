@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 
 from starlette.requests import Request
@@ -26,12 +28,13 @@ from rayjobs.server.workers import in_thread, with_target
 from rayjobs.submit import credentials
 from rayjobs.submit.submitting import wake_or_start
 from rayjobs.target import elsewhere, revive, starting, targets, wake_client
-from rayjobs.target.record import START_TIMEOUT_S, load_target
+from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 
 ANSWER_S = 20.0
+SAME_START_S = 60.0  # after a longer pause between requests, a start is another one
 # Requests that clients may send to a target; others, such as its end, are not for clients.
 READ = ("ping", "status", "explain")
 OF_A_JOB = ("evict", "stacks", "store", "session")
@@ -90,7 +93,8 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             credentials.hand_on_own(workspace, name, home=home())
             is_starting = not starting.wake(name, home=home(), workspace=workspace.path)
             _note_start(request, name, has_begun=starts.has_begun(name, is_starting))
-            return starting.ensure_target(name, home=home(), workspace=workspace.path).version
+            with starts.waiting(name):
+                return starting.ensure_target(name, home=home(), workspace=workspace.path).version
 
         return JSONResponse({"version": await with_target(call)})
 
@@ -117,10 +121,15 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
 
 class _Starts:
-    """Remembers which targets are being started: one start is one change. Thread-safe."""
+    """Remembers which targets are being started: one start is one change. Thread-safe.
+
+    A start continues while a request waits for it, or while requests that find the target not yet
+    running follow each other closely.
+    """
 
     def __init__(self) -> None:
-        self._began_s: dict[str, float] = {}
+        self._seen_s: dict[str, float] = {}
+        self._waiting: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def has_begun(self, name: str, is_starting: bool) -> bool:
@@ -128,12 +137,25 @@ class _Starts:
         now_s = time.monotonic()
         with self._lock:
             if not is_starting:
-                self._began_s.pop(name, None)
+                self._seen_s.pop(name, None)
                 return False
-            is_known = now_s - self._began_s.get(name, -math.inf) < START_TIMEOUT_S
-            if not is_known:
-                self._began_s[name] = now_s
+            is_recent = now_s - self._seen_s.get(name, -math.inf) < SAME_START_S
+            is_known = is_recent or self._waiting[name] > 0
+            self._seen_s[name] = now_s
             return not is_known  # fault 223: once
+
+    @contextlib.contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Count the caller among those that wait for the end of a start."""
+        with self._lock:
+            self._waiting[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[name] -= 1
+                if not self._waiting[name]:
+                    self._seen_s.pop(name, None)
 
 
 def _note_start(request: Request, name: str, *, has_begun: bool) -> None:

@@ -299,7 +299,7 @@ class AttemptStore(Protocol):
             models: The models of a completed run, registered in the same transaction. Each gets
                 its version as by `ModelStore.put_model` and an event ``model``. One that is
                 refused, or whose files have changed, gets an event ``model_refused`` and a reason.
-            also_requeued: Also end a job that was queued again: a cancel, a failed parent.
+            also_requeued: Also end a job that was put back into the queue, as a cancel does.
 
         Raises:
             TransitionError: `state` is not final, or there is no such step (only a job that is

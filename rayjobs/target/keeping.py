@@ -1,6 +1,6 @@
 """Shared by a local target's keeper and its clients: whether it is alive, and what it waits for.
 
-Standard library only.
+No third-party package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This machine's resources for a local target: cores, GPUs, memory. Standard library only."""
+"""This machine's resources for a local target: cores, GPUs, memory. No third-party package."""
 
 from __future__ import annotations
 

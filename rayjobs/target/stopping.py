@@ -1,4 +1,4 @@
-"""Stops a local head with all its processes and files. Standard library only.
+"""Stops a local head with all its processes and files. No third-party package.
 
 The caller holds the keeper's lock: it is the keeper, or a client if no keeper is alive.
 """

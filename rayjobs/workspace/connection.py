@@ -101,7 +101,12 @@ class Connection:
         Args:
             answer_s: The longest time that the server may be silent.
         """
-        made = Connection(self._login, answer_s=answer_s, note=self._note)
+        made = Connection(
+            self._login,
+            answer_s=answer_s,
+            first_patience_s=self._first_patience_s,
+            note=self._note,
+        )
         made._number, made._has_answered = self._number, self._has_answered
         return made
 

@@ -1,4 +1,4 @@
-"""The login at a server: its address and token, which a file keeps for later commands."""
+"""The login at a server: address, token and certificate authority, which a file stores."""
 
 from __future__ import annotations
 

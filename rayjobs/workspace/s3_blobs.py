@@ -629,9 +629,7 @@ class S3Blobs:
         where = self.address.where
         why = str(error).replace(f" on {where}", "")
         if isinstance(error, BucketNotFound):
-            why = (
-                "there is no bucket of this name; `rayjobs workspace create --make-bucket` makes it"
-            )
+            why = "there is no bucket of this name: create it, or check the address"
         kind = StoreUnreachableError if isinstance(error, DatastoreUnavailable) else StoreError
         return kind(f"the workspace's files in {where} are not available: {why}", path=where)
 

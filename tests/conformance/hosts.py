@@ -36,7 +36,9 @@ _serial = itertools.count()
 def namespaces_work() -> bool:
     """Whether this machine allows PID namespaces: asked as a node agent asks."""
     program = Path(plans.__file__).with_name("namespace.py")
-    asked = subprocess.run([sys.executable, str(program)], stdout=subprocess.PIPE, check=True)
+    asked = subprocess.run(
+        [sys.executable, "-S", "-E", str(program)], stdout=subprocess.PIPE, check=True, cwd="/"
+    )
     return bool(json.loads(asked.stdout)["works"])
 
 

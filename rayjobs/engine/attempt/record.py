@@ -158,8 +158,7 @@ class AttemptRecord:
     ) -> None:
         """Record the end of the job, and register its models, in one transaction."""
         state = final_state(outcome)
-        self.count(str(state))
-        await self.write(
+        is_written = await self.write(
             self.served.store.finish,
             self.job.id,
             attempt=self.number,
@@ -169,6 +168,10 @@ class AttemptRecord:
             failure=failure,
             models=models,
         )
+        if is_written:
+            self.count(str(state))
+        else:
+            log.warning("attempt %d of %s had been ended already", self.number, self.job.id)
 
     async def requeue(
         self,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import FrozenInstanceError, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -208,6 +209,34 @@ def test_methods_are_generated_at_their_first_use_alone() -> None:
     assert vars(Unused)["__init__"] is not stub
     assert vars(Unused)["__init__"].__code__.co_varnames == ("self", "a")
     assert vars(Unused)["__eq__"].__qualname__.endswith("Unused.__eq__")
+
+
+def test_a_method_that_was_replaced_before_the_first_use_stays() -> None:
+    @dataclass(frozen=True)
+    class Patched:
+        a: int
+
+    Patched.__repr__ = lambda self: "patched"  # type: ignore[method-assign]
+    assert repr(Patched(1)) == "patched"
+    assert Patched(1) == Patched(1)
+
+
+def test_a_class_of_a_program_is_pickled_by_value_and_stays_whole(tmp_path: Path) -> None:
+    program, copied = tmp_path / "program.py", tmp_path / "copied"
+    program.write_text(
+        "import sys\n"
+        "from ray import cloudpickle\n"
+        "from rayjobs.injob.lazydataclass import dataclass\n"
+        "@dataclass(frozen=True)\n"
+        "class A:\n"
+        "    x: int\n"
+        "    y: str = 'q'\n"
+        f"open({str(copied)!r}, 'wb').write(cloudpickle.dumps(A))\n"
+    )
+    subprocess.run([sys.executable, str(program)], check=True)
+    made: Any = pickle.loads(copied.read_bytes())
+    assert repr(made(1)) == "A(x=1, y='q')"
+    assert str(inspect.signature(made)) == "(x: int, y: str = 'q') -> None"
 
 
 def test_threads_may_use_a_class_first_at_the_same_time() -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from rayjobs.cli.main import main
 from rayjobs.core.clock import to_text
-from rayjobs.core.errors import UsageError
+from rayjobs.core.errors import TargetError, UsageError
 from rayjobs.jobs.records import ModelDraft
 from rayjobs.remote.workspace import open_server
 from rayjobs.spec.model import JobSpec
@@ -180,27 +180,38 @@ def test_wake_up_is_audited_only_if_it_started_the_target(
 def test_one_start_of_target_is_audited_once(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_awake = False
-    monkeypatch.setattr("rayjobs.server.targets.wake_or_start", lambda *_: True)
+    is_awake, fails = False, False
+
+    def ensure(name: str, **_more: object) -> TargetStatus:
+        if fails:
+            raise TargetError("Ray does not start")
+        return TargetStatus(name=name, version="1")
+
+    monkeypatch.setattr("rayjobs.server.targets.wake_or_start", lambda *_: not is_awake)
     monkeypatch.setattr(starting, "wake", lambda *_, **_more: is_awake)
-    monkeypatch.setattr(
-        starting, "ensure_target", lambda name, **_more: TargetStatus(name=name, version="1")
-    )
+    monkeypatch.setattr(starting, "ensure_target", ensure)
     ada = served.connection("ada")
 
-    def wake_and_start() -> None:
+    def wake() -> None:
         ada.json("POST", "/v1/targets/local/wake", query={"start": "1"}, repeats=True)
+
+    def start() -> None:
         ada.json("POST", "/v1/targets/local/start", repeats=True)
 
-    wake_and_start()
-    wake_and_start()
+    wake()
+    wake()
+    start()  # the same start, to its end
     is_awake = True
-    ada.json("POST", "/v1/targets/local/start", repeats=True)
-    is_awake = False
-    wake_and_start()
+    wake()
+    is_awake = False  # it was stopped
+    wake()
+    fails = True
+    with pytest.raises(TargetError, match="Ray does not start"):
+        start()
+    wake()  # after the failure, this begins another start
     served.client("eve").store.put_program_setting("k", "v")
-    rows = rows_of(served, 3)
-    assert [row["change"] for row in rows if row["by"] == "ada"] == ["start of target local"] * 2
+    rows = rows_of(served, 4)
+    assert [row["change"] for row in rows if row["by"] == "ada"] == ["start of target local"] * 3
 
 
 def test_forbidden_change_is_recorded_with_its_user(served: Served) -> None:

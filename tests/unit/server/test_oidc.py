@@ -91,7 +91,7 @@ def site(tmp_path: Path, provider: Provider) -> Iterator[Site]:
 
 def test_a_login_in_a_browser_gives_a_token(site: Site, provider: Provider) -> None:
     notes: list[str] = []
-    text = token_of(site.address, notes.append)
+    text = token_of(Login(site.address, ""), notes.append, first_patience_s=2.0)
     assert "https://example.org/device and enter ABCD" in notes[0]
     with contextlib.closing(Connection(Login(site.address, text))) as connection:
         facts = connection.json("GET", "/v1/user")
@@ -103,7 +103,7 @@ def test_a_login_in_a_browser_gives_a_token(site: Site, provider: Provider) -> N
 def test_refused_login_is_reported(site: Site, provider: Provider) -> None:
     provider.refuses = "access_denied"
     with pytest.raises(UsageError, match="refused: access_denied"):
-        token_of(site.address, lambda _: None)
+        token_of(Login(site.address, ""), lambda _: None, first_patience_s=2.0)
 
 
 def test_the_groups_give_the_role(site: Site, provider: Provider) -> None:

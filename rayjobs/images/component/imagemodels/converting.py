@@ -9,11 +9,9 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
-
-from rayjobs.injob.lazydataclass import dataclass
 
 from .decoding import decode
 from .directory import is_hidden, is_image

@@ -6,13 +6,11 @@ import io
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
-
-from rayjobs.injob.lazydataclass import dataclass
 
 from .errors import UnreadableImageError
 

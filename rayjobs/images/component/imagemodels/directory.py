@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-
-from rayjobs.injob.lazydataclass import dataclass
+from dataclasses import dataclass
 
 from .errors import InvalidDatasetError, NotLabeledDatasetError
 

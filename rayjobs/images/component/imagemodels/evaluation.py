@@ -6,14 +6,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-
-from rayjobs.injob.lazydataclass import dataclass
 
 from .decoding import decode, validation_pixels
 from .directory import ImageDirectory

@@ -9,13 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-
-from rayjobs.injob.lazydataclass import dataclass
 
 from .cache import ImageCache
 from .decoding import Preprocessing, decode, training_pixels, validation_pixels

@@ -6,12 +6,11 @@ import json
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-
-from rayjobs.injob.lazydataclass import dataclass
 
 from .decoding import Preprocessing
 from .errors import InvalidModelDirectoryError

@@ -6,9 +6,8 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from rayjobs.injob.lazydataclass import dataclass
 
 from .errors import ParameterOutOfRangeError
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-
-from rayjobs.injob.lazydataclass import dataclass
 
 POWER = 0.9
 """Exponent of the polynomial decay, as in L.-C. Chen et al., arXiv:1606.00915."""

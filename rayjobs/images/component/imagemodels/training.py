@@ -8,7 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from rayjobs.injob import checkpoint
-from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.run import Run
 
 from .augmenting import crop_and_flip, enlarged, random_parts
