@@ -196,15 +196,15 @@ def _pack(
         archive.unlink(missing_ok=True)
     if cache is not None:
         is_settled = is_unchanged and found.is_complete
-        cache.save(
-            Remembered(
-                rules=rules.fingerprint,
-                decisions=rules.decisions,
-                signature=seen if is_settled and StatCache.is_settled(found, began) else "",
-                digest=digest,
-                suspects=suspects,
-            )
+        result = Remembered(
+            rules=rules.fingerprint,
+            decisions=rules.decisions,
+            signature=seen if is_settled and StatCache.is_settled(found, began) else "",
+            digest=digest,
+            suspects=suspects,
         )
+        if result != remembered:
+            cache.save(result)
     return _result(found, digest, suspects, is_new=is_new)
 
 
