@@ -58,7 +58,8 @@ class Copy:
         packages = [path for path in sys.path if path.endswith("site-packages")]
         paths = [str(self.root), *packages]
         (Path(site) / "copy.pth").write_text("\n".join(paths) + "\n", encoding="utf-8")
-        for program in (Path(sys.executable).parent / "rayjobs",):
+        for name in ("rayjobs", "ray"):  # tests look for them in the folder of the interpreter
+            program = Path(sys.executable).parent / name
             if program.exists():
                 text = program.read_text(encoding="utf-8").split("\n", 1)[1]
                 copied = folder / "bin" / program.name
