@@ -7,7 +7,7 @@ import logging
 from rayjobs.core.errors import RayjobsError
 from rayjobs.jobs.records import Job
 from rayjobs.models import registry
-from rayjobs.models.facts import Choice, ModelFacts
+from rayjobs.models.facts import ModelFacts, RunChoice
 from rayjobs.results.metrics import number_text
 from rayjobs.store.requests import JobChanges
 from rayjobs.tuning.spec import SweepSpec
@@ -39,7 +39,7 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
             run=trial.job_id,
             path=spec.model_path,
             facts=ModelFacts(tags={"sweep": sweep.id, "trial": str(trial.number)}),
-            choice=Choice(
+            choice=RunChoice(
                 metric=spec.metric,
                 value=value,
                 configuration=dict(trial.parameters),

@@ -122,7 +122,7 @@ def register(
     completed, a metric that is not finite and an incomplete file are refused.
     """
     from rayjobs.models import registry
-    from rayjobs.models.facts import Choice, ModelFacts
+    from rayjobs.models.facts import ModelFacts, RunChoice
 
     if (run is None) == (source is None):
         raise click.UsageError("give --run JOB for a run's files, or --from PATH for files here.")
@@ -135,7 +135,7 @@ def register(
         aliases=aliases,
         framework=framework,
     )
-    choice = Choice(metric=metric) if metric else None
+    choice = RunChoice(metric=metric) if metric else None
     with settings.open() as workspace:
         if source is not None:
             done = registry.register_path(workspace, name=name, path=source, facts=facts)

@@ -52,8 +52,8 @@ class TargetMachines:
     Attributes:
         cluster: What starts and ends things there.
         is_shared: This machine is one of them, so that what runs here takes from its jobs.
-        lease_s: Seconds without contact after which a machine's attempts end; None means that of
-            the product.
+        lease_s: Seconds without contact after which a machine's attempts end; None on one machine,
+            whose processes can always be looked at.
         pending_nodes: Which nodes the cluster can add; None means none.
     """
 
@@ -65,7 +65,7 @@ class TargetMachines:
 
 @dataclass(frozen=True, kw_only=True)
 class Observer:
-    """Who is told what an engine does.
+    """Receives what an engine does, for gauges and the status file.
 
     Attributes:
         count: Called with the name of a counter that grows by one.

@@ -33,7 +33,7 @@ NO_FACTS = ModelFacts()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class RunChoice:
     """Why a run's model was chosen.
 
     Attributes:

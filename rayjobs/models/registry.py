@@ -13,7 +13,7 @@ from rayjobs.core.users import user_name
 from rayjobs.jobs.records import ModelDraft, ModelVersion
 from rayjobs.models import companions, lineage, uploaded
 from rayjobs.models import files as modelfiles
-from rayjobs.models.facts import NO_FACTS, Choice, ModelFacts
+from rayjobs.models.facts import NO_FACTS, ModelFacts, RunChoice
 from rayjobs.models.names import check_alias, check_name, texts, version_of
 from rayjobs.resume import checkpoints
 from rayjobs.store.base import Store
@@ -28,7 +28,7 @@ def register(
     run: str,
     path: str | None = None,
     facts: ModelFacts = NO_FACTS,
-    choice: Choice | None = None,
+    choice: RunChoice | None = None,
 ) -> ModelVersion:
     """Register a completed run's file or folder as the next version of a model.
 
@@ -70,7 +70,7 @@ def register(
             configuration=choice.configuration if choice is not None else None,
             sweep=choice.sweep if choice is not None else None,
         ),
-        # A sweep's driver runs as the target's user, whoever submitted the sweep.
+        # The driver of a sweep runs as the target's user, not as the user who submitted the sweep.
         user=job.user if choice is not None and choice.sweep is not None else user_name(),
         framework=facts.framework,
         framework_version=facts.framework_version,

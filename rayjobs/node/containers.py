@@ -94,7 +94,7 @@ def capability_of(folder: Path) -> Capability:
     except subprocess.TimeoutExpired:
         return Capability(f"the trial did not end within {duration_text(PROBE_S)}")
     except (OSError, ValueError) as error:
-        # The trial itself failed: that is no property of the machine.
+        # The trial itself failed, which says nothing about the machine.
         log.warning("containers could not be tried: %r", error)
         return Capability(f"it could not be tried: {error!r}")
 

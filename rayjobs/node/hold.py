@@ -53,6 +53,6 @@ def why_no_namespace() -> str:
     except subprocess.TimeoutExpired:
         return f"the trial did not end within {duration_text(PROBE_S)}"
     except (OSError, ValueError) as error:
-        # The trial itself failed: that is no property of the machine.
+        # The trial itself failed, which says nothing about the machine.
         log.warning("PID namespaces could not be tried: %r", error)
         return f"it could not be tried: {error!r}"

@@ -60,7 +60,7 @@ class InputViews:
         except subprocess.TimeoutExpired:
             why = f"the trial of mount namespaces did not end within {duration_text(PROBE_S)}"
         except (OSError, ValueError) as error:
-            # The trial itself failed: that is no property of the machine.
+            # The trial itself failed, which says nothing about the machine.
             log.warning("mount namespaces could not be tried: %r", error)
             why = f"mount namespaces could not be tried: {error!r}"
         return Protection(why=why, why_no_overlay=why)

@@ -13,7 +13,7 @@ import pytest
 from rayjobs.api.model import Model
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.jobs.states import JobState
-from rayjobs.models.facts import Choice
+from rayjobs.models.facts import RunChoice
 from tests.support import registering as models
 from tests.unit.models.conftest import Runs
 from tests.unit.models.conftest import runs as runs  # the fixture
@@ -24,7 +24,9 @@ def best(runs: Runs, run: str, value: float) -> Model:
         runs.workspace,
         name="best",
         run=run,
-        choice=Choice(metric="accuracy", value=value, configuration={"--lr": 0.1}, sweep="sweep_1"),
+        choice=RunChoice(
+            metric="accuracy", value=value, configuration={"--lr": 0.1}, sweep="sweep_1"
+        ),
     )
 
 

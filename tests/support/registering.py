@@ -8,7 +8,7 @@ from typing import Any
 from rayjobs import Workspace
 from rayjobs.api.model import Model, opened_of
 from rayjobs.models import registry
-from rayjobs.models.facts import Choice, ModelFacts
+from rayjobs.models.facts import ModelFacts, RunChoice
 from rayjobs.workspace.folder import OpenWorkspace
 
 
@@ -18,13 +18,13 @@ def register(
     """Register a run's files, with the facts as options; see `rayjobs.models.registry.register`."""
     names = {one.name for one in fields(ModelFacts)} & set(options)
     facts = ModelFacts(**{name: options.pop(name) for name in names})
-    choice = Choice(metric=primary_metric) if primary_metric else None
+    choice = RunChoice(metric=primary_metric) if primary_metric else None
     kept = registry.register(opened_of(workspace), facts=facts, choice=choice, **options)
     return Model.of(workspace, kept)
 
 
 def register_best(
-    workspace: Workspace | OpenWorkspace, *, name: str, run: str, choice: Choice
+    workspace: Workspace | OpenWorkspace, *, name: str, run: str, choice: RunChoice
 ) -> Model:
     """Register a sweep's best run as a driver of sweeps does."""
     opened = opened_of(workspace)

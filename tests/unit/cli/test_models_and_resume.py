@@ -14,7 +14,7 @@ from rayjobs.core.users import user_name
 from rayjobs.jobs.records import Job, ModelRefusal
 from rayjobs.jobs.states import JobState
 from rayjobs.models import requested
-from rayjobs.models.facts import Choice
+from rayjobs.models.facts import RunChoice
 from rayjobs.protocol.collected import RequestedModel
 from rayjobs.submit import submitting
 from tests.support import registering as models
@@ -130,7 +130,7 @@ def test_a_models_value_is_shown_with_the_one_at_the_end_where_that_differs(
         runs.workspace,
         name="best",
         run=job.id,
-        choice=Choice(metric="accuracy", value=0.944, configuration={}, sweep="sweep_1"),
+        choice=RunChoice(metric="accuracy", value=0.944, configuration={}, sweep="sweep_1"),
     )
     for command in (("ls",), ("lineage", "best")):
         assert "accuracy 0.944 (last 0.923)" in terminal.type("model", *command).out
