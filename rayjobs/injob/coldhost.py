@@ -19,9 +19,9 @@ if __name__ == "__main__":
 
 from rayjobs.injob import detach, kernel
 from rayjobs.injob import plan as plans
+from rayjobs.injob.answers import StartAnswer
 from rayjobs.injob.control import encode
 from rayjobs.injob.host import Host
-from rayjobs.injob.hostmessages import StartAnswer
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.ranks import Program, WarmState
 

@@ -9,7 +9,7 @@ import socket
 from typing import Callable, Dict, Optional
 
 from rayjobs.injob import recordfiles
-from rayjobs.injob.hostmessages import refusal
+from rayjobs.injob.answers import refusal
 from rayjobs.injob.messages import Message
 
 MAX_LINE_BYTES = 4 * 1024 * 1024

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from rayjobs.injob.answers import StartAnswer
 from rayjobs.injob.control import encode
-from rayjobs.injob.hostmessages import StartAnswer
 from rayjobs.injob.identity import own_identity
 
 

@@ -10,11 +10,12 @@ from typing import Dict, Mapping, Optional
 
 from rayjobs.injob import control, detach, exitrecord, kernel, masterport
 from rayjobs.injob import plan as plans
+from rayjobs.injob.answers import refusal
 from rayjobs.injob.ending import Ending
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.extras import HostExtras
 from rayjobs.injob.hostmessages import NAME as HOST_FILE
-from rayjobs.injob.hostmessages import HostFile, HostRequest, HostState, HostStatus, refusal
+from rayjobs.injob.hostmessages import HostFile, HostRequest, HostState, HostStatus
 from rayjobs.injob.hostsignals import HostSignals
 from rayjobs.injob.identity import own_identity
 from rayjobs.injob.lease import boot_clock_s

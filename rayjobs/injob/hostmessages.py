@@ -1,11 +1,12 @@
-"""Messages of attempt hosts and warm interpreters: ``host.json``, requests and answers."""
+"""Messages of attempt hosts: ``host.json``, requests on a control socket, and their answers."""
 
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Mapping, Optional, Tuple
 
 from rayjobs.injob import recordfiles
+from rayjobs.injob.answers import Answer
 from rayjobs.injob.exitrecord import RankStack
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.lazydataclass import dataclass
@@ -103,23 +104,6 @@ class HostRequest(Message):
 
 
 @dataclass(frozen=True)
-class Answer(Message):
-    """Base of all answers; by itself it means success or a refusal.
-
-    Attributes:
-        error: Why the request was refused, as a sentence; empty: it was accepted.
-    """
-
-    ok: bool = True
-    error: str = ""
-
-
-def refusal(error: str) -> Answer:
-    """Return the answer to a request that cannot be carried out."""
-    return Answer(False, error)
-
-
-@dataclass(frozen=True)
 class HostState(Answer):
     """A host's answer to "cancel" and "stalled".
 
@@ -203,98 +187,3 @@ class PortAnswer(Answer):
     """A host's answer to "listens": where processes of the attempt listen at a port."""
 
     addresses: Tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class WarmStatus(Answer):
-    """A warm interpreter's answer to "ping": its process and its imports.
-
-    Attributes:
-        preloaded: Modules that it has imported.
-        not_preloaded: Why the others could not be imported.
-        import_s: Seconds that the imports took.
-        threads: Number of its threads.
-    """
-
-    pid: int = 0
-    start_time: int = 0
-    boot_id: str = ""
-    preloaded: Tuple[str, ...] = ()
-    not_preloaded: Mapping[str, str] = field(default_factory=dict)
-    import_s: float = 0.0
-    threads: int = 0
-
-    @property
-    def identity(self) -> Identity:
-        """The interpreter's process."""
-        return Identity(self.pid, self.start_time, self.boot_id)
-
-
-@dataclass(frozen=True)
-class StartAnswer(Answer):
-    """The result of starting a host or a warm interpreter: its process, or why there is none.
-
-    Attributes:
-        pid: Pid of the started process, with `start_time` and `boot_id`; None: none was started.
-        cold: Why a warm interpreter may not fork this attempt; None: it may.
-        held: Another warm interpreter owns the socket.
-    """
-
-    pid: Optional[int] = None
-    start_time: int = 0
-    boot_id: str = ""
-    cold: Optional[str] = None
-    held: bool = False
-
-    @property
-    def identity(self) -> Identity:
-        """The process that was started.
-
-        Raises:
-            ValueError: no process was started.
-        """
-        if self.pid is None:
-            raise ValueError("the answer names no process")
-        return Identity(self.pid, self.start_time, self.boot_id)
-
-    @staticmethod
-    def refused(error: str, *, held: bool = False) -> StartAnswer:
-        """Return the answer with the reason why no process was started."""
-        return StartAnswer(False, error, held=held)
-
-    @staticmethod
-    def of(started: Identity) -> StartAnswer:
-        """Return the answer that names a process."""
-        return StartAnswer(pid=started.pid, start_time=started.start_time, boot_id=started.boot_id)
-
-
-@dataclass(frozen=True)
-class WarmRequest(Message):
-    """A request to a warm interpreter; each operation reads its own fields.
-
-    Attributes:
-        op: "ping", "fork" or "stop".
-        plan: Path of the launch plan of a fork.
-        secrets: Variables of a fork that are never written to a file.
-        is_user: A ping comes from an agent that uses the interpreter.
-        raylet: Ray's process on that agent's node. The interpreter ends soon after the last such
-            process. None: it stays until it is idle or stopped.
-    """
-
-    op: str
-    plan: str = ""
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    is_user: bool = False
-    raylet: Optional[Identity] = None
-
-    @classmethod
-    def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` of version 0.1.0, which named a raylet only in pings of users."""
-        return {"is_user": "raylet" in values, **values}
-
-    def to_json(self) -> Dict[str, Any]:
-        """Return its JSON; to an interpreter of version 0.1.0 an agent is a user by its raylet."""
-        values = super().to_json()
-        if not self.is_user:
-            del values["raylet"]
-        return values

@@ -6,8 +6,8 @@ import selectors
 import socket
 from typing import Callable, Dict
 
+from rayjobs.injob.answers import Answer, refusal
 from rayjobs.injob.control import MAX_LINE_BYTES, encode, listen, parse_request
-from rayjobs.injob.hostmessages import Answer, refusal
 
 _SEND_S = 5.0
 

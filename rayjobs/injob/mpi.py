@@ -17,8 +17,8 @@ import time
 from typing import Dict, Mapping
 
 from rayjobs.injob import helpers, kernel, mpistub
+from rayjobs.injob.answers import Answer, refusal
 from rayjobs.injob.extras import HostExtras
-from rayjobs.injob.hostmessages import Answer, refusal
 from rayjobs.injob.interfaces import interface_of
 from rayjobs.injob.lines import Asker, LineServer
 from rayjobs.injob.mpimessages import MpiRequest, RankEnd, Relayed

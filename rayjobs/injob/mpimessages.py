@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Mapping, Optional
 
-from rayjobs.injob.hostmessages import Answer
+from rayjobs.injob.answers import Answer
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 

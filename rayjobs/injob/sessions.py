@@ -11,8 +11,9 @@ import signal
 from typing import Dict, List, Optional, Set, Tuple
 
 from rayjobs.injob import helpers
+from rayjobs.injob.answers import Answer, refusal
 from rayjobs.injob.helpers import Helper
-from rayjobs.injob.hostmessages import Answer, HostRequest, PortAnswer, SessionAnswer, refusal
+from rayjobs.injob.hostmessages import HostRequest, PortAnswer, SessionAnswer
 from rayjobs.injob.identity import send_signal
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.starter import Starter

@@ -16,12 +16,13 @@ from typing import Mapping
 
 from rayjobs.injob import coldhost, control, detach, kernel, leaving, recordfiles, startup
 from rayjobs.injob import plan as plans
+from rayjobs.injob.answers import Answer, StartAnswer, refusal
 from rayjobs.injob.coldcheck import cold_reason
 from rayjobs.injob.files import try_lock
-from rayjobs.injob.hostmessages import Answer, StartAnswer, WarmRequest, WarmStatus, refusal
 from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.ranks import Program, WarmState
+from rayjobs.injob.warmmessages import WarmRequest, WarmStatus
 
 _CHECK_S = 5.0
 _REQUEST_S = 10.0

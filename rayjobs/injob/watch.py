@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
 from rayjobs.injob import stacks
+from rayjobs.injob.answers import Answer
 from rayjobs.injob.ending import Ending
 from rayjobs.injob.exitrecord import RankStack
-from rayjobs.injob.hostmessages import Answer, HostRequest, LeaseAnswer, StacksAnswer
+from rayjobs.injob.hostmessages import HostRequest, LeaseAnswer, StacksAnswer
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan

@@ -15,9 +15,10 @@ from typing import TypeVar
 from rayjobs.core.errors import TargetError
 from rayjobs.core.text import duration_text
 from rayjobs.injob import control, exitrecord, recordfiles
+from rayjobs.injob.answers import Answer
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.hostmessages import NAME as HOST_FILE
-from rayjobs.injob.hostmessages import Answer, HostFile, HostRequest, HostState, HostStatus
+from rayjobs.injob.hostmessages import HostFile, HostRequest, HostState, HostStatus
 from rayjobs.injob.identity import Identity, identity_of, is_alive
 from rayjobs.injob.messages import MessageError
 from rayjobs.injob.outcomes import CANCELED, EndCause

@@ -13,11 +13,12 @@ from typing import TypeVar
 from rayjobs.core.errors import TargetError
 from rayjobs.core.text import duration_text
 from rayjobs.injob import exitrecord, recordfiles
-from rayjobs.injob.hostmessages import Answer, StartAnswer, WarmRequest, WarmStatus
+from rayjobs.injob.answers import Answer, StartAnswer
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
+from rayjobs.injob.warmmessages import WarmRequest, WarmStatus
 
 # torch's optimizers import torch._dynamo at their first use. Not pandas: its import adds half a
 # second to the first job's wait and starts a pyarrow thread before all forks.

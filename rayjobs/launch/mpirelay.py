@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from rayjobs.injob.hostmessages import Answer
+from rayjobs.injob.answers import Answer
 from rayjobs.injob.mpimessages import MpiRequest, Relayed
 from rayjobs.injob.plan import Peer, Relay
 from rayjobs.launch.hoststart import ask

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from rayjobs.injob import sessionsteps as steps
-from rayjobs.injob.hostmessages import Answer, HostRequest, PortAnswer, SessionAnswer
+from rayjobs.injob.answers import Answer
+from rayjobs.injob.hostmessages import HostRequest, PortAnswer, SessionAnswer
 from rayjobs.injob.sessionsteps import SessionEvent, SessionReply, SessionStep
 from rayjobs.launch import hostclient
 from rayjobs.node.hosts import host_on

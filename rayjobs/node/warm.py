@@ -13,9 +13,9 @@ from rayjobs.core.errors import RayjobsError
 from rayjobs.core.paths import PACKAGE, short_socket
 from rayjobs.core.text import duration_text
 from rayjobs.environments import interpreter
-from rayjobs.injob.hostmessages import WarmRequest
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.warmmessages import WarmRequest
 from rayjobs.launch import hostclient
 from rayjobs.launch.plan import inherited
 from rayjobs.node import warm_limits

@@ -7,8 +7,9 @@ import os
 from dataclasses import replace
 from typing import TypeVar
 
+from rayjobs.injob.answers import Answer
 from rayjobs.injob.exitrecord import RankStack
-from rayjobs.injob.hostmessages import Answer, HostRequest, HostState, LeaseAnswer, StacksAnswer
+from rayjobs.injob.hostmessages import HostRequest, HostState, LeaseAnswer, StacksAnswer
 from rayjobs.injob.identity import Identity, identity_of, stat_of
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch import hostclient

@@ -18,10 +18,10 @@ from rayjobs.core import short_tmp
 from rayjobs.core.errors import TargetError
 from rayjobs.core.paths import NodePaths, TargetPaths, runtime_dir
 from rayjobs.core.text import counted
-from rayjobs.injob.hostmessages import WarmRequest
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.processes import all_pids, descendants, marked
+from rayjobs.injob.warmmessages import WarmRequest
 from rayjobs.target import local_head, wake_client
 from rayjobs.target.local_head import command_of
 from rayjobs.target.requests import TargetRequest

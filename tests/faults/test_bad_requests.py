@@ -16,7 +16,7 @@ import pytest
 
 from rayjobs.engine.wake_server import WakeServer
 from rayjobs.injob import control, warmloop
-from rayjobs.injob.hostmessages import Answer
+from rayjobs.injob.answers import Answer
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.lines import Asker, LineServer
 from rayjobs.target import wake_client

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.injob.hostmessages import WarmRequest
 from rayjobs.injob.identity import Identity, identity_of, own_identity, send_signal
+from rayjobs.injob.warmmessages import WarmRequest
 from rayjobs.launch import hostclient, hoststart
 from rayjobs.node.warm import NodeWarm
 from tests.conformance.hosts import Attempt, base_env, namespaces_work, until

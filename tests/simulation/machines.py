@@ -289,7 +289,7 @@ class Machines(Machine):
         return box.launching.starting(plan)
 
     def renew(self, node: str, marker: str, stamp: float | None) -> float | None:
-        """See `Machine`, and `NodeAgent.renew`, which this follows."""
+        """See `Machine`, and `NodeService._renew`, which this follows."""
         box, _ = self._where[node]
         self.asks(box)
         answer = box.launching.renew(marker, stamp)

@@ -18,11 +18,12 @@ from rayjobs.injob.exitrecord import (
     Remaining,
     UsageRecord,
 )
-from rayjobs.injob.hostmessages import HostFile, HostRequest, WarmRequest
+from rayjobs.injob.hostmessages import HostFile, HostRequest
 from rayjobs.injob.identity import Identity, own_identity
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.injob.plan import Peer, Relay, parse
+from rayjobs.injob.warmmessages import WarmRequest
 from rayjobs.jobs.data_facts import DataFacts, Trouble
 from rayjobs.jobs.hosts import Gpu, HostFacts, HostRecord
 from rayjobs.jobs.outcomes import ENDS, RULES, final_state
