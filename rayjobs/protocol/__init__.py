@@ -1,1 +1,1 @@
-"""What the parts of a target say to each other, and to Ray."""
+"""The messages that the parts of a target exchange with each other and with Ray."""

@@ -1,6 +1,6 @@
-"""What the engine needs of a Ray cluster, and of the agents on its nodes.
+"""The interfaces through which the engine uses a Ray cluster and the agents on its nodes.
 
-Two small protocols: real Ray implements them in `engine.ray.cluster`, the tests have fakes.
+`engine.ray.cluster` implements both protocols with Ray; the tests have fakes.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from rayjobs.protocol.calls import Answer, Asked, Call
 
 
 class NotPlacedError(RayjobsError):
-    """A placement group found no capacity in its time."""
+    """A placement group did not find capacity within its timeout."""
 
 
 class NotGrownError(NotPlacedError):
-    """The nodes that a placement group waits for have not started in their time."""
+    """The nodes that a placement group waits for did not start within its timeout."""
 
 
 class AgentLostError(RayjobsError):
-    """The node's agent died or cannot be reached; the attempt may well be alive."""
+    """The node's agent died or cannot be reached; the attempt may still be running."""
 
 
 class AgentLeavingError(RayjobsError):
-    """The agent ends for want of work, and has not begun what it was asked: ask its successor."""
+    """An idle agent is leaving and has not begun the call: its successor must be called."""
 
 
 class AgentFaultError(RayjobsError):
-    """The agent met an unexpected error; the agent itself goes on."""
+    """A call caused an unexpected error in the agent; the agent itself continues."""
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A living node: what it has in all, and what Ray says is free.
+    """A live node: its total resources, and those that Ray reports as free.
 
     Attributes:
-        node_type: Of the cluster's node types, by name; empty: none is known.
+        node_type: Name of its node type; empty: unknown.
     """
 
     node_id: str
@@ -54,14 +54,14 @@ class NodeInfo:
 
 
 class Cluster(Protocol):
-    """Placement on a Ray cluster. All coroutines may raise UnreachableError."""
+    """Placement on a Ray cluster. Every coroutine may raise UnreachableError."""
 
     async def cluster_id(self) -> str:
-        """Return the id of this life of the cluster."""
+        """Return the id of the running cluster; after a restart it is another one."""
         ...
 
     async def nodes(self) -> list[NodeInfo]:
-        """Return the living nodes."""
+        """Return the live nodes."""
         ...
 
     async def create_group(
@@ -69,10 +69,11 @@ class Cluster(Protocol):
     ) -> tuple[str, ...]:
         """Create a detached placement group on these nodes; return the node id of each bundle.
 
-        One node for each bundle, as the policy chose them: Ray's own choice could take what is
-        kept for another job.
+        The policy has chosen one node for each bundle: Ray's own choice could take resources that
+        are reserved for another job.
 
-        Raises NotPlacedError when it found no capacity in time (it is removed before).
+        Raises:
+            NotPlacedError: it did not find capacity in time, and has been removed again.
         """
         ...
 
@@ -85,66 +86,71 @@ class Cluster(Protocol):
         avoid: Collection[str],
         timeout_s: float,
     ) -> tuple[str, ...]:
-        """Create a group some of whose nodes have to start first; return its nodes then.
+        """Create a group for which some nodes must start first; return its nodes once they have.
 
-        The group itself is what makes the cluster's autoscaler start them.
+        The pending group itself makes the cluster's autoscaler start them.
 
         Args:
-            nodes: For each bundle the living node that it is to stand on; None: one that has
-                to start.
-            avoid: The nodes that lived when this was decided: no bundle without a node of its
-                own goes there, since the policy may have kept them for another job.
+            nodes: For each bundle, the live node that it must be placed on; None: a node that has
+                not started yet.
+            avoid: The nodes that were alive when this was decided. A bundle without a node of its
+                own is not placed on them, since the policy may have reserved them for another job.
 
-        Raises NotGrownError when they have not come in time; the caller removes the group.
+        Raises:
+            NotGrownError: the nodes did not start in time; the caller removes the group.
         """
         ...
 
     async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
-        """Return the GPU ids of each bundle (a short task in each learns them)."""
+        """Return the GPU ids of each bundle, as a short task in each bundle reports them."""
         ...
 
     async def remove_group(self, name: str) -> None:
-        """Remove a group; one that is not there is fine."""
+        """Remove a group; does nothing if it does not exist."""
         ...
 
     async def group_names(self, prefix: str) -> list[str]:
-        """Return the names of the groups that exist and begin with the prefix."""
+        """Return the names of the existing groups that begin with the prefix."""
         ...
 
     async def raylet_is_gone(self, node_id: str) -> bool:
-        """Whether a dead node's machine answers, and says that Ray's process there has ended.
+        """Whether the machine of a dead node answers, and shows that its raylet has ended.
 
-        False says nothing: the machine may be cut off, or the process frozen.
+        False proves nothing: the machine may be cut off, or the raylet frozen.
         """
         ...
 
     def doubt(self, node_id: str) -> None:
-        """Leave a node out of `nodes` as long as its machine says that its raylet has ended.
+        """Leave a node out of `nodes` as long as its machine shows that its raylet has ended.
 
-        Ray lists such a node until its health checks have failed, and nothing starts there.
+        Ray lists such a node until its health checks have failed, but nothing can start on it.
         """
         ...
 
     async def agent(self, node_id: str) -> Agent:
-        """Return the agent of a node, started if need be. AgentLostError: the node is dead."""
+        """Return the agent of a node; start it if necessary.
+
+        Raises:
+            AgentLostError: the node is dead.
+        """
         ...
 
 
 class Agent(Protocol):
-    """Speaks for one node."""
+    """The agent of one node."""
 
     async def call(self, method: Call[Asked, Answer], message: Asked) -> Answer:
-        """Make a call of the node's agent (`rayjobs.protocol.calls`).
+        """Make one of the calls of `rayjobs.protocol.calls`, and return the answer.
 
         Raises:
             AgentLostError: the agent's process is gone.
-            RayjobsError: what the agent itself raised, such as PrepareError.
+            RayjobsError: an error of the call itself, such as PrepareError.
         """
         ...
 
 
 def bundles(shape: Shape) -> Sequence[dict[str, float]]:
-    """Return Ray's resources of each bundle of a shape."""
+    """Return the resources of each bundle of a shape, under Ray's names."""
     one: dict[str, float] = {}
     if shape.cpus:
         one["CPU"] = shape.cpus

@@ -1,4 +1,4 @@
-"""What the engine tells an agent of an attempt on its node, and what it asks it to launch."""
+"""Messages about an attempt on a node: what identifies it there, and the request to launch it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayjobs.injob.plan import LaunchPlan, Relay
 
 @dataclass(frozen=True, slots=True)
 class AttemptOnNode(Message):
-    """An attempt on one node: what every call about it says.
+    """An attempt on one node, as every call about it describes it.
 
     Attributes:
         workspace: Path of the workspace's folder on the target actor's machine.
@@ -23,12 +23,12 @@ class AttemptOnNode(Message):
         root: The attempt's folder on the node.
         socket: Where its host listens.
         ranks: Numbers of its ranks on this node.
-        address: Where other nodes reach this one.
-        boot_id: Of the target actor's machine.
+        address: Address at which other nodes reach this one.
+        boot_id: Boot id of the target actor's machine.
         grace_s: Seconds from SIGTERM to SIGKILL.
-        lease_s: Of its host; None: it has none.
-        reads_secrets: Something of it may read a secret of the target.
-        relay: Of the first node, where MPI starts the ranks of several.
+        lease_s: Length of its host's lease; None: it has none.
+        reads_secrets: It may need secrets of the target.
+        relay: Only on the first of several nodes whose ranks MPI starts.
     """
 
     workspace: str
@@ -58,7 +58,7 @@ class AttemptOnNode(Message):
 
 @dataclass(frozen=True, slots=True)
 class InputRequest(Message):
-    """An input to bring, as the spec names it (`rayjobs.spec.model.Input`)."""
+    """An input to fetch, as the spec names it (`rayjobs.spec.model.Input`)."""
 
     source: str
     mode: str = "mount"
@@ -67,7 +67,7 @@ class InputRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class Registration(Message):
-    """How a stored output becomes (a version of) a dataset."""
+    """How a stored output is registered as a version of a dataset."""
 
     name: str
     description: str = ""
@@ -113,7 +113,7 @@ class PackagesRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class RegistryRequest(Message):
-    """How an image's registry is asked (`rayjobs.spec.model.Registry`)."""
+    """How to access an image's registry (`rayjobs.spec.model.Registry`)."""
 
     address: str | None = None
     username: str | None = None
@@ -125,8 +125,8 @@ class ContainerRequest(Message):
     """The image to run in, as the spec names it (`rayjobs.spec.model.Container`).
 
     Attributes:
-        interpreter: Path of the Python in the image; None: the first that its PATH leads to.
-        sources: The image, if it travels with the job → digest of what was packed of it.
+        interpreter: Path of the Python in the image; None: the first one in its PATH.
+        sources: If the image travels with the job: its name → the digest of its packed files.
     """
 
     image: str | None = None
@@ -140,11 +140,11 @@ class ContainerRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class Resume(Message):
-    """What an attempt goes on from.
+    """The checkpoint from which an attempt continues.
 
     Attributes:
-        run: The job's own id on a retry: its newest checkpoint counts.
-        path: What the spec names.
+        run: On a retry, the job's own id: its newest checkpoint is used.
+        path: The path that the spec names.
     """
 
     run: str | None = None
@@ -153,13 +153,13 @@ class Resume(Message):
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest(Message):
-    """What a node prepares and launches.
+    """The attempt that a node must prepare and launch.
 
     Attributes:
         snapshot: Digest of the snapshot; None: the job has none.
-        environment: None: an interpreter that is there already.
-        container: None: the node's own files.
-        plan: Of the attempt's host. The node adds what it alone knows before it writes it down.
+        environment: Packages to install; None: an existing interpreter is used.
+        container: The image to run in; None: the node's own files.
+        plan: The host's plan, to which the node adds the values that only the node knows.
     """
 
     on: AttemptOnNode

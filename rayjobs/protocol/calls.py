@@ -1,4 +1,4 @@
-"""The calls that the engine makes of a node's agent: one message there, one message back."""
+"""The calls of the engine to a node's agent: one request message and one answer message each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rayjobs.protocol.collected import Collected
 from rayjobs.protocol.nodes import Hello, Prepared
 from rayjobs.protocol.settled import Settled
 
-# Raised by a change that an agent of an earlier rayjobs would misread: then nodes get new agents.
+# Incremented when an agent of an earlier version would misread a changed call: nodes then get new
+# agents.
 PROTOCOL = 2
 
 Asked = TypeVar("Asked", bound=Message)
@@ -23,12 +24,12 @@ Answer = TypeVar("Answer", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Nothing(Message):
-    """A message that says nothing besides that it was sent."""
+    """An empty message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Port(Message):
-    """A port that no other process has."""
+    """A port that no other process uses."""
 
     number: int
 
@@ -51,7 +52,7 @@ class Renew(Message):
     """Renew the lease of an attempt's host.
 
     Attributes:
-        stamp: Of the renewal before; None: there was none.
+        stamp: The stamp of the last answer; None: there was none.
     """
 
     on: AttemptOnNode
@@ -67,14 +68,14 @@ class Renewed(Message):
 
 @dataclass(frozen=True, slots=True)
 class Silence(Message):
-    """For how many seconds no rank of a node was heard; None where this is not measured."""
+    """Seconds since any rank of a node showed a sign of life; None: not measured."""
 
     silent_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Stalled(Message):
-    """Let a host dump its ranks' stacks and end the attempt as stalled."""
+    """Have a host dump its ranks' stacks and end the attempt as stalled."""
 
     on: AttemptOnNode
     reason: str
@@ -82,14 +83,14 @@ class Stalled(Message):
 
 @dataclass(frozen=True, slots=True)
 class Stacks(Message):
-    """Where each rank of a node is; None: no host answers."""
+    """The stack of each rank of a node; None: no host answers."""
 
     ranks: tuple[RankStack, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionCall(Message):
-    """A client's step in a session at a rank of an attempt."""
+    """A client's step in a session next to a rank of an attempt."""
 
     on: AttemptOnNode
     step: SessionStep
@@ -97,10 +98,10 @@ class SessionCall(Message):
 
 @dataclass(frozen=True, slots=True)
 class Settle(Message):
-    """Say what became of an attempt.
+    """Request the state of an attempt.
 
     Attributes:
-        end: End first what lives of it.
+        end: End the attempt first.
     """
 
     on: AttemptOnNode
@@ -109,14 +110,14 @@ class Settle(Message):
 
 @dataclass(frozen=True, slots=True)
 class Cleaned(Message):
-    """Whether nothing of an attempt runs any more, and its scratch is removed."""
+    """Whether no process of an attempt is left and its scratch has been removed."""
 
     proven: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Uncleaned(Message):
-    """A folder of an attempt of which nothing runs, and nothing is left to store."""
+    """The folder of an attempt that has no host, and no files left to store."""
 
     job: str
     attempt: int
@@ -125,50 +126,50 @@ class Uncleaned(Message):
 
 @dataclass(frozen=True, slots=True)
 class UncleanedFolders(Message):
-    """What a death left on a node."""
+    """The folders of ended attempts that are left on a node."""
 
     folders: tuple[Uncleaned, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoreProgress(Message):
-    """How far a later store is, as a line; empty: nothing is being stored."""
+    """The progress of a later store, as one line; empty: nothing is being stored."""
 
     line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep(Message):
-    """Remove folders that were named as uncleaned."""
+    """Remove folders that `UncleanedFolders` listed."""
 
     roots: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Swept(Message):
-    """How many folders are gone."""
+    """How many folders were removed."""
 
     removed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Asked, Answer]):
-    """One kind of call: its name, and what goes there and comes back."""
+    """One kind of call: its name, and the classes of its request and its answer."""
 
     name: str
     asked: type[Asked]
     answer: type[Answer]
 
 
-# Of the node.
+# Calls about the node.
 HELLO = Call("hello", Nothing, Hello)
-# Held until the launch of an attempt with it.
+# The agent reserves the port until an attempt that uses it is launched.
 FREE_PORT = Call("free_port", Nothing, Port)
-# Of an attempt. Raises PrepareError with its class.
+# Calls about an attempt. PREPARE and LAUNCH raise PrepareError, with the failure class.
 PREPARE = Call("prepare", LaunchRequest, Prepared)
 LAUNCH = Call("launch", LaunchRequest, Launched)
-# To its end. Named for the job, so that Ray's dashboard lists it as running. A second call, after
-# the agent was replaced, goes on where the first was.
+# Returns at the attempt's end. It has the job's name, so that Ray's dashboard lists the job as
+# running. After the agent was replaced, a second call continues from where the first one was.
 FOLLOW = Call("follow", AttemptOnNode, ExitRecord)
 STOP = Call("stop", Stop, Nothing)
 RENEW = Call("renew", Renew, Renewed)
@@ -177,12 +178,12 @@ STALLED = Call("stalled", Stalled, Nothing)
 STACKS = Call("stacks", AttemptOnNode, Stacks)
 SESSION = Call("session", SessionCall, SessionReply)
 COLLECT = Call("collect", AttemptOnNode, Collected)
-# After the job's end, what of its outputs could not be stored then.
+# After the job's end: stores the outputs that could not be stored then.
 STORE_LATE = Call("store_late", AttemptOnNode, Collected)
 STORE_PROGRESS = Call("store_progress", AttemptOnNode, StoreProgress)
-# What an exit record could not prove is looked at again.
+# Checks again what an exit record could not prove.
 SETTLE = Call("settle", Settle, Settled)
 CLEAN = Call("clean", AttemptOnNode, Cleaned)
-# What deaths left.
+# Find and remove the folders of ended attempts.
 UNCLEANED = Call("uncleaned", Nothing, UncleanedFolders)
 SWEEP = Call("sweep", Sweep, Swept)

@@ -1,4 +1,4 @@
-"""What a node has brought of an attempt into its workspace, and what it says of the rest."""
+"""What a node has collected from an attempt into its workspace, and why the rest is missing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rayjobs.jobs.data_facts import DataFacts
 
 @dataclass(frozen=True, slots=True)
 class RequestedModel(Message):
-    """A model that the script asked to have registered once its run completes.
+    """A model that the script requested to be registered when its run completes.
 
     Attributes:
-        path: Name that the script gave the file or folder.
-        rank: Number of the rank that asked.
-        file: The run's name of that file or folder; another node's are below ``node-<k>/``.
-        why: Why it cannot be registered, as a clause; empty: nothing is known against it.
+        path: The name by which the script requested the file or folder.
+        rank: Number of the rank that made the request.
+        file: Name of that file or folder in the run; below ``node-<k>/`` for a further node.
+        why: Why it cannot be registered, as a clause; empty: no reason is known.
     """
 
     name: str
@@ -35,15 +35,15 @@ class RequestedModel(Message):
 
 @dataclass(frozen=True, slots=True)
 class Collected(Message):
-    """What became of an attempt's last metrics and files.
+    """The result of storing an attempt's last metrics and files.
 
     Attributes:
-        tails: The end of what each rank printed, by rank.
-        problems: Sentences: what could not be stored, and may be if it is asked for again.
-        data: None: the node could not tell.
-        models: What the script asked to have registered.
-        stuck: Where the collection stands still, as a clause; None: it does not.
-        gave_up: Why it was given up; None: it was not.
+        tails: The end of each rank's output, by rank.
+        problems: What could not be stored, as sentences; another call may store it.
+        data: The facts about its data; None: the node could not determine them.
+        models: The models that the script requested.
+        stuck: Where the collection is stuck, as a clause; None: it is not.
+        gave_up: Why the collection was given up; None: it was not.
         outage: The problem of a storage that does not answer at all; None: there is none.
     """
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rayjobs.protocol import calls
 
 NAMESPACE = "rayjobs"
-# One call carries so much of a file: large enough to be quick, small in everybody's memory.
+# The largest part of a file that one call carries: large enough to be fast, and small enough for
+# the memory of every process that handles it.
 CHUNK_BYTES = 8 << 20
 
 
@@ -17,6 +18,7 @@ def actor_name(target: str) -> str:
 def agent_name(target: str, node_id: str) -> str:
     """Return the name under which Ray knows a node's agent that speaks this protocol.
 
-    One of an earlier rayjobs has another name: it goes on with what it follows, and then leaves.
+    An agent with an earlier protocol has another name: it continues to follow its attempts, and
+    then leaves.
     """
     return f"rayjobs-agent{calls.PROTOCOL}-{target}-{node_id}"

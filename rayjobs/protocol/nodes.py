@@ -1,4 +1,4 @@
-"""What an agent says of its node, and of what it has prepared there."""
+"""What an agent reports about its node, and about an attempt that it has prepared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayjobs.jobs.hosts import HostFacts
 
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
-    """Who an agent is, and what its node has.
+    """An agent's identity, and the facts about its node.
 
     Attributes:
         node_id: Ray's id of the node.
@@ -21,9 +21,9 @@ class Hello(Message):
         environment: The few variables of the node that ranks inherit.
         python: The agent's interpreter.
         injob_path: The folder from which ranks import `rayjobs`.
-        rayjobs: Its version, as the agent has loaded it.
-        installed: Its version, as it is on the node's disk; None: not installed there.
-        clock_s: The node's boot clock.
+        rayjobs: The version of rayjobs that the agent has loaded.
+        installed: The version of rayjobs on the node's disk; None: it is not installed there.
+        clock_s: Seconds on the node's boot clock.
     """
 
     node_id: str
@@ -40,12 +40,12 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Message):
-    """An attempt's folder that is ready.
+    """An attempt's folder, ready for the launch.
 
     Attributes:
         root: The folder.
-        variables: By which the script finds its inputs and outputs.
-        python: The interpreter of an environment that was asked for by its packages.
+        variables: The variables by which the script finds its inputs and outputs.
+        python: The interpreter of the requested environment or image; None: the plan's own.
         facts: What the attempt runs on.
     """
 

@@ -1,8 +1,8 @@
 """Ray's own records of submitted jobs, where its dashboard and `ray job` look for them.
 
 Ray has no public interface for this: a record is a key of its control service, a log is a file of
-a node's session. Everything that touches those internals is in this module. Where a version of Ray
-does not have them, `open_ray_jobs` raises UnsupportedRayError and jobs run without being shown.
+a node's session. Everything that touches those internals is in this module. If a version of Ray
+lacks them, `open_ray_jobs` raises UnsupportedRayError, and jobs run without being shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Protocol
 from rayjobs.core.errors import RayjobsError
 from rayjobs.injob.lazydataclass import dataclass
 
-# What a record's metadata must hold to be one of a target: other submissions are left alone.
+# The key in a record's metadata that names its target. Records without it are left alone.
 TARGET_KEY = "rayjobs_target"
 OLDEST_RAY = (2, 52)
 CALL_S = 10.0
@@ -29,7 +29,7 @@ _OUR_LOG = re.compile(r"job-driver-[A-Za-z0-9_-]+_\d{9,}_[0-9a-f]{8}\.log")
 
 
 class UnsupportedRayError(RayjobsError):
-    """This version of Ray does not keep job records in the way that is known here."""
+    """This version of Ray stores its job records in another form."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class JobRecords(Protocol):
     """Ray's job records of one target."""
 
     async def prime(self, node_ids: Iterable[str]) -> bool:
-        """Let the job managers of these nodes look at unfinished records now; see `RayJobs`."""
+        """Make the job managers of these nodes check unfinished records; see `RayJobs.prime`."""
         ...
 
     async def entries(self) -> dict[str, Shown]:
@@ -69,7 +69,7 @@ class JobRecords(Protocol):
         ...
 
     async def statuses(self, jobs: Iterable[str]) -> dict[str, str | None]:
-        """Return what is recorded as the status of jobs; None where there is no record."""
+        """Return the recorded status of each job; None: there is no record."""
         ...
 
     async def put(self, job: str, shown: Shown) -> None:
@@ -77,12 +77,12 @@ class JobRecords(Protocol):
         ...
 
     async def delete(self, job: str) -> None:
-        """Remove a record; one that is not there is fine."""
+        """Remove a record; does nothing if it does not exist."""
         ...
 
 
 class _Info(Protocol):
-    """What is read of Ray's `JobInfo`."""
+    """The attributes of Ray's `JobInfo` that are read here."""
 
     entrypoint: str
     status: object
@@ -95,7 +95,7 @@ class _Info(Protocol):
 
 
 class _JobInfoClient(Protocol):
-    """What is called of Ray's `JobInfoStorageClient`."""
+    """The methods of Ray's `JobInfoStorageClient` that are called here."""
 
     async def get_all_jobs(self) -> Mapping[str, _Info]: ...
 
@@ -107,7 +107,7 @@ class _JobInfoClient(Protocol):
 
 
 class _ControlService(Protocol):
-    """What is called of Ray's client of its control service."""
+    """The method of the client of Ray's control service that is called here."""
 
     async def async_internal_kv_get(
         self, key: bytes, *, namespace: bytes, timeout: float
@@ -125,13 +125,13 @@ class RayJobs:
         self._primed: set[str] = set()
 
     async def prime(self, node_ids: Iterable[str]) -> bool:
-        """Make the nodes' job managers start before there are records that they misjudge.
+        """Make the nodes' job managers start before there are records that they would misjudge.
 
-        A node starts its manager at the first request for a log, and a manager that starts marks
-        unfinished records as failed that have no supervisor of its own. Later ones it leaves alone.
+        A node starts its manager at the first request for a log. At its start, a manager marks all
+        unfinished records as failed that have no supervisor of its own; it leaves later ones alone.
 
         Returns:
-            Whether a manager was started, so that unfinished records are to be looked at again.
+            Whether a manager was started, so that unfinished records must be checked again.
         """
         new = False
         for node_id in set(node_ids) - self._primed:
@@ -152,7 +152,7 @@ class RayJobs:
         }
 
     async def statuses(self, jobs: Iterable[str]) -> dict[str, str | None]:
-        """Return what is recorded as the status of jobs; None where there is no record."""
+        """Return the recorded status of each job; None: there is no record."""
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(job: str) -> tuple[str, str | None]:
@@ -169,7 +169,7 @@ class RayJobs:
         address = await self._address(shown.node_id) if shown.node_id else ""
         info = JobInfo(
             entrypoint=shown.entrypoint,
-            status=shown.status,  # a string: it makes its own enum of it
+            status=shown.status,  # a string, which JobInfo converts to its own enum
             message=shown.message,
             start_time=shown.start_ms,
             end_time=shown.end_ms,
@@ -181,11 +181,11 @@ class RayJobs:
         await asyncio.wait_for(self._client.put_info(job, info), CALL_S)
 
     async def delete(self, job: str) -> None:
-        """Remove a record; one that is not there is fine."""
+        """Remove a record; does nothing if it does not exist."""
         await asyncio.wait_for(self._client.delete_info(job), CALL_S)
 
     async def _address(self, node_id: str) -> str:
-        """Return where a node's dashboard agent answers; empty where it does not (yet)."""
+        """Return the URL of a node's dashboard agent; empty if it has none yet."""
         if node_id not in self._addresses:
             from ray._private.ray_constants import KV_NAMESPACE_DASHBOARD
             from ray.dashboard.consts import DASHBOARD_AGENT_ADDR_NODE_ID_PREFIX
@@ -238,11 +238,13 @@ def open_ray_jobs(target: str) -> RayJobs:
         needed = {"entrypoint", "status", "message", "start_time", "end_time", "metadata"}
         needed |= {"driver_exit_code", "driver_node_id", "driver_agent_http_address"}
         if JOB_LOGS_PATH_TEMPLATE != "job-driver-{submission_id}.log":
-            raise UnsupportedRayError(f"Ray {version} names the logs of jobs otherwise")
+            raise UnsupportedRayError(f"Ray {version} names the logs of jobs differently")
         if not are_coroutines or not needed <= names:
-            raise UnsupportedRayError(f"Ray {version} keeps other job records")
+            raise UnsupportedRayError(f"Ray {version} stores job records in another form")
     except (ImportError, AttributeError, TypeError) as error:
-        raise UnsupportedRayError(f"Ray {version} has no such job records: {error}") from error
+        raise UnsupportedRayError(
+            f"Ray {version} lacks the interface to job records: {error}"
+        ) from error
     return RayJobs(target, client, gcs)
 
 
@@ -260,7 +262,7 @@ async def clear(target: str) -> int:
 
 
 def log_path(job: str) -> Path | None:
-    """Return the file that this node serves as the log of a job; None where Ray has no such."""
+    """Return the file that this node serves as the log of a job; None if Ray has no such folder."""
     import ray
 
     try:
@@ -271,7 +273,7 @@ def log_path(job: str) -> Path | None:
 
 
 def is_our_log(name: str) -> bool:
-    """Whether a file of the session's logs is one that `log_path` named for a job of ours."""
+    """Whether a file in the session's logs has a name that `log_path` gave to a rayjobs job."""
     return _OUR_LOG.fullmatch(name) is not None
 
 
@@ -291,7 +293,7 @@ def _shown(info: _Info) -> Shown:
 
 
 def _ask_for_no_log(address: str) -> None:
-    """Ask a node's dashboard agent for the log of a job that does not exist."""
+    """Request the log of a job that does not exist from a node's dashboard agent."""
     from ray._private.authentication.http_token_authentication import (
         get_auth_headers_if_auth_enabled,
     )
@@ -304,7 +306,7 @@ def _ask_for_no_log(address: str) -> None:
     try:
         opener.open(request, timeout=CALL_S).close()
     except (OSError, urllib.error.URLError):
-        pass  # "not found" is what it answers; whatever else it says, records are looked at again
+        pass  # the expected answer is "not found"; after any other, records are checked again too
 
 
 def _bracketed(host: str) -> str:

@@ -1,4 +1,4 @@
-"""What a node says has become of an attempt."""
+"""The state of an attempt, as its node reports it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rayjobs.injob.messages import Message
 
 
 class Found(StrEnum):
-    """What there is of an attempt on its node."""
+    """The state of an attempt on its node."""
 
     RUNNING = "running"
     ENDED = "ended"  # with its exit record
     GONE = "gone"  # no host, and no record
-    UNKNOWN = "unknown"  # its node cannot be asked
+    UNKNOWN = "unknown"  # its node cannot be reached
 
 
 @dataclass(frozen=True, slots=True)
 class Settled(Message):
-    """What has become of an attempt on one node.
+    """The state of an attempt on one node, and whether its end is certain.
 
     Attributes:
-        proven: Nothing of it runs any more, for sure.
-        ended_now: It was ended because it was asked about, not by itself.
-        exit: Its record, where it has ended.
+        proven: It is certain that no process of it is left.
+        ended_now: The request for its state ended it; it had not ended by itself.
+        exit: Its exit record, if it has ended.
     """
 
     state: Found
@@ -35,5 +35,5 @@ class Settled(Message):
 
     @classmethod
     def of_record(cls, record: ExitRecord, *, proven: bool, ended_now: bool) -> Settled:
-        """Return what is so of an attempt that left a record."""
+        """Return the state of an attempt that left an exit record."""
         return cls(Found.ENDED, proven=proven, ended_now=ended_now, exit=record)

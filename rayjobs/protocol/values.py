@@ -1,7 +1,7 @@
-"""Records of a workspace as JSON and back: arguments and results of calls that a job makes.
+"""Converts records of a workspace to JSON and back: arguments and results of a job's calls.
 
-A record is ``{"$": class, "of": {field: value}}``. Only the classes named here are made: nothing
-that arrives can run code. Fields that a class does not know are dropped.
+A record is ``{"$": class, "of": {field: value}}``. Only instances of the classes listed here are
+created, so received data cannot run code. Fields that a class does not know are dropped.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _ENUMS: dict[str, type[Enum]] = {
 
 
 class ValueFormError(ValueError):
-    """A value that cannot be sent, or that is none of these."""
+    """A value that cannot be sent, or data that is not an encoded value."""
 
 
 def encode(value: object) -> object:
     """Return a value as JSON data.
 
     Raises:
-        ValueFormError: it is of a class that is not known here.
+        ValueFormError: its class is not listed here.
     """
     if isinstance(value, Enum):
         return {"$": type(value).__name__, "is": value.value}
@@ -66,7 +66,7 @@ def encode(value: object) -> object:
         return {"$": "bytes", "is": base64.b64encode(value).decode("ascii")}
     if isinstance(value, datetime):
         return {"$": "datetime", "is": to_text(value)}
-    if hasattr(value, "model_dump_json"):  # the one class of pydantic's that crosses
+    if hasattr(value, "model_dump_json"):  # the only pydantic model that is sent
         return {"$": "JobSpec", "is": value.model_dump_json()}
     kind = type(value).__name__
     if kind in _RECORDS and type(value) is _RECORDS[kind]:
@@ -114,7 +114,7 @@ def _fields(kind: type) -> list[str]:
 
 
 def _spec(text: str) -> object:
-    from rayjobs.spec.model import JobSpec  # pydantic: not for calls that see no spec
+    from rayjobs.spec.model import JobSpec  # imports pydantic, which few calls need
 
     return JobSpec.model_validate_json(text)
 

@@ -309,7 +309,7 @@ def test_ray_without_the_interface_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse() -> Records:
-        raise UnsupportedRayError("Ray 9.9 keeps other job records")
+        raise UnsupportedRayError("Ray 9.9 stores job records in another form")
 
     async def scene(here: Scene) -> None:
         here.jobs = DashboardJobs("local", refuse, here.clock)
@@ -318,7 +318,7 @@ def test_ray_without_the_interface_is_reported_once(
             for _ in range(3):
                 await here.step()
         assert [one.getMessage() for one in caplog.records] == [
-            "jobs are not shown on the Ray dashboard: Ray 9.9 keeps other job records"
+            "jobs are not shown on the Ray dashboard: Ray 9.9 stores job records in another form"
         ]
 
     play(tmp_path, scene)
