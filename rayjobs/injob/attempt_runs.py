@@ -30,8 +30,8 @@ class AttemptRun(LoggingRun):
 
     experiment: Any
 
-    def _ask(self, asked: Any) -> Any:
-        return self._channel().call(asked)
+    def _ask(self, call: Any) -> Any:
+        return self._channel().call(call)
 
     def _channel(self) -> Channel:
         raise NotImplementedError
@@ -48,7 +48,7 @@ class AttemptRun(LoggingRun):
 
     @property
     def number(self) -> int:
-        """Its number in the order of submission."""
+        """The run's number in the order of submission."""
         return int(self._facts()["number"])
 
     @property
@@ -156,19 +156,19 @@ class AttemptRun(LoggingRun):
         status: Optional[str] = None,
     ) -> "List[AttemptRun]":
         """Return the runs that belong to this one, newest first; see `JobRun.get_children`."""
-        asked = runcalls.Children(
+        call = runcalls.Children(
             self.id, recursive, _wanted(tags), _wanted(properties), type, status
         )
-        return [self._run_of(facts) for facts in self._ask(asked)]
+        return [self._run_of(facts) for facts in self._ask(call)]
 
     def child_run(self, name: Any = None, run_id: Any = None, outputs: Any = None) -> "ChildRun":
         """Start a child run that this script logs to.
 
-        `complete`, `fail` or its ``with`` block ends it, and the end of this attempt at the latest.
+        It ends with `complete`, `fail` or its ``with`` block, and at the latest with this attempt.
 
         Args:
-            name: Its name; None makes one.
-            run_id: Its id; None makes one.
+            name: Its name; None: one is generated.
+            run_id: Its id; None: one is generated.
             outputs: Folder whose files are stored on completion; None: store none.
 
         Raises:
@@ -187,7 +187,7 @@ class AttemptRun(LoggingRun):
         """Start several child runs: `count`, or one for each of `tag_values`.
 
         Raises:
-            ValueError: neither or both were given, or more than 100.
+            ValueError: neither or both were given, or they request more than 100 runs.
         """
         return [
             self._start_child(tags={key: value})
@@ -197,12 +197,12 @@ class AttemptRun(LoggingRun):
     def _start_child(
         self, name: Any = None, run_id: Any = None, tags: Optional[Mapping[str, str]] = None
     ) -> "ChildRun":
-        # Chosen here, so that repeating a call whose answer was lost does not start another run.
+        # The id is chosen here, so that a repeated call does not start another run.
         made = "%s_%d_%s" % (self.id.rsplit("_", 2)[0], time.time(), uuid.uuid4().hex[:8])
-        asked = runcalls.Start(
+        call = runcalls.Start(
             str(run_id or made), self.id, "" if name is None else str(name), dict(tags or {})
         )
-        facts = self._ask(asked)
+        facts = self._ask(call)
         return ChildRun(self._channel(), facts["id"], self.experiment, facts["type"])
 
     def submit_child(self, config: Any, tags: Any = None, **kwargs: Any) -> Any:
@@ -230,7 +230,7 @@ class AttemptRun(LoggingRun):
         run_type: Optional[str] = None,
         populate: bool = False,
     ) -> Dict[str, Any]:
-        """Return what was logged: a scalar if logged once, else a list; columns for rows.
+        """Return the logged values: a scalar if logged once, else a list; rows as columns.
 
         With `recursive`, return a mapping by run id that includes the children (of type
         `run_type`).
@@ -251,7 +251,10 @@ class AttemptRun(LoggingRun):
 
     # -- files -------------------------------------------------------------------------------
     def download_file(self, name: str, output_file_path: Any = None) -> None:
-        """Write one of the run's stored files to `output_file_path` (its base name, here).
+        """Write one of the run's stored files to `output_file_path`.
+
+        Args:
+            output_file_path: None: the file's base name, in the working directory.
 
         Raises:
             ChannelError: the run has no such file; the message lists its files.
@@ -274,7 +277,7 @@ class AttemptRun(LoggingRun):
 
         Raises:
             FileNotFoundError: no file name begins with `prefix`.
-            ValueError: there are not as many `output_paths` as files.
+            ValueError: there are more or fewer `output_paths` than files.
             TimeoutError: the time limit has passed; the files fetched so far are complete.
         """
         wanted = prefix or ""
@@ -347,7 +350,7 @@ class AttemptRun(LoggingRun):
 
 
 class ChildRun(AttemptRun):
-    """A child of the job's own run; values that its script logs there are stored immediately."""
+    """A child of the job's own run; values that are logged to it are stored immediately."""
 
     outputs: Optional[str] = None  # its files are stored on completion
 
@@ -441,7 +444,7 @@ class ChildRun(AttemptRun):
         stored, given = [clean_name(name) for name in names], [os.fspath(path) for path in paths]
         if len(stored) != len(given):
             raise WrongValueError(
-                "%d names for %d paths; give one each" % (len(stored), len(given))
+                "%d names for %d paths; give one name per path" % (len(stored), len(given))
             )
         files = []
         for path in given:
@@ -482,7 +485,7 @@ class ChildRun(AttemptRun):
     def _ask_for_model(self, record: modelrequests.ModelRecord) -> None:
         raise RunNotSupportedError("a child run registers no model; use the job's own run")
 
-    # -- life --------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------
     def complete(self, **kwargs: Any) -> None:
         """End the run as Completed; files of its outputs folder are stored first."""
         if self.outputs is not None and os.path.isdir(self.outputs):
@@ -555,7 +558,7 @@ def children_tags(
 
 
 def refuse_datastore(name: Any) -> None:
-    """Refuse a datastore for a run's files. Raises ValueError."""
+    """Refuse a datastore other than the one of run files. Raises ValueError."""
     if name not in (None, ARTIFACT_STORE):
         raise WrongValueError(
             "files of a run are stored with the run, not in datastore %r; leave out "

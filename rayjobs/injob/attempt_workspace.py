@@ -45,13 +45,13 @@ class RunWorkspace:
         self.name = name
         self._channel = channel
 
-    def _call(self, asked: Any) -> Any:
+    def _call(self, call: Any) -> Any:
         if self._channel is None:
             raise RunNotSupportedError(
                 "this process has no token of a job's attempt, so it cannot reach a workspace; "
                 "outside a job, open one with Workspace.from_config()"
             )
-        return self._channel.call(asked)
+        return self._channel.call(call)
 
     def _names(self, of: str) -> Dict[str, Dict[str, Any]]:
         return {one["name"]: one for one in self._call(runcalls.Records(of))}

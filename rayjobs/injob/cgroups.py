@@ -67,7 +67,7 @@ def _within(mount_point: str, mount_root: str, path: str) -> str:
 
 
 def make(parent: str, name: str) -> str | None:
-    """Make the cgroup `name` below `parent`; None if that is not allowed."""
+    """Make the cgroup `name` below `parent`; return its folder, or None if that is not allowed."""
     folder = os.path.join(parent, name)
     try:
         os.mkdir(folder)
@@ -89,7 +89,7 @@ def write(folder: str, file: str, text: str) -> bool:
 
 
 def read(folder: str, file: str) -> str | None:
-    """One control file's text, or None."""
+    """One control file's text; None if it cannot be read."""
     try:
         with open(os.path.join(folder, file), encoding="ascii") as stream:
             return stream.read()
@@ -98,7 +98,7 @@ def read(folder: str, file: str) -> str | None:
 
 
 def value(folder: str, file: str, key: str) -> int | None:
-    """The number of one key in a control file of `key number` lines."""
+    """The number of one key in a control file of `key number` lines; None if it is missing."""
     for line in (read(folder, file) or "").splitlines():
         name, _, number = line.partition(" ")
         if name == key and number.strip().isdigit():

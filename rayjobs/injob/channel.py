@@ -1,7 +1,7 @@
 """Connects a job's script to its workspace: calls to the node's agent over a Unix socket.
 
-The agent may be replaced while the job runs; a call waits for the next agent. After a broken
-connection calls are repeated, which is safe because this side chooses ids and keys. A call that is
+The agent may be replaced while the job runs; a call waits for the next agent. After a connection
+has broken, calls are repeated, which is safe because this side chooses ids and keys. A call that is
 not idempotent is never repeated once it was sent. The channel ends with the attempt.
 """
 
@@ -55,14 +55,14 @@ class Channel:
         self._pid = 0
         self._stream: Optional[socket.socket] = None
         self._file: Any = None
-        self._was_sent = False  # the whole line of the last call
+        self._was_sent = False  # whether the whole line of the last call was sent
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Channel":
         """Return the channel of the job that a process with these variables belongs to.
 
         Raises:
-            ChannelError: it has no token: an earlier version of rayjobs started it.
+            ChannelError: it has no token, since it was started without the job's variables.
         """
         token = environment.get(TOKEN_VARIABLE)
         run = environment.get("RAYJOBS_RUN_ID")
@@ -76,8 +76,8 @@ class Channel:
             )
         return cls(root, run, int(environment.get("RAYJOBS_ATTEMPT") or 1), token)
 
-    def call(self, asked: Message, *, once: bool = False) -> Any:
-        """Send a message of `runcalls` and return the agent's answer.
+    def call(self, message: Message, *, once: bool = False) -> Any:
+        """Send a message of `runcalls`, and return the agent's answer.
 
         Args:
             once: Do not repeat the call after it was sent, even if its answer is lost.
@@ -86,11 +86,11 @@ class Channel:
             ChannelError: it was refused; the attempt has ended; no agent answers; or, with
                 `once`, the answer was lost.
         """
-        call = RunCall(self._token, asked.NAME, asked.to_json())  # type: ignore[attr-defined]
+        call = RunCall(self._token, message.NAME, message.to_json())  # type: ignore[attr-defined]
         line = json.dumps(call.to_json()).encode() + b"\n"
         if len(line) > runcalls.MAX_LINE_BYTES:
             raise ChannelError(
-                "the call has %d bytes, and at most %d can be sent; send it in parts"
+                "the call has %d bytes, and at most %d can be sent; split it into several calls"
                 % (len(line), runcalls.MAX_LINE_BYTES),
                 "UsageError",
             )

@@ -51,8 +51,8 @@ def cold_reason(
 
     Args:
         preloaded: top-level names of the modules that the warm interpreter has imported.
-        started_with: the environment the warm interpreter started with; a variable with the same
-            value there does not count.
+        started_with: the environment that the warm interpreter started with; variables that have
+            the same value in it are ignored.
         python: the warm interpreter's own executable; None means the plan's.
     """
     if plan.cold:

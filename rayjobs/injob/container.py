@@ -64,7 +64,7 @@ def make(plan: ContainerPlan, *, has_own_users: bool) -> str:
         has_own_users: The process made a user namespace, and keeps its rights in it.
 
     Raises:
-        ContainerError: a path of the image or the node is in the way.
+        ContainerError: a path of the image or of the node is in the way.
         OSError: the kernel refused a step.
     """
     kernel.unshare(kernel.CLONE_NEWNS)
@@ -100,7 +100,8 @@ def _mount_image(plan: ContainerPlan, root: str, *, of_user: bool) -> None:
     upper, work = (os.path.join(plan.scratch, name) for name in ("upper", "work"))
     for folder in (upper, work):
         os.makedirs(folder, exist_ok=True)
-    os.chmod(upper, stat.S_IMODE(os.stat(plan.image).st_mode) | 0o700)  # it is the root's own mode
+    # The container's root gets the mode of the upper folder.
+    os.chmod(upper, stat.S_IMODE(os.stat(plan.image).st_mode) | 0o700)
     option = "userxattr" if of_user else "redirect_dir=on"
     layers = (
         f"lowerdir={views.escaped(plan.image)}",
@@ -146,7 +147,7 @@ def _bind(root: str, bind: Bind) -> None:
         if bind.of_job:
             raise VolumeError(error.errno, volume_problem(bind, error)) from error
         raise ContainerError(
-            error.errno, f"{bind.source}, which the container is to see, {error.strerror}"
+            error.errno, f"{bind.source} cannot be mounted in the container: {error.strerror}"
         ) from error
     try:
         if stat.S_ISDIR(info.st_mode):
@@ -196,8 +197,8 @@ def _link(root: str, path: str, target: str) -> None:
 def inside(root: str, path: str) -> str:
     """Return the real path of `path` for a process whose root is `root`.
 
-    Links are resolved as the kernel would there: absolute ones start at `root`, and ``..`` never
-    leaves it. Missing parts are kept as written.
+    Links are resolved as the kernel does for such a process: absolute ones start at `root`, and
+    ``..`` never leaves it. Missing parts are kept as written.
 
     Raises:
         ContainerError: the links form a loop.
@@ -255,12 +256,12 @@ def _file(root: str, path: str, *, replaces: bool) -> str:
 
 
 def _why_no_place(path: str, error: OSError) -> str:
-    # The last one: the owner has no number in the user namespace.
+    # EOVERFLOW: the owner has no id in the user namespace.
     if error.errno in (errno.EACCES, errno.EPERM, errno.EOVERFLOW):
         return (
-            f"the user who runs the target cannot make {path} in the image; a root file system "
-            f"that is used where it is must belong to that user: give it as an archive or an OCI "
-            f"folder"
+            f"the user who runs the target cannot create {path} in the image; a root file system "
+            f"that is used in place must belong to that user; give it as an archive or an OCI "
+            f"folder instead"
         )
     return f"the image has no place for {path}: {error.strerror}"
 
@@ -269,7 +270,7 @@ def set_limits(plan: ContainerPlan) -> None:
     """Set the job's resource limits on the calling process.
 
     Raises:
-        ContainerError: its user may not raise one so far.
+        ContainerError: a limit is above the hard limit of its user.
     """
     import resource
 
@@ -289,7 +290,7 @@ def set_limits(plan: ContainerPlan) -> None:
 
 
 def run(container: ContainerPlan, arguments: Sequence[str], env: Mapping[str, str]) -> int:
-    """Run one command in a container and return its exit code, 128 and the signal if it was killed.
+    """Run one command in a container; return its exit code, or 128 plus the signal that ended it.
 
     Afterwards the calling process cannot start threads or other children.
 

@@ -65,7 +65,7 @@ class Connection:
 
     @property
     def events(self) -> int:
-        """What to select for."""
+        """The events to wait for."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.to_send else 0)
 
 

@@ -20,7 +20,7 @@ def fork_detached(*, twice: bool = True) -> int | None:
 
     Returns:
         In the caller, the end of a pipe on which the new process reports its start (see `report`);
-        in the new process, None, with the pipe's other end as descriptor `report` writes to.
+        in the new process, None; `report` writes to the other end of the pipe.
     """
     global _report_to
     reader, writer = os.pipe()
@@ -65,7 +65,7 @@ def report_descriptors() -> frozenset[int]:
 
 
 def read_report(descriptor: int) -> bytes:
-    """The line that the detached process sent; empty if it died before."""
+    """The line that the detached process sent; empty if it died first."""
     chunks = []
     while True:
         chunk = os.read(descriptor, 65536)

@@ -30,7 +30,9 @@ _FULL_BYTES = 256 * 1024
 
 
 class Ending:
-    """The end of an attempt. The first cause decides the outcome; later causes only hurry it.
+    """The end of an attempt.
+
+    The first cause decides the outcome; later causes only shorten the grace period.
 
     SIGTERM first goes only to the ranks: their helpers (data loader workers) must not die while a
     script saves its state. Processes that outlive the ranks get SIGTERM next; then the rest is
@@ -274,7 +276,7 @@ class Ending:
 
 
 def _order_of_failure(rank: Rank) -> tuple[float, bool, int]:
-    # Of ranks found dead together, one that a signal ended more likely took the others down.
+    # Among ranks that are found dead together, one that a signal ended is the likelier cause.
     return (rank.ended_at or 0.0, rank.signal is None, rank.plan.rank)
 
 

@@ -268,7 +268,7 @@ class ExitRecord(Message):
     @classmethod
     def of_lost_node(cls, on: OneNode, *, name: str) -> ExitRecord:
         """Return the record for a host that was lost with its node `name`."""
-        reason = f"{name} was lost, and its host ended by its own clock"
+        reason = f"{name} was lost, and its attempt host ended when its lease expired"
         return cls(on.job, on.attempt, on.node, on.marker, Outcome.NODE_LOST, reason)
 
 
@@ -328,7 +328,7 @@ def has_outcome(root: str, marker: str) -> bool:
 
 
 def with_outcome(root: str, lost: ExitRecord) -> Optional[ExitRecord]:
-    """Return the record `lost` of a killed host, completed by what `write_outcome` saved.
+    """Return the record `lost` of a killed host, completed with what `write_outcome` saved.
 
     None if nothing was saved. An earlier version saved only outcome and reason.
     """

@@ -1,6 +1,6 @@
-"""The meeting point of Horovod's Gloo ranks: a small key-value server over HTTP.
+"""The rendezvous server of Horovod's Gloo ranks: a small key-value store over HTTP.
 
-As a program it serves the listening socket that is its standard input. Horovod's launcher contains
+As a program, it serves the listening socket that is its standard input. Horovod's launcher contains
 such a server; here the first node's attempt host starts one for the job.
 
 Source: the protocol of `horovod.runner.http.http_server` 0.28 (GET, PUT and DELETE of

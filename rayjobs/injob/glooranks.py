@@ -1,6 +1,6 @@
 """Ranks of Horovod's Gloo controller: forked like those of torch.distributed.
 
-Node 0 also runs the server where they find each other (`injob.gloo_rendezvous`).
+Node 0 also runs the server through which they find each other (`injob.gloo_rendezvous`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import ExtrasPlan
 from rayjobs.injob.starter import Starter
 
-_NAME = "the meeting point of Horovod's ranks"
+_NAME = "the rendezvous server of Horovod's ranks"
 
 
 class GlooHelper(HostExtras):
@@ -68,7 +68,7 @@ class GlooHelper(HostExtras):
             self._starter.ending.begin(Outcome.HOST_ERROR, f"{_NAME} {self._server.end_in_words()}")
 
     def is_leaving(self) -> bool:
-        """End the server, once the ranks have ended."""
+        """Kill the server, once the ranks have ended; return False: nothing ends by itself."""
         if self._server is not None and not self._server.has_ended:
             self._server.send(signal.SIGKILL)
         return False

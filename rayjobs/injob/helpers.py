@@ -63,8 +63,7 @@ def start(
     Args:
         arguments: The program, looked up in the PATH of `env`, and its arguments.
         starter: Adds it to the attempt's processes.
-        give: a descriptor that the program gets as its standard input; without one, it reads
-            nothing.
+        give: A descriptor that becomes its standard input; None: its standard input is empty.
         files: Descriptors that become its standard input, output and error, instead of `log`.
         is_terminal: The first of `files` is a terminal, which becomes the program's own.
 

@@ -81,13 +81,13 @@ class HostRequest(Message):
         reason: Why the attempt is canceled or counts as stalled, as a sentence.
         end_reason: Value of the `EndReason` of a cancel.
         grace_s: Seconds from SIGTERM to SIGKILL of a cancel; None: the plan's.
-        stamp: The stamp of the last answer, to renew the lease; None only queries.
+        stamp: The stamp of the last answer, to renew the lease; None: only a query.
         session: Name of the session.
         rank: The rank that a new session's process is started next to.
         arguments: Program and arguments of a new session; none: a shell.
         files: Of a new session, the paths of its standard input, output and error.
         terminal: Kind of the terminal (``TERM``) that they are; empty: they are pipes.
-        number: The signal for a session, or the port of the query.
+        number: The signal for a session, or the port of "listens".
     """
 
     op: str
@@ -175,7 +175,7 @@ class SessionAnswer(Answer):
     """A host's answer to "exec" and "exec-state".
 
     Attributes:
-        exit_code: Of a process that has ended; 128 and the signal's number if one ended it.
+        exit_code: Of a process that has ended; 128 plus the signal's number if a signal ended it.
     """
 
     ended: bool = False
@@ -184,6 +184,6 @@ class SessionAnswer(Answer):
 
 @dataclass(frozen=True)
 class PortAnswer(Answer):
-    """A host's answer to "listens": where processes of the attempt listen at a port."""
+    """A host's answer to "listens": the addresses at which the attempt listens on a port."""
 
     addresses: Tuple[str, ...] = ()

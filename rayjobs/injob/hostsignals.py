@@ -17,7 +17,7 @@ class HostSignals:
         Raises:
             OSError: there are no descriptors left for the pipe.
         """
-        self._told: Optional[int] = None
+        self._end_signal: Optional[int] = None
         self._reader, writer = os.pipe()
         for descriptor in (self._reader, writer):
             os.set_blocking(descriptor, False)
@@ -25,14 +25,14 @@ class HostSignals:
         # Python writes to the wake-up pipe only for signals that have a Python handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._told_to_end)
+            signal.signal(number, self._record_end_signal)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         selector.register(self._reader, selectors.EVENT_READ, self._drain)
 
     @property
     def end_signal(self) -> Optional[str]:
         """The name of the signal that requested the host's end; None: there was none."""
-        return None if self._told is None else signal.Signals(self._told).name
+        return None if self._end_signal is None else signal.Signals(self._end_signal).name
 
     def _drain(self, _: int) -> None:
         try:
@@ -41,5 +41,5 @@ class HostSignals:
         except BlockingIOError:
             return
 
-    def _told_to_end(self, number: int, _frame: object) -> None:
-        self._told = number  # only noted: the loop may be in the middle of anything
+    def _record_end_signal(self, number: int, _frame: object) -> None:
+        self._end_signal = number  # only recorded: the handler may have interrupted anything

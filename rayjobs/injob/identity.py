@@ -39,7 +39,7 @@ class Identity(Message):
 
     @classmethod
     def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` with the boot id under its current key; mounts stored it as ``boot``."""
+        """Return `values` with the boot id under its current key; mount records had ``boot``."""
         return {"boot_id": values["boot"], **values} if "boot" in values else values
 
 

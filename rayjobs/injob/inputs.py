@@ -14,8 +14,8 @@ from rayjobs.injob.datafile import AttemptInput, DataFile
 class InputDatasets(Mapping[str, Any]):
     """Inputs by name: a path if it was mounted or downloaded, else the dataset object.
 
-    A dataset is opened on access, which needs the package `datastore`, and for tables pyarrow, in
-    the job's environment.
+    A dataset is opened on access. This needs the package `datastore` in the job's environment, and
+    for tables also pyarrow.
 
     Source: Azure ML v1, `Run.input_datasets`.
     """
@@ -57,8 +57,8 @@ def _open(name: str, definition: str) -> Any:
         inputs = importlib.import_module("rayjobs.datastore.inputs")
     except ImportError as exc:
         raise ImportError(
-            "input %r is a dataset object (direct mode), which needs Python 3.11 or later and "
-            "what `datastore` imports: %s. Use mount or download mode, which need nothing"
+            "input %r is a dataset object (direct mode), which needs Python 3.11 or later and the "
+            "packages that `datastore` imports: %s. Use mount or download mode, which need neither"
             % (name, exc)
         ) from exc
     with open(definition, encoding="utf-8") as file:

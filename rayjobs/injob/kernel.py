@@ -52,7 +52,7 @@ def _prctl(option: int, value: int, name: str) -> None:
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Ask for `signal_number` when the *thread* that forked this process ends."""
+    """Have the kernel send `signal_number` when the *thread* that forked this process ends."""
     _prctl(_PR_SET_PDEATHSIG, signal_number, "PR_SET_PDEATHSIG")
 
 
@@ -98,7 +98,7 @@ def mount(
 
 
 def unmount(point: str) -> None:
-    """Unmount `point` and everything below it, at the latest when it is no longer in use.
+    """Detach `point` and all mounts below it; they are unmounted when they are no longer in use.
 
     Raises:
         OSError: it is not a mount, or the kernel does not allow it.
@@ -112,7 +112,7 @@ def pivot_into(root: str) -> None:
     """Make the mount at `root` the root of this process's mount namespace; remove the old one.
 
     Raises:
-        OSError: the kernel does not allow it, or this machine's system call is unknown.
+        OSError: the kernel does not allow it, or its system call on this machine is unknown.
     """
     number = _PIVOT_ROOT.get(os.uname().machine)
     if number is None:

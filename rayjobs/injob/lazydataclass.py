@@ -27,11 +27,11 @@ else:
         """Make a class a dataclass, like `dataclasses.dataclass` with the same arguments.
 
         Fields, `replace`, `asdict`, pattern matching, pickling, `repr`, `==`, hashes and signatures
-        are the same. Differences: assigning any attribute of a frozen instance raises, also one
+        are the same. Differences: assigning any attribute of a frozen instance raises, even one
         that is not a field; a subclass that is a frozen dataclass needs this decorator as well;
-        `order`, `unsafe_hash` and `InitVar` are not available; wrong orders of fields are found at
-        the first use. A class of a program itself (``__main__``), which may be pickled by value, is
-        one of `dataclasses`.
+        `order`, `unsafe_hash` and `InitVar` are not available; a field without a default after one
+        with a default is reported only at the first use. A class in ``__main__``, which may be
+        pickled by value, becomes an ordinary dataclass.
 
         Args:
             options: `kw_only` and `slots`, on versions of Python whose dataclasses have them.
@@ -123,11 +123,11 @@ class _Signature:
         self._owner = owner
         self._generate = generate
 
-    def __get__(self, instance: object, asked: Any = None) -> inspect.Signature:
-        if instance is not None or asked is not self._owner:  # a subclass may differ
+    def __get__(self, instance: object, owner: Any = None) -> inspect.Signature:
+        if instance is not None or owner is not self._owner:  # a subclass may differ
             raise AttributeError("__signature__")
         self._generate()
-        signature = inspect.signature(vars(asked)["__init__"])
+        signature = inspect.signature(vars(owner)["__init__"])
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 

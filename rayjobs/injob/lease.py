@@ -13,8 +13,9 @@ from rayjobs.injob.text import duration_text
 
 # Share of the lease after which a host without renewal ends its tree; the rest is for that end.
 HOST_SHARE = 2.0 / 3.0
-# From SIGTERM to SIGKILL then: no agent can store a checkpoint. A node that was frozen longer than
-# the whole lease gets no grace: its job may already run elsewhere.
+# Seconds from SIGTERM to SIGKILL when a lease is over. They are few, since no agent can store a
+# checkpoint then. A node that was frozen longer than the whole lease gets no grace period: its job
+# may already run elsewhere.
 LOST_GRACE_S = 2.0
 
 
@@ -42,7 +43,7 @@ class Lease:
         Args:
             lease_s: Seconds after which the target assumes that the host has ended; None: no lease;
                 the target proves an end in other ways.
-            raylet: Ray's process on this node: once it has ended, the lease is not renewed.
+            raylet: Ray's process on this node: once it has ended, the lease is over.
             since_s: Its start, on `boot_clock_s`; None: now.
         """
         now_s = boot_clock_s()

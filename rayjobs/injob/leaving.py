@@ -1,6 +1,6 @@
 """Runs a script in a fork of the warm interpreter, and exits without tearing torch down.
 
-The interpreter's own end would free every object of every preloaded package, which copies
+The interpreter's own exit would free every object of every preloaded package, which copies
 hundreds of megabytes of shared pages and takes a second or more. Everything that a script can
 observe of an exit still happens here, in CPython's order: non-daemon threads are joined, `atexit`
 runs, the standard streams are flushed, the objects of the script's own modules are freed (so files
@@ -62,7 +62,7 @@ def run_and_leave(script: str, arguments: tuple[str, ...], last_of_ours: str) ->
     try:
         _tidy(last_of_ours)
     except BaseException as error:  # our own errors must not turn a success into a failure
-        _complain(f"rayjobs: at the end of the rank: {error!r}\n")
+        _complain(f"rayjobs: the rank could not be cleaned up at its end: {error!r}\n")
     if mpi is not None:
         _finalize(mpi)
     code = _flush(code)
@@ -145,7 +145,7 @@ def _tidy(last_of_ours: str) -> None:
     atexit._run_exitfuncs()
     _flush(0)
     if threading is not None:
-        # CPython stops daemon threads here; ours run on for an instant, with names already cleared.
+        # CPython stops daemon threads here; ours continue briefly, after their names are cleared.
         threading.__dict__["excepthook"] = _say_nothing
     sys.last_type = sys.last_value = sys.last_traceback = None
     sys.path = sys.argv = None  # type: ignore[assignment]
@@ -193,7 +193,7 @@ def _finalize(mpi: Any) -> None:
     """
     settings = getattr(sys.modules.get("mpi4py"), "rc", None)
     if getattr(settings, "finalize", None) is False:
-        return  # the script decides about finalizing itself
+        return  # the script calls MPI_Finalize itself, or not at all
     if mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
 

@@ -59,7 +59,7 @@ class LogCap:
         before, self.hole = self.hole, (start, end)
         self._write_note()
         try:
-            # The script may have put a link or a FIFO there; neither stays open.
+            # The script may have replaced the log with a link or a FIFO: follow none, never block.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 kernel.punch_hole(descriptor, done, end - done)

@@ -49,7 +49,7 @@ class MemoryLimit:
         self.how = "cgroup1"
 
     def add(self, pid: int) -> None:
-        """Count a process that has no children yet."""
+        """Apply the limit to a process that has no children yet."""
         if self.how == "cgroup2" and self._tree.cgroup is None:
             self.how = "watch"  # the tree could not use its cgroup after all
         if self.folder is not None and not cgroups.write(self.folder, "cgroup.procs", str(pid)):
@@ -61,8 +61,8 @@ class MemoryLimit:
         if self.how != "watch" or self.limit_bytes is None:
             return None
         sizes = {stat: resident_bytes(stat.pid) for stat in self._tree.held()}
-        # The sum counts shared pages once per process; only if it is too large, the exact but
-        # slower figure is needed.
+        # The sum counts shared pages once per process; the exact but slower figure is needed only
+        # if the sum is too large.
         if sum(sizes.values()) > self.limit_bytes:
             sizes = {stat: proportional_bytes(stat.pid) for stat in sizes}
         used = sum(sizes.values())
@@ -85,7 +85,7 @@ class MemoryLimit:
         return False
 
     def as_record(self) -> MemoryUse:
-        """The `memory` entry of an exit record; read it before `remove`."""
+        """The `memory` entry of an exit record; read it before `remove_cgroups_of`."""
         peak: int | None = self._peak or None
         if self.how == "cgroup2" and self._tree.cgroup is not None:
             peak = _number(cgroups.read(self._tree.cgroup, "memory.peak"))
@@ -111,7 +111,7 @@ class ProcessLimit:
             self.how = "cgroup1"
 
     def add(self, pid: int) -> None:
-        """Count a process that has no children yet."""
+        """Apply the limit to a process that has no children yet."""
         if self.folder is not None and not cgroups.write(self.folder, "cgroup.procs", str(pid)):
             self.how = "none"
 

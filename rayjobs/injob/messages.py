@@ -121,7 +121,7 @@ def _plain(value: Any) -> Any:
 
 def _reader(kind: Any) -> _Reader:
     if kind is object:
-        return _as_it_stands
+        return _unchanged
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Union or (origin is not None and origin.__name__ == "UnionType"):
         (other,) = (one for one in arguments if one is not type(None))
@@ -139,7 +139,7 @@ def _reader(kind: Any) -> _Reader:
     return _PLAIN[kind]
 
 
-def _as_it_stands(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 

@@ -67,7 +67,7 @@ class Appender:
 
     def _open(self) -> int:
         # A script may close all descriptors, and another file may then get the number. So check
-        # that the number still leads to our file.
+        # that the number still refers to our file.
         if self._fd >= 0:
             try:
                 info = os.fstat(self._fd)
@@ -110,8 +110,9 @@ def read_batch(path: str, offset: int = 0, limit: int = 10000) -> Tuple[List[Dic
 
     Each record gets ``"n"``, the byte position of its line: unique and growing within the
     file, so that a batch may be sent twice. A last line without its newline is left for the
-    next call; a damaged line is skipped. A missing file has no records. Reads at most
-    about 1 MiB a call: call again until the offset stays. Nothing beyond `MOST_BYTES` is read.
+    next call; a damaged line is skipped. A missing file has no records. Reads about 1 MiB a
+    call, more only for a longer line: call again until the offset stays the same. Nothing beyond
+    `MOST_BYTES` is read.
 
     Raises:
         UnusableFileError: a link, FIFO, folder or device is in its place.
@@ -186,7 +187,7 @@ def stored_value(record: Dict[str, Any]) -> Any:
 def combine(values: Iterable[Tuple[str, Any]]) -> Dict[str, Any]:
     """Return the result of ``get_metrics`` for stored values in the order they were logged.
 
-    A name logged once is a scalar, logged several times a list; lists are joined; rows and
+    A name that was logged once becomes a scalar, otherwise a list; lists are joined; rows and
     tables become ``{column: values}``; an image is its file's name.
 
     Source: Azure ML SDK v1, ``Run.get_metrics``.

@@ -35,9 +35,9 @@ from rayjobs.injob.submitted import SubmittedRun
 from rayjobs.injob.uploads import clean_name
 
 TOKEN = "MLFLOW_TRACKING_TOKEN"
-"""The variable with the clients' token, which is not in the address: MLflow prints addresses."""
+"""The variable with the clients' token. It is not in the address, since MLflow prints addresses."""
 JOURNAL = "mlflow.jsonl"
-# Its records have their own rank number, after all real ranks.
+# The server's records have a rank number of their own, above those of all real ranks.
 RANK = 900_000
 EXPERIMENT_ID = "1"
 PARAM = "mlflow.param."
@@ -261,7 +261,7 @@ class _Stream:
             return b""
         data: bytes = self._source.read(min(size, self._left))
         if not data:
-            raise ValueError("the request broke off")
+            raise ValueError("the request's body is incomplete")
         self._left -= len(data)
         if self._in_chunks and not self._left:
             self._source.readline(100)  # the end of the chunk
@@ -311,14 +311,14 @@ class AttemptSink(Sink):
     def create_run(
         self, experiment_id: str, name: str, tags: Mapping[str, str]
     ) -> Tuple[str, str, str]:
-        """Begin a run inside the job's."""
+        """Begin a run inside the job's run."""
         self._children += 1
         name = name or "run-%d" % self._children
         run_id = "%s-%s-%d-%d" % (self.run_id, "mlflow", os.getpid(), self._children)
         return run_id, name, "file://%s/%s" % (self._files, _file_name(name))
 
     def find_run(self, run_id: str) -> Optional[RunState]:
-        """A job knows only its own runs."""
+        """Return None: an attempt knows only the runs that it began itself."""
         return None
 
     def run_ids(self, experiment_id: str) -> List[str]:
@@ -418,7 +418,7 @@ def _change_of(line: str) -> Optional[Json]:
 
 
 def main() -> None:
-    """Serve the socket at standard input."""
+    """Serve the socket that is standard input."""
     listener = socket.socket(fileno=os.dup(0))
     TrackingServer(tracking_of(os.environ), os.environ[TOKEN], listener).serve()
 

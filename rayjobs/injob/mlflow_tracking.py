@@ -429,7 +429,7 @@ class Tracking:
 
     def _create_model(self, method: str, body: Json, given: Optional[Json]) -> Json:
         if not body.get("source_run_id") and not self._own:
-            raise _wrong("start a run first: a model is kept among the files of a run.")
+            raise _wrong("start a run first: a model is stored with the files of a run.")
         run = self._run({"run_id": body.get("source_run_id") or self._own})
         model_id = str((given or {}).get("model_id") or "m-" + uuid.uuid4().hex)
         now = int(time.time() * 1000)
@@ -512,7 +512,7 @@ def _kind(text: Optional[str], clause: str) -> str:
 def _sort(runs: List[RunState], clause: str) -> None:
     """Sort runs by one clause, such as ``metrics.loss DESC``; those without the value come last.
 
-    The order of equal runs stays.
+    The order of equal runs does not change.
 
     Raises:
         TrackingError: the clause is not understood.
@@ -546,15 +546,15 @@ def _is_so(run: RunState, kind: str, key: str, sign: str, wanted: str) -> bool:
         points = run.metrics.get(key)
         if not points:
             return False
-        found, asked = float(points[-1]["value"]), float(wanted)
+        found, number = float(points[-1]["value"]), float(wanted)
         return bool(
             {
-                "=": found == asked,
-                "!=": found != asked,
-                "<": found < asked,
-                "<=": found <= asked,
-                ">": found > asked,
-                ">=": found >= asked,
+                "=": found == number,
+                "!=": found != number,
+                "<": found < number,
+                "<=": found <= number,
+                ">": found > number,
+                ">=": found >= number,
             }.get(sign, False)
         )
     values: Mapping[str, str] = run.params if kind.startswith("param") else run.tags

@@ -155,8 +155,8 @@ def _text(value: Any, what: str) -> Optional[str]:
 def find(path: Any, outputs: str, uploaded: Iterable[str]) -> str:
     """Return the name under which the run will store an existing file or folder.
 
-    A leading ``./`` is removed, ``outputs/`` may be left out, and an absolute path must lie
-    below `outputs`.
+    A leading ``./`` is removed, ``outputs/`` may be left out, and an absolute path must be below
+    `outputs`.
 
     Args:
         outputs: The attempt's folder of outputs.
@@ -164,7 +164,7 @@ def find(path: Any, outputs: str, uploaded: Iterable[str]) -> str:
 
     Raises:
         TypeError: `path` is not a path.
-        ValueError: it leads out of the run, is an empty folder, or a checkpoint that is not whole.
+        ValueError: it leads out of the run, or is an empty folder or an incomplete checkpoint.
         FileNotFoundError: there is no such file or folder.
     """
     text = os.fspath(path)
@@ -184,7 +184,7 @@ def find(path: Any, outputs: str, uploaded: Iterable[str]) -> str:
                 return name
     known = sorted([*names, *_some_of(outputs)])[:NAMED_AT_MOST]
     raise FileNotFoundError(
-        "there is no file or folder %r below outputs/, nor was it uploaded (there is: %s); save "
+        "there is no file or folder %r below outputs/, nor was it uploaded (available: %s); save "
         "the model there, then register it" % (text, ", ".join(known) or "nothing")
     )
 
@@ -193,7 +193,7 @@ def _below(path: str, outputs: str) -> str:
     relative = os.path.relpath(os.path.realpath(path), os.path.realpath(outputs))
     if relative.split(os.sep)[0] == "..":
         raise WrongValueError(
-            "%r does not lie below the run's outputs, %s; save the model there, since only that "
+            "%r is not below the run's outputs, %s; save the model there, since only that "
             "is stored with the run" % (path, outputs)
         )
     return "outputs" if relative == "." else "outputs/" + relative.replace(os.sep, "/")
@@ -205,7 +205,7 @@ def _check(name: str, full: str, outputs: str) -> None:
     real = os.path.realpath(full)
     if real != inside and not real.startswith(inside + os.sep):
         raise WrongValueError(
-            "%r is a link to %s, out of the job's directory, so it is not stored with the run; "
+            "%r is a link to %s, outside the job's directory, so it is not stored with the run; "
             "copy the file to outputs/" % (name, real)
         )
     if os.path.isdir(full):

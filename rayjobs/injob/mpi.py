@@ -1,9 +1,9 @@
 """Ranks that MPI starts: mpirun and orted are helpers of the hosts, which fork the ranks for them.
 
-On node 0 the host starts mpirun. For every other node mpirun requests an orted: the request reaches
-this host through the stub that replaces ssh, goes to an agent as the relay, and arrives at the
-other node's host. Each mpirun or orted starts a stub per rank, which passes the rank's variables to
-the host of its node and ends like the rank.
+On node 0 the host starts mpirun. For every other node, mpirun requests an orted: the stub that
+replaces ssh passes the request to this host, and an agent relays it to the other node's host.
+mpirun and each orted start a stub per rank, which passes the rank's variables to the host of its
+node and ends like the rank.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class MpiStarter(HostExtras):
     def _of_this_node(self) -> dict[str, str]:
         """The settings that differ between nodes, except those that the job sets itself."""
         plan = self._starter.plan
-        # In /dev/shm its files would outlive ranks that are killed, and jobs whose mpirun has the
-        # same pid, each in a PID namespace of its own, would take each other's.
+        # In /dev/shm, the files of vader would outlive ranks that are killed, and jobs whose mpirun
+        # has the same pid, each in a PID namespace of its own, would use each other's files.
         found = {"OMPI_MCA_btl_vader_backing_directory": plan.rank_env(_NO_RANK, {})["TMPDIR"]}
         name = None if plan.address is None else interface_of(plan.address)
         if name is not None:
@@ -237,7 +237,7 @@ class MpiStarter(HostExtras):
         if self._launcher is not None:
             return Answer()  # relayed twice, because the relay was replaced
         if self._starter.ending.has_begun:
-            return refusal(f"node {self._starter.plan.node} is being ended")
+            return refusal(f"the attempt is being ended on node {self._starter.plan.node}")
         try:
             self._launch("orted", shlex.split(command))
         except (OSError, ValueError) as error:
@@ -245,7 +245,7 @@ class MpiStarter(HostExtras):
         return Answer()
 
     def _stub_gone(self, asker: Asker) -> None:
-        """Handle the end of a stub by MPI: MPI gave up the rank, so wait a moment for its end."""
+        """Handle the end of a stub: MPI gave up its rank, so wait briefly for the rank to end."""
         self._waiting = [one for one in self._waiting if one[0] is not asker]
         if asker in self._stubs.values() and self._lost_at is None:
             self._lost_at = time.monotonic()
@@ -301,7 +301,7 @@ class MpiStarter(HostExtras):
     def is_leaving(self) -> bool:
         """End mpirun or orted once the ranks have ended; true while it still runs.
 
-        mpirun takes a second to end ranks that have already ended. All files that it or orted
+        mpirun takes a second to clean up ranks that have already ended. All files that it or orted
         leaves are in the attempt's own folder.
         """
         if self._leave_until is None:

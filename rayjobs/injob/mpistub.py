@@ -28,7 +28,7 @@ def ask(path: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Send one request to the host and wait for its answer, however long that takes.
 
     Raises:
-        OSError: the host does not run, or ended before it answered.
+        OSError: the host is not running, or ended before it answered.
         ValueError: the answer is not a JSON object.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:

@@ -28,7 +28,7 @@ _HARMLESS_BELOW_PROC = ("/proc/sys/fs/binfmt_misc",)
 
 
 class NamespaceRefused(OSError):
-    """This machine does not allow it; nothing was changed."""
+    """This machine does not allow the namespace; nothing was changed."""
 
 
 class Namespace:
@@ -36,9 +36,9 @@ class Namespace:
 
     Its init is a program that reads a pipe whose other end only the caller holds: when the caller
     ends, however that happens, init does too, and the kernel then ends every process of the
-    namespace. No process can leave it, change its init, or be hidden from it. Each child has to
-    `enter` for a `/proc` that agrees with its pids. The caller must not start threads afterwards:
-    the kernel refuses them to a process whose children live elsewhere.
+    namespace. No process can leave it, change its init, or be hidden from it. Each child must
+    `enter` to get a `/proc` that agrees with its pids. The caller must not start threads
+    afterwards: the kernel refuses them to a process whose children are in another PID namespace.
     """
 
     def __init__(self, init: Identity, lifeline: int, *, own_users: bool) -> None:
@@ -216,14 +216,14 @@ def _try() -> None:
 
 @dataclass(frozen=True)
 class NamespaceProbe(Message):
-    """Return whether an attempt can have a PID namespace on this machine, and why not."""
+    """Tells whether an attempt can have a PID namespace on this machine, and why not."""
 
     works: bool
     why: str = ""
 
 
 def probe() -> NamespaceProbe:
-    """Try it in this process, which afterwards cannot start threads or other children."""
+    """Try it in this process, which cannot start threads or other children afterwards."""
     try:
         _try()
     except OSError as error:

@@ -53,7 +53,7 @@ class OfflineRun(LoggingRun):
 
     # -- files -------------------------------------------------------------------------------
     def upload_file(self, name: str, path_or_stream: Any, **kwargs: Any) -> str:
-        """Note a file under `name`; nothing is copied, since there is no job to store it with."""
+        """Record a file under `name`; it is not copied, since there is no job to store it with."""
         stored = clean_name(name)
         if stored in self._files:
             raise FileExistsError("the run already has a file %r" % stored)
@@ -66,11 +66,11 @@ class OfflineRun(LoggingRun):
         return stored
 
     def upload_files(self, names: Iterable[str], paths: Iterable[str], **kwargs: Any) -> List[str]:
-        """Note several files, see `upload_file`."""
+        """Record several files, see `upload_file`."""
         return [self.upload_file(name, path) for name, path in zip(list(names), list(paths))]
 
     def upload_folder(self, name: str, path: str, **kwargs: Any) -> List[str]:
-        """Note all files below a folder."""
+        """Record all files below a folder."""
         if not os.path.isdir(path):
             raise NotADirectoryError("%s is not a folder" % path)
         return [
@@ -79,11 +79,11 @@ class OfflineRun(LoggingRun):
         ]
 
     def get_file_names(self) -> List[str]:
-        """Return the names of the files noted so far."""
+        """Return the names of the files recorded so far."""
         return sorted(self._files)
 
     def download_file(self, name: str, output_file_path: Optional[str] = None) -> None:
-        """Copy a noted file to `output_file_path` (by default its base name, here)."""
+        """Copy a recorded file to `output_file_path`; None: its base name."""
         source = self._files.get(clean_name(name))
         if not source:
             raise FileNotFoundError(
@@ -101,7 +101,7 @@ class OfflineRun(LoggingRun):
     def _keep_image(self, name: str, path: Optional[str], plot: Any) -> str:
         return os.fspath(path) if path is not None else "a figure"
 
-    # -- life --------------------------------------------------------------------------------
+    # -- children and end --------------------------------------------------------------------
     def child_run(self, name: Any = None, run_id: Any = None, outputs: Any = None) -> "OfflineRun":
         """Return a new offline child run."""
         child = OfflineRun(self, name)
@@ -145,16 +145,16 @@ class OfflineRun(LoggingRun):
         return found
 
     def complete(self, **kwargs: Any) -> None:
-        """Note that the run is complete."""
+        """Mark the run as completed."""
         self.status = "Completed"
 
     def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
-        """Note that the run has failed."""
+        """Mark the run as failed."""
         super().fail(error_details, error_code)
         self.status = "Failed"
 
     def cancel(self) -> None:
-        """Note that the run was canceled."""
+        """Mark the run as canceled."""
         self.status = "Canceled"
 
     def _leave(self, error: Optional[BaseException]) -> None:
@@ -166,9 +166,9 @@ class OfflineRun(LoggingRun):
 
 
 def _has(known: Mapping[str, Any], wanted: Any) -> bool:
-    asked = {wanted: None} if isinstance(wanted, str) else dict(wanted or {})
+    pairs = {wanted: None} if isinstance(wanted, str) else dict(wanted or {})
     return all(
-        key in known and (value is None or known[key] == str(value)) for key, value in asked.items()
+        key in known and (value is None or known[key] == str(value)) for key, value in pairs.items()
     )
 
 

@@ -51,7 +51,7 @@ class EndReason(str, Enum):
 
     CANCELED = "canceled"  # by its user
     PREEMPTED = "preempted"  # another job needs its resources, or the target's user requested it
-    PLACE_LOST = "place_lost"  # its current location cannot be followed
+    PLACE_LOST = "place_lost"  # its target cannot follow it any longer
     NODE_ENDED = "node_ended"  # another node of the attempt has ended, or was lost
 
 

@@ -54,7 +54,7 @@ class Ledger:
         self._journal = open(self._journal_path, "w+b")
         self._places: Dict[int, Tuple[int, int]] = {}  # mini-batch → place and size in the journal
         self._failed: Dict[int, int] = {}  # mini-batch given up → its items
-        self._short = 0  # items of whose mini-batch fewer elements came back
+        self._short = 0  # items that are missing in the results of mini-batches
         self._tries: Dict[int, int] = collections.Counter()
         self._held: Dict[int, Any] = {}
         self._changed = threading.Condition()
@@ -207,20 +207,20 @@ class Ledger:
         self._short += max(0, self._items(number) - int(entry["count"]))
 
     def _check_limits(self) -> None:
-        asked = self._settings
-        if 0 <= asked.error_threshold < self.failed_items:
+        settings = self._settings
+        if 0 <= settings.error_threshold < self.failed_items:
             self.stop_reason = (
                 f"{self.failed_items} items failed, and the error threshold is "
-                f"{asked.error_threshold}"
+                f"{settings.error_threshold}"
             )
-        most = asked.allowed_failed_count
+        most = settings.allowed_failed_count
         if most is not None and len(self._failed) > most:
-            self.stop_reason = f"{len(self._failed)} mini-batches failed, and {most} may"
-        share = asked.allowed_failed_percent
+            self.stop_reason = f"{len(self._failed)} mini-batches failed; at most {most} may fail"
+        share = settings.allowed_failed_percent
         if share is not None and len(self._failed) * 100 > share * len(self._batches):
             self.stop_reason = (
-                f"{len(self._failed)} of {len(self._batches)} mini-batches failed, and "
-                f"{share:g} % may"
+                f"{len(self._failed)} of {len(self._batches)} mini-batches failed; at most "
+                f"{share:g} % may fail"
             )
 
     # -- attempts ----------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class Ledger:
             return
         if found.metadata.get("mini_batches") != self.identity:
             self._say(
-                "WARNING", "the inputs have changed since the checkpoint: everything starts again"
+                "WARNING", "the inputs have changed since the checkpoint: all items run again"
             )
             return
         with open(found.file(JOURNAL), "rb") as file:

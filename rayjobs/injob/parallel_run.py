@@ -53,7 +53,7 @@ def main(script: str, arguments: Sequence[str]) -> int:
         else:
             _follow(settings, worker, say)
     except StoppedError as error:
-        # Rank 0 has the reason from the ledger, and its end is the job's.
+        # Rank 0 has the reason from the ledger, and its exit code decides the job's end.
         print("ERROR parallel run: %s" % error, file=sys.stderr, flush=True)
         return 1 if rank == 0 else 0
     finally:
@@ -98,7 +98,7 @@ def _lead(settings: Settings, worker: Worker, say: Any) -> None:
         if server is not None:
             server.wait_for_ends()
     if ledger.stop_reason is not None:
-        say("WARNING", "all mini-batches are done, but on another process: %s" % ledger.stop_reason)
+        say("WARNING", "all mini-batches are done, but a process stopped: %s" % ledger.stop_reason)
     say("INFO", ledger.summary())
     if settings.appends and settings.output is not None:
         folder = os.environ["AZUREML_DATAREFERENCE_%s" % settings.output]
@@ -248,7 +248,7 @@ class Worker:
             return
         raise StoppedError("the entry script does not start: %s" % reason)
 
-    def ask(self, asked: Dict[str, Any], limit_s: Optional[float]) -> Dict[str, Any]:
+    def ask(self, request: Dict[str, Any], limit_s: Optional[float]) -> Dict[str, Any]:
         """Return the answer to a request.
 
         Raises:
@@ -256,7 +256,7 @@ class Worker:
         """
         assert self._connection is not None
         try:
-            self._connection.sendall(json.dumps(asked).encode() + b"\n")
+            self._connection.sendall(json.dumps(request).encode() + b"\n")
         except OSError:
             raise self._ended() from None
         return self._answer(limit_s)
@@ -393,8 +393,8 @@ class Caller:
         self._lines.close()
         self._socket.close()
 
-    def _call(self, call: str, **asked: Any) -> Order:
-        self._socket.sendall(json.dumps({"call": call, **asked}).encode() + b"\n")
+    def _call(self, call: str, **arguments: Any) -> Order:
+        self._socket.sendall(json.dumps({"call": call, **arguments}).encode() + b"\n")
         line = self._lines.readline()
         if not line:
             raise StoppedError("rank 0 has ended")

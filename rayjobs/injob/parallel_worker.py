@@ -1,7 +1,7 @@
 """Runs the entry script of a parallel run: `init()` once, `run(mini_batch)` for each mini-batch.
 
-As a program, `python parallel_worker.py INJOB_PATH SCRIPT ARGUMENT...`: a child of a rank, which
-replaces it when it dies. They exchange JSON lines over the socket `RAYJOBS_WORKER`.
+As a program, `python parallel_worker.py INJOB_PATH SCRIPT ARGUMENT...`, it is a child of a rank,
+which replaces it when it dies. The two exchange JSON lines over the socket `RAYJOBS_WORKER`.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ class Entry:
             self._tables[name] = run.input_datasets[name].to_pandas_dataframe()
         return self._tables[name]
 
-    def answer(self, asked: Dict[str, Any]) -> Dict[str, Any]:
+    def answer(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """Carry out the rank's request."""
-        if "measure" in asked:
-            frame = self.table(asked["measure"])
+        if "measure" in request:
+            frame = self.table(request["measure"])
             size = int(frame.memory_usage(index=False, deep=True).sum())
             return {"rows": len(frame), "bytes": size}
-        if "rows" in asked:
-            first, end = asked["rows"]
-            batch = self.table(asked["input"]).iloc[first:end].reset_index(drop=True)
+        if "rows" in request:
+            first, end = request["rows"]
+            batch = self.table(request["input"]).iloc[first:end].reset_index(drop=True)
         else:
-            batch = list(asked["paths"])
+            batch = list(request["paths"])
         rows, count = elements(self.module.run(batch))
-        return {"rows": rows if asked["keep"] else [], "count": count}
+        return {"rows": rows if request["keep"] else [], "count": count}
 
     def shutdown(self) -> None:
         """Call `shutdown()`, if there is one."""

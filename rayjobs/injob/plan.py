@@ -48,7 +48,7 @@ class Peer(Message):
 
     Attributes:
         node: Its number in the attempt.
-        node_id: Ray's id of it.
+        node_id: Its id in Ray.
         socket: Socket of its host for orted requests.
     """
 
@@ -184,15 +184,15 @@ class LaunchPlan(Message):
         grace_s: Seconds from SIGTERM to SIGKILL.
         max_duration_s: The attempt's time limit, in seconds.
         memory_bytes: Limit of all ranks of the node together.
-        pids_max: Limit of processes and threads of all of them.
+        pids_max: Limit of processes and threads of all ranks of the node together.
         log_cap_bytes: Cap of each rank's log; beyond it the middle is removed.
-        threads: Of each rank's numeric libraries.
+        threads: Number of threads of each rank's numeric libraries.
         injob_path: The folder from which ranks import `rayjobs`.
         master_port: The rendezvous port, reserved by the first node's host.
         address: Address of this node for the others, if ranks communicate.
         lease_s: Seconds without a renewal after which the host ends its ranks; None: no lease.
         lease_since_s: Start of the lease, on the node's boot clock; None: the host's start.
-        raylet: Ray's process on the node, with a lease: the host ends its ranks after it.
+        raylet: Ray's process on the node, if there is a lease: the host ends its ranks after it.
         stall_timeout_s: Seconds without any sign of life from a rank after which the attempt ends.
         extras: The host's extra work; None: none.
         umask: Of the ranks and of what they start.
@@ -301,7 +301,7 @@ def load(path: str) -> LaunchPlan:
     """Read a plan.
 
     Raises:
-        PlanError: the file cannot be read, is not a plan, or is of a newer version.
+        PlanError: the file cannot be read, is not a plan, or is of another version.
     """
     try:
         with open(path, encoding="utf-8") as file:

@@ -74,7 +74,7 @@ def marked(marker: str, *, without: Iterable[int] = ()) -> list[ProcessStat]:
     left_out = set(without)
     found = []
     for pid in all_pids():
-        # Most processes lack the variable and need no further look.
+        # Most processes lack the marker and need no further check.
         if pid in left_out or not has_marker(pid, marker):
             continue
         # The stat is read before and after: a pid reused in between must not be reported.

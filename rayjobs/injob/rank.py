@@ -31,7 +31,7 @@ _KEPT: list[Any] = []
 
 
 def arm(path: str) -> None:
-    """Let this process write its threads' stacks to `path` whenever it gets `DUMP_SIGNAL`.
+    """Make this process write its threads' stacks to `path` whenever it gets `DUMP_SIGNAL`.
 
     The script sees neither a handler (`signal.getsignal`) nor an imported module.
 
@@ -44,7 +44,7 @@ def arm(path: str) -> None:
 
 
 def show_crashes() -> None:
-    """Let this process print its Python stacks to stderr when native code crashes it.
+    """Make this process print its Python stacks to stderr when native code crashes it.
 
     The same as ``python -X faulthandler script.py``. The crash itself does not change: the handler
     passes the signal on. A script that enables or disables `faulthandler` overrides this.
@@ -63,7 +63,7 @@ def _faulthandler() -> Any:
 
 
 def show_command(words: Sequence[str]) -> None:
-    """Let `ps`, `top` and `/proc/PID/cmdline` show `words` as this process's command line.
+    """Make `ps`, `top` and `/proc/PID/cmdline` show `words` as this process's command line.
 
     If the kernel cannot move the command line (CONFIG_CHECKPOINT_RESTORE), the words overwrite the
     old one, joined by spaces and cut to its length.

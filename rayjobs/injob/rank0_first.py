@@ -2,7 +2,7 @@
 
 A refused client of torch's store retries only after half a second or more (`TCPStore`,
 ExponentialBackoffWithJitter). Ranks that are forked at the same moment, with torch imported, are
-refused every other time.
+refused about half of the time.
 """
 
 from __future__ import annotations

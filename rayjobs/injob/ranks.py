@@ -21,7 +21,7 @@ from rayjobs.injob.waitstatus import WaitStatus
 
 # Prefix, on the setup pipe, for programs that no other attempt can start either.
 _NEVER = b"\0"
-# Errors of `execve` that the program's file itself causes: they are permanent.
+# Errors of `execve` that are permanent: every attempt would get them.
 _NEVER_STARTS = frozenset(
     (
         errno.ENOENT,
@@ -46,7 +46,7 @@ class Rank(WaitStatus):
     plan: RankPlan
     identity: Identity
     log: LogCap
-    setup: int  # delivers why the process could not be set up; end of file means success
+    setup: int  # to read why the process could not be set up; end of file means success
     go: int  # one byte written here lets the process run
     started_at: float = 0.0
     ended_at: float | None = None
@@ -258,7 +258,7 @@ def _why_never(program: str, number: int) -> str:
     if number == errno.ENOENT and os.path.exists(program):
         return " (the file exists; the loader or interpreter that it names does not)"
     if number == errno.ENOEXEC:
-        return " (it is for another kind of processor, or not a program)"
+        return " (it is for another architecture, or is not a program)"
     if number == errno.E2BIG:
         return " (its arguments and variables are longer than the kernel allows)"
     return ""

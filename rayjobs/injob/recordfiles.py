@@ -39,7 +39,7 @@ class UnusableFileError(OSError):
 def open_file(root: str, name: str) -> BinaryIO:
     """Open the regular file `name` below the folder `root` for reading.
 
-    Neither `root` nor any part of `name` may be a link. Only what lies above `root` is trusted.
+    Neither `root` nor any part of `name` may be a link. Only the folders above `root` are trusted.
 
     Raises:
         FileNotFoundError: there is no such file or folder.

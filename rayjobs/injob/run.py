@@ -143,7 +143,7 @@ class LoggingRun(Run):
         """Log one number (or text) under `name`; call it again for the next value.
 
         `value` may be a scalar of numpy or torch; NaN and infinities are kept. A full or lost disk
-        never raises; the first loss is reported on stderr.
+        raises no error; the first loss is reported on stderr.
 
         Raises:
             TypeError: `value` is a list, range, generator, mapping, bytes or None.
@@ -165,7 +165,7 @@ class LoggingRun(Run):
         self._put("row", logvalues.name_of(name), logvalues.row_of(kwargs, "the row"))
 
     def log_table(self, name: str, value: Mapping[str, Any], description: str = "") -> None:
-        """Log a table: column name → list of one length, or a scalar."""
+        """Log a table: column name → a scalar, or a list; all lists have the same length."""
         self._put("table", logvalues.name_of(name), logvalues.table_of(value, "the table"))
 
     def log_image(
@@ -217,7 +217,7 @@ class LoggingRun(Run):
         run_type: Optional[str] = None,
         populate: bool = False,
     ) -> Dict[str, Any]:
-        """Return what was logged: a scalar if logged once, else a list; columns for rows."""
+        """Return the logged values: a scalar if logged once, else a list; rows as columns."""
         pairs = [pair for pair in self._logged() if name is None or pair[0] == name]
         return combine(pairs)
 
@@ -282,18 +282,18 @@ class LoggingRun(Run):
             self._put("property", key, text)
             self._properties[key] = text
 
-    # -- life --------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------
     def __enter__(self: "AnyRun") -> "AnyRun":
         """Return the run."""
         return self
 
     def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
-        """End the run, if its kind has an end here; ``SystemExit(0)`` is not an error."""
+        """End the run, if the script can end it; ``SystemExit(0)`` is not an error."""
         is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
         self._leave(None if is_exit else error)
 
     def _leave(self, error: Optional[BaseException]) -> None:
-        """Leave the end of a submitted run to its exit code."""
+        """Do nothing: a submitted run ends with its script."""
 
     def start(self) -> None:
         """Do nothing: the run has started."""
@@ -333,7 +333,7 @@ class LoggingRun(Run):
         """Request that a file or folder becomes a model's next version when the run completes.
 
         The file's content at the run's end counts. A run that does not complete registers nothing.
-        A second request with the same name and path replaces the first one's texts. Azure ML's
+        A second request with the same name and path replaces the first. Azure ML's
         other arguments (datasets, samples, resources) are accepted; the lineage records the data.
 
         Args:
@@ -379,5 +379,5 @@ def _rank(environment: Mapping[str, str]) -> int:
 
 def _handle_class() -> Any:
     if Run._handle is None:
-        raise RunNotSupportedError("import Run from rayjobs, not from a module of it")
+        raise RunNotSupportedError("import Run from rayjobs itself, not from one of its modules")
     return Run._handle()

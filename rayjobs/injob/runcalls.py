@@ -111,7 +111,7 @@ class Log(Message):
 
 @dataclass(frozen=True)
 class Change(Message):
-    """Change a run's editable fields; None leaves a field, a tag of None is removed."""
+    """Change a run's editable fields; None leaves a field unchanged, and removes a tag."""
 
     NAME: ClassVar[str] = "change"
     run: str

@@ -1,4 +1,4 @@
-"""Says whether this process belongs to an attempt of a job; everyday commands ask it."""
+"""Tells whether this process belongs to an attempt; small, since everyday commands import it."""
 
 from __future__ import annotations
 

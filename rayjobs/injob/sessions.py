@@ -62,7 +62,7 @@ class Sessions:
         if rank.has_ended:
             return refusal(f"rank {request.rank} has ended")
         if sum(not one.has_ended for one in self._sessions.values()) >= MOST:
-            return refusal(f"there are {MOST} sessions of this attempt")
+            return refusal(f"this attempt already has {MOST} sessions; end one first")
         plan = self._starter.plan
         environment = plan.rank_env(rank.plan, self._starter.secrets)
         environment[MARKER_VARIABLE] = plan.marker
@@ -113,7 +113,7 @@ class Sessions:
                 _signal(one, signal.SIGKILL)
 
     def _listening(self, port: int) -> List[str]:
-        """Return the addresses at which processes of the attempt listen at a port."""
+        """Return the addresses at which processes of the attempt listen on a port."""
         sockets: Dict[str, str] = {}
         for table in ("tcp", "tcp6"):
             sockets.update(_listeners(f"/proc/net/{table}", port))
@@ -126,7 +126,7 @@ class Sessions:
 
 
 def _listeners(table: str, port: int) -> List[Tuple[str, str]]:
-    """Return (inode, address) of each socket that listens at a port."""
+    """Return (inode, address) of each socket that listens on a port."""
     found = []
     try:
         with open(table, encoding="ascii") as file:

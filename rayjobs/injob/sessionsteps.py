@@ -27,7 +27,7 @@ class SessionStep(Message):
     Attributes:
         op: "exec" and "port" open a session; "read", "write", "resize", "signal" and "end" use one.
         session: Its name, which the client chooses: long and random.
-        rank: The rank that it is opened at.
+        rank: The rank next to which it is opened.
         arguments: Of "exec", the program and its arguments; none: a shell.
         terminal: Of "exec", the kind of terminal; empty: pipes.
         size: Rows and columns of the terminal.

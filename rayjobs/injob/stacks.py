@@ -120,8 +120,8 @@ def dump(rank: int, identity: Identity, armed_file: Optional[str]) -> Optional[D
 
 
 def _by_py_spy(pid: int) -> Optional[str]:
-    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
-    program = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    sibling = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    program = sibling if os.access(sibling, os.X_OK) else shutil.which("py-spy")
     if program is None:
         return None
     try:
@@ -208,8 +208,8 @@ def _read(path: str) -> str:
 def odd_ones(ranks: Sequence[RankStack]) -> Tuple[List[int], str]:
     """Return the ranks that the others most likely wait for, and why.
 
-    These are stopped ranks; else ranks that do not wait while others do; else ranks at another
-    place than most. Empty if no rank differs.
+    These are stopped ranks; else ranks that do not wait while others do; else ranks that are at
+    another place than most. Empty if no rank differs.
 
     Args:
         ranks: Entries of `Dump.as_record`, of all nodes.
@@ -220,7 +220,7 @@ def odd_ones(ranks: Sequence[RankStack]) -> Tuple[List[int], str]:
     waiting = [one for one in ranks if one.waits]
     busy = [one for one in ranks if not one.waits]
     if waiting and busy:
-        at = busy[0].where or "code of its own"
+        at = busy[0].where or "an unknown place"
         return _numbers(busy), f"at {at}, while the others wait for it"
     places: Dict[str, List[RankStack]] = {}
     for one in ranks:
@@ -228,8 +228,8 @@ def odd_ones(ranks: Sequence[RankStack]) -> Tuple[List[int], str]:
     if len(places) > 1:
         sizes = sorted(places.values(), key=len)
         if len(sizes[0]) < len(sizes[-1]):
-            at = sizes[0][0].where or "code of its own"
-            rest = sizes[-1][0].where or "code of their own"
+            at = sizes[0][0].where or "an unknown place"
+            rest = sizes[-1][0].where or "an unknown place"
             return _numbers(sizes[0]), f"at {at}, while most are at {rest}"
     return [], ""
 

@@ -37,7 +37,7 @@ class Watched:
         return changed
 
     def look_whether_stopped(self, now_s: float) -> None:
-        """Record since when it is stopped. A process under a debugger does not count."""
+        """Record since when it has been stopped. A process under a debugger does not count."""
         stat = stat_of(self.identity.pid)
         is_stopped = (
             stat is not None

@@ -19,7 +19,7 @@ from rayjobs.injob.tree import Tree
 
 @dataclass
 class Starter:
-    """Forks ranks, and adds new processes to the attempt's.
+    """Forks ranks, and adds new processes to the attempt.
 
     Attributes:
         selector: The selector of the host's loop.

@@ -28,8 +28,8 @@ def restore_signals(*, as_python: bool) -> None:
     """Set every signal to its state at the start of a process.
 
     Args:
-        as_python: as an interpreter sets them before a script's first line; else as a shell passes
-            them to a new program.
+        as_python: As an interpreter sets them before a script's first line; False: as a shell
+            passes them to a new program.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -70,7 +70,7 @@ def close_descriptors(*, keep: Iterable[int]) -> None:
 def replace_environment(env: Mapping[str, str]) -> None:
     """Make `env` the whole environment, in Python's view and in C's."""
     if sys.flags.utf8_mode and "LC_ALL" not in env and "LC_CTYPE" in os.environ:
-        # Python sets it itself when it starts in the C locale, and would again.
+        # Python sets LC_CTYPE itself when it starts in the C locale.
         env = {"LC_CTYPE": os.environ["LC_CTYPE"], **env}
     os.environ.clear()
     os.environ.update(env)
@@ -109,7 +109,7 @@ def _renew_main_thread() -> None:
 
 
 def _renew_logging() -> None:
-    """Let `relativeCreated` of log records count from now, as from the import of `logging`."""
+    """Make `relativeCreated` of log records count from now, as from the import of `logging`."""
     logging = sys.modules.get("logging")
     if logging is not None:
         # Nanoseconds since 3.13.
@@ -139,7 +139,7 @@ def _renew_multiprocessing() -> None:
 
 
 def _set_thread_counts(env: Mapping[str, str]) -> None:
-    """Set by calls what libraries read at their start from OMP_NUM_THREADS and the like."""
+    """Apply OMP_NUM_THREADS and the like by calls: libraries read them only at their start."""
     count = _count(env, "OMP_NUM_THREADS") or _count(env, "MKL_NUM_THREADS")
     torch = sys.modules.get("torch")
     if count and torch is not None:

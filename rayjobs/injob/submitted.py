@@ -164,7 +164,7 @@ class SubmittedRun(AttemptRun):
         name_list, path_list = list(names), list(paths)
         if len(name_list) != len(path_list):
             raise ValueError(
-                "%d names for %d paths; give one each" % (len(name_list), len(path_list))
+                "%d names for %d paths; give one name per path" % (len(name_list), len(path_list))
             )
         return [self.upload_file(name, path) for name, path in zip(name_list, path_list)]
 
@@ -186,7 +186,7 @@ class SubmittedRun(AttemptRun):
         return sorted({*self._area.names(), *stored})
 
     def download_file(self, name: str, output_file_path: Any = None) -> None:
-        """Write one of the run's files to `output_file_path` (its base name, here)."""
+        """Write one of the run's files to `output_file_path`; see `AttemptRun.download_file`."""
         here = os.path.join(self._area.root, *clean_name(name).split("/"))
         if not os.path.isfile(here):
             super().download_file(name, output_file_path)
@@ -217,7 +217,7 @@ class SubmittedRun(AttemptRun):
         if key not in self._models and len(self._models) >= modelrequests.MOST_MODELS:
             raise ValueError(
                 "this run has already requested %d models, the largest number allowed; register "
-                "folders, or the rest by `rayjobs model register` afterwards"
+                "whole folders, or register the rest later with `rayjobs model register`"
                 % modelrequests.MOST_MODELS
             )
         modelrequests.append(self._models_file, record)
@@ -227,20 +227,20 @@ class SubmittedRun(AttemptRun):
 def open_workspace() -> Any:
     """Return the workspace of this process's job: a `rayjobs.Workspace` if it can be imported.
 
-    Otherwise a `RunWorkspace`, which needs only the standard library. Without the attempt's token
-    it knows only its name, and refuses all other calls.
+    Otherwise, and always without the attempt's token, a `RunWorkspace`, which needs only the
+    standard library. Without the token, it knows only its name and refuses all calls.
     """
     if not has_token():
         return RunWorkspace(os.environ.get("RAYJOBS_WORKSPACE_NAME", ""))
     channel = own_channel()
-    only_names = RunWorkspace(os.environ.get("RAYJOBS_WORKSPACE_NAME", ""), channel)
+    basic = RunWorkspace(os.environ.get("RAYJOBS_WORKSPACE_NAME", ""), channel)
     if sys.version_info < (3, 11):
-        return only_names
+        return basic
     try:
         # Imported on use: by default a job's code needs only the standard library.
         module = importlib.import_module("rayjobs.api.attempt_workspace")
     except ImportError:
-        return only_names
+        return basic
     return module.workspace_of(channel)
 
 

@@ -1,4 +1,4 @@
-"""Contains the process tree of an attempt: no process escapes, and all can be ended for certain."""
+"""Contains the process tree of an attempt: no process escapes, and all can be ended reliably."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Tree:
             kernel.drop_for_good(MOUNT_RIGHTS)
 
     def close(self) -> None:
-        """Release the containment of an empty tree; the holder then reaps."""
+        """Release the containment of an empty tree; the holder must then reap init."""
         if self.namespace is not None:
             self.namespace.close()
 
@@ -194,7 +194,7 @@ def make_cgroup(marker: str) -> str | None:
 
 
 def find_cgroup(marker: str) -> tuple[str | None, str]:
-    """Make a cgroup as `make_cgroup` does; without one, also return why."""
+    """Make a cgroup as `make_cgroup` does; return its folder, or None and the reason."""
     why = "no cgroup v2 is mounted"
     for mount in cgroups.mounts():
         if mount.version != 2:

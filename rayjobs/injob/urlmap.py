@@ -25,7 +25,7 @@ _only: "contextvars.ContextVar[Optional[Urls]]" = contextvars.ContextVar("urls",
 
 
 def add_source(urls: Urls) -> None:
-    """Add `urls` as a source of mappings; the last added source is asked first."""
+    """Add `urls` as a source of mappings; the last added source takes precedence."""
     _sources.append(urls)
 
 
@@ -67,8 +67,8 @@ def map_url(url: str) -> Optional[str]:
 
 def _maps() -> List[Dict[str, str]]:
     one = _only.get()
-    asked = [*reversed(_sources)] if one is None else [one]
-    found = [dict(urls()) for urls in asked]
+    sources = [*reversed(_sources)] if one is None else [one]
+    found = [dict(urls()) for urls in sources]
     text = os.environ.get(VARIABLE)
     if text:
         found.append({str(url): str(path) for url, path in json.loads(text).items()})
@@ -106,7 +106,7 @@ def _change_urllib(module: Any) -> None:
             headers["Content-Length"] = str(os.path.getsize(path))
             body = open(path, "rb")
             answer: Any = urllib.response.addinfourl(body, headers, request.full_url, 200)
-            answer.msg = "OK"  # as in an answer of the web
+            answer.msg = "OK"  # as in a response from a web server
             answer.length = os.path.getsize(path)
             return answer
 

@@ -189,7 +189,7 @@ def _tried(views: Views, file: str, *, is_writable: bool) -> str:
         try:
             views.enter()
             if _can_write(file) != is_writable:
-                why = f"what should be {'private' if is_writable else 'read-only'} is not"
+                why = f"the mounted folder is not {'private' if is_writable else 'read-only'}"
         except BaseException as error:
             why = getattr(error, "strerror", None) or str(error) or "it failed"
         os.write(writer, why.encode(errors="replace")[:4000])

@@ -91,7 +91,7 @@ class Warm:
         return None
 
     def _work_a_little(self) -> float:
-        """Make one more huge page, in milliseconds; return how long to wait for a request next."""
+        """Make one more huge page in milliseconds; return for how many seconds to wait then."""
         place = next(self._places, None)
         if place is None:
             return float(min(_CHECK_S, self._options.idle_s))
@@ -198,7 +198,7 @@ def _preload(names: str) -> tuple[float, list[str], dict[str, str]]:
 
 
 def _only_one(path: str) -> int | None:
-    """Lock the socket's name for this process's life; None if another process holds it.
+    """Lock the socket's name for this process's lifetime; None if another process holds it.
 
     The file then names the holder, and the socket of a killed interpreter is removed. A waiting
     client can thus tell an interpreter that is still importing from one that does not answer.
@@ -217,7 +217,7 @@ def _only_one(path: str) -> int | None:
 
 
 def main(arguments: list[str], base_path: tuple[str, ...]) -> Program | None:
-    """Detach, import, serve; returns only in a forked rank, with its program."""
+    """Detach, import, serve; return the program in a forked rank, and None at any other end."""
     parser = argparse.ArgumentParser(prog="rayjobs-warm")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--marker-pad", type=int, default=128)

@@ -1,4 +1,4 @@
-"""Messages of warm interpreters: requests on their socket, and what they say of themselves."""
+"""Messages of warm interpreters: requests on their socket, and the answer to "ping"."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class WarmRequest(Message):
         return {"is_user": "raylet" in values, **values}
 
     def to_json(self) -> Dict[str, Any]:
-        """Return its JSON; to an interpreter of version 0.1.0 an agent is a user by its raylet."""
+        """Return its JSON, in which an interpreter of version 0.1.0 knows a user by the raylet."""
         values = super().to_json()
         if not self.is_user:
             del values["raylet"]

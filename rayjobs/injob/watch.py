@@ -34,7 +34,7 @@ class Watch:
         self.found: Tuple[RankStack, ...] = ()
 
     def check_lease(self) -> None:
-        """Begin the attempt's end if its lease is over, or hurry one that has begun."""
+        """Begin the attempt's end if its lease is over, or shorten the grace period of its end."""
         why = self.lease.why_over()
         if why is not None:
             grace_s = self.lease.end_grace_s(self._plan.grace_s)
@@ -90,9 +90,9 @@ class Watch:
     def answer(self, request: HostRequest) -> Optional[Answer]:
         """Answer requests about leases and stalls; None for other requests."""
         if request.op == "lease":
-            left = self.lease.renew(request.stamp)
+            stamp = self.lease.renew(request.stamp)
             silent_s = None if self.stall is None else self.stall.silent_s
-            return LeaseAnswer(stamp=left, silent_s=silent_s)
+            return LeaseAnswer(stamp=stamp, silent_s=silent_s)
         if request.op == "stacks":
             dumps = self._dump_all()
             return StacksAnswer(

@@ -80,7 +80,7 @@ def read_exit_record(root: str) -> ExitRecord | None:
 
 
 class HostConnection:
-    """Asks one attempt host, over a new connection each time, so that either side may restart."""
+    """Sends requests to one attempt host, each over a new connection: either side may restart."""
 
     def __init__(self, socket: str, root: str, identity: Identity) -> None:
         """Talk to the host `identity`, at `socket`, whose attempt directory is `root`."""
@@ -127,7 +127,7 @@ class HostConnection:
 
         Raises:
             HostGone: the host is dead.
-            HostUnreachable: it lives and does not answer in time.
+            HostUnreachable: it is alive but does not answer in time.
         """
         return await self.ask(HostRequest("status"), HostStatus, timeout_s=timeout_s)
 
@@ -142,7 +142,7 @@ class HostConnection:
 
         Raises:
             HostGone: the host is dead and left no exit record.
-            HostUnreachable: it lives and does not answer in time.
+            HostUnreachable: it is alive but does not answer in time.
         """
         # A host of an earlier version reads only the sentence.
         request = HostRequest(
@@ -166,11 +166,11 @@ class HostConnection:
         async with asyncio.timeout(timeout_s):
             while True:
                 # In this order: a host that ends between the two checks has written its record.
-                lives = is_alive(self.identity)
+                was_alive = is_alive(self.identity)
                 record = self._record()
                 if record is not None:
                     return record
-                if not lives:
+                if not was_alive:
                     raise self._gone()
                 answer = await self._wait_once()
                 if answer is not None:
@@ -198,7 +198,7 @@ class HostConnection:
 
         Raises:
             HostGone: the host is dead.
-            HostUnreachable: it lives and does not answer in time.
+            HostUnreachable: it is alive but does not answer in time.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -211,14 +211,14 @@ class HostConnection:
                     raise self._gone() from error
                 if loop.time() >= deadline:
                     raise HostUnreachable(
-                        f"the attempt host (pid {self.identity.pid}) runs, but did not answer "
-                        f"within {duration_text(timeout_s)}: {error!r}. Its attempt keeps "
+                        f"the attempt host (pid {self.identity.pid}) is running, but did not "
+                        f"answer within {duration_text(timeout_s)}: {error!r}. Its attempt keeps "
                         "running; try again.",
                     ) from error
             await asyncio.sleep(RETRY_S)
 
     def _record(self) -> ExitRecord | None:
-        """Return the exit record, or None if the script has damaged it. The host writes it."""
+        """Return the exit record; None until the host has written it, or if a script damaged it."""
         try:
             return read_exit_record(self.root)
         except (OSError, ValueError):

@@ -26,7 +26,7 @@ DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "numpy")
 MARKER_PAD = 160
 LINE_LIMIT = 16 * 1024 * 1024
 RETRY_S = 0.05
-HELD_S = 5.0  # for a process that is about to serve or to leave
+HELD_S = 5.0  # for a process that is about to serve or to exit
 _INJOB = Path(exitrecord.__file__).parent
 PING = WarmRequest("ping")
 
@@ -120,11 +120,11 @@ async def ensure_warm(
     idle_s: float = 1800.0,
     timeout_s: float = 180.0,
 ) -> WarmInterpreter:
-    """Return the warm interpreter at `socket`; start it if it does not run. Idempotent.
+    """Return the warm interpreter at `socket`; start it if it is not running. Idempotent.
 
     Concurrent callers are safe: the interpreter locks its socket's name, and all get the same one.
-    This waits for an interpreter that still imports, but only a few seconds for a lock whose holder
-    does not answer.
+    This waits for an interpreter that is still importing, but only a few seconds for a lock whose
+    holder does not answer.
 
     Args:
         env: The variables of its ranks (PATH, HOME, LANG, …): a job whose variables of this kind
@@ -170,7 +170,7 @@ async def ensure_warm(
 
 
 def _is_importing(socket: str) -> bool:
-    """Whether the holder of the lock is alive and does not listen yet."""
+    """Whether the holder of the lock is alive but does not listen yet."""
     try:
         holder = Identity.from_json(json.loads(Path(socket + ".lock").read_bytes()))
     except (OSError, ValueError, KeyError, TypeError):
@@ -183,7 +183,7 @@ async def stop_warm(socket: str, *, timeout_s: float = 10.0) -> None:
     try:
         await ask(socket, WarmRequest("stop"), Answer, timeout_s=timeout_s)
     except OSError:
-        return  # it does not run
+        return  # it is not running
 
 
 async def fork(
@@ -191,8 +191,8 @@ async def fork(
 ) -> ForkAnswer:
     """Have the warm interpreter fork the attempt host of the plan file `plan`.
 
-    If this raises WarmError after it sent the request, a host may run all the same: read host.json
-    before you try again.
+    If this raises WarmError after it sent the request, a host may be running nevertheless: read
+    host.json before you try again.
 
     Raises:
         WarmError: the interpreter does not answer, or the host could not start.

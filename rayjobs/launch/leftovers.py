@@ -27,8 +27,8 @@ class Proof:
     Attributes:
         proven_dead: No process of the attempt runs on this machine any more.
         killed: How many processes this ended.
-        remaining: Processes that did not end, such as one in uninterruptible sleep: the node's
-            share must be drained and not reused.
+        remaining: Processes that did not end, such as one in uninterruptible sleep: the
+            allocation on the node must stay draining.
         how: The evidence, in words.
     """
 
@@ -59,7 +59,7 @@ def end_leftovers(
         boot: The boot id of the attempt's host: no process survives a reboot.
     """
     if boot is not None and boot != boot_id():
-        return Proof(True, 0, (), "the machine was restarted since")
+        return Proof(True, 0, (), "the machine has been restarted since then")
     folder = _cgroup_of(marker, cgroup)
     tree = Tree(marker, folder, holder=None)
     ended: set[tuple[int, int]] = set()
@@ -98,8 +98,8 @@ def signal_ranks(host: Identity, number: int) -> None:
 def kill_with_host(marker: str, host: Identity) -> None:
     """Send SIGKILL to an attempt whose host does not answer: to its processes, then to the host.
 
-    A stopped host still holds its tree: every process of it is a descendant, whatever its
-    environment is. A PID namespace ends with its host. `end_leftovers` proves the end.
+    A stopped host still holds its tree: every process in it is a descendant of the host, whatever
+    its environment is. A PID namespace ends with its host. `end_leftovers` proves the end.
     """
     if not is_alive(host):
         return

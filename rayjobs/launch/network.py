@@ -14,8 +14,8 @@ def unknown_interface(plan: LaunchPlan) -> str:
     if any(name in plan.env for name in VARIABLES) or interface_of(address) is not None:
         return ""
     return (
-        f"no network interface of node {plan.node} has its address {address}, so that gloo and "
-        f"nccl choose one by themselves. If its ranks do not meet the others, start Ray there with "
-        f"the --node-ip-address of the right one, or submit with --env-var GLOO_SOCKET_IFNAME=NAME "
-        f"(NCCL_SOCKET_IFNAME for nccl)"
+        f"no network interface of node {plan.node} has its address {address}, so gloo and nccl "
+        f"choose one themselves. If its ranks do not reach the others, start Ray there with the "
+        f"--node-ip-address of the right interface, or submit with --env-var "
+        f"GLOO_SOCKET_IFNAME=NAME (NCCL_SOCKET_IFNAME for nccl)"
     )

@@ -36,7 +36,7 @@ def version_problem(program: str, text: str) -> str:
         )
     if int(match[1]) != MAJOR:
         version = f"{match[1]}{match[2] or ''}"
-        return f"{program} is of version {version}; the launcher supports {MAJOR}"
+        return f"{program} has version {version}; the launcher supports {MAJOR}"
     return ""
 
 
@@ -55,7 +55,7 @@ def require(plan: LaunchPlan) -> None:
     """Check that this node has the parts of Open MPI that a host's plan needs.
 
     Raises:
-        PrepareError: class ``environment``: it does not.
+        PrepareError: class ``environment``: a part is missing or unusable.
     """
     if not plan.is_mpi:
         return

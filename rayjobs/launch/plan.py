@@ -24,7 +24,7 @@ INHERITED_PREFIXES = ("NVIDIA_", "CUDA_HOME", "CUDA_PATH")
 
 DEFAULT_PIDS_MAX = 16_384
 TORCH_BACKENDS = ("gloo", "nccl")
-# Their ranks meet at a port of the first node, which must be chosen before planning.
+# Their ranks need a rendezvous port on the first node, which must be chosen before planning.
 MEETING_BACKENDS = (*TORCH_BACKENDS, "mpi", "horovod-gloo")
 
 
@@ -69,7 +69,7 @@ class AttemptContext:
     """What a launcher needs in addition to the spec.
 
     Attributes:
-        master_port: Where the ranks meet on the first node; None for a single process.
+        master_port: The rendezvous port on the first node; None for a single process.
         azure: The names for programs of Azure ML v1; None: the workspace's own name.
     """
 
@@ -131,7 +131,7 @@ def host_plan(
 def _why_cold(spec: JobSpec) -> str | None:
     if spec.container is not None:
         return "the job runs in a container image"
-    return "the job asked for it (--cold)" if spec.cold else None
+    return "the job requested it (--cold)" if spec.cold else None
 
 
 def rank_environment(context: AttemptContext, planned: PlannedNode) -> dict[str, str]:
@@ -224,7 +224,7 @@ def azure_variables(context: AttemptContext) -> dict[str, str]:
 
 
 def array_variables(job: Job) -> dict[str, str]:
-    """Return the variables that give a script its index in an array; none if it is in no array."""
+    """Return the variables that give a script its index in an array; none without an array."""
     array = job.spec.array
     if array is None or job.array_index is None:
         return {}

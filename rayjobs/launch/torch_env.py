@@ -8,8 +8,8 @@ from rayjobs.injob.plan import HEAD_START, ExtrasPlan, LaunchPlan
 from rayjobs.launch.plan import AttemptContext, PlannedNode, host_plan
 from rayjobs.spec.model import JobSpec
 
-# How long the other ranks wait at most for rank 0 to listen before they start. A script that
-# imports for longer still takes no longer in all, since rank 0 then waits for them.
+# The longest time that the other ranks wait for rank 0 to listen before they start. A script that
+# imports for longer still takes no longer in total, since rank 0 then waits for them.
 MOST_S = 0.1
 # For nodes that cannot see whether rank 0 listens.
 ELSEWHERE_S = 0.05
@@ -19,7 +19,7 @@ class TorchLauncher:
     """Plans ranks of torch.distributed over gloo or nccl, numbered node by node."""
 
     def plans(self, context: AttemptContext) -> list[LaunchPlan]:
-        """Return the plan of each node's host; node 0's host reserves the meeting port.
+        """Return the plan of each node's host; node 0's host reserves the rendezvous port.
 
         Without a port in the context (`--dry-run`), the variables that name it are left out.
         """

@@ -70,8 +70,8 @@ class Collecting:
     async def watch(self, on: AttemptOnNode) -> None:
         """Collect metrics and complete files into the workspace while the attempt runs.
 
-        Returns if the workspace moves: the call with its new path starts over there, since the old
-        folder does not show what was lost by then.
+        Returns if the workspace moves: the call with its new path then collects everything again,
+        since it is unknown which of the earlier results are in the new folder.
         """
         self._places[on.marker] = on.workspace
         turns_per_files = max(1, round(FILES_EVERY_S / METRICS_EVERY_S))
@@ -173,12 +173,12 @@ class Collecting:
         watch("the job's outputs", _bytes_below(AttemptPaths(root).written))
         note = partial(self._workspaces.record, on)
 
-        def tell(progress: TransferProgress) -> None:
+        def report(progress: TransferProgress) -> None:
             self._storing[_key(on)] = line_of(progress)
 
         try:
             problems = self._data.store_outputs(
-                root, self._workspaces.of(on), note=note, progress=tell
+                root, self._workspaces.of(on), note=note, progress=report
             )
         finally:
             self._storing.pop(_key(on), None)
@@ -186,7 +186,7 @@ class Collecting:
         self._places.pop(on.marker, None)
         facts = self._data.facts(root)
         if not problems and not facts.refused and AttemptPaths(root).lacks_outputs.exists():
-            AttemptPaths(root).stored.touch()  # the folder may go now
+            AttemptPaths(root).stored.touch()  # the folder may be removed now
         return Collected(problems=tuple(map(str, problems)), data=facts)
 
     def _collect(self, on: AttemptOnNode) -> Collected:

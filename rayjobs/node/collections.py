@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 # A collection that reads or stores the same file for longer is stuck, unless the file would take
-# this long at the slowest rate that counts as progress. Users wait without a reason until then, and
-# a cancel has no effect.
+# this long at the slowest rate that counts as progress. Until then, users see no reason for the
+# wait, and a cancel has no effect.
 STILL_S = 10.0
 SLOWEST_BYTES_PER_S = 1_000_000.0
 # How long the result of a stuck collection is kept for its supervisor, which asks every 2 s.
@@ -64,7 +64,7 @@ class Progress:
     """The current step of a collection, written by its thread and read by the agent's."""
 
     def __init__(self) -> None:
-        """Begin now."""
+        """Start the first step now."""
         self._at = ("its beginning", 0, time.monotonic())
 
     def watch(self, name: str, size_bytes: int) -> None:

@@ -200,7 +200,7 @@ class NodeContainers:
         return found
 
     def building_in(self, request: LaunchRequest, found: ReadyImage) -> Image:
-        """Return an attempt's image in the form into which packages can be installed."""
+        """Return an attempt's image as the installation of packages needs it."""
         key = found.key
         if key is None:  # a folder that is used in place
             info = Path(found.root).stat()
@@ -224,7 +224,7 @@ class NodeContainers:
     async def asked_again(
         self, request: LaunchRequest, found: ReadyImage, python: str
     ) -> ReadyImage:
-        """Return an image after querying the packages of an environment's interpreter in it.
+        """Query an environment's interpreter in an image; return the image with the answer.
 
         Raises:
             PrepareError: it does not answer.
@@ -260,7 +260,7 @@ class NodeContainers:
 
     @staticmethod
     def has_horovod(found: ReadyImage) -> ReadyImage:
-        """Return an image with the Horovod that was built for it in its list of packages."""
+        """Return an image whose list of packages includes the Horovod that was built for it."""
         facts = dict(found.answer.facts)
         packages = facts.get("packages")
         if isinstance(packages, list):
@@ -354,7 +354,7 @@ class NodeContainers:
         )
 
     async def _meant(self, on: AttemptOnNode, work: ImageWork) -> MeantImage | None:
-        """Return the resolved image of the job; on further nodes, wait for the first one's result.
+        """Return the resolved image of the job; other nodes wait for the result of the first one.
 
         A retry uses the image to which the tag resolved in the previous attempt.
         """
@@ -583,7 +583,7 @@ def _login(asked: ContainerRequest) -> Login | None:
     if registry is None or registry.username is None or registry.password is None:
         return None
     if asked.image in asked.sources:
-        return None  # no registry is asked
+        return None  # no registry is needed
     password = read_secrets({"of the image's registry": registry.password})
     address = registry.address
     if address is None:

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 # Transfers wait for networks, and the general pool has few threads on a small machine.
 THREADS = 32
 PROGRESS_EVERY_S = 10.0
-# The input mode in which the script may change the files.
+# How an input was provided whose files the script may change.
 OWN_FILES = ("copied", "downloaded")
 CACHE_BYTES = "RAYJOBS_DATA_CACHE_BYTES"
 
@@ -63,12 +63,12 @@ class StoppedError(DatastoreError):
 
 
 class NodeData:
-    """The data of all attempts of one node. Its methods block; they are safe from threads."""
+    """The data of all attempts of one node. Its methods block; they are thread-safe."""
 
     def __init__(
         self, folder: Path, protection: Callable[[], Protection] = lambda: NO_PROTECTION
     ) -> None:
-        """Keep caches and mounts in `folder`; `protection` knows what attempt hosts can do."""
+        """Keep caches and mounts in `folder`; `protection` tells how hosts can protect inputs."""
         self.folder = folder
         self._protection = protection
         self._changes = InputChanges(folder / "seen")
@@ -107,10 +107,10 @@ class NodeData:
             for name, output in outputs.items():
                 shown = self._outputs.make(on, workspace, name, output, record, reaches, note)
                 variables |= output_variables(name, shown)
-            for name, asked in inputs.items():
+            for name, requested in inputs.items():
                 self._check_stopped(on)
                 shown = self._bring_one(
-                    on, workspace, name, asked, paths, record, note, reaches, looks
+                    on, workspace, name, requested, paths, record, note, reaches, looks
                 )
                 variables |= input_variables(name, shown)
             self._check_stopped(on)
@@ -134,7 +134,7 @@ class NodeData:
         on: AttemptOnNode,
         workspace: OpenWorkspace,
         name: str,
-        asked: InputRequest,
+        requested: InputRequest,
         paths: AttemptPaths,
         record: DataRecord,
         note: Note,
@@ -146,8 +146,8 @@ class NodeData:
         began_s = time.monotonic()
         protection = self._protection()
         try:
-            check_folders(pins.datastore_of(workspace, asked.source), reaches)
-            source = pins.resolve(workspace, name, **asked.to_json())
+            check_folders(pins.datastore_of(workspace, requested.source), reaches)
+            source = pins.resolve(workspace, name, **requested.to_json())
             check_folders(source.records, reaches)
             held = materialise(
                 source,
@@ -190,11 +190,11 @@ class NodeData:
                 }
             note(
                 pins.INPUT_EVENT,
-                _input_text(held, asked, took_s),
+                _input_text(held, requested, took_s),
                 {
                     "name": name,
-                    "source": asked.source,
-                    "mode": asked.mode,
+                    "source": requested.source,
+                    "mode": requested.mode,
                     "how": held.how,
                     "version": held.version,
                     "dataset": source.dataset,
@@ -220,7 +220,7 @@ class NodeData:
                 )
 
     def _start(self) -> None:
-        """Remove the leftovers of dead processes, once in this agent's life."""
+        """Remove the leftovers of dead processes, once in this agent's lifetime."""
         from rayjobs.datastore.materialise import start_node
 
         with self._lock:
@@ -282,14 +282,14 @@ class NodeData:
             retain(held, Identity(pid, start_time, boot_id()), "host")
 
     def take_over(self, root: Path) -> None:
-        """Keep the mounts alive of an attempt that an earlier agent prepared."""
+        """Keep alive the mounts of an attempt that an earlier agent prepared."""
         from rayjobs.datastore.materialise import retain
 
         for held in self._held(root):
             retain(held, own_identity(), "agent")
 
     def credentials(self, root: Path) -> dict[str, str]:
-        """Return what a script needs to read its direct inputs; this is not stored."""
+        """Return the variables with which a script reads its direct inputs; they are not stored."""
         found: dict[str, str] = {}
         environment = credentials.environment()
         for given in data_record.read(AttemptPaths(root).data).inputs.values():
@@ -348,7 +348,7 @@ class NodeData:
         """Add the reports of the job's other nodes to the result of `report_changes`.
 
         Args:
-            history: Returns the job's history; asked only if there are other nodes.
+            history: Returns the job's history; called only if there are other nodes.
 
         Raises:
             StoreError: the history cannot be read.
@@ -465,11 +465,11 @@ def _cache_bytes() -> int | None:
     return None
 
 
-def _input_text(held: Materialised, asked: InputRequest, took_s: float) -> str:
+def _input_text(held: Materialised, requested: InputRequest, took_s: float) -> str:
     size = ""
     if held.files is not None and held.bytes is not None:
         size = f" ({counted(held.files, 'file')}, {size_text(held.bytes)})"
-    return f"input {held.name}: {held.how} {asked.source}{size} in {duration_text(took_s)}"
+    return f"input {held.name}: {held.how} {requested.source}{size} in {duration_text(took_s)}"
 
 
 def _why_open(held: Materialised, protection: Protection) -> str:

@@ -33,22 +33,22 @@ class DataRecord:
         return cls(path, DataFile(on.job, on.attempt, on.node))
 
     def add_input(self, name: str, given: AttemptInput, held: dict[str, object]) -> None:
-        """Note an input and what holds it."""
+        """Record an input and what holds it."""
         file = self.file
         self._write(
             replace(file, inputs={**file.inputs, name: given}, held=(*file.held, held)),
         )
 
     def set_output(self, name: str, output: AttemptOutput) -> None:
-        """Note an output, or note it again."""
+        """Record an output; an earlier entry is replaced."""
         self._write(replace(self.file, outputs={**self.file.outputs, name: output}))
 
     def add_stored(self, name: str) -> None:
-        """Note that an output is stored."""
+        """Record that an output is stored."""
         self._write(replace(self.file, stored=(*self.file.stored, name)))
 
     def add_refused(self, name: str, sentence: str) -> None:
-        """Note why an output cannot be stored at all."""
+        """Record why an output can never be stored."""
         self._write(replace(self.file, refused={**self.file.refused, name: sentence}))
 
     def _write(self, file: DataFile) -> None:
@@ -69,7 +69,7 @@ def read(path: Path) -> DataFile:
 
 
 def read_what_is_left(path: Path) -> DataFile:
-    """Return an attempt's record; it is empty if the job has damaged it."""
+    """Return an attempt's record; it is empty if it cannot be read."""
     try:
         return read(path)
     except (OSError, ValueError) as error:

@@ -36,8 +36,8 @@ REMEMBERED = 10_000
 
 
 def _ended(record: ExitRecord, *, proven: bool) -> Settled:
-    # Only the record says how: a host may have ended before the request to end, and the process
-    # that ended it may have died before its report.
+    # Only the record says how it ended: a host may have ended before the request to end, and the
+    # process that ended it may have died before its report.
     ended_now = record.end_reason is EndReason.PLACE_LOST
     return Settled.of_record(record, proven=proven, ended_now=ended_now)
 
@@ -103,7 +103,7 @@ class Ends:
         self._data = data
 
     async def ended_unheard(self, on: AttemptOnNode) -> ExitRecord:
-        """Return the record of a dead host, or prove that no process is left and record that."""
+        """Return the record of a dead host; without one, end its processes and make a record."""
         record = await asyncio.to_thread(record_of, on.root)
         if record is not None:
             return record
@@ -123,7 +123,7 @@ class Ends:
         if record is not None:
             proven = record.leftovers.proven_dead
             if end and not proven:
-                # A process that did not end then may be gone, or may end, now.
+                # A process that could not be ended at that time may be gone, or may end, now.
                 again = await asyncio.to_thread(end_leftovers, on.marker, None, 0.0)
                 proven = again.proven_dead
             return _ended(record, proven=proven)

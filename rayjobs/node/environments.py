@@ -178,7 +178,7 @@ class NodeEnvironments:
             assert workspace is not None
             place = Cache(self._root).source(digest)
             if place.is_dir():
-                os.utime(place)  # it is used
+                os.utime(place)  # marks it as recently used
                 continue
             key = snapshots.blob_key(digest)
             try:

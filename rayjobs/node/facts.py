@@ -100,7 +100,7 @@ class NodeFacts:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(path, json.dumps({"format": FORMAT, **found}))
         except OSError as error:
-            log.info("a list of packages is not kept: %s", error)
+            log.info("a list of packages is not cached: %s", error)
 
     # -- GPUs -------------------------------------------------------------------------------------
     def _all_gpus(self) -> tuple[list[dict[str, Any]], str]:
@@ -153,7 +153,7 @@ def _first(pattern: str, path: str) -> str:
 
 
 def read_gpus() -> tuple[list[dict[str, Any]], str]:
-    """Return the machine's NVIDIA GPUs with driver and CUDA version, and why they are unknown."""
+    """Return the machine's NVIDIA GPUs with driver and CUDA version, or why they are unknown."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return [], "GPUs are unknown: this node has no nvidia-smi"

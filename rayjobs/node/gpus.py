@@ -19,8 +19,8 @@ ANSWER_S = 10.0
 # The memory of a killed program is free only when the driver has removed its contexts.
 PATIENCE_S = 15.0
 LOOK_S = 0.5
-# Memory without a visible owner may have been freed between two queries: how many queries in a row
-# must see it.
+# How many queries in a row must see memory without a visible owner: it may have been freed between
+# two queries.
 LOOKS = 3
 # The driver and a display use less.
 UNSEEN_MIB = 1024
@@ -104,7 +104,7 @@ async def wait_until_free(
     Args:
         devices: The GPUs, as in CUDA_VISIBLE_DEVICES.
         attempts: The folder of the node's attempts, some of which may share them.
-        report: Called with each warning, also if the GPUs could not be checked.
+        report: Called with each warning, including that the GPUs could not be checked.
     """
     if not devices:
         return

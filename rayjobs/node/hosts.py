@@ -78,7 +78,7 @@ def record_of_dead_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
 
 
 def host_of(root: str) -> hostclient.HostConnection | None:
-    """Return the connection to an attempt's host; None if, as far as known, none was started.
+    """Return the connection to an attempt's host; None if none is known to have started.
 
     Raises:
         OSError: no more files can be opened.

@@ -24,7 +24,7 @@ NAMED = 5
 class InputChanges:
     """The state of the inputs of a node's attempts when these started.
 
-    The files are outside the attempts' folders, where no script can replace them.
+    It is stored outside the attempts' folders, where no script can replace it.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Leases of starting attempt hosts, until the hosts keep them themselves.
+"""The leases of starting attempt hosts, until the hosts maintain them themselves.
 
 A request to start a host may arrive late, at a node that was frozen or unreachable before.
 By then the target may have given up the node, and the job may run elsewhere. So the lease counts
@@ -33,7 +33,7 @@ class Launching:
             self._leases.pop(plan.marker, None)
 
     def renew(self, marker: str, stamp: float | None) -> float | None:
-        """Renew a lease as its host would; return the next stamp, or None for no such lease."""
+        """Renew a lease as its host would; return the next stamp, or None if there is no lease."""
         lease = self._leases.get(marker)
         return None if lease is None else lease.renew(stamp)
 

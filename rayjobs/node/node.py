@@ -56,7 +56,7 @@ from rayjobs.target.node_settings import NodeSettings
 
 log = logging.getLogger(__name__)
 
-# Where programs written for Azure ML look for it.
+# Where programs written for Azure ML look for the run's token.
 AZURE_TOKEN = "AZUREML_RUN_TOKEN"
 AZURE_TOKEN_EXPIRY = "AZUREML_RUN_TOKEN_EXPIRY"
 
@@ -108,7 +108,7 @@ class Node:
         self._stopped = StoppedHosts(workspaces.note)
 
     def warm_up(self) -> None:
-        """Begin to start the warm interpreter, unless it runs."""
+        """Start the warm interpreter in the background, unless it is running."""
         loop = asyncio.get_running_loop()
         for what_works_here in (self._hold.levels, self._views.protection):
             loop.run_in_executor(None, what_works_here)
@@ -135,7 +135,7 @@ class Node:
 
     # -- launch ----------------------------------------------------------------------------------
     async def launch(self, request: LaunchRequest) -> Launched:
-        """Start the attempt host, warm if it can be.
+        """Start the attempt host, warm if possible.
 
         Raises:
             PrepareError: a secret is missing, the host did not start, or the attempt was or may
@@ -235,8 +235,8 @@ class Node:
         await asyncio.to_thread(self._data.take_over, Path(on.root))
         watching = asyncio.ensure_future(self._collecting.watch(on))
         serving = asyncio.ensure_future(self._serve_script(on))
-        # If the workspace moves, the call with its new path serves the script: this closes open
-        # connections, so that the script's next call reaches that one.
+        # If the workspace moves, another `follow` with its new path serves the script. So this one
+        # closes its connections, and the script's next call reaches the new server.
         watching.add_done_callback(partial(_end_once_moved, serving))
         try:
             connection = await asyncio.to_thread(host_on, on)
@@ -292,7 +292,7 @@ class Node:
     # -- collect ---------------------------------------------------------------------------------
     async def collect(self, on: AttemptOnNode) -> Collected:
         """Store the last metrics and every file. Repeat the call while it returns problems."""
-        # Outputs are stored with current values: hours may have passed, or this is another agent.
+        # Outputs are stored with the current secrets: hours may have passed, or the agent is new.
         await self._bring_again(on)
         return await self._collecting.collect(on)
 

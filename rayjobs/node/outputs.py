@@ -135,7 +135,7 @@ class Outputs:
         count = WriteThrough(output, folder, _synced(paths, output.name)).fill()
         if count:
             place = f"{output.record.name}/{output.path}"
-            note("data", f"output {output.name}: {counted(count, 'file')} of {place} brought", {})
+            note("data", f"output {output.name}: {counted(count, 'file')} copied from {place}", {})
         return folder
 
     def shared_folders(self, root: Path) -> list[str]:
@@ -289,11 +289,11 @@ class Outputs:
     ) -> tuple[str, dict[str, Any]]:
         from rayjobs.datastore.outputs import store
 
-        def tell(done: Progress) -> None:
+        def report(done: Progress) -> None:
             if progress is not None:
                 progress(replace(done, doing=f"output {name}"))
 
-        moved = store(output, _folder(entry), progress=tell)
+        moved = store(output, _folder(entry), progress=report)
         path = _stored_at(entry, output)
         found = made.manifest_of(output.record, path, moved.files)
         facts = made.pin(workspace.catalogue, name, output.record, path, found)
@@ -343,7 +343,7 @@ def _is_over(ours: DataFile, folder: Path) -> bool:
 
 
 def _folder(entry: AttemptOutput) -> Path:
-    # A version without links recorded no folder: the script's path was the folder itself.
+    # An earlier version, without links, recorded no folder: the script's path was the folder.
     return Path(entry.folder or entry.path)
 
 

@@ -96,8 +96,8 @@ class Preparing:
         try:
             if image is not None:
                 facts = self._facts.of(built or "", _devices(plan), image.answer.facts)
-                asked = request.container
-                facts["image"] = asked.image if asked is not None else None
+                container = request.container
+                facts["image"] = container.image if container is not None else None
                 facts["image_digest"] = image.digest
             else:
                 python = built or interpreter.path_of(plan.python or sys.executable)
@@ -108,7 +108,7 @@ class Preparing:
                 facts["package_count"] = len(packages)
                 facts["packages"] = self._keep(on, json.dumps(packages).encode())
             return HostFacts.from_json(facts)
-        except Exception as error:  # only a record: no attempt may fail for it
+        except Exception as error:  # only a record: no attempt may fail because of it
             log.warning("the facts about the host of %s are unknown", on.job, exc_info=True)
             return HostFacts(why=f"unknown: {error}"[:300])
 
@@ -174,14 +174,14 @@ class Preparing:
     def _bring_checkpoint(self, request: LaunchRequest, folder: Path) -> None:
         if request.resume is None:
             return
-        on, asked = request.on, request.resume
+        on, resume = request.on, request.resume
         workspace = self._workspaces.of(on)
         brought = resuming.bring(
-            workspace.store, workspace.blobs, folder, own=asked.run, path=asked.path
+            workspace.store, workspace.blobs, folder, own=resume.run, path=resume.path
         )
         if brought is not None and on.node == 0:
-            # If not, the job's first attempt started from it, and the work since then is lost.
-            continues = brought.checkpoint is not None and brought.checkpoint.run == asked.run
+            # Otherwise the job's first attempt started from it, and the work since then is lost.
+            continues = brought.checkpoint is not None and brought.checkpoint.run == resume.run
             self._workspaces.note(on, RESUMED, brought.sentence, {"continues": continues})
 
 

@@ -57,7 +57,7 @@ def open_remote(target: str, path: str, *, scratch: Path | None = None) -> OpenW
 def _direct(address: S3Address, workspace: str, scratch: Path | None) -> S3Blobs | None:
     """Return the workspace's files in S3 if this node reaches them; None: use the target's calls.
 
-    So nodes without credentials or without access to the server can run jobs too.
+    This lets nodes without credentials or without access to the server run jobs too.
     """
     blobs = S3Blobs(address, scratch or Path(tempfile.gettempdir()) / f"rayjobs-{os.getuid()}")
     try:
@@ -100,7 +100,7 @@ class RemotePart:
     """Forwards every method call to the target."""
 
     def __init__(self, ask: Ask, path: str, part: str, kind: type) -> None:
-        """Stand for the `part` of the workspace at `path` on the target's machine.
+        """Represent the `part` of the workspace at `path` on the target's machine.
 
         Args:
             kind: The protocol of that part. Some users test an object for its attributes, so this
@@ -125,7 +125,7 @@ class RemoteStore(RemotePart):
     """A `Store` over Ray."""
 
     def __init__(self, ask: Ask, path: str) -> None:
-        """Stand for the store of the workspace at `path` on the target's machine."""
+        """Represent the store of the workspace at `path` on the target's machine."""
         from rayjobs.datastore.catalogue import Catalogue
 
         super().__init__(ask, path, "store", Store)
@@ -139,7 +139,7 @@ class RemoteBlobs(FetchedBlobs):
     """A `BlobStore` over Ray: transfers files in pieces, and completes each or stores nothing."""
 
     def __init__(self, ask: Ask, path: str, address: S3Address | None = None) -> None:
-        """Stand for the blobs of the workspace at `path` on the target's machine.
+        """Represent the blobs of the workspace at `path` on the target's machine.
 
         Args:
             address: Where the target keeps them in S3; None: in its folder.

@@ -87,7 +87,7 @@ def token_of(root: Path) -> str:
 
 
 class RunCalls:
-    """Answers the calls of one attempt's script. Safe from threads."""
+    """Answers the calls of one attempt's script. Thread-safe."""
 
     def __init__(self, on: AttemptOnNode, open_workspace: Callable[[], OpenWorkspace]) -> None:
         """Serve an attempt in the workspace that `open_workspace` returns."""
@@ -120,7 +120,7 @@ class RunCalls:
 
     @staticmethod
     def _answering(kind: Any, work: Callable[[Any], Any]) -> tuple[str, Callable[[object], Any]]:
-        return kind.NAME, lambda asked: work(kind.from_json(asked))
+        return kind.NAME, lambda request: work(kind.from_json(request))
 
     def answer(self, line: bytes) -> RunAnswer:
         """Execute the call on one line; returns errors as answers. Blocks."""
@@ -184,43 +184,45 @@ class RunCalls:
         return job.parent == pipeline
 
     # -- runs ----------------------------------------------------------------------------------
-    def _details(self, asked: runcalls.Details) -> dict[str, Any]:
+    def _details(self, request: runcalls.Details) -> dict[str, Any]:
         opened = self._open()
-        return _described(opened, opened.store.job(asked.run))
+        return _described(opened, opened.store.job(request.run))
 
-    def _children(self, asked: runcalls.Children) -> list[dict[str, Any]]:
+    def _children(self, request: runcalls.Children) -> list[dict[str, Any]]:
         opened = self._open()
-        wanted = RunFilter.of(asked.kind, dict(asked.tags), dict(asked.properties), asked.status)
-        found, parents = [], [asked.run]
+        wanted = RunFilter.of(
+            request.kind, dict(request.tags), dict(request.properties), request.status
+        )
+        found, parents = [], [request.run]
         while parents:
             for job in opened.store.jobs(JobFilter(parent=parents.pop(0))):
                 if wanted.accepts(job):
                     found.append(_identity(job))
-                if asked.recursive:
+                if request.recursive:
                     parents.append(job.id)
         return found
 
-    def _start(self, asked: runcalls.Start) -> dict[str, Any]:
-        parent = self._own(asked.parent)
+    def _start(self, request: runcalls.Start) -> dict[str, Any]:
+        parent = self._own(request.parent)
         new = NewRun(
             experiment=parent.experiment,
-            name=asked.name,
+            name=request.name,
             user=parent.user,
             writer=self._writer(),
-            id=asked.id,
+            id=request.id,
             parent=parent.id,
             snapshot=parent.snapshot,
-            tags=dict(asked.tags),
+            tags=dict(request.tags),
         )
         return _identity(self._open().store.start_run(new)[0])
 
     def _writer(self) -> Mapping[str, Any]:
         return AttemptWriter(job=self._on.job, attempt=self._on.attempt).to_json()
 
-    def _end(self, asked: runcalls.End) -> str:
-        found = self._own(asked.run, child=True)
+    def _end(self, request: runcalls.End) -> str:
+        found = self._own(request.run, child=True)
         store = self._open().store
-        outcome = Outcome(asked.outcome)
+        outcome = Outcome(request.outcome)
         if found.kind == PIPELINE:
             if outcome is not Outcome.CANCELED:
                 raise UsageError("a pipeline run ends with its last step; cancel() ends it earlier")
@@ -228,12 +230,12 @@ class RunCalls:
             return str(JobState.CANCELED)
         failure = None
         if outcome is Outcome.FAILED:
-            failure = Failure(FailureClass.USER, asked.message, lines=asked.lines)
-        store.end_run(asked.run, outcome=outcome, reason=asked.message, failure=failure)
-        return str(store.job(asked.run).state)
+            failure = Failure(FailureClass.USER, request.message, lines=request.lines)
+        store.end_run(request.run, outcome=outcome, reason=request.message, failure=failure)
+        return str(store.job(request.run).state)
 
-    def _log(self, asked: runcalls.Log) -> int:
-        job = self._own(asked.run, child=True)
+    def _log(self, request: runcalls.Log) -> int:
+        job = self._own(request.run, child=True)
         points = [
             MetricPoint(
                 attempt=job.attempt,
@@ -244,23 +246,23 @@ class RunCalls:
                 step=one.step,
                 at=datetime.fromtimestamp(one.at_s, UTC),
             )
-            for one in asked.points
+            for one in request.points
             if one.kind in METRIC_KINDS
         ]
         return self._open().store.add_metrics(job.id, points)
 
-    def _change(self, asked: runcalls.Change) -> dict[str, Any]:
-        job = self._own(asked.run)
+    def _change(self, request: runcalls.Change) -> dict[str, Any]:
+        job = self._own(request.run)
         changes = JobChanges(
-            tags={key: None if one is None else str(one) for key, one in asked.tags.items()},
-            properties=dict(asked.properties),
-            display_name=asked.display_name,
-            description=asked.description,
+            tags={key: None if one is None else str(one) for key, one in request.tags.items()},
+            properties=dict(request.properties),
+            display_name=request.display_name,
+            description=request.description,
         )
         return _identity(self._open().store.update(job.id, changes))
 
-    def _metrics(self, asked: runcalls.Metrics) -> list[Any]:
-        points = lowest_rank(self._open().store.metrics(asked.run, name=asked.name))
+    def _metrics(self, request: runcalls.Metrics) -> list[Any]:
+        points = lowest_rank(self._open().store.metrics(request.run, name=request.name))
         return [[point.name, point.value] for point in points]
 
     # -- files ---------------------------------------------------------------------------------
@@ -274,35 +276,35 @@ class RunCalls:
             raise UsageError(f"the exchange folder has no file {name!r}")
         return path
 
-    def _files(self, asked: runcalls.Files) -> list[str]:
+    def _files(self, request: runcalls.Files) -> list[str]:
         opened = self._open()
-        names = {one.name for one in opened.store.files(asked.run)}
-        return sorted(names | set(Logs(opened, asked.run).names()))
+        names = {one.name for one in opened.store.files(request.run)}
+        return sorted(names | set(Logs(opened, request.run).names()))
 
-    def _fetch(self, asked: runcalls.Fetch) -> str:
+    def _fetch(self, request: runcalls.Fetch) -> str:
         opened = self._open()
-        stored = {one.name: one for one in opened.store.files(asked.run)}
-        one = stored.get(asked.name) or stored.get(real_name(asked.name))
+        stored = {one.name: one for one in opened.store.files(request.run)}
+        one = stored.get(request.name) or stored.get(real_name(request.name))
         target = self._new()
         if one is not None:
             opened.blobs.get_to(one.blob, target, digest=one.digest)
-        elif is_log(asked.name):
+        elif is_log(request.name):
             with target.open("wb") as file:
-                for part in Logs(opened, asked.run).chunks(asked.name):
+                for part in Logs(opened, request.run).chunks(request.name):
                     file.write(part)
         else:
             known = ", ".join(sorted(stored)[:20]) or "none"
-            raise NotFoundError(f"run {asked.run} has no file {asked.name!r}; it has: {known}")
+            raise NotFoundError(f"run {request.run} has no file {request.name!r}; it has: {known}")
         return target.name
 
-    def _keep(self, asked: runcalls.Keep) -> list[str]:
-        job = self._own(asked.run, child=True)
+    def _keep(self, request: runcalls.Keep) -> list[str]:
+        job = self._own(request.run, child=True)
         opened = self._open()
-        names = [clean_name(name) for name in asked.names]
+        names = [clean_name(name) for name in request.names]
         known = {one.name: one.digest for one in opened.store.files(job.id)}
         now = SystemClock().now()
         files = []
-        for name, given in zip(names, asked.files, strict=True):
+        for name, given in zip(names, request.files, strict=True):
             blob = opened.blobs.add_file(self._given(given))
             if known.get(name, blob.digest) != blob.digest:
                 raise UsageError(
@@ -321,15 +323,15 @@ class RunCalls:
             )
         if not opened.store.publish_files(job.id, attempt=job.attempt, files=files):
             raise UsageError(f"run {job.id} has ended, so it accepts no more files")
-        for given in asked.files:
+        for given in request.files:
             self._given(given).unlink()
         return names
 
-    def _snapshot(self, asked: runcalls.Snapshot) -> str:
+    def _snapshot(self, request: runcalls.Snapshot) -> str:
         opened = self._open()
-        digest = asked.snapshot or opened.store.job(asked.run).snapshot
+        digest = request.snapshot or opened.store.job(request.run).snapshot
         if digest is None:
-            raise NotFoundError(f"run {asked.run} has no snapshot")
+            raise NotFoundError(f"run {request.run} has no snapshot")
         target = self._new().with_suffix(".zip")
         key = snapshots.blob_key(digest)
         write_zip(
@@ -341,28 +343,28 @@ class RunCalls:
         return target.name
 
     # -- the workspace -------------------------------------------------------------------------
-    def _records(self, asked: runcalls.Records) -> list[dict[str, Any]]:
+    def _records(self, request: runcalls.Records) -> list[dict[str, Any]]:
         opened = self._open()
-        if asked.of == "datastores":
+        if request.of == "datastores":
             return [{"name": one.name, "kind": one.kind} for one in opened.catalogue.datastores()]
-        if asked.of == "datasets":
+        if request.of == "datasets":
             return [
                 {"name": one.name, "version": one.version, "id": one.id, "kind": one.kind}
                 for one in opened.catalogue.datasets()
             ]
-        if asked.of == "models":
+        if request.of == "models":
             return [
                 {"name": one.name, "version": one.version, "run": one.run, "tags": dict(one.tags)}
                 for one in opened.store.models(latest=True)
             ]
-        if asked.of == "experiments":
+        if request.of == "experiments":
             found = {job.experiment for job in opened.store.job_lines()}
             return [{"name": name} for name in sorted(found)]
-        raise UsageError(f"a workspace has no {asked.of!r}")
+        raise UsageError(f"a workspace has no {request.of!r}")
 
-    def _fetch_model(self, asked: runcalls.FetchModel) -> str:
+    def _fetch_model(self, request: runcalls.FetchModel) -> str:
         opened = self._open()
-        model = opened.store.model(asked.name, version=asked.version)
+        model = opened.store.model(request.name, version=request.version)
         folder = self._new()
         for one in model.files:
             target = folder.joinpath(*clean_name(one.name).split("/"))
@@ -370,30 +372,30 @@ class RunCalls:
             opened.blobs.get_to(one.blob, target, digest=one.digest)
         return folder.name
 
-    def _fetch_dataset(self, asked: runcalls.FetchDataset) -> str:
+    def _fetch_dataset(self, request: runcalls.FetchDataset) -> str:
         from rayjobs.datastore import Dataset, FileDataset
 
         catalogue = self._open().catalogue
-        if asked.id is not None:
-            dataset = Dataset.get_by_id(catalogue, asked.id)
+        if request.id is not None:
+            dataset = Dataset.get_by_id(catalogue, request.id)
         else:
-            version = "latest" if asked.version is None else asked.version
-            dataset = Dataset.get_by_name(catalogue, asked.name, version)
+            version = "latest" if request.version is None else request.version
+            dataset = Dataset.get_by_name(catalogue, request.name, version)
         if not isinstance(dataset, FileDataset):
             raise UsageError(
-                f"dataset {asked.name or asked.id!r} is a table, which only rayjobs in the job's "
-                f"own environment can read; add rayjobs to that"
+                f"dataset {request.name or request.id!r} is a table, which only rayjobs in the "
+                f"job's own environment can read; add rayjobs to it"
             )
         folder = self._new()
         folder.mkdir()
         dataset.download(str(folder))
         return folder.name
 
-    def _method(self, asked: runcalls.Method) -> Any:
-        args = cast(Sequence[Any], values.decode(asked.args))
-        kwargs = cast(Mapping[str, Any], values.decode(asked.kwargs))
+    def _method(self, request: runcalls.Method) -> Any:
+        args = cast(Sequence[Any], values.decode(request.args))
+        kwargs = cast(Mapping[str, Any], values.decode(request.kwargs))
         opened = self._open()
-        part, method = asked.part, asked.method
+        part, method = request.part, request.method
         if part == "store":
             args = self._checked(method, args)
         if method not in READS.get(part, frozenset()) | REGISTERS.get(part, frozenset()) and not (
@@ -430,15 +432,15 @@ class RunCalls:
             return [replace(new, claim=None, kind="job")]
         return args
 
-    def _keep_blob(self, asked: runcalls.KeepBlob) -> Any:
+    def _keep_blob(self, request: runcalls.KeepBlob) -> Any:
         blobs = self._open().blobs
-        path = self._given(asked.file)
-        if asked.key is None:
-            blob = blobs.add_file(path, digest=asked.digest)
-        elif asked.key.startswith("snapshots/"):
-            blob = self._keep_snapshot(path, asked.key, asked.digest)
+        path = self._given(request.file)
+        if request.key is None:
+            blob = blobs.add_file(path, digest=request.digest)
+        elif request.key.startswith("snapshots/"):
+            blob = self._keep_snapshot(path, request.key, request.digest)
         else:
-            raise UsageError(f"a script may not write the blob {asked.key!r}")
+            raise UsageError(f"a script may not write the blob {request.key!r}")
         path.unlink(missing_ok=True)
         return values.encode(blob)
 
@@ -460,14 +462,14 @@ class RunCalls:
                 found.update(data)
         return Blob(key, blobs.size(key), f"sha256:{found.hexdigest()}")
 
-    def _fetch_blob(self, asked: runcalls.FetchBlob) -> Any:
+    def _fetch_blob(self, request: runcalls.FetchBlob) -> Any:
         target = self._new()
-        blob = self._open().blobs.get_to(asked.key, target, digest=asked.digest)
+        blob = self._open().blobs.get_to(request.key, target, digest=request.digest)
         return [target.name, values.encode(blob)]
 
-    def _has_blob(self, asked: runcalls.HasBlob) -> int | None:
+    def _has_blob(self, request: runcalls.HasBlob) -> int | None:
         blobs = self._open().blobs
-        return blobs.size(asked.key) if blobs.exists(asked.key) else None
+        return blobs.size(request.key) if blobs.exists(request.key) else None
 
 
 def _identity(job: Job) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class NodeSecrets:
         credentials.give(values)
 
     def bring_again(self, on: AttemptOnNode, *, is_far: bool) -> None:
-        """Do the same, but fall back to an earlier `bring`: an attempt's end never fails for it."""
+        """Do the same, but keep the values of an earlier `bring` if this fails."""
         try:
             self.bring(on, is_far=is_far)
         except PrepareError as error:

@@ -46,7 +46,7 @@ class ServedLogs:
     async def serve(self, job: str, attempt: int, root: Path) -> None:
         """Copy the output of rank 0 until this is canceled, including all output up to then.
 
-        This logs any error: a job never fails for it.
+        This logs any error: a job never fails because of one.
         """
         copy = self._begin(job, attempt, root)
         if copy is None:
@@ -55,7 +55,7 @@ class ServedLogs:
             while True:
                 await asyncio.sleep(LOOK_EVERY_S)
                 if copy.has_more():
-                    await asyncio.to_thread(copy.go_on)
+                    await asyncio.to_thread(copy.copy_new)
         except OSError as error:
             log.info("the log of %s is not shown on the dashboard: %s", job, error)
         finally:
@@ -121,7 +121,7 @@ class _Copy:
         assert self._source is not None
         return os.fstat(self._source).st_size > self._read
 
-    def go_on(self) -> None:
+    def copy_new(self) -> None:
         """Copy the new output. Raises OSError."""
         if not self.has_more():
             return
@@ -150,7 +150,7 @@ class _Copy:
     def end(self) -> None:
         """Copy the rest, and close the log."""
         try:
-            self.go_on()
+            self.copy_new()
         except OSError as error:
             log.info("the log of %s is not shown on the dashboard: %s", self._job, error)
         finally:

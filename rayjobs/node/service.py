@@ -189,33 +189,33 @@ class NodeService:
         except (ValueError, ray.exceptions.RayError) as error:
             return f"the agent of node {peer.node} cannot be reached: {error}"
 
-    async def _stop(self, asked: Stop) -> Nothing:
-        await self._node.stop(asked.on, asked.cause, grace_s=asked.grace_s)
+    async def _stop(self, request: Stop) -> Nothing:
+        await self._node.stop(request.on, request.cause, grace_s=request.grace_s)
         return Nothing()
 
-    async def _renew(self, asked: Renew) -> Renewed:
-        starting = self._node.launching.renew(asked.on.marker, asked.stamp)
+    async def _renew(self, request: Renew) -> Renewed:
+        starting = self._node.launching.renew(request.on.marker, request.stamp)
         if starting is not None:
             return Renewed(starting)
-        return Renewed(await watch.renew(asked.on, asked.stamp))
+        return Renewed(await watch.renew(request.on, request.stamp))
 
     async def _silence(self, on: AttemptOnNode) -> Silence:
         return Silence(await watch.silent_s(on))
 
-    async def _stalled(self, asked: Stalled) -> Nothing:
-        await watch.stalled(asked.on, reason=asked.reason)
+    async def _stalled(self, request: Stalled) -> Nothing:
+        await watch.stalled(request.on, reason=request.reason)
         return Nothing()
 
     async def _stacks(self, on: AttemptOnNode) -> Stacks:
         return Stacks(await watch.stacks(on))
 
-    async def _session(self, asked: SessionCall) -> SessionReply:
-        return await self._sessions.step(asked.on, asked.step)
+    async def _session(self, request: SessionCall) -> SessionReply:
+        return await self._sessions.step(request.on, request.step)
 
-    async def _settle(self, asked: Settle) -> Settled:
-        answer = await self._node.ends.settle(asked.on, end=asked.end)
+    async def _settle(self, request: Settle) -> Settled:
+        answer = await self._node.ends.settle(request.on, end=request.end)
         if answer.proven:
-            self.linger.drop(asked.on)
+            self.linger.drop(request.on)
         return answer
 
     async def _clean(self, on: AttemptOnNode) -> Cleaned:
@@ -228,8 +228,8 @@ class NodeService:
         found = await asyncio.to_thread(self._node.sweeping.uncleaned)
         return UncleanedFolders(tuple(found))
 
-    async def _sweep(self, asked: Sweep) -> Swept:
-        return Swept(await asyncio.to_thread(self._node.sweeping.sweep, asked.roots))
+    async def _sweep(self, request: Sweep) -> Swept:
+        return Swept(await asyncio.to_thread(self._node.sweeping.sweep, request.roots))
 
     async def _leave_when_idle(self) -> None:
         """End this actor when its node has had no attempt for a while.
@@ -255,5 +255,5 @@ class NodeService:
 
     @property
     def has_left(self) -> bool:
-        """Whether this agent refuses work, since its node was idle."""
+        """Whether this agent refuses work, because its node was idle."""
         return self.linger.has_left

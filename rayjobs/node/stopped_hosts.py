@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 # Seconds without an answer after which a living host counts as stopped.
 ANSWER_S = 5.0
-# After a time limit, how often to ask the host whether it ends its attempt.
+# After a time limit, how often to ask the host whether it is ending its attempt.
 LOOK_S = 5.0
 
 Note = Callable[[AttemptOnNode, str, str], None]
@@ -109,7 +109,7 @@ class StoppedHosts:
         try:
             left_s = (await host.status(timeout_s=ANSWER_S)).deadline_in_s
         except (hostclient.HostUnreachable, hostclient.HostGone):
-            # Stopped before it could be asked: its own record says when it started.
+            # Stopped before it answered: the age of its own file tells when it started.
             left_s = limit_s - await asyncio.to_thread(_age_s, on.root)
         if left_s is None:
             return
@@ -124,7 +124,7 @@ class StoppedHosts:
 
     async def _watch_stall(self, on: AttemptOnNode, host: hostclient.HostConnection) -> None:
         timeout_s = on.stall_timeout_s
-        # With several nodes, perhaps only one prints: the engine looks at all of them.
+        # With several nodes, perhaps only one prints: the engine compares all of them.
         if timeout_s is None or on.node_count > 1:
             return
         silent_s = 0.0

@@ -59,7 +59,7 @@ class Sweeping:
             yield Uncleaned(root.parent.name, int(number[1]), str(root))
 
     def sweep(self, roots: Collection[str]) -> int:
-        """Remove folders that `uncleaned` returned; return how many are gone."""
+        """Remove folders that `uncleaned` returned; return how many were removed."""
         removed = 0
         for one in self._found():
             root = Path(one.root)
@@ -73,7 +73,7 @@ class Sweeping:
 
     @staticmethod
     def _is_empty(root: Path) -> bool:
-        """Whether no process of an attempt is left; then remove its host's socket too."""
+        """Whether no process of an attempt is left; if so, also remove its host's socket."""
         try:
             plan = json.loads(AttemptPaths(root).plan.read_text())
             if find_leftovers(str(plan["marker"])):

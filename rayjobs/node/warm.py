@@ -23,7 +23,7 @@ from rayjobs.node import warm_limits
 log = logging.getLogger(__name__)
 
 WARM_IDLE_S = 1800.0
-# After a failed start: how long jobs start cold at once, and how long a job waits for a new try.
+# After a failed start: how long jobs start cold at once, and how long a job waits for a new start.
 RETRY_AFTER_S = 60.0
 PATIENCE_S = 10.0
 
@@ -35,7 +35,7 @@ class NodeWarm:
     """
 
     def __init__(self, root: Path, log_file: Path, *, raylet: Identity | None = None) -> None:
-        """Serve the node with the scratch folder `root`; imports print into `log_file`.
+        """Serve the node with the scratch folder `root`; what imports print goes to `log_file`.
 
         Args:
             raylet: In a Ray cluster without a keeper, the process on this node whose end ends all
@@ -63,7 +63,7 @@ class NodeWarm:
     ) -> asyncio.Task[hostclient.WarmInterpreter]:
         """Return the task that starts a warm interpreter; `again`: it was found dead.
 
-        A failed start remains the answer for a minute, so that not every job waits for a new try.
+        A failed start remains the result for a minute, so that not every job waits for a new start.
         """
         socket = self.socket_of(python)
         task = self._warm.get(socket)

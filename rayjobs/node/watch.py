@@ -35,7 +35,7 @@ def raylet_of_worker() -> Identity | None:
 
 
 def with_raylet(plan: LaunchPlan) -> LaunchPlan:
-    """Return a plan; if it has a lease, with the process that its host watches on this node."""
+    """Return a plan; if it has a lease, with this node's raylet, which its host must watch."""
     return replace(plan, raylet=raylet_of_worker()) if plan.lease_s else plan
 
 
@@ -46,7 +46,7 @@ async def renew(on: AttemptOnNode, stamp: float | None) -> float | None:
 
 
 async def silent_s(on: AttemptOnNode) -> float | None:
-    """Return how many seconds the node's ranks have been silent; None: not measured."""
+    """Return for how many seconds the node's ranks have been silent; None: not measured."""
     answer = await _ask(on, HostRequest("lease"), LeaseAnswer)
     return None if answer is None else answer.silent_s
 

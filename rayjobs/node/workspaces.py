@@ -96,7 +96,7 @@ class Workspaces:
         message: str,
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a line into the job's history that other jobs depend on.
+        """Write a line that other jobs depend on into the job's history.
 
         Raises:
             StoreError: the line was not written.

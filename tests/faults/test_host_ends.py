@@ -319,7 +319,7 @@ def test_failing_rank_setup_is_a_host_error(short_path: Path, warm: str) -> None
     [
         ("missing", "cannot be started: No such file or directory"),
         ("mode", "cannot be started: Permission denied"),
-        ("format", "cannot be started: Exec format error (it is for another kind of processor"),
+        ("format", "cannot be started: Exec format error (it is for another architecture"),
         ("loader", "No such file or directory (the file exists; the loader or interpreter"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The exceptions of Azure ML v1, base classes of ours: ``except UserErrorException`` works.
+"""The exceptions of Azure ML v1, from which those of rayjobs are derived.
 
 Source: ``azureml.exceptions`` of azureml-core 1.61 and ``azureml.train.hyperdrive.exceptions`` of
 azureml-train-core 1.62 (names, bases and constructor arguments).
@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 
 class AzureMLException(Exception):
-    """Base of all errors of Azure ML v1, and of rayjobs'.
+    """Base of all errors of Azure ML v1 and of rayjobs.
 
     Attributes:
         message: What is wrong.
@@ -122,7 +122,7 @@ class ActivityCanceledException(AzureMLException):
 
 
 class DatasetTimestampMissingError(AzureMLException):
-    """A table has no column that was declared as its time."""
+    """No column of a table was declared as its timestamp."""
 
 
 class ParallelRunException(AzureMLException):
@@ -158,11 +158,11 @@ class HyperDriveServiceException(HyperDriveException):
 
 
 class WrongTypeError(UserErrorException, TypeError):
-    """A value of a kind that the call does not take."""
+    """A value of a type that the call does not accept."""
 
 
 class WrongValueError(UserErrorException, ValueError):
-    """A value that the call does not take."""
+    """A value that the call does not accept."""
 
 
 class NotProvidedError(ImportError, UserErrorException):

@@ -101,7 +101,7 @@ class _Refused(type):
 
 
 def refused(module: str, name: str, why: str) -> type:
-    """Return a class of that name that refuses every use with the reason.
+    """Return a class called `name` whose every use raises an error with the reason.
 
     Programs import all names first, so one that trains and then deploys can still train.
     """
@@ -159,7 +159,7 @@ def install() -> Optional[str]:
                     "answer for it; import rayjobs.azureml.install first, or use `rayjobs azureml "
                     "run`" % ", ".join(getattr(present, "__path__", ["?"]))
                 )
-            del sys.modules[TOP]  # a namespace that a .pth file made; nothing of it is in use
+            del sys.modules[TOP]  # a namespace package that a .pth file made, not in use
         sys.meta_path.insert(0, AzureMLFinder())
     return real_package()
 
@@ -168,7 +168,7 @@ def real_package(without: str = "") -> Optional[str]:
     """Return the folder of an installed ``azureml`` that is not ours; None if there is none.
 
     Args:
-        without: A folder on the module path that does not count.
+        without: A folder on the module path to ignore.
     """
     path = [entry for entry in sys.path if not without or entry != without]
     found = PathFinder.find_spec(TOP, path)
@@ -184,7 +184,7 @@ def real_package(without: str = "") -> Optional[str]:
 
 
 def notice(folder: str) -> str:
-    """Return the sentence about which ``azureml`` is used."""
+    """Return the sentence that names the ``azureml`` in use."""
     return (
         "rayjobs: `import azureml` is answered by rayjobs; the installed package in %s is not used"
         % folder

@@ -18,7 +18,7 @@ SDK_VERSION = "1.61.0"
 SENTENCES: Dict[str, str] = {
     "pipelines": "this part of pipelines is not supported yet; the steps and runs of "
     "azureml.pipeline.core and azureml.pipeline.steps are",
-    "modules": "rayjobs keeps no modules; use PythonScriptStep with the script and its folder",
+    "modules": "rayjobs has no modules; use PythonScriptStep with the script and its folder",
     "serving": "rayjobs trains and registers models; download one with Model.download, or `rayjobs "
     "model download`, and serve it with the tool of your choice",
     "automl": "rayjobs does not choose models; write the training script, and search its "
@@ -35,8 +35,8 @@ SENTENCES: Dict[str, str] = {
     "internal": "this is an internal part of the SDK; use the public class that the program needs",
     "arrays": "submit a job array: `rayjobs submit --array 0-15`, or JobSpec(array=...)",
     "azure": "this manages Azure resources, which rayjobs does not need",
-    "old datasets": "Azure ML has removed datasets of 2018 as well; use Dataset.Tabular, or "
-    "Dataset.File",
+    "old datasets": "Azure ML itself has removed this dataset API of 2018; use Dataset.Tabular, "
+    "or Dataset.File",
 }
 
 _RUN = "rayjobs.api.run_context:Run"

@@ -86,5 +86,5 @@ def test_another_mpi_and_another_version_are_named(tmp_path: Path) -> None:
         for name in ("mpirun", "orted"):
             (folder / name).write_text(f"#!/bin/sh\necho '{version}'\n")
             (folder / name).chmod(0o755)
-    assert "is of version 5.0.7" in openmpi.problem(str(tmp_path / "0"))
+    assert "has version 5.0.7" in openmpi.problem(str(tmp_path / "0"))
     assert "is not Open MPI's" in openmpi.problem(str(tmp_path / "1"))

@@ -96,8 +96,8 @@ def test_a_mini_batch_has_its_tries(tmp_path: Path) -> None:
     [
         ({"error_threshold": 2}, "3 items failed, and the error threshold is 2"),
         ({"error_threshold": 0}, "1 items failed, and the error threshold is 0"),
-        ({"allowed_failed_count": 0}, "1 mini-batches failed, and 0 may"),
-        ({"allowed_failed_percent": 20}, "1 of 3 mini-batches failed, and 20 % may"),
+        ({"allowed_failed_count": 0}, "1 mini-batches failed; at most 0 may fail"),
+        ({"allowed_failed_percent": 20}, "1 of 3 mini-batches failed; at most 20 % may fail"),
         ({}, None),
         ({"error_threshold": 3}, None),
         ({"allowed_failed_count": 1, "allowed_failed_percent": 34}, None),
