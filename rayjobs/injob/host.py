@@ -135,7 +135,7 @@ class Host:
             masterport.reserve(self.plan.master_port)
         except OSError as error:
             return (
-                f"the rendezvous port of the ranks, {self.plan.master_port}, was taken by another "
+                f"the port {self.plan.master_port}, the rendezvous of the ranks, was taken by another "
                 f"program ({error.strerror})"
             )
         return None
