@@ -42,9 +42,10 @@ def ask_target(
     timeout_s: float,
     server: Connection | None = None,
 ) -> dict[str, Any]:
-    """Return the answer of the job's target to `request`, after adding the job to it.
+    """Send the job's target a request about the job, and return the answer.
 
     Args:
+        request: The request; its workspace and job are filled in here.
         server: See `wake_client.ask_target`.
 
     Raises:
@@ -54,9 +55,9 @@ def ask_target(
     from rayjobs.core.paths import home
     from rayjobs.target.wake_client import ask_target as ask_socket
 
-    asked = replace(request, workspace=str(workspace), job=job.id)
+    filled = replace(request, workspace=str(workspace), job=job.id)
     try:
-        answer = ask_socket(job.target, home(), asked, timeout_s=timeout_s, server=server)
+        answer = ask_socket(job.target, home(), filled, timeout_s=timeout_s, server=server)
     except TimeoutError as error:
         raise TargetError(
             f"target {job.target!r} does not answer: {error}. Try again; `rayjobs target show "

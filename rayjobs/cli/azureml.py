@@ -32,7 +32,7 @@ def azureml() -> None:
 @click.option(
     "--allow-cpu",
     is_flag=True,
-    help="Run jobs that ask for GPUs on CPUs (nccl as gloo) where a target has no GPU.",
+    help="Run jobs that request GPUs on CPUs (nccl as gloo) where a target has no GPU.",
 )
 @click.argument("program", type=click.Path(path_type=Path), metavar="PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
@@ -41,8 +41,8 @@ def azureml() -> None:
 def run(settings: Settings, /, allow_cpu: bool, program: Path, arguments: tuple[str, ...]) -> None:
     """Run a driver script or a notebook unchanged: rayjobs provides `import azureml`.
 
-    Its compute targets run their jobs on targets of the same name, as `rayjobs azureml map` sets
-    it, or on this machine. Exits with the program's exit code.
+    A compute runs its jobs on the target of the same name, else on the target that `rayjobs azureml
+    map` sets for it, else on this machine. Exits with the program's exit code.
     """
     from rayjobs.azureml.running import run_program
     from rayjobs.workspace.folder import ENVIRONMENT
@@ -80,16 +80,16 @@ def map_(settings: Settings, /, mappings: tuple[str, ...], remove: tuple[str, ..
 
 
 @azureml.command("allow-cpu", epilog="\b\nExample:\n  rayjobs azureml allow-cpu\n")
-@click.option("--off", is_flag=True, help="Undo it.")
+@click.option("--off", is_flag=True, help="Refuse such jobs again.")
 @common_options
 @click.pass_obj
 def allow_cpu(settings: Settings, /, off: bool) -> None:
-    """Let jobs of this workspace that ask for GPUs run on CPUs where a target has no GPU."""
+    """Let jobs of this workspace that request GPUs run on CPUs where a target has no GPU."""
     from rayjobs.workspace.azure import AzureSettings
 
     with settings.open(create=True) as workspace:
         AzureSettings(workspace.store).set_allow_cpu(not off)
-    settings.note("jobs that ask for GPUs " + ("need them" if off else "may run on CPUs"))
+    settings.note("jobs that request GPUs " + ("run only on GPUs" if off else "may run on CPUs"))
 
 
 @azureml.command(epilog="\b\nExamples:\n  rayjobs azureml check driver.py\n")

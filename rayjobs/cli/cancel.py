@@ -82,7 +82,7 @@ def cancel(
 
 
 def _named(settings: Settings, store: Store, names: tuple[str, ...]) -> Sequence[Job | JobLine]:
-    """Return the jobs of these names. Raises what `Store.find` raises."""
+    """Return the jobs with these names. Raises what `Store.find` raises."""
     found = []
     for text in names:
         try:
@@ -135,7 +135,7 @@ def _cancel(
             f"`rayjobs cancel --force {short_id(job)}` ends the job's record"
         )
     else:
-        settings.note(f"{condition.reason}; {job.id} ends once it runs")
+        settings.note(f"{condition.reason}; {job.id} ends once the target runs")
     return state
 
 

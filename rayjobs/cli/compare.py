@@ -66,7 +66,7 @@ def compare(settings: Settings, jobs: tuple[str, ...], show_all: bool, plot: str
         labels = [_label(job) for job in found]
         title = " · ".join(labels) if len(labels) <= 4 else f"{len(labels)} jobs"
         path = plot_runs(list(zip(labels, curves, strict=True)), Path(plot), title=title)
-        settings.note(f"drawn into {path}")
+        settings.note(f"wrote the plot to {path}")
     rows = [row for row in compared.rows if show_all or row.differs]
     if settings.as_json:
         print_json(_as_json(compared, rows))
@@ -105,7 +105,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _text(compared: Comparison, rows: list[Row]) -> str:
-    """Return a table: a column for each job, a heading for each part that has rows."""
+    """Return a table with a column for each job and a heading for each section that has rows."""
     cells: list[list[str]] = []
     section = ""
     left_out = 0

@@ -341,7 +341,7 @@ def offered(
             found = list(SOURCES[source](settings, typed))
     except (RayjobsError, DatastoreError, OSError):
         return []
-    first: dict[str, str] = {}  # offer a value of two kinds once
+    first: dict[str, str] = {}  # a value of two kinds, such as a metric and a tag, is offered once
     for value, text in found:
         first.setdefault(value, text)
     return [(value, text) for value, text in first.items() if value.startswith(typed)][:MOST]

@@ -1,4 +1,4 @@
-"""`rayjobs completion`: print a shell's script that completes commands, options and values."""
+"""`rayjobs completion`: print the completion script of a shell."""
 
 from __future__ import annotations
 

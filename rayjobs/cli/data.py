@@ -1,4 +1,4 @@
-"""`rayjobs data`: bring data to a datastore and back, and register versions of it."""
+"""`rayjobs data`: upload data to a datastore, download it, and register versions of it."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ SILENT = quiet_option("No progress, no hints.")
 
 @click.group(cls=CommandList, epilog=EPILOG)
 def data() -> None:
-    """Bring data to a datastore and back, and register versions of it as datasets.
+    """Upload data to a datastore, download it, and register versions of it as datasets.
 
-    Name data as DATASTORE/PATH, dataset:NAME[:VERSION], output:JOB/NAME, or, of a step of a
-    pipeline, output:RUN/STEP/NAME.
+    Name data as DATASTORE/PATH, dataset:NAME[:VERSION], output:JOB/NAME, or, for the output of a
+    pipeline's step, output:RUN/STEP/NAME.
     """
 
 
@@ -63,7 +63,7 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
 
     Existing files are kept, so an interrupted upload can be repeated. If one of them differs from
     the local file, the command reports it and exits with 1; --overwrite replaces it. Broken links,
-    links to a folder above, sockets and pipes are skipped with a warning.
+    links to a parent folder, sockets and pipes are skipped with a warning.
     """
     from rayjobs.datastore.kept import Tally
     from rayjobs.datastore.stores import Datastore
@@ -150,7 +150,7 @@ def _counts(done: Tally, verb: str) -> dict[str, int]:
 @common_options
 @click.pass_obj
 def ls(settings: Settings, place: str) -> None:
-    """List datasets; or files of a datastore, or of a job's output; or a dataset's versions."""
+    """List datasets, the versions of a dataset, or the files of a datastore or a job's output."""
     from rayjobs.datastore.stores import Datastore
 
     with settings.open() as workspace:
@@ -251,7 +251,8 @@ def register(
 ) -> None:
     """Register the files at paths (or globs), as they are now, as a version of a dataset.
 
-    A version is a list of files with their digests, for which each file of a folder is read once.
+    A version is a list of files with their digests. Each file of a folder is read once to compute
+    its digest.
     """
     from rayjobs.datastore.errors import DatasetExists
 
@@ -389,7 +390,7 @@ def show(settings: Settings, name: str) -> None:
 
 
 class _Watch:
-    """Follows transfers: counts for the summary, and shows a line on stderr where it is wanted."""
+    """Counts transferred files for the summary, and shows progress on stderr unless quiet."""
 
     def __init__(self, settings: Settings) -> None:
         from rayjobs.datastore.progress import ProgressLine
@@ -407,7 +408,7 @@ class _Watch:
 
 
 def _reference(catalogue: Catalogue, text: str) -> str:
-    """Return `text`, with the prefix if it is the plain name of a dataset and of no datastore."""
+    """Return `text`; a dataset's plain name gets the prefix, unless a datastore has that name."""
     name = text.partition(":")[0]
     if "/" in name or name in {one.name for one in catalogue.datastores()}:
         return text
@@ -417,7 +418,7 @@ def _reference(catalogue: Catalogue, text: str) -> str:
 def _output_of(settings: Settings, workspace: OpenWorkspace, text: str) -> MadeOutput:
     """Return the output that ``output:JOB/NAME`` or ``output:RUN/STEP/NAME`` names.
 
-    The name may be left out where the job has one output alone.
+    The name may be left out if the job has exactly one output.
 
     Raises:
         NotFoundError: there is no such job or step, or it has stored no such output.
@@ -442,7 +443,7 @@ def _output_of(settings: Settings, workspace: OpenWorkspace, text: str) -> MadeO
     name = "/".join(names) or (next(iter(found)) if len(found) == 1 else "")
     if name not in found:
         has = f"it has stored: {', '.join(found)}" if found else "it has stored none"
-        which = f"output {name!r}" if name else "one output alone"
+        which = f"output {name!r}" if name else "exactly one output"
         raise NotFoundError(f"{job.id} ({job.state}) has not stored {which}; {has}")
     return found[name]
 

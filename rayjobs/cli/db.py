@@ -46,7 +46,7 @@ def db() -> None:
 @common_options
 @click.pass_obj
 def check(settings: Settings) -> int:
-    """Check that the store is intact, has this version, and is on a local disk."""
+    """Check that the store is intact, has the current version, and is on a local disk."""
     from rayjobs.store import care
 
     return _print(settings, care.check(_store(settings)))
@@ -159,7 +159,7 @@ def restore(settings: Settings, file: Path | None, as_is: bool, yes: bool) -> No
     "  rayjobs db move --to-file\n"
 )
 @click.argument("url", metavar="[URL]", required=False)
-@click.option("--to-file", "to_file", is_flag=True, help="Move it from PostgreSQL into its folder.")
+@click.option("--to-file", "to_file", is_flag=True, help="Move the records back into a file.")
 @json_option
 @common_options
 @click.pass_obj
@@ -215,10 +215,11 @@ def _confirm(store: Path, source: Path, found: Dropped) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         listed = "\n".join(lines)
         raise click.UsageError(
-            f"{source} is older than {store}. With it:\n{listed}\n"
+            f"{source} is older than {store}. If you restore it:\n{listed}\n"
             f"Nothing was replaced. To continue: rayjobs db restore --yes {source}"
         )
-    click.echo("\n".join([f"{source} is older than {store}. With it:", *lines]), err=True)
+    head = f"{source} is older than {store}. If you restore it:"
+    click.echo("\n".join([head, *lines]), err=True)
     click.confirm("Restore it? The old store is kept.", abort=True, err=True)
 
 
@@ -281,7 +282,7 @@ def _store(settings: Settings) -> Path:
         raise UsageError(
             f"the store of {files.root} is in PostgreSQL ({address}): `rayjobs workspace check` "
             f"checks it, pg_dump and pg_restore copy it (with --schema), and a newer rayjobs "
-            f"says what upgrades it"
+            f"prints the command that upgrades it"
         )
     if not files.store.exists():
         witness = Witness(files.store)

@@ -29,7 +29,7 @@ Examples:
 @click.command(epilog=EPILOG)
 @job_argument
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("-o", "--output", metavar="PATH", help="Where to; - writes one file to stdout.")
+@click.option("-o", "--output", metavar="PATH", help="Destination; - writes one file to stdout.")
 @click.option("--force", is_flag=True, help="Replace files whose content differs.")
 @quiet_option("No progress.")
 @json_option
@@ -73,7 +73,7 @@ def download(
     elif written:
         settings.note(f"fetched {counted(written, 'file')}, {size} in all")
     if present:
-        settings.note(f"{present} there already")
+        settings.note(f"{counted(present, 'file')} already there")
 
 
 def _mark(folder: Path) -> None:

@@ -75,7 +75,7 @@ def dry_run(settings: Settings, spec: JobSpec, *, experiment: str) -> dict[str, 
 
 
 def plan_text(plan: dict[str, Any]) -> str:
-    """Return a dry run for people."""
+    """Return a dry run as text."""
     spec, placed, packed = plan["spec"], plan["plan"], plan["snapshot"] or {}
     shape = placed["shape"]
     what = spec["command"] or shlex.join([spec["script"], *spec["arguments"]])

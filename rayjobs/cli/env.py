@@ -147,7 +147,7 @@ def build(settings: Settings, /, environment: str, strict: bool, with_log: bool)
         print_json({"key": found.key, "built": found.built, "python": found.python})
     else:
         if not found.built:
-            settings.note("it was built before")
+            settings.note("it is already built")
         click.echo(found.key)
 
 
@@ -159,7 +159,7 @@ def build(settings: Settings, /, environment: str, strict: bool, with_log: bool)
 def lock(settings: Settings, /, environment: str, output: Path | None) -> None:
     """Resolve an environment, and print every package with its version and hash.
 
-    The same request gives the same lock here until it is pruned.
+    On this machine, the same request gives the same lock until the lock is pruned.
     """
     _write(_lock(settings, environment), output)
 
@@ -244,8 +244,8 @@ def vendor(settings: Settings, /, environment: str, folder: str | None, image: s
         print_json({"file": str(made.file), "wheels": made.wheels, "conda": made.conda})
         return
     if made.conda:
-        count = counted(len(made.conda), "package")
-        settings.note(f"{count} of conda in {Path(folder, vendoring.CHANNEL)}")
+        count = counted(len(made.conda), "conda package")
+        settings.note(f"{count} in {Path(folder, vendoring.CHANNEL)}")
     if made.wheels or not made.conda:
         settings.note(f"{counted(len(made.wheels), 'wheel')} in {Path(folder, vendoring.WHEELS)}")
     click.echo(made.file)
@@ -281,7 +281,7 @@ def prune(
 ) -> None:
     """Remove environments of this machine that are not in use.
 
-    A job that requests a removed one later builds it again.
+    A later job that requests a removed environment builds it again.
     """
     from rayjobs.core.units import parse_size
     from rayjobs.environments import listing
@@ -349,7 +349,7 @@ def _lock_of_built(found: Built) -> str:
 
 
 def _lock(settings: Settings, text: str) -> str:
-    """Return the lock of whatever names an environment."""
+    """Return the lock of the environment that `text` names."""
     from rayjobs.submit import environments
 
     found = _find_built(text)
@@ -388,15 +388,15 @@ def _packages(settings: Settings, text: str) -> Packages:
     from rayjobs.spec.environment import resolved
     from rayjobs.spec.model import Packages
 
-    asked: Any
+    request: Any
     path = Path(text).expanduser()
     if path.exists() or "/" in text or text.endswith((".txt", ".in", *_JOB_FILES)):
-        asked = _of_job_file(path) if _is_job_file(path) else resolved(str(path))
+        request = _of_job_file(path) if _is_job_file(path) else resolved(str(path))
     else:
-        asked = _registered(settings, text)
-    if not isinstance(asked, dict):
-        raise UsageError(f"{text!r} asks for no packages: there is nothing to build")
-    return Packages.model_validate(asked)
+        request = _registered(settings, text)
+    if not isinstance(request, dict):
+        raise UsageError(f"{text!r} requests no packages: there is nothing to build")
+    return Packages.model_validate(request)
 
 
 def _is_job_file(path: Path) -> bool:
@@ -416,7 +416,7 @@ def _of_job_file(path: Path) -> Any:
 
 
 def _registered_ones(settings: Settings) -> list[EnvironmentVersion]:
-    """Return what the workspace has; nothing without a workspace."""
+    """Return the environments registered in the workspace; none without a workspace."""
     from rayjobs.core.errors import NotFoundError
 
     try:

@@ -31,7 +31,7 @@ Examples:
 def events(settings: Settings, job: str, follow: bool) -> None:
     """List a job's history: every step, request and retry, with its reason.
 
-    With -v also the full text of each error; without it, a line shows the beginning.
+    With -v, each line shows the full text of an error; without it, only the beginning.
     """
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)

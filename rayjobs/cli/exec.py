@@ -103,7 +103,7 @@ class _Input(threading.Thread):
     """Sends this process's standard input, and the size of its terminal."""
 
     def __init__(self, channel: Channel, *, follows_size: bool) -> None:
-        super().__init__(daemon=True)  # the process ends while it waits for a key
+        super().__init__(daemon=True)  # it may wait for a key when the process ends
         self._channel = channel
         self._resized, resized = os.pipe()
         if follows_size:

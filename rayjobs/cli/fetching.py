@@ -95,7 +95,7 @@ def fetch(
     *,
     force: bool,
 ) -> tuple[int, int]:
-    """Write files; return how many were written, and how many were there already.
+    """Write files; return how many were written, and how many existed already.
 
     Raises:
         UsageError: other files are in the way, and `force` is off; nothing was written.

@@ -31,7 +31,7 @@ _BEFORE_OUTPUT = (JobState.PROVISIONING, JobState.PREPARING)
 
 
 class Stages:
-    """Reports on stderr what is new about one job, whenever it is looked at.
+    """Reports on stderr what has changed about one job since the last `look`.
 
     Args:
         say: Gets each line.
@@ -73,13 +73,12 @@ class Stages:
             self._was_over = is_first
             return job
         if job.attempt == self._printed and job.state in _BEFORE_OUTPUT:
-            return job  # it has output, so it is running; its target records that next
+            return job  # it has output, so it runs, although its target has not recorded that yet
         stage = _stage(state_now(job), job.attempt)
         again = job.state is JobState.QUEUED and job.attempt > self._attempt
         self._attempt = job.attempt
         if stage != self._said or again:
-            # A waiting job has a reason; a job put back into the queue, what happened to its
-            # attempt.
+            # Once a job was put back into the queue, its reason says how its last attempt ended.
             reason = job.reason if job.state is JobState.QUEUED and job.attempt else ""
             self._said, self._reason = stage, reason
             self._tell(stage, reason)
@@ -173,7 +172,7 @@ class Shown:
     size: int = 0
 
     def rest(self, part: Part, skip: Shown) -> bytes:
-        """Return the new bytes of a part; `skip` is the size of what precedes it."""
+        """Return the new bytes of a part; `skip` says how much was shown before."""
         if part.attempt != self.attempt:
             self.attempt, self.size = part.attempt, 0
         at = self.size

@@ -151,7 +151,7 @@ def unknown_command(text: str, known: Iterable[str], *, group: str = "") -> str:
     """Return the message for an unknown command.
 
     Args:
-        group: The commands in front of it, such as ``target``.
+        group: The group in which the command was typed, such as ``target``.
     """
     if not group and text.endswith((".py", ".sh", ".yaml", ".yml")):
         option = "-f " if text.endswith((".yaml", ".yml")) else ""

@@ -23,7 +23,7 @@ def horovod() -> None:
 
 
 @horovod.command(epilog="\b\nExample:\n  rayjobs horovod install --env ~/envs/train\n")
-@click.option("--env", metavar="PATH", help="Python or virtual environment [the one of rayjobs].")
+@click.option("--env", metavar="PATH", help="Python or virtual environment [that of rayjobs].")
 @click.option(
     "--gpu/--cpu",
     default=None,

@@ -236,7 +236,7 @@ def _convert_here(
     "--gradient-parts",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Parts of a batch with a gradient each; 2: the sums of two processes [1].",
+    help="Sum gradients over N parts of a batch; 2 reproduces the sums of two processes [1].",
 )
 @click.option("--compile", "compiles", is_flag=True, help="Use torch.compile.")
 @click.option("--onnx", is_flag=True, help="Also export the model to ONNX.")
@@ -322,7 +322,7 @@ def score(
 
 
 def _check_local_images(training: str, validation: str) -> None:
-    """Before local folders are stored, refuse those that the job would refuse.
+    """Refuse local folders that the job would refuse, before they are stored.
 
     Raises:
         UsageError: one has no labels or an empty class, or their classes differ.
@@ -339,7 +339,7 @@ def _check_local_images(training: str, validation: str) -> None:
 
 
 def _check_local_model(text: str) -> None:
-    """Before a local folder is stored, check that it is a trained model.
+    """Check that a local folder is a trained model, before it is stored.
 
     Raises:
         UsageError: it has no model.json.
@@ -398,5 +398,5 @@ def _submit(
 
 
 def _count(text: str | None) -> int:
-    """Return a number of nodes or processes; the submit refuses any other text."""
+    """Return a number of nodes or processes; 1 for other text, which the submit refuses."""
     return int(text) if text is not None and text.isdigit() else 1

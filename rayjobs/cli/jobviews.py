@@ -25,7 +25,7 @@ def short_id(job: Job | JobLine) -> str:
 
 
 def name_of(job: Job | JobLine) -> str:
-    """Return what people call the job; for an array's member, with its index."""
+    """Return the job's name for display; that of an array's member includes its index."""
     name = job.display_name or job.name
     return name if job.array_index is None else f"{name}[{job.array_index}]"
 

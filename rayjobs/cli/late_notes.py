@@ -1,4 +1,4 @@
-"""Says what a command is doing once that takes long."""
+"""Tells the user what a command is doing if it takes long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PATIENCE_S = 3.0
 
 
 class LateNotes:
-    """Notes each stage that lasts longer than `PATIENCE_S`, while it lasts.
+    """Prints a note during each stage that lasts longer than `PATIENCE_S`.
 
     Args:
         say: Gets the note, in a thread of its own.

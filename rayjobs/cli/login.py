@@ -45,8 +45,8 @@ def login(settings: Settings, address: str, oidc: bool) -> None:
     if oidc:
         from rayjobs.cli.oidc_login import token_of
 
-        asked = logins.Login(address, "", ca_file)
-        text = token_of(asked, settings.note, first_patience_s=PATIENCE_S)
+        without_token = logins.Login(address, "", ca_file)
+        text = token_of(without_token, settings.note, first_patience_s=PATIENCE_S)
     if not text:
         is_terminal = sys.stdin.isatty()
         text = click.prompt("Token", hide_input=True) if is_terminal else sys.stdin.readline()
@@ -63,7 +63,7 @@ def login(settings: Settings, address: str, oidc: bool) -> None:
 
 
 def _authority(address: str) -> str:
-    """Return the file of the server's certificate authority; empty for those of this machine."""
+    """Return the file of the server's certificate authority; empty: use this machine's."""
     from rayjobs.workspace import connection, logins
 
     if named := os.environ.get(connection.CERTIFICATES):

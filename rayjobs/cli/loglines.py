@@ -105,7 +105,7 @@ def _matcher(grep: re.Pattern[str] | None) -> Callable[[bytes], bool]:
 
 
 class _Shown:
-    """Makes sources of jobs, and prints their lines."""
+    """Creates the log sources of jobs, and prints their lines."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _Shown:
         label = f"{short_id(pipeline)}[{row.name}]" if self._several else row.name
         store = self._workspace.store
         if row.original is not None:
-            # Follow current jobs only.
+            # When following, leave out the log of the earlier run.
             if not self.view.follow:
                 with contextlib.suppress(NotFoundError):  # it was pruned
                     yield from self._of_one_step(store.job(row.original), label, row.name, known)
@@ -197,9 +197,9 @@ class _Shown:
         return source
 
     def warn_of_times(self, source: Source) -> None:
-        """Print a note if the times of a job's lines are unknown but requested."""
+        """Print a note if the times of a job's lines are requested but unknown."""
         if (self.view.since is not None or self.view.timestamps) and has_unknown_times(source):
-            what = "all of them are shown" if self.view.since is not None else "none are shown"
+            what = "all lines are shown" if self.view.since is not None else "no times are shown"
             self._settings.note(
                 f"{source.job} ran with an earlier rayjobs: the times of its lines are unknown; "
                 f"{what}"

@@ -88,7 +88,7 @@ def logs(
     view = loglines.View(follow, tail, _ranks(rank), since, _pattern(grep), timestamps, raw)
     if file is not None and (rank is not None or follow or since is not None or timestamps):
         raise click.UsageError(
-            "FILE does not go together with --rank, --follow, --since and --timestamps."
+            "FILE cannot be combined with --rank, --follow, --since or --timestamps."
         )
     if len(jobs) > 1 and (failed or list_names):
         raise click.UsageError("--failed and --list are about one job; name one.")
@@ -163,8 +163,8 @@ def _check_ranks(job: Job, ranks: tuple[int, ...] | None) -> None:
         from rayjobs.core.errors import NotFoundError
 
         last = world_size - 1
-        its = f"0 to {last}" if last else "0 only"
-        raise NotFoundError(f"job {job.id} has no rank {ranks[-1]}; its ranks are {its}")
+        its = f"its ranks are 0 to {last}" if last else "its only rank is 0"
+        raise NotFoundError(f"job {job.id} has no rank {ranks[-1]}; {its}")
 
 
 def _print_bytes(settings: Settings, workspace: OpenWorkspace, job: Job, view: View) -> int:
@@ -210,7 +210,7 @@ def _name_earlier(screen: Screen, logs: Logs, job: Job) -> None:
     if earlier:
         newest = max(earlier, key=lambda name: int(name[len(EARLIER_LOGS) :].partition("/")[0]))
         screen.note(
-            f"this is attempt {job.attempt}; attempts before it have "
+            f"this is attempt {job.attempt}; earlier attempts have "
             f"{counted(len(earlier), 'log')}: rayjobs logs {job.id} {newest}"
         )
 

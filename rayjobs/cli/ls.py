@@ -153,7 +153,7 @@ def ls(settings: Settings, /, *, watch: bool, **chosen: Any) -> int:
         name.strip() for text in chosen["columns"] for name in text.split(",") if name.strip()
     ]
     if watch and settings.as_json:
-        raise click.UsageError("--watch and --json do not go together: JSON is printed once.")
+        raise click.UsageError("--watch cannot be combined with --json: JSON is printed once.")
     if watch:
         _watch(settings, chosen)
         return 0
@@ -330,8 +330,8 @@ def _with_values(
     key = sort.removeprefix("-")
     is_cut_late = bool(conditions or sort)
     jobs = _in_scope(store, chosen, replace(which, limit=None) if is_cut_late else which)
-    asked = [*chosen["columns"], *([key] if key else []), *(one.name for one in conditions)]
-    reader = ValueReader(store, jobs, asked)
+    names = [*chosen["columns"], *([key] if key else []), *(one.name for one in conditions)]
+    reader = ValueReader(store, jobs, names)
     for condition in conditions:
         values = reader.values(condition.name)
         condition.check_against(values)
@@ -349,9 +349,9 @@ def _with_values(
 
 
 def _in_state(store: Store, jobs: list[JobLine], condition: Filter) -> list[JobLine]:
-    """Return the jobs in these states; an open array counts as in those of its open members."""
-    open_arrays = [job.id for job in jobs if job.kind == "array" and not job.state.is_final]
-    members = store.member_counts(open_arrays) if open_arrays else {}
+    """Return the jobs in these states; an unfinished array has those of its unfinished members."""
+    unfinished = [job.id for job in jobs if job.kind == "array" and not job.state.is_final]
+    members = store.member_counts(unfinished) if unfinished else {}
 
     def states(job: JobLine) -> list[JobState]:
         return [one for one in members.get(job.id, ()) if not one.is_final] or [job.state]
@@ -372,7 +372,7 @@ def _row_json(job: JobLine, found: _Listing) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Return a value as JSON has it: NaN and infinities as texts."""
+    """Return a value for JSON: NaN and infinities as text."""
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     return value
@@ -492,7 +492,7 @@ def _watch(settings: Settings, chosen: dict[str, Any]) -> None:
     finally:
         sys.stdout.write(leave)
         if text:
-            click.echo(text)  # its last state
+            click.echo(text)  # the last list, which stays in the scrollback
         sys.stdout.flush()
 
 

@@ -22,7 +22,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "ls": ("ls:ls", "List jobs (also: ps; `queue`: in queue order)."),
         "show": ("show:show", "Show everything about a job."),
         "logs": ("logs:logs", "Print or follow a job's log."),
-        "store": ("store:store", "Store outputs that an outage kept from being stored."),
+        "store": ("store:store", "Store outputs that could not be stored because of an outage."),
         "wait": ("wait:wait", "Wait until jobs have ended; exit with their result."),
         "cancel": ("cancel:cancel", "Cancel jobs."),
         "rerun": ("rerun:rerun", "Run a job again, with changes."),

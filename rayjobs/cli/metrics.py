@@ -59,7 +59,7 @@ def metrics(
 
         title = f"{name_of(found)} · {found.id}"
         path = draw(list(series(points).values()), Path(plot), title=title)
-        settings.note(f"drawn into {path}")
+        settings.note(f"wrote the plot to {path}")
     if settings.as_json:
         print_json(_as_json(found, points))
     elif points:

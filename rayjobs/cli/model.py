@@ -294,7 +294,7 @@ def alias(settings: Settings, model: str, alias: str, remove: bool) -> None:
         if remove:
             name = model.partition("@")[0].partition(":")[0]
             workspace.store.set_model_alias(name, alias, None)
-            click.echo(f"{name}@{alias} is gone")
+            click.echo(f"removed {name}@{alias}")
             return
         found = registry.find(workspace.store, model)
         workspace.store.set_model_alias(found.name, check_alias(alias), found.version)

@@ -17,15 +17,15 @@ from rayjobs.workspace.logins import Login
 
 GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 TIMEOUT_S = 30.0
-PAUSE_S = 5.0  # if the provider names none
+PAUSE_S = 5.0  # unless the provider sets another
 LONGEST_S = 900.0
 
 
-def token_of(asked: Login, note: Callable[[str], None], *, first_patience_s: float) -> str:
+def token_of(login: Login, note: Callable[[str], None], *, first_patience_s: float) -> str:
     """Return a server's token for the user who logs in at its provider.
 
     Args:
-        asked: The server, without a token.
+        login: The server, without a token.
         note: Called with the address and the code for the user.
         first_patience_s: How long to try to reach the server.
 
@@ -33,7 +33,7 @@ def token_of(asked: Login, note: Callable[[str], None], *, first_patience_s: flo
         UsageError: the server or the provider does not support this login, or refused it.
         UnreachableError: the provider does not answer.
     """
-    connection = Connection(asked, first_patience_s=first_patience_s, note=note)
+    connection = Connection(login, first_patience_s=first_patience_s, note=note)
     with contextlib.closing(connection) as server:
         facts = server.json("GET", "/v1/login")
         begin = facts["device_authorization_endpoint"]
@@ -50,18 +50,18 @@ def token_of(asked: Login, note: Callable[[str], None], *, first_patience_s: flo
 def _await(facts: dict[str, Any], begun: dict[str, Any]) -> str:
     pause_s = float(begun.get("interval", PAUSE_S))
     end_s = time.monotonic() + min(LONGEST_S, float(begun.get("expires_in", LONGEST_S)))
-    asked = {
+    values = {
         "grant_type": GRANT,
         "device_code": begun["device_code"],
         "client_id": facts["client_id"],
     }
     while time.monotonic() < end_s:
         time.sleep(pause_s)
-        answer = _ask(facts["token_endpoint"], asked)
+        answer = _ask(facts["token_endpoint"], values)
         problem = answer.get("error")
         if problem is None:
             if "id_token" not in answer:
-                raise UsageError(f"{facts['issuer']} gave no ID token")
+                raise UsageError(f"{facts['issuer']} returned no ID token")
             return str(answer["id_token"])
         if problem == "slow_down":
             pause_s += PAUSE_S
@@ -71,7 +71,7 @@ def _await(facts: dict[str, Any], begun: dict[str, Any]) -> str:
 
 
 def _ask(address: str, values: dict[str, str]) -> dict[str, Any]:
-    """Return a provider's JSON answer, also if it is a refusal."""
+    """Return a provider's JSON answer, even if it is a refusal."""
     if not address.startswith(("https://", "http://127.0.0.1", "http://localhost")):
         raise UsageError(f"{address!r} is not an https:// address")
     request = urllib.request.Request(address, data=urlencode(values).encode())  # noqa: S310

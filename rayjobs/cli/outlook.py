@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LOCAL = "local"
 NOT_RESPONDING = "NotResponding"
 ANSWER_S = 1.0
-# Up to this number, the target is asked about each job; above it, about all waiting jobs.
+# Up to this number, the request names each job; above it, it covers all waiting jobs.
 ASKED_BY_NAME = 100
 
 
@@ -93,7 +93,8 @@ def outlooks(
         if members is not None:
             of_kind = _of_array if job.kind == "array" else _of_sweep
             outlook = of_kind(job, outlook, members)
-        if (trial := trials.get(job.id)) is not None:  # not for each of ten thousand jobs
+        # Not for every job: copying ten thousand outlooks would be slow.
+        if (trial := trials.get(job.id)) is not None:
             outlook = outlook._replace(trial=trial)
         found[job.id] = outlook
     return found
@@ -112,12 +113,12 @@ def _trials(jobs: Iterable[Job | JobLine], store: Store | None) -> dict[str, str
 
 
 def waits_for_first(job: Job | JobLine) -> bool:
-    """Whether no member of an array, and no step of a pipeline, has had a place yet."""
+    """Whether a job is an array or pipeline of which nothing has been placed yet."""
     return job.kind in ("array", "pipeline") and job.placed_at is None and not job.state.is_final
 
 
 def state_now(job: Job | JobLine) -> JobState:
-    """Return the state to show: an array or pipeline of which nothing was placed is Queued."""
+    """Return the state to show: Queued while nothing of an array or pipeline has been placed."""
     return JobState.QUEUED if waits_for_first(job) else job.state
 
 
@@ -204,7 +205,7 @@ class _Answer:
 
 
 def _register(target: str, workspace: Path) -> None:
-    """Make a running target serve a moved workspace, which it does not know at this path."""
+    """Register a workspace with a running target that does not know its path: it was moved."""
     if server_choice.active() is None and original_of(workspace) is None:
         with contextlib.suppress(OSError):  # a full disk: the next command tries again
             registrations.register(TargetPaths.of(target, under=home()).workspaces, workspace)
@@ -239,8 +240,8 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
     if answer.is_absent:
         return _without_target(job, answer)
     if answer.status is None:
-        there = answer.condition.reason if answer.condition is not None else ""
-        return Outlook(own, job.reason or (there if job.state is JobState.QUEUED else ""))
+        reason = answer.condition.reason if answer.condition is not None else ""
+        return Outlook(own, job.reason or (reason if job.state is JobState.QUEUED else ""))
     if refused := (answer.status.get("refused") or {}).get(str(workspace)):
         state = own if job.state is JobState.QUEUED else NOT_RESPONDING
         return Outlook(state, f"target {answer.target!r} does not serve this workspace: {refused}")

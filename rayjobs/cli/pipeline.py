@@ -93,7 +93,7 @@ def run(
     dry_run: bool,
     idempotency_key: str | None,
 ) -> int:
-    """Submit the pipeline in FILE. On a terminal the command stays with it; Ctrl-C detaches."""
+    """Submit the pipeline in FILE. On a terminal the command follows it; Ctrl-C detaches."""
     from rayjobs.pipelines.pipeline_file import load_pipeline
     from rayjobs.pipelines.submitter import RunRequest, submit_pipeline
 
@@ -103,7 +103,7 @@ def run(
             "pipeline with --published, a parameter with -p NAME=VALUE."
         )
     if attach and (detach or settings.quiet or settings.as_json):
-        raise click.UsageError("--attach does not go together with -d, -q and --json.")
+        raise click.UsageError("--attach cannot be combined with -d, -q or --json.")
     if (file is None) == (published is None):
         raise click.UsageError("give a pipeline: -f FILE, or --published PIPELINE.")
     spec = None if file is None else load_pipeline(file)
@@ -289,7 +289,7 @@ def show(settings: Settings, run: str, plot: str | None) -> None:
     click.echo("\n" + _steps_table(settings, found, views))
     if found.job.state.is_final and len(path) > 1:
         total = sum(view.ran_s for view in views if view.name in path)
-        click.echo(f"\nCritical path: {' → '.join(path)} ({duration_text(total)} of running)")
+        click.echo(f"\nCritical path: {' → '.join(path)} (ran {duration_text(total)})")
 
 
 @pipeline.command(
@@ -345,7 +345,7 @@ def watch(settings: Settings, run: str) -> int:
 def cancel(settings: Settings, run: str) -> None:
     """Cancel a run: its waiting steps never start, its running ones end.
 
-    A name means its only run that has not ended.
+    A name stands for the only run with that name that has not ended.
     """
     from rayjobs.cli.waking import wake_quietly
     from rayjobs.pipelines.views import views_of
@@ -502,7 +502,7 @@ def _draw(settings: Settings, found: Pipeline, views: list[StepView], plot: str)
 
     order = graph_of(read_pipeline(found.spec)).order
     title = f"{found.job.spec.name}  {found.job.id}  {state_now(found.job)}"
-    settings.note(f"written: {write_plot(Path(plot), views, order, title=title)}")
+    settings.note(f"wrote the plot to {write_plot(Path(plot), views, order, title=title)}")
 
 
 def _steps_table(settings: Settings, found: Pipeline, views: list[StepView]) -> str:

@@ -1,4 +1,4 @@
-"""`rayjobs pipeline schedule`: run published pipelines at times, or when stored files change."""
+"""`rayjobs pipeline schedule`: run published pipelines at set times, or when files change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Examples:
 
 @click.group(cls=CommandList, epilog=EPILOG)
 def schedule() -> None:
-    """Run published pipelines at times, or when stored files change."""
+    """Run published pipelines at set times, or when stored files change."""
 
 
 @schedule.command(
@@ -44,7 +44,7 @@ def schedule() -> None:
 @click.option("--every", metavar="TEXT", help="minute, hour, day, week, month, or '2 weeks'.")
 @click.option("--at", metavar="HH:MM", help="Time of the day, with days and weeks.")
 @click.option("--on", metavar="DAY", multiple=True, help="Day of the week, with weeks.")
-@click.option("--start", metavar="TIME", help="First time, as 2026-11-27T09:30:00.")
+@click.option("--start", metavar="TIME", help="First time, e.g. 2026-11-27T09:30:00.")
 @click.option("--time-zone", metavar="NAME", default="UTC", help="Time zone of these times (UTC).")
 @click.option(
     "--when-changed",
@@ -71,7 +71,7 @@ def create(
     path_parameter: str | None,
     **times: Any,
 ) -> None:
-    """Run the published PIPELINE at times, or when files change."""
+    """Run the published PIPELINE at set times, or when stored files change."""
     from rayjobs.pipelines.schedule import create as create_schedule
 
     if (times["every"] is None) == (when_changed is None):
@@ -87,7 +87,7 @@ def create(
             "parameter": path_parameter,
         }
     elif path_parameter is not None:
-        raise click.UsageError("--path-parameter goes with --when-changed.")
+        raise click.UsageError("--path-parameter requires --when-changed.")
     with settings.open() as workspace:
         published = workspace.store.published_pipeline(pipeline)
         record = create_schedule(

@@ -32,7 +32,7 @@ _KINDS = {
     "environment": "environments",
     "cache": "build caches of environments: conda packages, local projects of jobs",
     "image": "container images",
-    "web": "files of the web",
+    "web": "cached web files",
 }
 
 EPILOG = """\b
@@ -78,7 +78,7 @@ keep their rows: state, history and metrics.
     type=Duration(),
     default="400d",
     show_default=True,
-    help="Remove audit records of changes older than this, and tokens four weeks after their end.",
+    help="Remove audit records of changes older than this, and tokens four weeks after they end.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; required where there is no terminal.")
 @json_option
@@ -285,7 +285,7 @@ def _report(
 
 
 def _shared(made: Plan) -> str:
-    """Return the note about bytes that others need too; empty if there are none."""
+    """Return the note about bytes that other jobs or models share; empty if there are none."""
     count = len(made.shared)
     if not count:
         return ""

@@ -112,7 +112,7 @@ def _left_out(counts: Estimated) -> str:
     if counts.waited:
         lines.append(
             f"{counted(counts.waited, 'job')} waited more than {at_once} to start, "
-            f"{counts.waited_without} without an estimate (in no figure of estimates)."
+            f"{counts.waited_without} without an estimate (left out of the figures for estimates)."
         )
     if counts.waiting:
         lines.append(
@@ -182,7 +182,7 @@ def _used(figures: Sequence[InUse]) -> str:
         for one in figures
     ]
     header = ("TARGET", "CPU HOURS", "OF ITS CPUS", "GPU HOURS", "OF ITS GPUS")
-    return "Held by jobs (shares: of what the target has now)\n" + table(
+    return "Held by jobs (percentages of the target's current capacity)\n" + table(
         rows, header, right=(1, 2, 3, 4)
     )
 

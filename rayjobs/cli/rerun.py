@@ -70,7 +70,7 @@ def rerun(
             f"{extra[0]!r} follows the job; put arguments of the script after `--`."
         )
     if attach and (detach or settings.quiet or settings.as_json):
-        raise click.UsageError("--attach does not go together with -d, -q and --json.")
+        raise click.UsageError("--attach cannot be combined with -d, -q or --json.")
     changes = {key: value for key, value in (("name", name), ("target", target)) if value}
     with settings.open() as workspace:
         done = submit_again(

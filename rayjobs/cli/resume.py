@@ -19,8 +19,8 @@ Examples:
   rayjobs resume 1f3c --max-duration 12h
   rayjobs resume -q 1f3c                   prints nothing but the new id
 
-A job that is tried again (see --retries) resumes by itself. This is for one that
-has ended. Its script finds the checkpoint by rayjobs.checkpoint.latest(), or in
+A retry (see --retries) resumes by itself; this command is for a job that has ended.
+Its script finds the checkpoint with rayjobs.checkpoint.latest(), or in
 RAYJOBS_RESUME_FROM.
 """
 CHANGES = ("name", "target", "priority", "max_duration")
@@ -62,7 +62,7 @@ def resume(
     from rayjobs.submit import submitting
 
     if attach and (detach or settings.quiet or settings.as_json):
-        raise click.UsageError("--attach does not go together with -d, -q and --json.")
+        raise click.UsageError("--attach cannot be combined with -d, -q or --json.")
     changes = {name: options[name] for name in CHANGES if options[name] is not None}
     try:
         with settings.open() as workspace:

@@ -10,7 +10,7 @@ from rayjobs.cli.settings import common_options
 EPILOG = """\b
 Example:
   rayjobs schema > job.schema.json
-Then put this line on top of a job file, and editors check it while you write:
+Then put this line at the top of a job file, and editors check it while you write:
   # yaml-language-server: $schema=job.schema.json
 """
 

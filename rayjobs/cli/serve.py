@@ -14,7 +14,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", default=8400, show_default=True, type=click.IntRange(1, 65535))
 @click.option("--tls-cert", metavar="FILE", help="The certificate chain, as PEM.")
 @click.option("--tls-key", metavar="FILE", help="Its private key, as PEM.")
@@ -25,7 +25,9 @@ Examples:
     help="Where clients reach the S3 server of the workspace's files, if not at its own address; "
     "'none': they cannot, and all bytes travel through this server.",
 )
-@click.option("--oidc-issuer", metavar="URL", help="Log users in by this OpenID Connect provider.")
+@click.option(
+    "--oidc-issuer", metavar="URL", help="Log users in through this OpenID Connect provider."
+)
 @click.option("--oidc-client", metavar="ID", help="Client id of rayjobs at the provider.")
 @click.option(
     "--oidc-claim",

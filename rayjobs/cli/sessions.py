@@ -53,8 +53,8 @@ class Channel:
         self._rank = rank
         self._name = name
         self._server = server
-        self._has = 0  # events
-        self._sent = 0  # bytes
+        self._has = 0  # events received
+        self._sent = 0  # bytes accepted
 
     def close(self) -> None:
         """Close the connection to the server."""
@@ -85,7 +85,7 @@ class Channel:
         self._ask(SessionStep(steps.PORT, self._name, self._rank, number=port))
 
     def read(self) -> tuple[SessionEvent, ...]:
-        """Return what has arrived since the last call; wait for it for a while."""
+        """Return what has arrived since the last call; wait up to `READ_S` for it."""
         step = SessionStep(steps.READ, self._name, self._rank, at=self._has, wait_s=READ_S)
         events = self._ask(step).events
         self._has += len(events)

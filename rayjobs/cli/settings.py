@@ -1,4 +1,4 @@
-"""What all commands share: common options, the workspace, abbreviated ids."""
+"""What all commands share: common options, and the workspace."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Settings:
             _refuse_in_a_job(path)
         is_new = create and not WorkspaceFiles(path).record.exists()
         opened = open_workspace(path, create=create)
-        if is_new:  # a wrong name would split the records without a word
+        if is_new:  # a mistyped path must not go unnoticed
             self.note(f"new workspace: {opened.path}")
         if create and opened.original is not None:
             from rayjobs.submit import copies
@@ -89,11 +89,11 @@ def _refuse_in_a_job(path: Path) -> None:
     """Refuse the workspace that a job's process found by itself, unless it is the job's own.
 
     A job has neither ``RAYJOBS_WORKSPACE`` nor ``RAYJOBS_HOME``, and its folder is not where it was
-    submitted: a command would use, or make, a workspace of the node's user, and start another
-    target there.
+    submitted: a command would use, or create, a workspace of the node's user, and start another
+    target for it.
 
     Raises:
-        UsageError: it is another one.
+        UsageError: it is not the job's workspace.
     """
     from rayjobs.injob.runtoken import has_token
     from rayjobs.workspace.folder import ENVIRONMENT, id_of
@@ -106,8 +106,8 @@ def _refuse_in_a_job(path: Path) -> None:
     run = os.environ.get("RAYJOBS_RUN_ID", "")
     name = os.environ.get("RAYJOBS_WORKSPACE_NAME", "")
     raise UsageError(
-        f"this command runs in job {run} of the workspace {name!r}, which is not the one that it "
-        f"finds ({path}). Scripts reach their workspace by Python: Run.get_context() has "
+        f"this command runs in job {run} of the workspace {name!r}, but finds another workspace "
+        f"({path}). Scripts reach their workspace through Python: Run.get_context() has "
         "submit_child, get_children and experiment.workspace. For the command line, set "
         "RAYJOBS_WORKSPACE to a folder, and RAYJOBS_HOME if the shell that submits has it"
     )

@@ -79,5 +79,5 @@ class LineBashComplete(BashComplete):
 
 
 def install() -> None:
-    """Let click use it for bash."""
+    """Make click use `LineBashComplete` for bash."""
     add_completion_class(LineBashComplete)

@@ -69,7 +69,7 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
             return
         if packages:
             listed = _packages(workspace, workspace.store.attempts(found.id))
-            click.echo("\n".join(listed)) if listed else settings.note("none are recorded")
+            click.echo("\n".join(listed)) if listed else settings.note("no packages are recorded")
             return
         outlook = outlooks(workspace.path, [found], store=workspace.store)[found.id]
         attempts = workspace.store.attempts(found.id)
@@ -299,7 +299,7 @@ def _peak_memory(job: Job, attempts: list[Attempt]) -> str:
             where = (
                 "all processes of the busiest node" if len(attempt.hosts) > 1 else "all processes"
             )
-            # A fork shares the packages that its warm interpreter has loaded, and they count.
+            # A fork shares the packages that its warm interpreter has loaded; they count too.
             is_cold = job.spec.cold or attempt.cold_reason
             loaded = "" if is_cold else ", with the preloaded packages"
             return f"{size_text(peak)} ({where}{loaded})"
@@ -379,7 +379,7 @@ def _packages(workspace: OpenWorkspace, attempts: list[Attempt]) -> list[str]:
 
 
 def _ends(attempt: Attempt) -> str:
-    """Return how each rank ended, with ranks of the same end grouped."""
+    """Return how each rank ended; ranks that ended in the same way are grouped."""
     ends: dict[str, list[int]] = {}
     for record in attempt.exits:
         for one in record.ranks:

@@ -299,7 +299,7 @@ def named_by_option(
 
 
 def _typed(options: Mapping[str, Any], *, only_options: bool) -> dict[str, str]:
-    """Return what was typed for each path of a spec that options set."""
+    """Return the typed option for each path of a spec that an option sets."""
     typed = {
         path: _flag(option)
         for option, path in PLAIN.items()
@@ -324,7 +324,7 @@ def _in_options(text: str, typed: Mapping[str, str], given: Mapping[str, str]) -
         if "." not in path and text != path and not text.startswith(f"{path}["):
             continue  # a plain word, such as target or priority: replace it only as a whole path
         name = re.escape(path)
-        # "Set resources.gpus=1 (`--gpus-per-proc 1`)": the option is there already.
+        # "Set resources.gpus=1 (`--gpus-per-proc 1`)": the text already names the option.
         text = re.sub(rf"(?<![\w.]){name}(?:=\S+)? \((`--[^`]*`)\)", r"\1", text)
         text = re.sub(rf"(?<![\w.]){name}(?![\w]|\.\w)(?:\[\d+\](?:\.\w+)?)?", flag, text)
     for part, flag in given.items():

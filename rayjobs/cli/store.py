@@ -19,7 +19,7 @@ from rayjobs.data.made import OUTPUT_EVENT
 from rayjobs.jobs import unstored
 from rayjobs.target.requests import TargetRequest
 
-# The target answers earlier, and the command asks again.
+# The target answers sooner; until everything is stored, the command repeats its request.
 ANSWER_S = 60.0
 # A line is printed after this time, even if no file has moved.
 QUIET_S = 30.0

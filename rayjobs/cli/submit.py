@@ -39,9 +39,9 @@ Examples:
   rayjobs submit --source . --command 'make data && python train.py'
   rayjobs submit --array 0-15%4 train.py -- --shard '$RAYJOBS_ARRAY_INDEX'
 
-On a terminal the command stays with the job: stages on stderr, the script's own
+On a terminal the command follows the job: stages on stderr, the script's own
 lines on stdout; its exit code is the job's result. Ctrl-C detaches; the
-job goes on.
+job continues.
 """
 SCRIPT_ARGUMENTS = "rayjobs.script_arguments"
 _DEFAULT_NAME = "rayjobs.default_name"
@@ -116,7 +116,7 @@ def submit(
             f"  rayjobs submit {script} -- {' '.join(extra)}"
         )
     if attach and (detach or settings.quiet or settings.as_json):
-        raise click.UsageError("--attach does not go together with -d, -q and --json.")
+        raise click.UsageError("--attach cannot be combined with -d, -q or --json.")
     if script is None and file is None and options.get("command") is None:
         raise click.UsageError("name a script, or give -f FILE or --command TEXT.")
     return submit_typed(
@@ -268,7 +268,7 @@ def _other_problems(data: dict[str, Any], known: Sequence[Problem]) -> list[Prob
         spec = JobSpec(script=script)
     found = check(spec, source=Path(folder) if isinstance(folder, str) else None)
     wrong = {problem.path for problem in known}
-    # The removed parts have default values there, which the user did not choose.
+    # The removed parts now have default values, which the user did not choose.
     return [problem for problem in found if problem.path not in wrong]
 
 
@@ -412,7 +412,7 @@ def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
         screen.note(detached_text(settings, job))
         return Exit.INTERRUPTED
     except TargetError:
-        screen.note(f"{job.id} stays queued; `rayjobs cancel {short_id(job)}` takes it back")
+        screen.note(f"{job.id} stays queued; `rayjobs cancel {short_id(job)}` cancels it")
         raise
     for line in lines:
         screen.note(line)

@@ -79,7 +79,7 @@ def create(
     dry_run: bool,
     idempotency_key: str | None,
 ) -> int:
-    """Submit the sweep in FILE. On a terminal the command stays with it; Ctrl-C detaches."""
+    """Submit the sweep in FILE. On a terminal the command follows it; Ctrl-C detaches."""
     import sys
 
     from rayjobs.submit.project import load_project, with_defaults
@@ -87,7 +87,7 @@ def create(
     from rayjobs.tuning.sweep_file import load_sweep
 
     if attach and (detach or settings.quiet or settings.as_json):
-        raise click.UsageError("--attach does not go together with -d, -q and --json.")
+        raise click.UsageError("--attach cannot be combined with -d, -q or --json.")
     project = load_project()
     spec = load_sweep(file)
     spec = spec.model_copy(update={"job": with_defaults(spec.job, project)})
@@ -429,7 +429,7 @@ def plot(settings: Settings, sweep_id: str, output: str, suffix: str) -> None:
 def cancel(settings: Settings, sweep_ids: tuple[str, ...]) -> None:
     """Cancel sweeps: their trials are canceled, and no new ones start.
 
-    If a name is wrong, nothing is canceled. With --json, several sweeps are a list.
+    If a name is wrong, nothing is canceled. With --json, several sweeps are printed as a list.
     """
     from rayjobs.cli.waking import wake_quietly
 
@@ -444,7 +444,7 @@ def cancel(settings: Settings, sweep_ids: tuple[str, ...]) -> None:
             rows.append({"id": one, "state": state, "was": before.state})
             condition = None if state.is_final else wake_quietly(before.target, workspace.path)
             if condition is not None and condition.reason:
-                reasons.append(f"{condition.reason}; the sweep ends once it runs")
+                reasons.append(f"{condition.reason}; the sweep ends once the target runs")
             if settings.as_json:
                 continue
             if before.state.is_final:

@@ -75,7 +75,7 @@ def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_t
     if spec.register_as is not None and job.state is JobState.COMPLETED:
         if "model" not in job.properties:
             settings.note(plain_text(job.reason))
-            return Exit.FAILED  # requested, and not done
+            return Exit.FAILED  # a model was requested, but none was registered
         settings.note(f"registered as model {job.properties['model']}")
         _warn_of_its_end(settings, workspace, job, spec)
     return of_job(job)

@@ -129,7 +129,7 @@ def create(
     without_token: bool,
     **given: Any,
 ) -> None:
-    """Attach a running Ray cluster. One that requires no token is refused without --no-token."""
+    """Attach a running Ray cluster, by default only one that requires a token."""
     from rayjobs.target.targets import create_target
 
     record = create_target(
@@ -233,7 +233,7 @@ def ls(settings: Settings) -> None:
 @common_options
 @click.pass_obj
 def use(settings: Settings, name: str | None) -> None:
-    """Choose the default target, on which jobs run that name no other.
+    """Choose the default target, which runs the jobs that do not name a target.
 
     --target and a job file take precedence, then RAYJOBS_TARGET, then `target:` in the nearest
     rayjobs.yaml, then this choice, which applies to all projects of this user on this machine.
@@ -296,7 +296,7 @@ def show(settings: Settings, name: str) -> None:
             f"{_number(node, 'gpus', 'GPU')}, {size_text(float(node.get('memory', 0)))} memory"
         )
     for held in detail.get("allocations", ()):
-        use = "is not proven empty" if held.get("draining") else held.get("job") or "idle"
+        use = "draining" if held.get("draining") else held.get("job") or "idle"
         click.echo(f"allocation {held.get('name')}: {use}")
 
 
@@ -383,7 +383,7 @@ def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
     where = f"{address}: {unreached}" if unreached else ""
     jobs = unfinished.of_target(name, home=home())
     canceled: list[str] = []
-    asked: list[str] = []
+    requested: list[str] = []
     if cancels and jobs:
         before = {job.id for _path, job in jobs.all}
         canceled = unfinished.cancel(
@@ -395,7 +395,7 @@ def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
             is_stopped=not address and was_stopped(name, home=home()),
         )
         jobs = unfinished.of_target(name, home=home())
-        asked = [job.id for _path, job in jobs.all if unreached and job.id in before]
+        requested = [job.id for _path, job in jobs.all if unreached and job.id in before]
     if not force and not was_stopped(name, home=home()) and not (cancels and unreached):
         unfinished.check_none(name, jobs, command="stop", unreached=where)
     try:
@@ -411,7 +411,7 @@ def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
             settings.note(f"the target's actor was not ended: {error.message}")
     if not unreached:  # jobs may have ended while it stopped
         jobs = jobs.still(unfinished.of_target(name, home=home()))
-    _Stopped(name, ran, address if unreached else None, jobs, canceled, asked).report(settings)
+    _Stopped(name, ran, address if unreached else None, jobs, canceled, requested).report(settings)
 
 
 @dataclass(frozen=True)
@@ -420,10 +420,10 @@ class _Stopped:
 
     Attributes:
         ran: Whether the target ran.
-        unreachable: The address of a cluster that was not reached; None: it was, or there is none.
+        unreachable: The address of a cluster that was not reached; None for any other target.
         jobs: The jobs that are unfinished afterwards.
-        canceled: Ids of the jobs that it canceled.
-        asked: Ids of the jobs whose cancel is recorded, but could not be carried out.
+        canceled: Ids of the jobs that the stop canceled.
+        requested: Ids of the jobs whose cancel is recorded, but could not be carried out.
     """
 
     name: str
@@ -431,15 +431,15 @@ class _Stopped:
     unreachable: str | None
     jobs: Unfinished
     canceled: list[str]
-    asked: list[str]
+    requested: list[str]
 
     def report(self, settings: Settings) -> None:
-        """Print it."""
+        """Print what the stop did."""
         if settings.as_json:
             print_json(self._json())
             return
         is_stopped = self.ran or self.unreachable is not None
-        click.echo(f"target {self.name} {'is stopped' if is_stopped else 'did not run'}")
+        click.echo(f"target {self.name} {'is stopped' if is_stopped else 'was not running'}")
         canceled = counted(len(self.canceled), "job")
         if self.unreachable is not None:
             settings.note(
@@ -456,17 +456,19 @@ class _Stopped:
             "ran": self.ran,
             "state": "stopped",
             "canceled": self.canceled,
-            "cancel_requested": self.asked,
+            "cancel_requested": self.requested,
             "unreachable": self.unreachable,
-            "put_back": [job.id for _path, job in self.jobs.running if job.id not in self.asked],
+            "put_back": [
+                job.id for _path, job in self.jobs.running if job.id not in self.requested
+            ],
             "waiting": [job.id for _path, job in self.jobs.waiting],
         }
 
     def _report_jobs(self, settings: Settings) -> None:
         jobs = self.jobs
-        if self.asked:
+        if self.requested:
             settings.note(
-                f"{counted(len(self.asked), 'running job')} may still run there: the cancel is "
+                f"{counted(len(self.requested), 'running job')} may still run there: the cancel is "
                 f"recorded, and is carried out once `rayjobs target start {self.name}` reaches "
                 f"the cluster:"
             )

@@ -59,7 +59,8 @@ def update(
 ) -> None:
     """Change a waiting job's limit, resources, priority or tags, or hold it.
 
-    Each change makes a new revision of the job's spec; its position in the queue and its code stay.
+    Each change creates a new revision of the job's spec. The job keeps its position in the queue
+    and its code.
     A running job can change only its priority, tags, display name and hold. A change of an array
     applies to its waiting members; its priority and hold apply to all unfinished members.
     """

@@ -78,7 +78,7 @@ def add(settings: Settings, name: str, role: str, days: float) -> None:
     click.echo(text)
     settings.note(
         f"{made.user} has the role {role}; the token is valid until "
-        f"{made.expires_at:%Y-%m-%d}. There: rayjobs login https://HOST:8400"
+        f"{made.expires_at:%Y-%m-%d}. To use it: rayjobs login https://HOST:8400"
     )
 
 
@@ -124,9 +124,9 @@ def ls(settings: Settings, audit: bool, since: float | None) -> None:
 @common_options
 @click.pass_obj
 def link(settings: Settings, name: str, issuer: str, subject: str) -> None:
-    """Give a name that is taken here to a person who logs in with OpenID Connect.
+    """Bind an existing name to a person who logs in with OpenID Connect.
 
-    The first login binds a name automatically, unless `rayjobs user add` created it before.
+    The first login binds a name automatically, unless `rayjobs user add` has created that name.
     """
     from rayjobs.workspace import server_choice, users
 

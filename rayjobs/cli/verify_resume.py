@@ -27,10 +27,10 @@ Examples:
   rayjobs verify-resume --kills 5 --seed 7 train.py -- --steps 200
   rayjobs verify-resume --rtol 1e-3 --ignore images_per_s --gpus-per-proc 1 train.py
 
-Runs the script without interruption, then again with ranks killed (SIGKILL) at random steps
-and its own resume after each. Every step of every metric must be there once with the same value,
-and so must the tensors of the last checkpoint. Give the script arguments that make it short. The
-options of `rayjobs submit` apply to both runs.
+Runs the script without interruption, then again while its ranks are killed (SIGKILL) at random
+steps; after each kill, the script resumes. The second run must report every step of every metric
+once, with the same value, and end with the same tensors in its last checkpoint. Give the script
+arguments that make it short. The options of `rayjobs submit` apply to both runs.
 
 Exit codes: 0 the same, 1 something differs or a run failed, 2 wrong usage.
 """
@@ -113,7 +113,7 @@ def verify_resume(
     except KeyboardInterrupt:
         settings.note(
             f"interrupted: nothing was verified, and its runs are canceled (`rayjobs ls -e "
-            f"{experiment or spec.name}` lists them). The same command starts again"
+            f"{experiment or spec.name}` lists them). To start over, run the command again"
         )
         return Exit.INTERRUPTED
     except SpecError as error:
@@ -144,7 +144,7 @@ def as_data(verdict: Verdict) -> dict[str, Any]:
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """Return the verdict for people."""
+    """Return the verdict as lines of text."""
     lines = [f"differs: {problem}" for problem in verdict.problems]
     lines += [
         f"not compared: metric {name!r}, which was logged without step="

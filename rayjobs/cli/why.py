@@ -60,8 +60,8 @@ def why(settings: Settings, job: str) -> None:
     """Explain why a job is waiting and when it should start."""
     with settings.open() as workspace:
         store = workspace.store
-        asked = newest_named(settings, store, job)
-        found = _next_member(store, asked)
+        named = newest_named(settings, store, job)
+        found = _next_member(store, named)
         decision = _decision(workspace.path, found)
         outlook = outlooks(workspace.path, [found], store=store)[found.id]
         earlier_s = earlier_runs(store, [found]).get(found.id)
@@ -74,11 +74,11 @@ def why(settings: Settings, job: str) -> None:
             {**data, "decision": decision, "ahead": ahead, "waits_for": waits_for, "outrun": outrun}
         )
         return
-    if found.id != asked.id:
-        kind, part = ("pipeline", "step") if asked.kind == "pipeline" else ("array", "member")
+    if found.id != named.id:
+        kind, part = ("pipeline", "step") if named.kind == "pipeline" else ("array", "member")
         article = "a" if kind == "pipeline" else "an"
         click.echo(
-            f"{asked.id} is {article} {kind}; this explains {name_of(found)}, its next {part}"
+            f"{named.id} is {article} {kind}; this explains {name_of(found)}, its next {part}"
         )
     if found.state is JobState.QUEUED:
         place = f" (number {outlook.position} in the queue)" if outlook.position else ""
@@ -112,14 +112,14 @@ def _decision(workspace: Path, job: Job) -> dict[str, Any] | None:
     if job.state is not JobState.QUEUED:
         return None
     request = TargetRequest("explain", key=key_of(workspace, job))
-    decision = _asked(job.target, request)
+    decision = _ask(job.target, request)
     if decision is None or (decision.get("rule") == HELD) == (job.held is not None):
         return decision
     # The target sees a hold or its release a moment after the store has it.
-    return _asked(job.target, replace(request, after_turn=True))
+    return _ask(job.target, replace(request, after_turn=True))
 
 
-def _asked(target: str, request: TargetRequest) -> dict[str, Any] | None:
+def _ask(target: str, request: TargetRequest) -> dict[str, Any] | None:
     try:
         answer = ask_target(target, home(), request, timeout_s=ANSWER_S)
     except TimeoutError:
@@ -129,7 +129,7 @@ def _asked(target: str, request: TargetRequest) -> dict[str, Any] | None:
 
 
 def _outrun(store: Store, job: Job) -> dict[str, Any] | None:
-    """Return the earlier runs that a running job has exceeded; None: it has not exceeded all."""
+    """Return facts about the earlier runs if a running job takes longer than all; else None."""
     if job.state is not JobState.RUNNING or job.kind != "job" or job.started_at is None:
         return None
     entry = (job.experiment, job.spec.entry)
@@ -152,7 +152,7 @@ def _named(
             try:
                 job = store.job(job_id)
             except NotFoundError:
-                continue  # pruned meanwhile
+                continue  # it has been pruned since
             one |= {"name": name_of(job), "user": job.user, "priority": job.priority}
             one["short_id"] = short_id(job)
         found.append(one)

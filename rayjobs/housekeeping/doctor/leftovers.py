@@ -74,7 +74,7 @@ def _kinds(made: scratch.ScratchPlan) -> str:
     """Return what kinds of things a plan has, in words."""
     words = {
         "snapshot": "snapshots", "data": "inputs", "environment": "environments",
-        "cache": "packages of builds", "image": "images", "web": "files of the web",
+        "cache": "packages of builds", "image": "images", "web": "cached web files",
     }  # fmt: skip
     kinds = {item.kind for item in made.items}
     return " and ".join(word for kind, word in words.items() if kind in kinds)

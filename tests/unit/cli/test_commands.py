@@ -573,7 +573,7 @@ def test_download_replaces_files_only_on_request(
     assert terminal.type("download", job.id, "outputs/model.pt", "--force").code == 0
     assert (tmp_path / "model.pt").read_bytes() == b"weights"
     again = terminal.type("download", job.id, "outputs/model.pt")
-    assert "1 there already" in again.err
+    assert "1 file already there" in again.err
 
 
 def test_name_that_leads_outside_is_refused(
@@ -606,7 +606,7 @@ def test_targets_are_listed_when_none_is_running(terminal: Terminal) -> None:
     [local] = json.loads(terminal.type("target", "ls", "--json").out)
     assert (local["name"], local["state"]) == ("local", "stopped")
     assert terminal.type("target", "show", "nowhere").code == 3
-    assert "did not run" in terminal.type("target", "stop").out
+    assert "was not running" in terminal.type("target", "stop").out
 
 
 def test_dashboard_needs_a_running_target(terminal: Terminal) -> None:
