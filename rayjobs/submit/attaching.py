@@ -32,7 +32,7 @@ def attach(
 ) -> Job:
     """Follow a job to its end and return its final state.
 
-    Ctrl-C ends the following, never the job.
+    Ctrl-C stops following the job; it never ends the job.
 
     Args:
         show: Gets a rank's output as bytes; None follows only the stages.
@@ -41,7 +41,7 @@ def attach(
         on_start: Gets the stages of the target's own start, if it does not run.
         start_target: Start the target if it does not run; otherwise wait for another process to
             start it.
-        stop: Ends the following early.
+        stop: Stops following the job once it returns True.
 
     Raises:
         TargetError: the target could not be started; the job stays queued.

@@ -141,14 +141,14 @@ def warnings(spec: JobSpec) -> list[str]:
         )
     if spec.script is not None and spec.script.endswith((".sh", ".bash", ".ipynb")):
         found.append(
-            f"{spec.script} is run by Python, as every `script`. Use `command` for a shell "
+            f"{spec.script} is run by Python, like every `script`. Use `command` for a shell "
             f"script, and convert a notebook first"
         )
     found.extend(_idle_gpus(spec))
     found.extend(_unset_variables(spec))
     ray = [name for name in spec.environment_variables if name.startswith("RAY_")]
     if ray:
-        found.append(f"{', '.join(ray)}: variables of Ray itself; a rank is not a Ray process")
+        found.append(f"{', '.join(ray)}: these configure Ray, and a rank is not a Ray process")
     return found
 
 
@@ -245,7 +245,7 @@ def _near_script(path: Path) -> str:
     """Return a question that suggests the script with the most similar name, if there is one.
 
     Compares the stems of files with the same suffix: `nix.py` does not resemble `ex.py`. A name
-    without one is compared with Python files.
+    without a suffix is compared with Python files.
     """
     suffix = path.suffix or ".py"
     stems = [one.stem for one in sorted(path.parent.glob(f"*{suffix}")) if one.is_file()]
@@ -258,7 +258,7 @@ def _scripts(root: Path) -> str:
     return f"There are: {', '.join(names)}." if names else "The folder has no Python file."
 
 
-# -- texts and names -----------------------------------------------------------------------------
+# -- processes, GPUs and texts --------------------------------------------------------------------
 
 
 def _idle_gpus(spec: JobSpec) -> Iterator[str]:
@@ -272,40 +272,40 @@ def _idle_gpus(spec: JobSpec) -> Iterator[str]:
     yield (
         f"{processes} process{'es' if processes > 1 else ''} per node for {per_node:g} GPUs: a "
         f"process normally uses one GPU, and the others stay idle. `--procs-per-node {per_node:g} "
-        f"--gpus-per-proc 1{backend}` has one for each; a script that spreads its model over its "
-        f"GPUs itself may ignore this"
+        f"--gpus-per-proc 1{backend}` starts one process for each GPU. Ignore this if the script "
+        f"itself spreads its model over its GPUs"
     )
 
 
 def _parallel_run(spec: JobSpec) -> Iterator[Problem]:
-    asked = spec.parallel_run
-    if asked is None:
+    run = spec.parallel_run
+    if run is None:
         return
     if spec.script is None:
         yield Problem("parallel_run", "is for a `script`.", "Name the script that has run().")
     if spec.distribution.backend in ("mpi", "horovod-gloo"):
         yield Problem(
             "distribution.backend",
-            f"{spec.distribution.backend}: the processes of a parallel run work on their own.",
+            f"{spec.distribution.backend}: the processes of a parallel run work independently.",
             "Use gloo, or none for one process.",
         )
-    for index, name in enumerate(asked.inputs):
+    for index, name in enumerate(run.inputs):
         if name not in spec.inputs:
             yield Problem(
                 f"parallel_run.inputs[{index}]",
                 f"the job has no input {name!r}.",
                 f"It has: {', '.join(spec.inputs) or 'none'}.",
             )
-        elif spec.inputs[name].mode != "direct" and not str(asked.mini_batch_size or 1).isdigit():
+        elif spec.inputs[name].mode != "direct" and not str(run.mini_batch_size or 1).isdigit():
             yield Problem(
                 "parallel_run.mini_batch_size",
-                f"{asked.mini_batch_size!r}, but the input {name!r} has files.",
+                f"{run.mini_batch_size!r}, but the input {name!r} has files.",
                 "Give the number of files of a mini-batch.",
             )
-    if asked.output is not None and asked.output not in spec.outputs:
+    if run.output is not None and run.output not in spec.outputs:
         yield Problem(
             "parallel_run.output",
-            f"the job has no output {asked.output!r}.",
+            f"the job has no output {run.output!r}.",
             f"It has: {', '.join(spec.outputs) or 'none'}.",
         )
 
@@ -406,29 +406,29 @@ def _text(spec: JobSpec) -> Iterator[Problem]:
 
 def _environment(spec: JobSpec) -> Iterator[Problem]:
     if isinstance(spec.environment, Packages):
-        asked = spec.environment
-        yield from requirements.problems(asked.pip, asked.python)
-        yield from requirements.problems_of_constraints(asked.constraints)
-        yield from _conda(asked)
+        packages = spec.environment
+        yield from requirements.problems(packages.pip, packages.python)
+        yield from requirements.problems_of_constraints(packages.constraints)
+        yield from _conda(packages)
 
 
-def _conda(asked: Packages) -> Iterator[Problem]:
+def _conda(packages: Packages) -> Iterator[Problem]:
     path = "environment.conda"
-    if asked.conda and not asked.channels:
-        shown = ", ".join(asked.conda[:8])
+    if packages.conda and not packages.channels:
+        shown = ", ".join(packages.conda[:8])
         yield Problem(
             path,
-            f"asks conda for {shown}, but names no channel to take it from.",
-            "Name one, such as `channels: [conda-forge]`.",
+            f"no channel is named for {shown}.",
+            "Name a channel, such as `channels: [conda-forge]`.",
         )
-    if asked.conda and asked.python is not None and "/" in asked.python:
+    if packages.conda and packages.python is not None and "/" in packages.python:
         yield Problem(
             path,
-            f"packages of conda cannot be installed for {asked.python}: conda brings its own "
+            f"conda packages cannot be installed for {packages.python}: conda brings its own "
             f"Python.",
             "Name a version of Python, or none.",
         )
-    for channel in asked.channels:
+    for channel in packages.channels:
         yield from requirements.problems_of_address(channel, "environment.channels")
 
 
@@ -512,7 +512,7 @@ def _data(spec: JobSpec) -> Iterator[Problem]:
             if spelled[name.upper()] > 1:
                 yield Problem(
                     f"{part}.{name}",
-                    "is the name of another input or output too (case does not count).",
+                    "is also the name of another input or output (case is ignored).",
                     "Give each its own name; they become environment variables.",
                 )
     for name, one in spec.inputs.items():
@@ -548,7 +548,7 @@ def _place_of_files(path: str, place: str | None) -> Iterator[Problem]:
     if place is not None and (not place or "\0" in place or ".." in place.split("/")):
         yield Problem(
             f"{path}.path_on_compute",
-            f"{place!r} is not a place for files.",
+            f"{place!r} is not a valid path.",
             "Give a path without `..`, or leave it out.",
         )
 
@@ -578,7 +578,7 @@ def _dependencies(spec: JobSpec, job_id: str | None) -> Iterator[Problem]:
         seen.add(dependency.job)
 
 
-# -- how much ------------------------------------------------------------------------------------
+# -- sizes and counts ----------------------------------------------------------------------------
 
 
 def _limits(spec: JobSpec) -> Iterator[Problem]:

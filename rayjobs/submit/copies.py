@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayjobs.core.errors import UsageError
-from rayjobs.core.text import counted
+from rayjobs.core.text import counted, verb
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import INTERACTIVE, Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
@@ -19,7 +19,7 @@ from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles
 
 
 def become_own(workspace: OpenWorkspace) -> list[str]:
-    """Give a copy its own id; return a sentence about it, or none if it is not a copy.
+    """Give a copy its own id; return a sentence about that, or none if it is not a copy.
 
     Jobs that were unfinished at the time of the copy run only in the original, so the copy's
     records of them are ended first. No target serves a copy, so nothing else changes them
@@ -56,7 +56,7 @@ def become_own(workspace: OpenWorkspace) -> list[str]:
     folder.become_own(workspace)
     jobs = (
         f" {counted(len(ended), 'job')} that had not ended when it was copied "
-        f"{'goes' if len(ended) == 1 else 'go'} on there; here the record is Canceled."
+        f"{verb(len(ended), 'continues', 'continue')} there; the record here is Canceled."
         if ended
         else ""
     )
@@ -68,8 +68,8 @@ def _started_here(
 ) -> frozenset[str]:
     """Return the ids of the given jobs that were started in the copy.
 
-    The original does not know them. That alone is no proof, since it may have pruned a job. So they
-    must also be younger than the copy's record, which was written with the copy.
+    The original does not know them. That alone proves nothing, since it may have pruned a job. So
+    they must also be younger than the copy's record, which was written with the copy.
     """
     made_s = WorkspaceFiles(workspace.path).record.stat().st_ctime
     with folder.open_workspace(original, create=False) as there:
@@ -93,8 +93,8 @@ def require_own(workspace: OpenWorkspace, job: Job | JobLine, command: str) -> N
     if workspace.original is not None and not job.state.is_final:
         there = shlex.quote(str(workspace.original))
         raise UsageError(
-            f"{job.id} does not run here: this workspace is a copy of {workspace.original}. Where "
-            f"it runs: `rayjobs {command} {job.id} --workspace {there}`"
+            f"{job.id} does not run here: this workspace is a copy of {workspace.original}. In the "
+            f"original: `rayjobs {command} {job.id} --workspace {there}`"
         )
 
 

@@ -202,7 +202,7 @@ def hand_on(
     home: Path,
     environment: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Store the job's variables that this shell exports for the target; return a note for users.
+    """Store the job's variables that this shell exports for the target; return notes for users.
 
     Raises:
         UsageError: the target's secrets file cannot be used.
@@ -219,16 +219,16 @@ def hand_on(
     try:
         taken = secrets.take_over(sorted(needs.names), shell)
     except OSError as error:
-        raise RayjobsError(f"the secrets of target {target!r} cannot be kept: {error}") from error
+        raise RayjobsError(f"the secrets of target {target!r} cannot be stored: {error}") from error
     notes = []
     if taken.new:
         notes.append(
-            f"{', '.join(taken.new)} as exported here: kept for target {target!r} in "
+            f"{', '.join(taken.new)} as exported here: stored for target {target!r} in "
             f"{secrets.path}, which only you can read (`rayjobs target secret ls`)"
         )
     if taken.dropped:
         notes.append(
             f"{', '.join(taken.dropped)} of an earlier credential: removed from the secrets of "
-            f"target {target!r}, since it does not go with the AWS keys exported here"
+            f"target {target!r}, since it does not belong to the AWS keys exported here"
         )
     return notes

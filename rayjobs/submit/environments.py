@@ -106,7 +106,7 @@ def key_here(asked: Packages | Mapping[str, Any]) -> str | None:
 def working(
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[tuple[Environments, Work]]:
-    """Yield this machine's environments and a job-less work record with its own folder."""
+    """Yield this machine's environments, and a work record without a job, in its own folder."""
     node = paths.NodePaths(node_root())
     node.root.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="environment-", dir=node.root))

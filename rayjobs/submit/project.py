@@ -91,7 +91,7 @@ def load_project(start: Path | None = None) -> Project:
                 Problem(f"job.{key}", "cannot be a default of all jobs.", "Write it in a job file.")
             )
     if "target" in job and "target" in data:
-        problems.append(Problem("job.target", "repeats `target`.", "Give one of them only."))
+        problems.append(Problem("job.target", "repeats `target`.", "Give only one of them."))
     from rayjobs.spec.environment import anchored
 
     if "environment" in job:
@@ -106,8 +106,8 @@ def load_project(start: Path | None = None) -> Project:
 def default_target(project: Project | None = None) -> TargetChoice:
     """Return the target of jobs that name none.
 
-    Order: ``RAYJOBS_TARGET``, the project's `rayjobs.yaml`, ``rayjobs target use``, what the server
-    says that this process uses, ``local``.
+    Order: ``RAYJOBS_TARGET``, the project's `rayjobs.yaml`, ``rayjobs target use``, the default
+    target of the server that this process uses, ``local``.
 
     Args:
         project: The project's defaults; None looks for them from the working directory upward.

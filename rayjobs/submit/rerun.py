@@ -55,7 +55,7 @@ def rerun(
         )
     if job.kind == INTERACTIVE:
         raise UsageError(
-            f"{job.id} is an interactive run: its process is not known to rayjobs. Run that again, "
+            f"{job.id} is an interactive run, which rayjobs did not start. Run its program again, "
             f"or submit a script"
         )
     if new_code and job.spec.source_directory is None:
@@ -105,7 +105,7 @@ def _read(settings: Sequence[str], arguments: Sequence[str]) -> tuple[dict[str, 
                     "--set",
                     f"{text!r} has no value.",
                     f"Write --set {key}=VALUE, or --set --{key}=VALUE for the script's own option; "
-                    f"--set --{key}= makes that one empty.",
+                    f"--set --{key}= sets that option to an empty value.",
                 )
             )
         elif key.startswith("-"):

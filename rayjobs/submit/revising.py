@@ -64,14 +64,14 @@ def _changed(job: Job, changes: Mapping[str, Any], tags: Mapping[str, str | None
 
     if job.kind not in ("job", "array"):
         raise UsageError(
-            f"{job.id} is {kind_text(job.kind)}, which is not queued: change jobs instead",
+            f"{job.id} is {kind_text(job.kind)}, which is not queued: change its jobs instead",
             job=job.id,
         )
     if job.kind == "job" and job.state is not JobState.QUEUED:
         raise UsageError(
-            f"{job.id} is {job.state}: only a job that waits in the queue can be changed; what "
-            f"runs keeps the resources and the limit that it was started with. End it with "
-            f"`rayjobs cancel {job.id}`, or start it again with other settings: `rayjobs rerun "
+            f"{job.id} is {job.state}: only a job that waits in the queue can be changed; a "
+            f"running job keeps the resources and the limit that it was started with. End it with "
+            f"`rayjobs cancel {job.id}`, or run it again with other settings: `rayjobs rerun "
             f"{job.id}`",
             job=job.id,
         )

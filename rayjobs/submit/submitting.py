@@ -207,8 +207,8 @@ def hand_on_credentials(workspace: OpenWorkspace, spec: JobSpec) -> list[str]:
         return []
     names = ", ".join(sorted(needs.required))
     return [
-        f"the job reads {names}, which this shell does not pass on to {serving.claimant.host}: "
-        f"there, `rayjobs target secret set NAME --target {spec.target}` gives them to the target"
+        f"the job reads {names}, which this shell does not pass on to {serving.claimant.host}. "
+        f"Set each of them there: `rayjobs target secret set NAME --target {spec.target}`"
     ]
 
 
@@ -247,13 +247,13 @@ def resume(
         )
     if job.kind == INTERACTIVE:
         raise UsageError(
-            f"{job.id} is an interactive run: its process is not known to rayjobs. Submit a script "
-            f"with `--resume-from {job.id}`"
+            f"{job.id} is an interactive run, which rayjobs did not start. Submit a script with "
+            f"`--resume-from {job.id}`"
         )
     if not job.state.is_final:
         raise UsageError(
-            f"{job.id} is {job.state} and resumes by itself when it is tried again; end it first "
-            f"(`rayjobs cancel {job.id}`)"
+            f"{job.id} is {job.state}, and a retry of it resumes by itself. To resume in a new "
+            f"job, end this one first (`rayjobs cancel {job.id}`)"
         )
     if checkpoints.newest(workspace.store, workspace.blobs, job.id) is None:
         raise UsageError(resuming.no_checkpoint(workspace.store, job.id))
@@ -349,8 +349,8 @@ def pack_source(
     Args:
         workspace: Where it is stored.
         checked: The job.
-        on_stage: Called with what is going on.
-        without: Paths of files that describe the run, and are no part of its code.
+        on_stage: Called with each stage.
+        without: Paths of files that describe the run, and are not part of its code.
 
     Raises:
         SnapshotError: the source directory cannot be packed.
@@ -363,12 +363,11 @@ def pack_source(
     on_stage(f"packing {checked.source}")
     blobs = workspace.blobs
     cache = workspace.own_files / SNAPSHOT_CACHE
-    is_ours = checked.source.is_relative_to(
-        OWN_CODE
-    )  # rayjobs' own repository says nothing about the job
+    # The git repository of rayjobs itself says nothing about the job.
+    is_ours = checked.source.is_relative_to(OWN_CODE)
     last = git.LastLook(cache, checked.source)
     with contextlib.ExitStack() as stack:
-        # In parallel to packing, unless an earlier result will probably do: git competes with it.
+        # Ask git while packing; not if an earlier result is probably valid, as git slows packing.
         look = (
             None if is_ours or last.is_known else stack.enter_context(git.GitLook(checked.source))
         )
@@ -417,12 +416,12 @@ def check(
 ) -> Checked:
     """Return the spec as it would be submitted; changes nothing (`--dry-run`).
 
-    Dependencies then have full ids, and datasets versions.
+    In the returned spec, dependencies have full ids, and datasets have versions.
 
     Args:
         source: The source directory; None: the spec's.
         planned: Jobs that do not exist yet but may appear in ``output:JOB/NAME``.
-        known: Of the spec's target; None: looked up.
+        known: The facts of the spec's target; None: they are looked up.
 
     Raises:
         SpecError: the spec is wrong; all problems at once.
@@ -464,7 +463,7 @@ def check(
 
         spec, missing, unsure = pins.pin(workspace, spec, planned=planned)
         problems += missing
-        # A server itself checks which credentials its target has.
+        # A server checks by itself which credentials its target has.
         is_asked = serving is None and workspace.server is None
         if is_asked and not any(one.path == "target" for one in problems):
             needs = credentials.needs_of(workspace, spec)
@@ -516,12 +515,12 @@ def _with_known_dependencies(
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What a submit has to know of a target.
+    """What a submit has to know about a target.
 
     Attributes:
-        serving: The other machine that runs it; None: it is this machine's own.
-        capacity: None: unknown, since it runs elsewhere, or its cluster was never seen.
-        problems: Why no job can go to it.
+        serving: The other machine that runs it; None: this machine runs it.
+        capacity: Its capacity; None: unknown, since it runs elsewhere or was never reached.
+        problems: Why no job can be submitted to it.
     """
 
     serving: Serving | None
@@ -530,7 +529,7 @@ class TargetFacts:
 
 
 def facts_of(workspace: OpenWorkspace, target: str) -> TargetFacts:
-    """Return what can be known of a target here and now."""
+    """Return what is currently known on this machine about a target."""
     from rayjobs.target import elsewhere
     from rayjobs.target.targets import capacity_of
 
@@ -598,5 +597,5 @@ def _older_jobs(job: Job) -> str:
     from rayjobs.target.stopping import TargetLocation
 
     if keeping.is_kept(TargetLocation(job.target, default_home()).paths):
-        return ""  # the process that began the start shows the message
+        return ""  # the process that began the start prints this sentence
     return unfinished.older(job.target, home=default_home(), than=job.id)

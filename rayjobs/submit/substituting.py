@@ -63,9 +63,9 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _has_conda(asked: Packages) -> bool:
-    """Return whether this machine can install packages of conda."""
-    if asked.conda_command is not None or not asked.conda:
+def _has_conda(packages: Packages) -> bool:
+    """Return whether this machine can install conda packages."""
+    if packages.conda_command is not None or not packages.conda:
         return True  # the node reports whether its program exists
     return importlib.util.find_spec("rattler") is not None or any(
         shutil.which(name) for name in ("micromamba", "mamba", "conda")

@@ -13,7 +13,7 @@ from rayjobs.submit.project import FILE
 USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
 
 PROJECT = """\
-# Defaults of this project's jobs; options and job files come first. See `rayjobs submit -h`.
+# Defaults of this project's jobs; options and job files override them. See `rayjobs submit -h`.
 # target: local            # the default target of jobs
 # experiment: {name}
 # job:                     # keys of job files
@@ -41,7 +41,7 @@ resources:
   cpus: 1                  # per process
   gpus: 0
 max_duration: 6h
-retries: 1                 # tries again after a failure of the script
+retries: 1                 # retries after a failure of the script
 """
 
 SWEEP = """\
@@ -61,7 +61,7 @@ job:
 """
 
 SCRIPT = '''\
-"""A script that fits a line; replace it by your training."""
+"""A script that fits a line; replace it with your training."""
 
 import argparse
 

@@ -1,8 +1,8 @@
 """Puts all files of an environment into a folder, for nodes without access to a package index.
 
 The folder contains the wheels and a requirements file for exactly these; for conda, a channel and a
-specification. A job that names this file takes wheels and channel along, like other local wheels
-(`local_packages`).
+specification. The wheels and the channel travel with each job that names this file, like other
+local packages (`local_packages`).
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def vendor(
 ) -> Vendored:
     """Write all wheels and conda packages of an environment below a new folder.
 
-    Packages without a wheel are built here by pip for the environment's interpreter. For that a
-    conda environment is built here: its pip part is resolved for its own Python.
+    Packages without a wheel are built here by pip for the environment's interpreter. A conda
+    environment is therefore built here first: its pip part is resolved for its own Python.
 
     Raises:
-        SpecError, UsageError: see `packages_of`; or the folder exists, or a program of the node
-        makes the environment.
+        SpecError, UsageError: see `packages_of`; or the folder exists, or the packages name a
+        `conda_command`.
         PrepareError: it cannot be resolved, fetched or built.
     """
     if folder.exists():
@@ -80,7 +80,7 @@ def vendor(
     if packages.conda and packages.conda_command:
         raise UsageError(
             f"packages of {packages.conda_command} cannot be put into a folder: leave out "
-            f"`conda_command`, so that rayjobs solves it itself"
+            f"`conda_command`, so that rayjobs resolves the environment itself"
         )
     return (_vendor_conda if packages.conda else _vendor_pip)(packages, folder, tell)
 
@@ -139,12 +139,12 @@ def _made(folder: Path) -> Iterator[Path]:
 
 
 def _mark(folder: Path, python: str) -> None:
-    """Mark a folder as one that jobs take along."""
+    """Mark a folder as one that travels with jobs."""
     write_atomic(folder / VENDORED, json.dumps({"python": python}))
 
 
 def _wheels(pip: Sequence[str], lock: str, folder: Path, python: str, tmp: Path) -> tuple[str, ...]:
-    """Put the wheels of a lock into a folder that jobs take along; return their names."""
+    """Put the wheels of a lock into a folder that travels with jobs; return their names."""
     folder.mkdir()
     for part in _parts(lock):
         _fetch(pip, part, folder, tmp)

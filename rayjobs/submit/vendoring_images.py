@@ -1,7 +1,7 @@
 """Puts a container image into a folder, for nodes without access to a registry.
 
-The folder is an OCI folder with a mark. A job that names it takes the image along in its workspace
-(`local_packages`), and each node unpacks it from there.
+The folder is an OCI folder with a mark. The submit of a job that names it stores the image in the
+workspace (`local_packages`), from which each node unpacks it.
 """
 
 from __future__ import annotations
