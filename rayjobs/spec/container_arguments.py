@@ -174,8 +174,7 @@ def _mount(found: ContainerArguments, value: str) -> ContainerArguments:
         return replace(found, tmpfs=(*found.tmpfs, (target, _bytes(size))))
     if kind != "bind" or not source.startswith("/") or not target.startswith("/"):
         raise UsageError(
-            f"--mount {value!r} cannot be honored: type=bind with absolute paths, and type=tmpfs "
-            f"can"
+            f"--mount {value!r} cannot be honored; use type=bind with absolute paths, or type=tmpfs"
         )
     is_read_only = any(parts.get(key, "false") != "false" for key in ("readonly", "ro"))
     return _with_volume(found, source, target, is_read_only)

@@ -62,7 +62,7 @@ def _torch(python: str, torch: str, vision: str, *more: str, gpu: bool = False) 
 
 
 _SCIENCE = ("scikit-learn", "pandas", "numpy", "scipy", "matplotlib", "joblib")
-# Name in lower case, without the processor at its end → the installed packages.
+# Name in lower case, without `-cpu` or `-gpu` at its end → the installed packages.
 _CURATED: Mapping[str, Curated] = {
     "azureml-minimal": Curated("3.6.2", ()),
     "azureml-tutorial": Curated("3.6.2", ("matplotlib", "scikit-learn", "pandas", "numpy")),
@@ -98,7 +98,7 @@ _BASE_IMAGES = re.compile(r"(?:https?://)?mcr\.microsoft\.com/azureml/.+|azureml
 def curated(name: str) -> Curated | None:
     """Return the content of a curated environment; None if the name is unknown.
 
-    Case does not matter, and the names for CPUs and GPUs mean the same.
+    Case does not matter; a name with `-cpu` or `-gpu` at its end has the same packages.
     """
     plain = name.lower()
     found = _CURATED.get(_PROCESSOR.sub("", plain))

@@ -85,10 +85,10 @@ def resolved(value: Any, folder: Path | None = None) -> Any:
 
 
 def _of_conda(found: conda.Specification, given: Mapping[str, Any]) -> dict[str, Any]:
-    asked: dict[str, Any] = {"name": found.name, "python": found.python, "pip": [*found.pip]}
+    values: dict[str, Any] = {"name": found.name, "python": found.python, "pip": [*found.pip]}
     if found.conda:
-        asked |= {"conda": [*found.conda], "channels": [*found.channels]}
-    return {**{key: one for key, one in asked.items() if one is not None}, **given}
+        values |= {"conda": [*found.conda], "channels": [*found.channels]}
+    return {**{key: one for key, one in values.items() if one is not None}, **given}
 
 
 def _refused(field: str, what: str, remedy: str) -> SpecError:

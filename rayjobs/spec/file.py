@@ -130,7 +130,7 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 
 
 def _one_source(below: Any, above: Any) -> None:
-    """Let an image replace a Dockerfile from below, and vice versa."""
+    """Let an image from above replace a Dockerfile from below, and vice versa."""
     if isinstance(below, dict) and isinstance(above, dict):
         for given, other in (("image", "dockerfile"), ("dockerfile", "image")):
             if above.get(given) is not None:
@@ -259,7 +259,7 @@ def _convert(
             return
         del holder[field]
         problems.append(
-            Problem(prefix + short, f"cannot be combined with `{field}`.", "Give one of them only.")
+            Problem(prefix + short, f"cannot be combined with `{field}`.", "Give only one of them.")
         )
     key = short if short in holder else field
     if key not in holder:
@@ -288,7 +288,7 @@ def _text(value: Any) -> Any:
 
 
 def _check_secrets(data: dict[str, Any], problems: list[Problem]) -> None:
-    """Turn ``NAME: RAYJOBS_SECRET_X`` into a reference; refuse literal values, unshown."""
+    """Turn ``NAME: RAYJOBS_SECRET_X`` into a reference; refuse literal values, never shown."""
     secrets = data.get("secrets")
     if not isinstance(secrets, dict):
         return

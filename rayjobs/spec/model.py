@@ -112,7 +112,7 @@ class Input(Model):
             another job, exactly as that job stored it), or ``saved:DIGEST`` (an unregistered
             dataset, stored with the job that used it).
         mode: mount, download, or direct (the job gets the dataset object instead of files).
-        path_on_compute: Path of a link to the files; None makes none.
+        path_on_compute: Path of a link to the files; None: no link.
     """
 
     source: Annotated[str, Field(min_length=1)]
@@ -142,7 +142,7 @@ class Output(Model):
         mode: upload stores the files when the script has succeeded; mount shows the existing files
             of the destination and stores changes while the script runs.
         overwrite: Replace stored files that have other content, instead of failing the job.
-        path_on_compute: Path of a link to the folder that the script writes to; None makes none.
+        path_on_compute: Path of a link to the folder that the script writes to; None: no link.
         source_globs: Store only files that match one of these; empty: all.
         register_as: The dataset of which the stored files become a version.
         is_folder: Whether there is a folder at the path when the script starts. If not, the script
@@ -300,7 +300,7 @@ class Registry(Model):
 
     Attributes:
         address: The registry's host name and port; None: those in the image's name.
-        username: The user's name there.
+        username: The user's name at the registry.
         password: The password or token, by reference.
     """
 
@@ -572,19 +572,19 @@ class JobSpec(Model):
     @property
     def container_text(self) -> str:
         """The image for display; empty without a container."""
-        asked = self.container
-        return "" if asked is None else asked.image or "built from a Dockerfile"
+        container = self.container
+        return "" if container is None else container.image or "built from a Dockerfile"
 
     @property
     def environment_text(self) -> str:
         """The environment for display; empty for the target's own."""
-        asked = self.environment
-        if not isinstance(asked, Packages):
-            return asked or ""
-        version = f" for Python {asked.python}" if asked.python else ""
-        base = " added to the target's" if asked.base else ""
-        packages = [*asked.pip, *(f"{one} (conda)" for one in asked.conda)]
-        return f"{asked.name or 'packages'}: {', '.join(packages) or 'none'}{version}{base}"
+        environment = self.environment
+        if not isinstance(environment, Packages):
+            return environment or ""
+        version = f" for Python {environment.python}" if environment.python else ""
+        base = " added to the target's" if environment.base else ""
+        packages = [*environment.pip, *(f"{one} (conda)" for one in environment.conda)]
+        return f"{environment.name or 'packages'}: {', '.join(packages) or 'none'}{version}{base}"
 
     def to_json(self) -> str:
         """Return the spec as one JSON object, with defaults, so that old records stay correct."""

@@ -195,7 +195,7 @@ def _of_type(error: ErrorDetails, given: str, unit: str) -> tuple[str, str]:
 
 
 def spec_error(model: type[BaseModel], error: ValidationError) -> SpecError:
-    """Return the error of a part of a spec that a program made, listing all problems."""
+    """Return the error for a part of a spec that a program constructed, with all problems."""
     part = next((name for name, of in PARTS.items() if of is model), "")
     above = tuple(part.split(".")) if part else ()
     problems = []

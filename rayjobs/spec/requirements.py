@@ -70,7 +70,8 @@ def read(path: Path, *, field: str = "environment") -> list[str]:
 def _read(path: Path, field: str, above: tuple[Path, ...]) -> Iterator[str]:
     path = path.expanduser().absolute()
     if path in above or len(above) >= MOST_FILES:
-        raise _refused(field, f"{path} is included by itself.", "Remove that line.")
+        what = f"{path} includes itself, or is nested too deeply."
+        raise _refused(field, what, "Remove that line.")
     lines = joined(text_of(path, field))
     yield from _expanded(lines, path.parent, field, (*above, path))
 
@@ -232,7 +233,7 @@ def problems(
 def problems_of_constraints(
     lines: Sequence[str], *, field: str = "environment.constraints"
 ) -> Iterator[Problem]:
-    """Yield the problems of constraints, each of which must be a requirement with a version."""
+    """Yield the problems of constraints, each of which must be a plain requirement."""
     if len(lines) > MOST_LINES:
         what = f"{len(lines):,} lines; at most {MOST_LINES:,} are allowed."
         yield Problem(field, what, "Shorten them.")
@@ -247,7 +248,7 @@ def problems_of_constraints(
 
 
 def problems_of_address(text: str, path: str) -> Iterator[Problem]:
-    """Yield the problems of an address that is stored with a job: a password is one."""
+    """Yield the problems of an address that is stored with a job, such as a password in it."""
     yield from _of_credentials(text, path)
 
 
@@ -262,7 +263,7 @@ def _of_version(python: str, path: str) -> Iterator[Problem]:
         version = tuple(int(part) for part in python.split("."))
         if version < LEAST_PYTHON[: len(version)]:
             yield Problem(
-                path, f"{python} is older than 3.8, which jobs need.", "Ask for a newer one."
+                path, f"{python} is older than 3.8, which jobs need.", "Request a newer one."
             )
 
 

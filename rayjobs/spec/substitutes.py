@@ -131,29 +131,29 @@ def substitute(
         mentions: Returns whether the job's code mentions a package of a framework.
     """
     spec = _without_base_image(spec)
-    asked = spec.environment
-    if not isinstance(asked, Packages):
+    request = spec.environment
+    if not isinstance(request, Packages):
         return spec
     if spec.container is not None:
-        return _in_image(spec, asked, target, mentions)
-    made = _Made(base=asked.base)
-    python, own = _python(asked, target, made)
+        return _in_image(spec, request, target, mentions)
+    made = _Made(base=request.base)
+    python, own = _python(request, target, made)
     version = target.python[:2] if own else _minor(python or "")
-    found, kept = _conda(asked, target, made)
+    found, kept = _conda(request, target, made)
     own = own and not kept  # a conda Python has none of the target's packages
-    wanted = [*found, *asked.pip]
-    wanted += [line for line in asked.if_used if mentions(requirements.name_of(line))]
+    wanted = [*found, *request.pip]
+    wanted += [line for line in request.if_used if mentions(requirements.name_of(line))]
     for line in wanted:
-        _line(line, version, target, made, is_own=own, keeps_base=asked.base is not None)
+        _line(line, version, target, made, is_own=own, keeps_base=request.base is not None)
     if not own:
         made.base = None  # packages for one version of Python do not work with another
     environment: Packages | None = None  # the target's own
     if made.base is None or any(not line.startswith("-") for line in made.pip):
         changes = {"python": python, "pip": tuple(made.pip), "base": made.base, "if_used": ()}
-        changes |= {"conda": kept, "channels": asked.channels if kept else ()}
+        changes |= {"conda": kept, "channels": request.channels if kept else ()}
         if made.base is not None:
             changes["python"] = None
-        environment = asked.model_copy(update=changes)
+        environment = request.model_copy(update=changes)
     return spec.model_copy(
         update={
             "environment": environment,
@@ -163,12 +163,12 @@ def substitute(
 
 
 def _in_image(
-    spec: JobSpec, asked: Packages, target: Target, mentions: Callable[[str], bool]
+    spec: JobSpec, request: Packages, target: Target, mentions: Callable[[str], bool]
 ) -> JobSpec:
     """Return a spec whose packages are added to an image, whose content is unknown here."""
     made = _Made()
-    found, kept = _conda(asked, target, made)
-    python = asked.python
+    found, kept = _conda(request, target, made)
+    python = request.python
     is_version = python is not None and "/" not in python
     if kept:
         too_old = is_version and _is_too_old(python or "")
@@ -178,9 +178,9 @@ def _in_image(
     elif is_version and not spec.strict:  # otherwise, the node compares it with the image's
         made.use(f"Python {python}", "the image's own Python", "packages are added to it")
         python = None
-    of_framework = asked.base is not None
-    if_used = [line for line in asked.if_used if mentions(requirements.name_of(line))]
-    for line in [*found, *asked.pip, *if_used]:
+    of_framework = request.base is not None
+    if_used = [line for line in request.if_used if mentions(requirements.name_of(line))]
+    for line in [*found, *request.pip, *if_used]:
         name = requirements.name_of(line)
         plain = not (line.startswith("-") or requirements.is_file(line) or "://" in line)
         if plain and _AZUREML.fullmatch(name):
@@ -194,10 +194,10 @@ def _in_image(
             made.pip.append(line)
     environment: Packages | str | None = None if is_version else python
     if kept or any(not line.startswith("-") for line in made.pip):
-        channels = asked.channels if kept else ()
+        channels = request.channels if kept else ()
         changes = {"python": python, "pip": tuple(made.pip), "base": None, "if_used": ()}
         changes |= {"conda": kept, "channels": channels}
-        environment = asked.model_copy(update=changes)
+        environment = request.model_copy(update=changes)
     found_ones = (*spec.substitutes, *made.substitutes)
     return spec.model_copy(update={"environment": environment, "substitutes": found_ones})
 
@@ -221,9 +221,9 @@ def _without_base_image(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update=changes)
 
 
-def _python(asked: Packages, target: Target, made: _Made) -> tuple[str | None, bool]:
+def _python(request: Packages, target: Target, made: _Made) -> tuple[str | None, bool]:
     """Return the Python to use, and whether it is the target's own version."""
-    python = asked.python
+    python = request.python
     if python is None:
         return None, True
     if "/" in python or not requirements.is_version(python):
@@ -246,13 +246,13 @@ def _python(asked: Packages, target: Target, made: _Made) -> tuple[str | None, b
     return None, True
 
 
-def _conda(asked: Packages, target: Target, made: _Made) -> tuple[list[str], tuple[str, ...]]:
+def _conda(request: Packages, target: Target, made: _Made) -> tuple[list[str], tuple[str, ...]]:
     """Return the conda packages that pip installs, and those that conda must install."""
-    if asked.conda and asked.channels and target.has_conda:
-        return [], asked.conda
-    reason = "no channel is named" if not asked.channels else "no conda on the target"
+    if request.conda and request.channels and target.has_conda:
+        return [], request.conda
+    reason = "no channel is named" if not request.channels else "no conda on the target"
     lines, kept = [], []
-    for package in asked.conda:
+    for package in request.conda:
         name = conda.name_of(package)
         known = _OF_PIP.get(name, name)
         if name in _NODE_HAS:

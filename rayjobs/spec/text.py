@@ -71,9 +71,7 @@ class _Builder:
         before = self._values
         self._count(1, at)
         if depth > DEPTH_LIMIT:
-            raise SpecError(
-                f"{self._name}, {at}: deeper than {DEPTH_LIMIT} levels; no spec needs that"
-            )
+            raise SpecError(f"{self._name}, {at}: nested deeper than {DEPTH_LIMIT} levels")
         if isinstance(event, yaml.ScalarEvent):
             value = self._scalar(event, at, keeps_text=keeps_text)
         elif isinstance(event, yaml.SequenceStartEvent):
@@ -191,7 +189,7 @@ def parse_yaml(text: str, name: str) -> Any:
             f"{text[error.position]!r} is not allowed"
         ) from error
     except RecursionError as error:
-        raise SpecError(f"{name} is nested far too deep; no spec needs that") from error
+        raise SpecError(f"{name} is nested too deeply") from error
     finally:
         if loader is not None:
             loader.dispose()
@@ -252,7 +250,7 @@ def parse_json(text: str, name: str) -> Any:
     except ValueError as error:
         raise SpecError(f"{name}: {error}") from error
     except RecursionError as error:
-        raise SpecError(f"{name} is nested far too deep; no spec needs that") from error
+        raise SpecError(f"{name} is nested too deeply") from error
     _check_json(data, name, depth=0)
     if isinstance(data, dict):
         for place in TEXT_PLACES & data.keys():
@@ -262,7 +260,7 @@ def parse_json(text: str, name: str) -> Any:
 
 def _check_json(value: Any, name: str, *, depth: int) -> None:
     if depth > DEPTH_LIMIT:
-        raise SpecError(f"{name}: deeper than {DEPTH_LIMIT} levels; no spec needs that")
+        raise SpecError(f"{name}: nested deeper than {DEPTH_LIMIT} levels")
     for inner in value.values() if isinstance(value, dict) else value:
         if isinstance(inner, dict | list):
             _check_json(inner, name, depth=depth + 1)
