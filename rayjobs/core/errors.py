@@ -224,7 +224,8 @@ class PrepareError(RayjobsError):
     """A node could not prepare an attempt; `failure_class` is the kind of fault.
 
     `lines` are those of a log that matter, oldest first; `is_outage`: a storage does not answer;
-    `is_permanent`: another attempt would fail in the same way (see `Failure`).
+    `is_permanent`: another attempt would fail in the same way; `is_out_of_files`: this process
+    could not open more files (see `Failure`).
     """
 
     def __init__(
@@ -235,6 +236,7 @@ class PrepareError(RayjobsError):
         lines: Sequence[str] = (),
         is_outage: bool = False,
         is_permanent: bool = False,
+        is_out_of_files: bool = False,
     ) -> None:
         super().__init__(
             message,
@@ -242,11 +244,13 @@ class PrepareError(RayjobsError):
             lines=tuple(lines),
             is_outage=is_outage,
             is_permanent=is_permanent,
+            is_out_of_files=is_out_of_files,
         )
         self.failure_class = failure_class
         self.lines = tuple(lines)
         self.is_outage = is_outage
         self.is_permanent = is_permanent
+        self.is_out_of_files = is_out_of_files
 
 
 class JobFailedError(RayjobsError, ActivityFailedException):

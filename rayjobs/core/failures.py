@@ -38,6 +38,7 @@ class Failure:
         is_outage: A storage of the job's data did not answer; a later attempt may succeed.
         is_permanent: Another attempt would fail in the same way until a user fixes the cause, such
             as a missing file or credential.
+        is_out_of_files: A process of rayjobs could not open more files. The script is not at fault.
     """
 
     failure_class: FailureClass
@@ -48,6 +49,7 @@ class Failure:
     lines: tuple[str, ...] = field(default=())
     is_outage: bool = False
     is_permanent: bool = False
+    is_out_of_files: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain JSON data."""
@@ -65,6 +67,7 @@ class Failure:
             lines=tuple(data.get("lines", ())),
             is_outage=bool(data.get("is_outage", False)),
             is_permanent=bool(data.get("is_permanent", False)),
+            is_out_of_files=bool(data.get("is_out_of_files", False)),
         )
 
 

@@ -68,6 +68,7 @@ class Ending:
         self.reason = ""
         self.end_reason: Optional[EndReason] = None
         self.disk_full = False  # when a rank failed
+        self.out_of_files = False  # the host cannot start the ranks for lack of them
         self.first_failed: int | None = None
         self.is_over = False
         self.is_consequence = False  # of an event on another node
@@ -272,6 +273,7 @@ class Ending:
             usage=usage,
             stacks=stacks,
             disk_full=self.disk_full,
+            out_of_files=self.out_of_files,
         )
 
 

@@ -192,6 +192,7 @@ class ExitRecord(Message):
         duration_s: Since its ranks were released.
         reason: A sentence for people.
         disk_full: Whether the disk of the attempt's files was full when a rank failed.
+        out_of_files: Whether the host could not open more files, so that it failed.
         end_reason: Why its end was requested; None: it was not.
         is_consequence: Whether an event on another node caused the end.
         first_failed_rank: The rank that caused the end; None: no rank did.
@@ -225,6 +226,7 @@ class ExitRecord(Message):
     stacks: Tuple[RankStack, ...] = ()
     boot_id: Optional[str] = None
     disk_full: bool = False
+    out_of_files: bool = False
     version: int = 1
 
     @classmethod

@@ -8,7 +8,7 @@ import time
 import traceback
 from typing import Dict, Mapping, Optional
 
-from rayjobs.injob import control, detach, exitrecord, kernel, masterport
+from rayjobs.injob import control, detach, exitrecord, kernel, masterport, openfiles
 from rayjobs.injob import plan as plans
 from rayjobs.injob.answers import refusal
 from rayjobs.injob.ending import Ending
@@ -176,6 +176,7 @@ class Host:
         try:
             self._extras.start()
         except OSError as error:
+            self.ending.out_of_files = openfiles.is_exhausted(error)
             self.ending.begin(Outcome.HOST_ERROR, f"what the ranks need cannot be started: {error}")
             return None
         if not self._extras.starts_ranks:
@@ -195,6 +196,7 @@ class Host:
 
             if isinstance(error, container.VolumeError):
                 outcome, why = Outcome.NOT_STARTABLE, error.strerror or why
+        self.ending.out_of_files = openfiles.is_exhausted(error)
         self.ending.begin(outcome, f"the {what} cannot be set up for the ranks: {why}")
 
     def _show_inputs(self) -> None:

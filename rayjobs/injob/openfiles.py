@@ -44,11 +44,15 @@ def give_back(soft: Optional[int]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def is_exhausted(error: object) -> bool:
-    """Whether an error, or its text, means that the limit of open files is reached."""
-    if isinstance(error, OSError) and error.errno in ERRORS:
-        return True
-    return any(os.strerror(number) in str(error) for number in ERRORS)
+def is_exhausted(error: Optional[BaseException]) -> bool:
+    """Whether an error, or one that caused it, means that the limit of open files is reached."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError) and error.errno in ERRORS:
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def patiently(read: Callable[[], Result], patience_s: float = PATIENCE_S) -> Result:

@@ -192,7 +192,8 @@ def _of_attempt(
         reason = record.reason or "the attempt failed, and no rank is named"
         return Failure(FailureClass.USER, reason)
     reason = record.reason or "the attempt host failed"
-    return _failure(FailureClass.SYSTEM, reason, rank, None)
+    failure = _failure(FailureClass.SYSTEM, reason, rank, None)
+    return replace(failure, is_out_of_files=record.out_of_files)
 
 
 def _of_script(

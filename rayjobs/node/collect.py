@@ -14,13 +14,14 @@ from rayjobs.core.errors import RayjobsError, StoreError, StoreUnreachableError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore.progress import Progress as TransferProgress
 from rayjobs.datastore.progress import line_of
+from rayjobs.injob import openfiles
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.models import requested
 from rayjobs.node.collections import Collections, Progress, on_own_thread
 from rayjobs.node.data import NodeData
 from rayjobs.node.hosts import record_of
-from rayjobs.node.outputs import OutageProblem
+from rayjobs.node.outputs import OutputProblem
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.calls import StoreProgress
@@ -187,7 +188,9 @@ class Collecting:
         facts = self._data.facts(root)
         if not problems and not facts.refused and AttemptPaths(root).lacks_outputs.exists():
             AttemptPaths(root).stored.touch()  # the folder may be removed now
-        return Collected(problems=tuple(map(str, problems)), data=facts)
+        sentences = tuple(one.sentence for one in problems)
+        is_out_of_files = any(one.is_out_of_files for one in problems)
+        return Collected(problems=sentences, data=facts, is_out_of_files=is_out_of_files)
 
     def _collect(self, on: AttemptOnNode) -> Collected:
         root = Path(on.root)
@@ -196,10 +199,12 @@ class Collecting:
         left_out = missing_records(on, record, restored=self._restored(on))
         problems: list[str] = []
         outage: str | None = None
+        is_out_of_files = False
         try:
             self._bring_metrics(on)
         except (StoreError, OSError) as error:
             problems.append(f"metrics: {error}.")
+            is_out_of_files = openfiles.is_exhausted(error)
             if isinstance(error, StoreUnreachableError):
                 outage = problems[-1]
         left_out += map(LeftOut, self._metrics[_key(on)].left_out.values())
@@ -211,33 +216,37 @@ class Collecting:
         # Before outputs are stored, since that may change the same folder.
         left_out += map(LeftOut, self._compare_inputs(on))
         self._compare_environment(on)
-        problems += self._bring_outputs(on, record)
+        lacking = self._bring_outputs(on, record)
         watch("the models that the script registers", 0)
         requests: list[RequestedModel] = []
         try:
             requests = requested.read(root, on.node, left_out)
         except OSError as error:
             problems.append(f"models that the script registers: {error.strerror or error}.")
+            is_out_of_files = is_out_of_files or openfiles.is_exhausted(error)
         watch("the job's history", 0)
         self._note_left_out(on, left_out)
         watch("the end of the logs", 0)
-        if not problems:
+        if not problems and not lacking:
             self._forget(on)
         facts = self._data.facts(root)
-        if not problems and not facts.refused and root.is_dir():
+        if not problems and not lacking and not facts.refused and root.is_dir():
             AttemptPaths(root).stored.touch()
-        elif problems and all(isinstance(one, OutageProblem) for one in problems):
+        elif not problems and lacking and all(one.is_outage for one in lacking):
             AttemptPaths(root).lacks_outputs.touch()
+        outages = [one.sentence for one in lacking if one.is_outage]
         return Collected(
             tails=log_tails(on),
-            problems=tuple(map(str, problems)),
+            problems=(*problems, *(one.sentence for one in lacking)),
             data=facts,
             models=tuple(requests),
-            outage=outage
-            or next((str(one) for one in problems if isinstance(one, OutageProblem)), None),
+            outage=outage or next(iter(outages), None),
+            is_out_of_files=is_out_of_files
+            or publisher.is_out_of_files
+            or any(one.is_out_of_files for one in lacking),
         )
 
-    def _bring_outputs(self, on: AttemptOnNode, record: ExitRecord | None) -> list[str]:
+    def _bring_outputs(self, on: AttemptOnNode, record: ExitRecord | None) -> list[OutputProblem]:
         """Store the outputs of an attempt that may have some; return the problems."""
         root = Path(on.root)
         has_ended_well = record is not None and record.outcome is Outcome.COMPLETED

@@ -38,7 +38,7 @@ from rayjobs.node import data_record
 from rayjobs.node.data_record import DataRecord
 from rayjobs.node.folder_datastores import Reaches, check_folders
 from rayjobs.node.input_changes import InputChanges
-from rayjobs.node.outputs import Note, Outputs
+from rayjobs.node.outputs import Note, OutputProblem, Outputs
 from rayjobs.protocol.attempts import AttemptOnNode, InputRequest, LaunchRequest
 
 if TYPE_CHECKING:
@@ -390,7 +390,7 @@ class NodeData:
         *,
         note: Note,
         progress: ProgressCallback | None = None,
-    ) -> list[str]:
+    ) -> list[OutputProblem]:
         """Store what the script wrote to its outputs; see `Outputs.store`. Repeatable."""
         return self._outputs.store(root, workspace, note=note, progress=progress)
 
@@ -402,7 +402,7 @@ class NodeData:
         """Store what the script has written to outputs in mount mode; see `Outputs.sync`."""
         self._outputs.sync(root, note=note)
 
-    def flush_outputs(self, root: Path, *, note: Note) -> list[str]:
+    def flush_outputs(self, root: Path, *, note: Note) -> list[OutputProblem]:
         """Store the rest after an unsuccessful end; see `Outputs.flush`."""
         return self._outputs.flush(root, note=note)
 

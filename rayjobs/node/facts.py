@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import threading
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -157,6 +156,8 @@ def read_gpus() -> tuple[list[dict[str, Any]], str]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return [], "GPUs are unknown: this node has no nvidia-smi"
+    import xml.etree.ElementTree as ElementTree  # for nodes with GPUs only
+
     try:
         done = subprocess.run(
             [program, "-q", "-x"],

@@ -20,7 +20,9 @@ from rayjobs.core.text import counted
 from rayjobs.data import made
 from rayjobs.datastore.errors import DataExists, DatastoreError, DatastoreUnavailable
 from rayjobs.datastore.progress import Progress, ProgressCallback
+from rayjobs.injob import openfiles
 from rayjobs.injob.datafile import AttemptOutput, DataFile
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.node import data_record
 from rayjobs.node.data_record import DataRecord
 from rayjobs.node.folder_datastores import LOCAL, Reaches, check_folders
@@ -40,10 +42,28 @@ RELEASE_WAIT_S = 30.0
 REMEMBERED = 10_000
 
 
-class OutageProblem(str):
-    """A sentence about an output whose storage does not answer, so that only waiting helps."""
+@dataclass(frozen=True)
+class OutputProblem:
+    """Why an output could not be stored; a later try may succeed.
 
-    __slots__ = ()
+    Attributes:
+        sentence: For people.
+        is_outage: Its storage does not answer, so that only waiting helps.
+        is_out_of_files: This process could not open more files.
+    """
+
+    sentence: str
+    is_outage: bool = False
+    is_out_of_files: bool = False
+
+    @classmethod
+    def of(cls, name: str, error: Exception) -> OutputProblem:
+        """Return the problem of the output `name`."""
+        return cls(
+            f"output {name}: {data_record.sentence_of(error)}",
+            isinstance(error, DatastoreUnavailable),
+            openfiles.is_exhausted(error),
+        )
 
 
 class Outputs:
@@ -197,7 +217,7 @@ class Outputs:
             done = through.sync(final=final, may_remove=lambda: str(root) not in self._closed)
             return list(done.stored)
 
-    def flush(self, root: Path, *, note: Note) -> list[str]:
+    def flush(self, root: Path, *, note: Note) -> list[OutputProblem]:
         """Store what an unsuccessful attempt wrote to outputs in mount mode.
 
         Returns the problems that may be temporary. Repeatable.
@@ -208,7 +228,7 @@ class Outputs:
                 self._sync_one(root, name, entry, final=True)
             except (DatastoreError, OSError) as error:
                 problem = data_record.sentence_of(error)
-                problems.append(f"output {name}: {problem}")
+                problems.append(OutputProblem.of(name, error))
                 text = f"the last files of output {name} are only in {_folder(entry)}: {problem}"
                 note("output_late", text, {"name": name})
         return problems
@@ -220,11 +240,11 @@ class Outputs:
         *,
         note: Note,
         progress: ProgressCallback | None = None,
-    ) -> list[str]:
+    ) -> list[OutputProblem]:
         """Store what the script wrote; return the problems that may be temporary. Repeatable.
 
-        Problems of a storage that does not answer are `OutageProblem`s. An output that can never be
-        stored, because its path has other files, is "refused" in the record.
+        An output that can never be stored, because its path has other files, is "refused" in the
+        record.
         """
         from rayjobs.datastore.outputs import DataOutput
 
@@ -247,9 +267,7 @@ class Outputs:
                 record.add_refused(name, f"output {name}: {error}")
                 continue
             except (DatastoreError, StoreError, OSError) as error:
-                text = f"output {name}: {data_record.sentence_of(error)}"
-                is_outage = isinstance(error, DatastoreUnavailable)
-                problems.append(OutageProblem(text) if is_outage else text)
+                problems.append(OutputProblem.of(name, error))
                 continue
             # After the note: a consumer reads the pin in it, so the note must never be missing.
             record.add_stored(name)

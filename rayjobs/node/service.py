@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.clock import SystemClock
+from rayjobs.core.errors import PrepareError
 from rayjobs.core.logs import set_up_logging
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.version import __version__
@@ -60,6 +61,21 @@ log = logging.getLogger(__name__)
 PRUNE_EVERY_S = 86400.0
 LEAVE_S = 10.0
 PRUNING_S = 0.2
+
+
+def _for_lack_of_files(error: PrepareError) -> PrepareError:
+    """Return the error with the fact that only a limit of this process caused it.
+
+    Ray carries an error without those that caused it, so the engine could not see that.
+    """
+    return PrepareError(
+        error.message,
+        failure_class=error.failure_class,
+        lines=error.lines,
+        is_outage=error.is_outage,
+        is_permanent=error.is_permanent,
+        is_out_of_files=True,
+    )
 
 
 class NodeService:
@@ -148,6 +164,11 @@ class NodeService:
         self.linger.expect(request.on)
         try:
             return await self._node.prepare(request)
+        except PrepareError as error:
+            self.linger.drop(request.on)
+            if openfiles.is_exhausted(error):
+                raise _for_lack_of_files(error) from error
+            raise
         except BaseException:
             self.linger.drop(request.on)
             raise

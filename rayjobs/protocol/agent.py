@@ -31,7 +31,14 @@ class AgentLeavingError(RayjobsError):
 
 
 class AgentFaultError(RayjobsError):
-    """A call caused an unexpected error in the agent; the agent itself continues."""
+    """A call caused an unexpected error in the agent; the agent itself continues.
+
+    `is_out_of_files`: it could not open more files, so that a later call may succeed.
+    """
+
+    def __init__(self, message: str, *, is_out_of_files: bool = False) -> None:
+        super().__init__(message, is_out_of_files=is_out_of_files)
+        self.is_out_of_files = is_out_of_files
 
 
 @dataclass(frozen=True)

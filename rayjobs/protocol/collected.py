@@ -44,6 +44,7 @@ class Collected(Message):
         models: The models that the script requested.
         stuck: Where the collection is stuck, as a clause; None: it is not.
         gave_up: Why the collection was given up; None: it was not.
+        is_out_of_files: Whether the node could not open more files.
         outage: The problem of a storage that does not answer at all; None: there is none.
     """
 
@@ -54,3 +55,4 @@ class Collected(Message):
     stuck: str | None = None
     gave_up: str | None = None
     outage: str | None = None
+    is_out_of_files: bool = False

@@ -267,9 +267,10 @@ class Publisher:
         self.root = Path(on.root)
         self._watch = watch
         self.refused = False
-        self.outage = (
-            ""  # why the last `finish` did not store everything, if a server is unavailable
-        )
+        # Of the last `finish`: why it did not store everything, if a server is unavailable, and
+        # whether this process could not open more files.
+        self.outage = ""
+        self.is_out_of_files = False
         self.left_out: list[LeftOut] = []
         self._blobs = blobs
         self._publish = publish
@@ -330,6 +331,7 @@ class Publisher:
 
     def _finish(self) -> list[str]:
         self.outage = ""
+        self.is_out_of_files = False
         self._watch("the list of its files", 0)
         found = scan_files(self.on)
         self.left_out = found.left_out
@@ -339,6 +341,7 @@ class Publisher:
             try:
                 info = path.stat()
             except OSError as error:
+                self._note_cause(error)
                 problems.append(f"{name}: {_sentence(error)}")
                 continue
             if self._is_due(name, info, None):
@@ -388,10 +391,11 @@ class Publisher:
             try:
                 self._make_visible(stored)
             except RayjobsError as error:
-                self._note_outage(error)
+                self._note_cause(error)
                 problems.append(_sentence(error))
 
-    def _note_outage(self, error: Exception) -> None:
+    def _note_cause(self, error: Exception) -> None:
+        self.is_out_of_files = self.is_out_of_files or openfiles.is_exhausted(error)
         if isinstance(error, StoreUnreachableError):
             self.outage = self.outage or _sentence(error)
 
@@ -428,7 +432,7 @@ class Publisher:
             try:
                 blobs = self._blobs.add_files([path for _, path, _ in part])
             except RayjobsError as error:
-                self._note_outage(error)
+                self._note_cause(error)
                 problems.append(_sentence(error))
                 return []
         else:
@@ -439,7 +443,7 @@ class Publisher:
         stored = []
         for (name, _, info), blob in zip(part, blobs, strict=True):
             if isinstance(blob, Exception):
-                self._note_outage(blob)
+                self._note_cause(blob)
                 problems.append(f"{name}: {_sentence(blob)}")
                 continue
             self._seen[name] = _Seen(

@@ -56,6 +56,7 @@ class FakeAgent:
         self.prepares_until_stopped = False  # from the second request to stop on
         self.launch_error: Exception | None = None
         self.collect_problems: list[str] = []
+        self.lacks_files = False
         self.settled = Settled(Found.GONE, proven=True)
         self.instant: int | None = None
         self.ports = 0
@@ -145,7 +146,11 @@ class FakeAgent:
 
     async def collect(self, on: AttemptOnNode) -> Collected:
         self._note("collect", on)
-        return Collected(tails={0: b""}, problems=tuple(self.collect_problems))
+        return Collected(
+            tails={0: b""},
+            problems=tuple(self.collect_problems),
+            is_out_of_files=self.lacks_files,
+        )
 
     async def settle(self, asked: Settle) -> Settled:
         self._note("settle-end" if asked.end else "settle", asked.on)

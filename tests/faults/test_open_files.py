@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +20,8 @@ from rayjobs.injob import openfiles
 from rayjobs.jobs.states import JobState
 from rayjobs.launch import hostclient
 from rayjobs.node import hosts as nodehosts
+from rayjobs.node.linger import Linger
+from rayjobs.node.service import NodeService
 from rayjobs.snapshots import NodeSnapshots
 from tests.conformance.hosts import Attempt, warm
 from tests.fakes.world import World, play
@@ -127,7 +133,9 @@ def test_a_start_without_open_files_is_tried_again_and_costs_no_attempt(
 
     async def scene(here: World) -> None:
         here.agent.prepare_error = PrepareError(
-            "/n/a1 cannot be made: Too many open files", failure_class="storage"
+            "/n/a1 cannot be made: Too many open files",
+            failure_class="storage",
+            is_out_of_files=True,
         )
         none = {"system": 0, "storage": 0, "environment": 0}
         job = here.submit(retries=none)
@@ -156,12 +164,61 @@ def test_files_that_cannot_be_collected_now_are_collected_later(
         job = here.submit()
         await here.launched(job)
         here.agent.collect_problems = ["outputs/a was not stored: Too many open files."]
+        here.agent.lacks_files = True
         here.agent.end(job.id, 1, exit_code=0)
         await here.until(
             lambda: here.agent.calls.count(("collect", job.id, 1)) > 2 * ending.COLLECT_TRIES,
             "it is tried more often than for other problems",
         )
         here.agent.collect_problems = []
+        here.agent.lacks_files = False
         await here.state(job, JobState.COMPLETED)
 
     play(scene, tmp_path)
+
+
+def test_only_our_own_lack_of_files_costs_no_attempt(tmp_path: Path) -> None:
+    """A sentence may quote a script's error, which says nothing about processes of rayjobs."""
+
+    async def scene(here: World) -> None:
+        here.agent.prepare_error = PrepareError(
+            "the job's program said: Too many open files", failure_class="storage"
+        )
+        job = here.submit(retries={"storage": 0})
+        await here.state(job, JobState.FAILED)
+        (attempt,) = here.store.attempts(job.id)
+        assert attempt.outcome == "not_prepared"
+
+    play(scene, tmp_path)
+
+
+def test_an_error_keeps_the_lack_of_files_that_caused_it() -> None:
+    for number, lacks in ((errno.EMFILE, True), (errno.ENFILE, True), (errno.ENOSPC, False)):
+        try:
+            try:
+                raise OSError(number, "cannot open")
+            except OSError as cause:
+                raise PrepareError("cannot prepare") from cause
+        except PrepareError as error:
+            assert openfiles.is_exhausted(error) is lacks
+    assert not openfiles.is_exhausted(ValueError("Too many open files"))
+
+
+def test_the_agent_names_its_lack_of_files_to_the_engine() -> None:
+    """Ray carries an error to the engine without the errors that caused it."""
+
+    async def prepare(_request: object) -> None:
+        try:
+            _cannot_open()
+        except OSError as error:
+            raise PrepareError("an input cannot be read", failure_class="data") from error
+
+    service = NodeService.__new__(NodeService)  # without a node
+    service.linger = Linger(1.0, lambda: 0.0)
+    service._node = SimpleNamespace(prepare=prepare)  # type: ignore[assignment]
+    request = SimpleNamespace(on=SimpleNamespace(marker="m", root="/n/m"))
+    with pytest.raises(PrepareError) as caught:
+        asyncio.run(service._prepare(request))  # type: ignore[arg-type]
+    arrived = pickle.loads(pickle.dumps(caught.value))
+    assert arrived.is_out_of_files
+    assert (arrived.failure_class, str(arrived)) == ("data", "an input cannot be read")

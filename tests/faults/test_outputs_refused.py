@@ -15,7 +15,6 @@ from rayjobs.jobs import retry
 from rayjobs.jobs.data_facts import DataFacts
 from rayjobs.jobs.states import JobState
 from rayjobs.node.data import NodeData
-from rayjobs.node.outputs import OutageProblem
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.collected import Collected
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
@@ -63,9 +62,9 @@ def test_refused_outputs_stay_on_the_node_until_they_are_stored(
         proxy.mode, proxy.cut_after = harm, 1000
         for _ in range(2):
             (problem,) = node.store_outputs(root, workspace, note=note)
-            assert isinstance(problem, OutageProblem)
-            assert problem.startswith("output y: ")
-            assert proxy.endpoint in problem
+            assert problem.is_outage
+            assert problem.sentence.startswith("output y: ")
+            assert proxy.endpoint in problem.sentence
             assert (folder / "model.bin").read_bytes() == b"weights" * 1000
         proxy.mode = "pass"
         assert node.store_outputs(root, workspace, note=note) == []
@@ -232,7 +231,7 @@ def test_failed_pin_is_written_again(workspace: OpenWorkspace, tmp_path: Path) -
     folder = Path(node.bring(request, workspace, note=note)["AZUREML_DATAREFERENCE_y"])
     (folder / "model.bin").write_bytes(b"weights")
     (problem,) = node.store_outputs(root, workspace, note=locked)
-    assert problem == "output y: another process holds the lock"
+    assert problem.sentence == "output y: another process holds the lock"
     assert node.store_outputs(root, workspace, note=note) == []
     assert [one["files"] for one in notes] == [1]
     assert "pin" in notes[0]

@@ -131,7 +131,7 @@ def test_files_that_a_failed_attempt_could_not_store_are_named_and_kept(
     (folder / "last.pt").write_text("last")
     proxy.mode = "503"
     (problem,) = written.node.flush_outputs(written.root, note=written.note)
-    assert problem.startswith("output out: ")
+    assert problem.sentence.startswith("output out: ")
     assert f"the last files of output out are only in {folder}" in written.notes[-1]
     assert (folder / "last.pt").read_text() == "last"
 

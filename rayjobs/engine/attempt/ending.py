@@ -48,18 +48,21 @@ OUTAGE_LONGEST_PAUSE_S = 10.0
 OUT_OF_FILES_PAUSE_S = 10.0
 OUT_OF_FILES_TRIES = 60
 
-# Failure classes that a limit of open files in one of our processes may cause.
-OURS = (FailureClass.SYSTEM, FailureClass.STORAGE, FailureClass.ENVIRONMENT, FailureClass.DATA)
-
 
 def _waits_for_files(failure: Failure, attempts: Sequence[Attempt]) -> bool:
     """Whether an attempt failed for lack of open files, and not too often in a row."""
-    if failure.failure_class not in OURS or not openfiles.is_exhausted(failure.message):
+    if not failure.is_out_of_files:
         return False
     latest = attempts[:-1][-OUT_OF_FILES_TRIES:]
     return len(latest) < OUT_OF_FILES_TRIES or any(
         one.outcome != Outcome.OUT_OF_FILES for one in latest
     )
+
+
+def _is_out_of_files(error: BaseException) -> bool:
+    """Whether the agent, or this process, could not open more files."""
+    is_agents = isinstance(error, AgentFaultError) and error.is_out_of_files
+    return is_agents or openfiles.is_exhausted(error)
 
 
 @dataclass(frozen=True)
@@ -227,10 +230,10 @@ class AttemptEnding:
                 await asyncio.sleep(AGENT_PAUSE_S)
                 continue
             except RayjobsError as error:
-                last = Collected(problems=(f"{error}.",))
+                last = Collected(problems=(f"{error}.",), is_out_of_files=_is_out_of_files(error))
             if not last.problems or last.gave_up:
                 break
-            if any(map(openfiles.is_exhausted, last.problems)) and waited < OUT_OF_FILES_TRIES:
+            if last.is_out_of_files and waited < OUT_OF_FILES_TRIES:
                 attempt, waited = 0, waited + 1
             await asyncio.sleep(attempt_record.STORE_PAUSE_S * max(1, attempt))
         return last
@@ -330,7 +333,7 @@ class AttemptEnding:
                 agent = await self._cluster.agent(node_id)
                 return await agent.call(SETTLE, Settle(node.on, end=True))
             except AgentFaultError as error:
-                if not openfiles.is_exhausted(error):
+                if not error.is_out_of_files:
                     raise
                 log.warning("settling %s waits for open files: %s", job, error)
                 await asyncio.sleep(AGENT_PAUSE_S)
@@ -401,7 +404,11 @@ class AttemptEnding:
             await self._allocation.release()
             return
         settled = await self.settle()
-        failure = Failure(FailureClass.SYSTEM, f"{type(error).__name__}: {error}")
+        failure = Failure(
+            FailureClass.SYSTEM,
+            f"{type(error).__name__}: {error}",
+            is_out_of_files=_is_out_of_files(error),
+        )
         await self.fail(failure, outcome=Outcome.SYSTEM, proven=settled.proven)
 
     async def let_go(self) -> None:

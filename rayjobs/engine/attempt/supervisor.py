@@ -33,7 +33,6 @@ from rayjobs.engine.attempt.leases import Leases
 from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
-from rayjobs.injob import openfiles
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import CANCELED, EndCause, EndReason, Outcome
@@ -236,6 +235,7 @@ class AttemptSupervisor:
                 lines=error.lines,
                 is_outage=error.is_outage,
                 is_permanent=error.is_permanent,
+                is_out_of_files=error.is_out_of_files,
             )
             await self.ending.fail(failure, outcome=Outcome.NOT_PREPARED, proven=settled.proven)
             await self.ending.clean()
@@ -431,7 +431,7 @@ class AttemptSupervisor:
                     renewing.cancel()
                     drop(following)  # a dying agent fails both it and the stop: raise one error
             except AgentFaultError as error:
-                if not openfiles.is_exhausted(error):
+                if not error.is_out_of_files:
                     raise
                 log.warning("%s is followed again: %s", self.record.job.id, error)
                 await asyncio.sleep(AGENT_PAUSE_S)

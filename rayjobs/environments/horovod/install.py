@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import platformdirs
-
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.files import locked, locked_if_free, write_atomic
 from rayjobs.environments import settings
@@ -55,6 +53,8 @@ class Installed:
 
 def cache_folder() -> Path:
     """Return the folder of wheels. All checkouts share it."""
+    import platformdirs  # most agents never build a wheel
+
     return Path(platformdirs.user_cache_path("rayjobs")) / "horovod"
 
 
