@@ -178,8 +178,23 @@ def pages_without_a_place() -> Iterator[str]:
             yield f"docs/{name}: is not in the navigation of mkdocs.yml"
 
 
+def pages_without_a_link() -> Iterator[str]:
+    """Yield the guides and pages that the index of the documents does not name."""
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    folder = ROOT / "docs"
+    for path in sorted([*folder.glob("*.md"), *(folder / "guides").glob("*.md")]):
+        name = path.relative_to(folder).as_posix()
+        if name not in ("README.md", "start.md", "contributing.md") and f"({name})" not in index:
+            yield f"docs/{name}: has no link in docs/README.md"
+
+
 def main() -> int:
-    problems = [*reference.stale(), *messages.stale(), *pages_without_a_place()]
+    problems = [
+        *reference.stale(),
+        *messages.stale(),
+        *pages_without_a_place(),
+        *pages_without_a_link(),
+    ]
     checked = 0
     for path in project_files(".md"):
         checked += 1

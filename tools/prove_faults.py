@@ -256,9 +256,10 @@ def _results(copy: Copy, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, st
 def page(mutants: Sequence[Mutant], record: Record) -> str:
     """Return a page: for each fault its handlers, and how many of them are proven."""
     text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
-    titles = {
-        int(number): title for number, title in re.findall(r"(?m)^### Fault (\d+): (.+)$", text)
-    }
+    titles: dict[int, str] = {}
+    for number, part, title in re.findall(r"(?m)^### Fault (\d+)(?:, ([^:]+))?: (.+)$", text):
+        named = f"{part}: {title}" if part else title
+        titles[int(number)] = "; ".join(filter(None, (titles.get(int(number)), named)))
     proven = {mutant.name for mutant in mutants if record.has(ROOT, mutant)}
     lines = [
         "# Proven handlers",

@@ -135,8 +135,8 @@ class Host:
             masterport.reserve(self.plan.master_port)
         except OSError as error:
             return (
-                f"the port {self.plan.master_port}, the rendezvous of the ranks, was taken by another "
-                f"program ({error.strerror})"
+                f"the port {self.plan.master_port}, the rendezvous of the ranks, was taken by "
+                f"another program ({error.strerror})"
             )
         return None
 

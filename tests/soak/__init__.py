@@ -1,1 +1,1 @@
-"""Real Ray under a nemesis for half an hour: whatever is killed, the invariants hold."""
+"""Real Ray under a nemesis: whatever is killed, the invariants hold."""

@@ -46,7 +46,7 @@ sys.exit(code)
 CPUS = 8
 KILLS = Path(__file__).parents[1] / "faults" / "kills.toml"
 INTRODUCTION = """\
-# Reliability: a target whose processes are killed for half an hour
+# Reliability: a target whose processes are killed
 
 This page is written by `make soak` (`python -m tests.soak`). All figures are from one run, except
 those of the last table. Jobs run on real Ray while a process is killed (SIGKILL) or stopped
