@@ -97,7 +97,7 @@ def test_show_draws_the_graph_into_a_file(typed: Typed, tmp_path: Path) -> None:
     first = typed.played.submit()
     typed.played.complete_all(first.id, fails="train")
     file = tmp_path / "new" / "graph.svg"
-    assert f"written: {file}" in typed("show", first.id, "--plot", str(file))[1]
+    assert f"wrote the plot to {file}" in typed("show", first.id, "--plot", str(file))[1]
     picture = file.read_text()
     for text in ("prep", "train", "test", "Completed", "Failed", "Canceled", "the critical path"):
         assert f"<!-- {text}" in picture or text in picture, text
