@@ -1,1 +1,1 @@
-"""Measurements with the peer beside them: `python -m benchmarks`, see docs/benchmarks.md."""
+"""Measurements of rayjobs and its peers: `python -m benchmarks`; see docs/benchmarks.md."""

@@ -38,7 +38,7 @@ NEEDS_HEAD = ("warm", "cli", "memory", "pipelines", "ddp", "horovod")
 
 
 def measure(parts: Sequence[str], *, rounds: int, quick: bool) -> list[Figure]:
-    """Return the figures of the parts, in their order; says on stderr what is being measured."""
+    """Return the figures of the parts, in the order of `PARTS`; report progress on stderr."""
     figures: dict[str, list[Figure]] = {}
     with contextlib.ExitStack() as stack:
         head: Any = None
@@ -53,7 +53,7 @@ def measure(parts: Sequence[str], *, rounds: int, quick: bool) -> list[Figure]:
 
 
 def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
-    """Return what measures a part, by the number of rounds and whether it is to be quick."""
+    """Return the function that measures a part, given the rounds and whether to be quick."""
 
     def of(module: str) -> Any:
         return importlib.import_module(f"benchmarks.bench_{module}")
@@ -61,7 +61,7 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
     def jobs(quick: bool) -> int:
         return 200 if quick else 10_000
 
-    # Modules are imported when they measure: Ray is needed by some only.
+    # A module is imported only when its part is measured, since some of them import Ray.
     parts: Mapping[str, Callable[[int, bool], Any]] = {
         "store": lambda n, quick: of("store").measure(rounds=n, submits=20 if quick else 200),
         "team": lambda n, quick: of("team").measure(rounds=n, submits=20 if quick else 200),
@@ -88,7 +88,7 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
 
 
 def _sweep(rounds: int, quick: bool) -> list[Figure]:
-    """Run the sweep's own program, which starts and ends its heads."""
+    """Run the sweep's benchmark as a separate program, which starts and stops its own Ray heads."""
     trials = 4 if quick else 24
     command = [sys.executable, str(Path(__file__).with_name("bench_sweep.py")), "--json"]
     command += ["--trials", str(trials), "--rounds", str(rounds)]
@@ -109,23 +109,26 @@ def _sweep(rounds: int, quick: bool) -> list[Figure]:
             slower=1.5,
         ),
         Figure(
-            "overhead per trial of it: a place's time, less its script's", "s", per_trial, most=0.15
+            "that sweep's overhead per trial: a slot's time less the script's",
+            "s",
+            per_trial,
+            most=0.15,
         ),
     ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 whenever everything could be measured, goals met or not."""
+    """Run the command line; return 0 if everything was measured, whether or not goals are met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is measured [5]")
-    parser.add_argument("--quick", action="store_true", help="small amounts: does it run at all?")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each figure [5]")
+    parser.add_argument("--quick", action="store_true", help="use little data, to check that it runs at all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     given = parser.parse_args(arguments)
     facts = machine()
     figures = measure(given.only, rounds=given.rounds, quick=given.quick)
     print(machine_line(facts))
-    print(f"medians of {given.rounds} rounds; the peer in the same run\n")
+    print(f"medians of {given.rounds} rounds; peers measured in the same run\n")
     print(table(figures))
     if given.json is not None:
         report = {

@@ -1,4 +1,4 @@
-"""Small files that answer for the addresses from which public programs fetch their data."""
+"""Small files that replace the data that public programs download."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ IRIS = "https://azuremlexamples.blob.core.windows.net/datasets/iris.csv"
 
 
 def write_fixtures(folder: Path) -> dict[str, Path]:
-    """Write the files; return which path answers for which address."""
+    """Write the files; return the path that replaces each URL."""
     folder.mkdir(parents=True)
     found = {url: _mnist(folder / "mnist") for url in MNIST}
     return {**found, CIFAR: _cifar(folder / "cifar-10-python.tar.gz"), IRIS: _iris(folder)}
 
 
 def _mnist(folder: Path) -> Path:
-    """Write the 8 × 8 digits of scikit-learn as 28 × 28 ones, in MNIST's files."""
+    """Write the 8 × 8 digits of scikit-learn as 28 × 28 images, in MNIST's files."""
     if folder.exists():
         return folder
     from sklearn.datasets import load_digits
@@ -46,7 +46,7 @@ def _idx(path: Path, values: Any, magic: int) -> None:
 
 
 def _cifar(path: Path) -> Path:
-    """Write 500 coloured squares in CIFAR-10's files: a class is a colour, with noise."""
+    """Write noisy squares, one color per class, in CIFAR-10's files: 500 to train, 100 to test."""
     chance = np.random.default_rng(1)
     colours = chance.integers(40, 215, (10, 3))
     names = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]

@@ -3,10 +3,10 @@
 Usage: python -m benchmarks.azure_programs --examples CLONE --notebooks CLONE --keep FOLDER
 
 `--examples` is a clone of Azure/azureml-examples, `--notebooks` one of
-Azure/MachineLearningNotebooks, each with its history. Every program runs by `rayjobs azureml run`
-in a new folder and a new workspace. What is changed in it is named: reduced data, and names that
-are in no release of a package any more. Outcomes stay in `--keep`, with the commit of rayjobs and
-the load; the page is made of the last outcome of every program, so a part can be run again.
+Azure/MachineLearningNotebooks, each with its history. Each program runs with `rayjobs azureml run`
+in a new folder and a new workspace. The page names what was changed in it: less data, and names
+that packages no longer have. `--keep` stores the outcomes, with the commit of rayjobs and the load;
+the page is written from the last outcome of each program, so some of them can be run again.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ CONFIG = {
     "workspace_name": "team-ws",
 }
 
-# The digests of reduced files are not those of the whole ones.
+# The reduced files do not have the digests that torchvision expects.
 REDUCED_MNIST = "datasets.MNIST.resources = [(one[0], None) for one in datasets.MNIST.resources]\n"
 REDUCED_CIFAR = "torchvision.datasets.CIFAR10._check_integrity = lambda self: True\n"
 
 
-# Old text, new text, and how the page names it: in every file of a program.
+# Replacements in all files of a program: old text, new text, and the name on the page.
 MODERN = (
     ("from sklearn.externals import joblib", "import joblib", "joblib's own name"),
     ('"import mlflow.azureml\\n",', '"\\n",', "no mlflow.azureml in mlflow 3"),
@@ -76,11 +76,11 @@ class Program:
     """One public driver.
 
     Attributes:
-        folder: What of the repository it needs, below `root`.
+        folder: The folder of the repository that it needs.
         path: The driver, below `folder`.
-        edits: What is replaced: file below `folder`, old text, new text.
-        changed: The same in a few words; "" for a program as it is.
-        arguments: Of the driver.
+        edits: Replacements: file below `folder`, old text, new text.
+        changed: A short description of `edits`; "" if there are none.
+        arguments: The driver's arguments.
     """
 
     repository: str
@@ -97,9 +97,10 @@ class Outcome:
     """How a program ended.
 
     Attributes:
-        metrics: Of its runs, name and last value.
+        code: Its exit code; None if it was still running after `LIMIT_S`.
+        metrics: The last value of each metric of its runs.
         version: The commit of rayjobs that ran it; with a "+" if files were changed since.
-        load: Of the machine, when the program started; None: it was not noted.
+        load: The load of the machine when the program started; None if unknown.
     """
 
     program: Program
@@ -225,7 +226,7 @@ PROGRAMS: tuple[Program, ...] = (
 
 
 def extract(clone: Path, program: Program, into: Path) -> tuple[Path, str]:
-    """Write the program's files, with its edits; return the driver, and what was changed."""
+    """Write the program's files, with its edits; return the driver and a summary of the changes."""
     git = ["git", "-C", str(clone)]
     listed = subprocess.run(
         [*git, "ls-tree", "-r", "-z", program.commit, program.folder],
@@ -259,7 +260,7 @@ def extract(clone: Path, program: Program, into: Path) -> tuple[Path, str]:
 
 
 def run(program: Program, clone: Path, urls: dict[str, Path], folder: Path) -> Outcome:
-    """Run a program in a folder of its own, to its end."""
+    """Run a program in its own folder, for at most `LIMIT_S`."""
     folder.mkdir()
     driver, changed = extract(clone, program, folder / "code")
     (folder / "code" / "config.json").write_text(json.dumps(CONFIG))
@@ -303,7 +304,7 @@ def _version() -> str:
 
 
 def _without_docker(folder: Path) -> Path:
-    """Make a folder for PATH in which `docker` is not there: some notebooks try it."""
+    """Make a folder for PATH whose `docker` fails as if it were missing: some notebooks call it."""
     folder.mkdir()
     (folder / "docker").write_text("#!/bin/sh\nexit 127\n")
     (folder / "docker").chmod(0o755)
@@ -328,7 +329,7 @@ def _read_runs(path: Path, outcome: Outcome) -> None:
         workspace.close()
 
 
-# What is shown of a program's metrics: the first of these that it has.
+# The page shows the first of these metrics that a program has.
 _SHOWN = ("accuracy", "validation_accuracy", "test_accuracy", "mse", "rmse", "loss")
 
 
@@ -344,7 +345,7 @@ def _metric(outcome: Outcome) -> str:
 
 
 def completed(outcome: Outcome) -> bool:
-    """Return whether a program came to its own end."""
+    """Return whether a program ended with exit code 0."""
     return outcome.code == 0
 
 
@@ -354,8 +355,8 @@ def page(outcomes: Sequence[Outcome], checks: str) -> str:
     lines = [
         "# Public programs of the Azure ML SDK v1",
         "",
-        f"{len(done)} of {len(outcomes)} drivers ran to their end by `rayjobs azureml run "
-        f"--allow-cpu`, {sum(not one.changed for one in done)} of them as they are. Written by "
+        f"{len(done)} of {len(outcomes)} drivers ran to completion with `rayjobs azureml "
+        f"run --allow-cpu`, {sum(not one.changed for one in done)} of them unchanged. Written by "
         "`python -m benchmarks.azure_programs --examples CLONE --notebooks CLONE`.",
         "",
         f"{_machine()}. A row's last column: the commit of rayjobs that ran it (+: with changes "
@@ -404,12 +405,12 @@ def _name(program: Program) -> str:
 
 
 def main() -> int:
-    """Run the programs whose name has a word; write the page of all that were run."""
+    """Run the programs whose names have a given word; write the page from all outcomes so far."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=Path, required=True)
     parser.add_argument("--notebooks", type=Path, required=True)
     parser.add_argument(
-        "--only", nargs="*", default=[""], help="words of names; none: only the page"
+        "--only", nargs="*", default=[""], help="run programs whose names have one of these words; no word: only write the page"
     )
     parser.add_argument(
         "--failed", action="store_true", help="only those whose last outcome is not `completed`"
@@ -449,7 +450,7 @@ def main() -> int:
 
 
 def _checks(clones: dict[str, Path]) -> str:
-    """Return what `rayjobs azureml check` says of the training parts of both repositories."""
+    """Return the results of `rayjobs azureml check` for the training parts of both repositories."""
     parts = (
         (EXAMPLES, "bc5dc8a81b", ("v1/python-sdk",)),
         *(
@@ -460,8 +461,9 @@ def _checks(clones: dict[str, Path]) -> str:
     lines = [
         "## Names",
         "",
-        "What `rayjobs azureml check` says of whole folders: azureml-examples `v1`, and of "
-        "MachineLearningNotebooks training, deep learning, tracking, frameworks and pipelines.",
+        "The results of `rayjobs azureml check` for whole folders: `v1` of azureml-examples, and "
+        "training, deep learning, tracking, frameworks and pipelines of "
+        "MachineLearningNotebooks.",
         "",
         "| repository | commit | programs | every name known | nothing refused |",
         "|---|---|---|---|---|",

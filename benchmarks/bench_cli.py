@@ -1,4 +1,4 @@
-"""`rayjobs submit -d` as a command: next to `ray job submit --no-wait`, and what git adds to it."""
+"""`rayjobs submit -d` as a command, compared with `ray job submit`, and the time that git adds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _git_adds(head: Head, *, rounds: int, files: int) -> tuple[float, float]:
         path = source / f"part{number // 500}" / f"module{number}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"VALUE = {number}\n")
-    away = source.parent / f"{source.name}.git"
+    hidden = source.parent / f"{source.name}.git"
     who = ["-c", "user.name=ada", "-c", "user.email=ada@example.org"]
     for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
         subprocess.run(["git", *words], cwd=source, check=True)
@@ -58,12 +58,12 @@ def _git_adds(head: Head, *, rounds: int, files: int) -> tuple[float, float]:
         is_changed = turn >= rounds  # first all rounds without a change, then those with one
         for has_git in (True, False):
             if not has_git:
-                (source / ".git").rename(away)
+                (source / ".git").rename(hidden)
             if is_changed:
                 (source / "train.py").write_text(f"{TRIVIAL}# {turn}{has_git}\n")
             seconds = _run(submit, source)
             if not has_git:
-                away.rename(source / ".git")
+                hidden.rename(source / ".git")
             if turn >= 0:  # the first turn fills caches
                 times.setdefault((is_changed, has_git), []).append(seconds)
     return (
@@ -74,7 +74,7 @@ def _git_adds(head: Head, *, rounds: int, files: int) -> tuple[float, float]:
 
 def _run(command: list[str], folder: Path) -> float:
     environment = {**os.environ}
-    # Compiled modules are kept, as for everybody but some build machines.
+    # Let Python store compiled modules, as it does by default.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.monotonic()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

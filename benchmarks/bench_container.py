@@ -21,7 +21,7 @@ FIRST = "import time; print(time.time(), flush=True)"
 
 
 def measure(*, rounds: int) -> list[Figure]:
-    """Measure both; rounds alternate. Without podman ours stands alone."""
+    """Measure both; rounds alternate. Without podman there is no peer."""
     with tempfile.TemporaryDirectory(prefix="rj-", dir="/tmp") as name:
         folder = Path(name)
         image = python_root(folder / "image")
@@ -36,7 +36,7 @@ def measure(*, rounds: int) -> list[Figure]:
             if podman is not None:
                 podman.remove()
     if podman is None:
-        print("podman is not installed: without a peer", file=sys.stderr)
+        print("podman is not installed: measuring without a peer", file=sys.stderr)
     return [
         Figure(
             "container: host's start → first line of Python",
@@ -51,9 +51,9 @@ def measure(*, rounds: int) -> list[Figure]:
 
 
 def _first_line(folder: Path, image: Path, name: str) -> float:
-    """Return the seconds from the host's start, which it notes, to the rank's first line.
+    """Return the seconds from the host's start, which it records, to the rank's first line.
 
-    In between it makes the namespaces and mounts, forks the rank, and that becomes Python.
+    In between, the host makes the namespaces and mounts and forks the rank, which executes Python.
     """
     home = folder / name
     home.mkdir()
@@ -63,12 +63,12 @@ def _first_line(folder: Path, image: Path, name: str) -> float:
 
 
 class _Podman:
-    """An image of podman's with the same files."""
+    """A podman image with the same files."""
 
     def __init__(self, folder: Path, image: Path) -> None:
         self._folder = folder
         settings = folder / "containers.conf"
-        # Its defaults ask for more open files than an ordinary machine gives.
+        # Podman's defaults request more open files than an ordinary machine allows.
         settings.write_text(
             '[containers]\ndefault_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]\n'
             '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'

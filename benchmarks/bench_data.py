@@ -24,7 +24,7 @@ from tests.storage.proxy import Proxy
 
 FILES = 8
 TRIALS = 8
-MOST_SHARED_MIB = 64  # bytes are counted, not seconds: more would tell nothing more
+MOST_SHARED_MIB = 64  # bytes are counted, not seconds: more data would show nothing new
 CHUNK = 1024 * 1024
 
 
@@ -94,14 +94,14 @@ def _measure(running: s3.S3Server, folder: Path, rounds: int, mib: int) -> list[
     return [
         Figure(f"S3 download, {mib} MiB in 8 files", "MiB/s", own, fastest, peer, share=0.8),
         Figure(
-            "the same, read file by file through a mount that stands",
+            "the same, read file by file through a ready mount",
             "MiB/s",
             median(speeds["mounted"]),
             own,
             "our download",
             share=0.5,
         ),
-        Figure("to mount it: keeper started, mount served", "s", median(mounting[1:])),
+        Figure("mounting it: keeper started, mount served", "s", median(mounting[1:])),
     ]
 
 
@@ -116,7 +116,7 @@ def _upload(store: Datastore, folder: Path, mib: int) -> None:
 
 
 def _shared(running: s3.S3Server, folder: Path, mib: int) -> Figure:
-    """Count what the storage sends to eight processes of one node that begin at once."""
+    """Count the bytes that the storage sends to eight processes of a node that start at once."""
     with Proxy(running.port) as proxy:
         record = running.record("shared", endpoint=proxy.endpoint)
         catalogue = MemoryCatalogue()
@@ -146,7 +146,7 @@ def _shared(running: s3.S3Server, folder: Path, mib: int) -> Figure:
 
 def _trial(source: DataInput, node: Path, into: Path, begin: Barrier) -> None:
     """Read the data set as a trial on this node does."""
-    begin.wait(timeout=60.0)  # all have imported; where one has died, none waits for it
+    begin.wait(timeout=60.0)  # until all have imported; the limit is for one that has died
     done = materialise(source, "download", node, into=into)
     try:
         _read_all(Path(done.path))
@@ -155,7 +155,7 @@ def _trial(source: DataInput, node: Path, into: Path, begin: Barrier) -> None:
 
 
 def _is_served(folder: Path) -> bool:
-    """Whether a mount keeper lives below the folder; it unmounts and tidies up as it ends."""
+    """Return whether a mount keeper still runs below the folder; it unmounts when it ends."""
     wanted = os.fsencode(f"{folder}/")
     return any(wanted in command_of(pid) for pid in all_pids() if pid != os.getpid())
 

@@ -1,5 +1,5 @@
-"""Jobs of two ranks from submit to their last line: torch.distributed and Horovod, beside the
-launchers that people start by hand."""
+"""Jobs of two ranks from submit to their last line, with torch.distributed and Horovod, compared
+with the launchers that people start by hand."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def measure_ddp(head: Head, *, rounds: int) -> list[Figure]:
         )
     ]  # fmt: skip
     source = head.source(DDP)
-    # On two nodes, beside one node of the same run.
+    # Two nodes, compared with one node in the same run.
     apart = [_ours(head, source, "gloo", f"apart-{n}", nodes=2) for n in range(rounds)]
     figures.append(
         Figure(

@@ -20,7 +20,7 @@ from tests.unit.environments.conftest import Builder
 
 PACKAGES = ("tiny-a", "tiny-b", "tiny-c")
 JOBS = 20
-# What a program of its own does with py-rattler: install what a lock says.
+# What a separate program does with py-rattler: install the packages of a lock.
 _ALONE = """
 import asyncio, os, sys
 from pathlib import Path
@@ -35,7 +35,7 @@ os._exit(0)
 
 
 def measure(*, rounds: int) -> list[Figure]:
-    """Measure all; ours and the peer alternate, each with a cache of its own that starts empty."""
+    """Measure all; ours and the peer alternate, each with its own cache, which is empty at first."""
     with tempfile.TemporaryDirectory(prefix="rj-", dir="/tmp") as name:
         folder = Path(name)
         wheels = folder / "wheels"
@@ -46,9 +46,9 @@ def measure(*, rounds: int) -> list[Figure]:
             home = folder / str(number)
             home.mkdir()
             uv.append(_by_uv(home, wheels))
-            began = Builder(home / "node")
-            first.append(_use(began, wheels, home / "cache"))
-            second.append(_use(began, wheels, home / "cache"))
+            builder = Builder(home / "node")
+            first.append(_use(builder, wheels, home / "cache"))
+            second.append(_use(builder, wheels, home / "cache"))
             ours, peer = _conda(home)
             conda.append(ours)
             alone.append(peer)
@@ -107,14 +107,14 @@ def _conda(home: Path) -> tuple[float, float]:
     for package in PACKAGES:
         channel.add_library(package)
     channel.index()
-    asked = {"conda": list(PACKAGES), "channels": [channel.url], "pip": [], "python": None}
+    request = {"conda": list(PACKAGES), "channels": [channel.url], "pip": [], "python": None}
     known = Builder(home / "solved")
     wish = known.wish()
-    lock = asyncio.run(known.environments().realise(asked, wish.work)).lock
+    lock = asyncio.run(known.environments().realise(request, wish.work)).lock
     builder = Builder(home / "conda")
     work = builder.wish(known_lock=lock).work
     began = time.perf_counter()
-    asyncio.run(builder.environments().realise(asked, work))
+    asyncio.run(builder.environments().realise(request, work))
     ours = time.perf_counter() - began
     from rayjobs.environments import condas
 
@@ -129,12 +129,12 @@ def _conda(home: Path) -> tuple[float, float]:
 
 
 def _twenty(builder: Builder, wheels: Path) -> float:
-    """Return how often the environment of 20 jobs was built that start at once."""
+    """Return how often an environment is built for 20 jobs that start at once."""
 
     async def all_at_once() -> int:
-        asked = {"pip": _lines(wheels), "python": None}
+        request = {"pip": _lines(wheels), "python": None}
         found = await asyncio.gather(
-            *(builder.environments().realise(asked, builder.wish().work) for _ in range(JOBS))
+            *(builder.environments().realise(request, builder.wish().work) for _ in range(JOBS))
         )
         return sum(one.built for one in found)
 

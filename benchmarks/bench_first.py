@@ -1,4 +1,4 @@
-"""The first submit on a machine where nothing runs, beside `ray start --head`."""
+"""The first submit on a machine where nothing runs, compared with `ray start --head`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _first_line() -> float:
 
 
 def _ray_start() -> float:
-    """Start a bare head with the very options of ours; end it by its processes."""
+    """Start a bare head with the same options as ours; end it through its processes."""
     with own_folder() as folder:
         runtime = runtime_dir(folder / "h")
         ray_folder = local_head.ray_folder(folder / "h")

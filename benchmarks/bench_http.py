@@ -1,6 +1,6 @@
-"""`rayjobs serve` under a team: lists, followers, submits at once, memory over many requests.
+"""`rayjobs serve` under a team's load: lists, followers, simultaneous submits, and memory growth.
 
-`python -m benchmarks.bench_http --requests 200000` measures the memory over as many requests.
+`python -m benchmarks.bench_http --requests 200000` measures the memory over that many requests.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Client:
         self._headers = {"Authorization": f"Bearer {text}"}
 
     def ask(self, verb: str, path: str, body: Any = None) -> tuple[bytes, float]:
-        """Return the answer, and the server's time for it in ms."""
+        """Return the body of the answer, and the server's time in ms."""
         data = None if body is None else json.dumps(body).encode()
         self._connection.request(verb, path, body=data, headers=self._headers)
         answer = self._connection.getresponse()
@@ -240,7 +240,7 @@ def _lists(server: Server, rounds: int) -> tuple[str, float]:
 
 
 def _submits(server: Server) -> float:
-    """Let the clients submit at the same moment; nothing is lost or doubled."""
+    """Have the clients submit at the same moment; check that nothing is lost or duplicated."""
     spec = plain.encoder(JobSpec)(JobSpec(name="bench", command="true"))
     before = sum(server.workspace.store.counts().values())
     clients = [Client(server, server.token(f"user{number}")) for number in range(CLIENTS)]
@@ -269,7 +269,7 @@ def _submits(server: Server) -> float:
 
 @contextmanager
 def _followed(server: Server, folder: Path, logs: int) -> Iterator[None]:
-    """Let a process follow logs that grow all the time; every follower gets every byte."""
+    """Have a process follow growing logs; check that every follower gets every byte."""
     folder.mkdir()
     followed, files = [], []
     for number in range(logs):
@@ -344,7 +344,7 @@ def _follow_all(
 
 
 def _followers(server: Server, folder: Path) -> float:
-    """Let all follow one job; return how long a line takes to them. All get every byte."""
+    """Have all clients follow one job; return how long a line takes to reach 95 % of them."""
     spec = JobSpec(name="followed", command="true")
     new = NewJob(spec=spec, experiment="bench", snapshot=None, user="ada")
     job, _ = server.workspace.store.submit(new)
@@ -436,7 +436,7 @@ def _at_once(calls: list[Callable[[], None]]) -> None:
 
 
 def main() -> None:
-    """Run it alone."""
+    """Run only this benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_http", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=10_000)

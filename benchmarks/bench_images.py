@@ -1,4 +1,4 @@
-"""Compares image classifiers with a hand-written loop, torchvision's loader, a single process."""
+"""Compares image classifiers with a hand-written loop, torchvision's loader and a single process."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ ROOT = Path(__file__).parents[1]
 BATCH = 16
 CLASSES = 4
 WARM = 2
-"""Batches before the clock starts."""
+"""The number of batches before the clock starts."""
 SIZE = (500, 375)
 """Width and height of the JPEG files: about the average of ImageNet."""
 MEAN, STD = Preprocessing().mean, Preprocessing().std
 
 
 def measure(*, rounds: int, quick: bool) -> list[Figure]:
-    """Measure loop, loader and two processes; ours and the peer take turns."""
+    """Measure the loop, the loader and two processes; ours and the peer alternate."""
     with tempfile.TemporaryDirectory(prefix="bench-images-") as name, contextlib.chdir(name):
         folder = Path(name)
         images = write_photos(folder / "photos", 48 if quick else 480)
@@ -105,7 +105,7 @@ class _OnRecorded(Training):
 
 
 def _loops(rounds: int, quick: bool, images: ImageDirectory) -> list[Figure]:
-    """Measure images per second of a training on the CPU, at two sizes of images."""
+    """Measure images per second of training on the CPU, for two image sizes."""
     figures = []
     for size, count in ((64, 60), (224, 14)):
         chosen = range(BATCH * (4 if quick else count))
@@ -255,16 +255,17 @@ def _check_pixels(images: ImageDirectory, batches: Sequence[Sequence[int]]) -> N
 
 
 NUDGE = 1e-7
-"""Part by which first weights are changed: about the rounding of float32."""
+"""The relative change of the initial weights: about the rounding error of float32."""
 
 
 def _curves(images: ImageDirectory, quick: bool, folder: Path) -> list[Figure]:
-    """Return by how much the losses of two processes differ from those of one, at most.
+    """Return the largest differences between the losses of two processes and those of one.
 
-    In float64, where only a defect can tell them apart; in float32 with a process that adds up its
-    gradients as two do; and without that. There the rounding of one sum moves an input of a ReLU
-    over zero, and with it the curve: one process with other rounding shows by how much, with no
-    second process, and so do two processes of a loop that is written by hand.
+    They are measured in float64, where only a defect can cause a difference; in float32, where the
+    single process adds up its gradients as two processes do; and in float32 without that. In the
+    last case, the rounding of one sum can move an input of a ReLU across zero, and change the
+    curve. One process with slightly different weights shows by how much without a second process;
+    two processes of a hand-written loop show the same.
     """
     epochs = 1 if quick else 3
     root = _third(images, folder / "third")
@@ -289,10 +290,10 @@ def _curves(images: ImageDirectory, quick: bool, folder: Path) -> list[Figure]:
         Figure(
             "the same, in float32, of one process without it", "at most",
             apart(alone, together), moved,
-            f"one process whose first weights are {NUDGE:g} of their value larger",
+            f"one process, its initial weights larger by {NUDGE:g} of their value",
         ),
         Figure(
-            "the same, of a loop by hand with torch's DDP", "at most",
+            "the same, of a hand-written loop with torch's DDP", "at most",
             apart(curve(1, "by hand"), curve(2, "by hand")),
         ),
     ]  # fmt: skip
@@ -343,7 +344,7 @@ def _curve(words: Sequence[str], *, processes: int) -> list[float]:
 
 
 def _rank(root: str, epochs: int, kind: str, nudge: float, parts: int) -> None:
-    """Train in one of the processes; the first one prints the losses of each epoch."""
+    """Train as one of the processes; the first one prints the losses of each epoch."""
     torch.set_num_threads(1)
     ranks = Ranks("gloo" if os.environ["WORLD_SIZE"] != "1" else None)
     set_up_determinism(1)
@@ -358,7 +359,7 @@ def _rank(root: str, epochs: int, kind: str, nudge: float, parts: int) -> None:
 
 
 def _by_hand(module: nn.Module, root: str, epochs: int, ranks: Ranks) -> list[float]:
-    """Return the training losses of the loop of PyTorch's tutorial on DDP, batches of 32."""
+    """Return the training losses of the loop in PyTorch's DDP tutorial, with batches of 32."""
     steps = [transforms.Resize(73), transforms.CenterCrop(64), transforms.ToTensor()]
     data = ImageFolder(root, transforms.Compose([*steps, transforms.Normalize(MEAN, STD)]))
     order = torch.Generator().manual_seed(1)

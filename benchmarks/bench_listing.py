@@ -24,13 +24,13 @@ from rayjobs.workspace.folder import open_workspace
 
 def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
     """Time the commands; every line has the reason that the target gives."""
-    folder = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))  # sockets want a short path
+    folder = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))  # Unix sockets need a short path
     before = {**os.environ}
     os.environ |= {"RAYJOBS_HOME": str(folder / "h"), "RAYJOBS_WORKSPACE": str(folder / "w")}
     try:
         (folder / "h").mkdir()
         with open_workspace(folder / "w", create=True) as workspace:
-            for number in range(jobs):  # ten thousand specs, not one
+            for number in range(jobs):  # each with its own spec
                 spec = JobSpec(script="train.py", name="mnist", arguments=("--seed", str(number)))
                 workspace.store.submit(
                     NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada")
@@ -108,7 +108,7 @@ def _answering(answer: dict[str, Any]) -> Iterator[None]:
 
 def _run(*arguments: str) -> float:
     environment = {**os.environ}
-    # Compiled modules are kept, as for everybody but some build machines.
+    # Let Python store compiled modules, as it does by default.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.monotonic()
     done = subprocess.run(

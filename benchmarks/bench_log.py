@@ -1,4 +1,4 @@
-"""What `run.log` costs a script, and what of it is left after a kill -9."""
+"""The cost of `run.log` for a script, and the values that a kill -9 loses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def measure(*, rounds: int, calls: int = 20_000) -> list[Figure]:
-    """Log in a process of its own, which kills itself right after its last call."""
+    """Log in a separate process, which kills itself right after its last call."""
     from rayjobs.injob.metricsfile import read_all
 
     taken_us, lost = [], 0

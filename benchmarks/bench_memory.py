@@ -1,4 +1,4 @@
-"""What an idle target weighs: the proportional memory (PSS) of each of its processes."""
+"""The memory of an idle target: the proportional set size (PSS) of each of its processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.figures import Figure, median
 from benchmarks.head import Head
 from rayjobs.injob.memory import proportional_bytes
 
-# What stands in a process's command line → what it is called here.
+# Text in a process's command line → the name of the process here.
 KINDS = {
     b"rayjobs.target.keeper": "keeper",
     b"ray::TargetActor": "target actor",
@@ -20,7 +20,7 @@ KINDS = {
 
 
 def measure(head: Head, *, rounds: int) -> list[Figure]:
-    """Read the sizes of the processes that carry this head's home."""
+    """Read the sizes of the processes that name this head's home."""
     sizes: dict[str, list[float]] = {name: [] for name in KINDS.values()}
     for _ in range(rounds):
         for kind, pid in _processes(head.folder):

@@ -1,4 +1,4 @@
-"""Pipelines next to the same jobs without edges, and what a submit and a re-run take."""
+"""Pipelines compared with the same jobs without edges; the time of a submit and a re-run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ POLL_S = 0.005
 
 
 def measure(head: Head, *, rounds: int, quick: bool) -> list[Figure]:
-    """Run each shape in turn with the same jobs without edges."""
+    """Run each shape, alternating with the same jobs without edges."""
     links, wide, large = (4, 8, 100) if quick else (20, 100, 1000)
     source = head.source(TRIVIAL)
     alone, chains, diamonds, parallel, again = [], [], [], [], []
     for number in range(rounds):
-        # One after the other, as a chain is: the time of one job alone, so many times.
+        # One after the other, as in a chain.
         began_s = time.perf_counter()
         for _ in range(links):
             head.wait([head.submit(source)])
@@ -68,7 +68,7 @@ def measure(head: Head, *, rounds: int, quick: bool) -> list[Figure]:
 
 
 def chain_of(count: int, source: Path, *, name: str) -> PipelineSpec:
-    """Return steps of which each waits for the one before."""
+    """Return a pipeline in which each step waits for the one before."""
     steps: dict[str, Any] = {}
     for number in range(count):
         after = [f"s{number - 1}"] if number else []
@@ -77,7 +77,7 @@ def chain_of(count: int, source: Path, *, name: str) -> PipelineSpec:
 
 
 def diamond_of(count: int, source: Path, *, name: str, edges: bool = True) -> PipelineSpec:
-    """Return one step, many that wait for it, and one that waits for all."""
+    """Return a pipeline of one step, many steps that wait for it, and one that waits for those."""
     middle = [f"s{number}" for number in range(count - 2)]
     steps: dict[str, Any] = {"first": {"script": "train.py"}}
     steps |= {one: {"script": "train.py", "after": ["first"] if edges else []} for one in middle}
@@ -88,7 +88,7 @@ def diamond_of(count: int, source: Path, *, name: str, edges: bool = True) -> Pi
 def _run(head: Head, spec: PipelineSpec, *, is_reused: bool = False) -> float:
     """Return the seconds from the submit to the recorded end of a run."""
     began_s = time.perf_counter()
-    # Trivial steps are all alike: each would take the results of any other.
+    # All trivial steps are alike, so each would reuse the results of any other.
     request = RunRequest(experiment="bench", regenerate=not is_reused)
     done = submit_pipeline(head.workspace, spec, request)
     store = head.workspace.store
@@ -101,7 +101,7 @@ def _run(head: Head, spec: PipelineSpec, *, is_reused: bool = False) -> float:
 
 
 def _submit(folder: Path, count: int, source: Path) -> tuple[float, float]:
-    """Submit a large pipeline; return the seconds it took, and those of the processor."""
+    """Submit a large pipeline; return the elapsed and the processor time in seconds."""
     spec = diamond_of(count, source, name="large")
     with open_workspace(folder) as workspace:
         began_s, worked_s = time.perf_counter(), time.process_time()

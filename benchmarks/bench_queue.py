@@ -12,8 +12,8 @@ NODES = 16
 
 
 def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
-    """Decide about `jobs` that wait while all GPUs are taken: nearly everybody is looked at."""
-    plain, limited, told_ms = [], [], []
+    """Decide about `jobs` waiting jobs while all GPUs are in use, so that nearly all are examined."""
+    plain, limited, explained_ms = [], [], []
     for number in range(rounds):
         situation = crowd(jobs, seed=number, limits=Limits())
         plain.append(_decide_ms(situation))
@@ -22,11 +22,11 @@ def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
         decisions = decide(situation)
         began = time.perf_counter()
         explain(decisions, decisions.queue[-1])
-        told_ms.append((time.perf_counter() - began) * 1e3)
+        explained_ms.append((time.perf_counter() - began) * 1e3)
     return [
         Figure(f"a decision, {jobs} jobs queued", "ms", median(plain), most=50),
         Figure(f"a decision with limits of users, {jobs} queued", "ms", median(limited), most=50),
-        Figure(f"why the last of {jobs} waits, with estimates", "ms", median(told_ms)),
+        Figure(f"why the last of {jobs} waits, with estimates", "ms", median(explained_ms)),
     ]
 
 
@@ -39,7 +39,7 @@ def _decide_ms(situation: Situation) -> float:
 
 
 def crowd(jobs: int, *, seed: int, limits: Limits) -> Situation:
-    """Return a full target with a long queue of many shapes; always the same for a seed."""
+    """Return a full target with a long queue of many shapes, the same for the same seed."""
     draw = random.Random(seed)
     running = [
         Running(

@@ -1,4 +1,4 @@
-"""Durable submits per second from one client, with the disk's fsync latency beside them."""
+"""Durable submits per second from one client, and the disk's fsync latency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SYNCS = 50
 
 
 def measure(*, rounds: int, submits: int = 200) -> list[Figure]:
-    """Submit again and again, telling no target; each call returns after its row is on disk."""
+    """Submit repeatedly without waking a target; each call returns after its row is on disk."""
     rates, syncs_ms = [], []
     for _ in range(rounds):
         with own_folder() as folder, open_workspace(folder / "w") as workspace:

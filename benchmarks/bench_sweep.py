@@ -4,7 +4,7 @@
 
 All three run in turn on this machine, as many trials at a time as it has CPUs: our sweep on a
 running local target, stock Tune with a function that imports torch, and Tune with `reuse_actors`.
-Starting Ray is in none of the times; what is, is everything from the submit to the known best.
+The times cover everything from the submit until the best trial is known, but not the start of Ray.
 The figures are medians of the rounds. Stock Tune, which takes a minute, has one round.
 """
 
@@ -43,7 +43,7 @@ run.log("took_s", time.monotonic() - began)
 
 
 def ours(folder: Path, trials: int, at_once: int, rounds: int) -> dict[str, Any]:
-    """Run our sweep on a new local target, a first one unmeasured; return the medians."""
+    """Run our sweep on a new local target, after an unmeasured first one; return the medians."""
     os.environ["RAYJOBS_HOME"] = str(folder / "h")
     from rayjobs.target import targets
     from rayjobs.tuning.spec import parse_sweep
@@ -80,7 +80,7 @@ def ours(folder: Path, trials: int, at_once: int, rounds: int) -> dict[str, Any]
                     time.sleep(0.02)
                 return time.monotonic() - began, job
 
-            first_s, _ = run(2)  # the node's interpreter learns torch
+            first_s, _ = run(2)  # the node's warm interpreter imports torch
             times, overheads = [], []
             for _ in range(rounds):
                 seconds, job = run(trials)
@@ -95,8 +95,8 @@ def ours(folder: Path, trials: int, at_once: int, rounds: int) -> dict[str, Any]
                 ]
                 assert len(took) == trials, took
                 times.append(seconds)
-                # What a place is taken for, but for the script's own lines: each of the places
-                # is taken for the whole of the sweep.
+                # The time of all slots less that of the scripts: each slot is occupied during the
+                # whole sweep.
                 overheads.append((seconds * at_once - sum(took)) / trials)
             return {
                 "seconds": statistics.median(times),
@@ -148,7 +148,7 @@ def peer(trials: int, at_once: int, rounds: int, *, reuse: bool) -> dict[str, An
             assert len(results) == count and not results.errors
             return time.monotonic() - began
 
-        run(2)  # as for ours
+        run(2)  # unmeasured, as for ours
         return {"seconds": statistics.median(run(trials) for _ in range(rounds))}
     finally:
         ray.shutdown()
@@ -156,7 +156,7 @@ def peer(trials: int, at_once: int, rounds: int, *, reuse: bool) -> dict[str, An
 
 
 def in_a_process(what: str, trials: int, at_once: int, rounds: int) -> dict[str, Any]:
-    """Run one of the peers in a process of its own, so that no Ray meets another."""
+    """Run one of the three in a separate process, so that their Ray clusters do not interfere."""
     environment = {
         **os.environ,
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -221,7 +221,7 @@ def main() -> None:
     print(f"{given.trials} trials x {REPORTS} reports, {given.at_once} at a time")
     print(f"  ours                {report['ours_s']:7.2f} s  ({report['per_trial_s']} s a trial)")
     overhead_s = report["overhead_per_trial_s"]
-    print(f"  overhead of a trial {overhead_s:7.3f} s  (a place's time, less the script's)")
+    print(f"  overhead of a trial {overhead_s:7.3f} s  (a slot's time, less the script's)")
     print(f"  Ray Tune            {report['tune_s']:7.2f} s  (goal: ours 8x faster)")
     print(f"  Tune, reuse_actors  {report['tune_reuse_s']:7.2f} s  (goal: ours 1.5x at most)")
     print(f"  ours is {report['faster_than_tune']}x faster, {report['of_tune_reuse']}x of reuse")

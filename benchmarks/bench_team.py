@@ -26,8 +26,8 @@ from tests.storage import server as s3
 from tests.storage.postgres import Postgres
 
 CLIENTS = 8
-# A user's program, with nothing but the server's address. Each round has other code, so that its
-# snapshot is uploaded.
+# A user's program, with nothing but the server's address. Each round changes the code, so that a
+# new snapshot is uploaded.
 CLIENT = """
 import json, sys, time
 from pathlib import Path

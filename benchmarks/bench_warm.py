@@ -1,4 +1,4 @@
-"""From the submit to a script's first line, and to the end of trivial jobs; beside Ray Jobs."""
+"""From the submit to a script's first line, and to the end of trivial jobs; the peer is Ray Jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def measure(head: Head, *, rounds: int) -> list[Figure]:
     source = head.source(IMPORTS_TORCH)
     ours, peers = [], []
     for number in range(rounds):
-        # Several of ours to one of the peer's: they take a twentieth of its time.
+        # Three of ours for each of the peer's, since ours takes a twentieth of the time.
         ours += [_first_line(head, source, f"{number}-{again}") for again in range(3)]
         peers.append(_peers_first_line(head, client, source, number))
     trivial = head.source(TRIVIAL)
@@ -88,5 +88,5 @@ def _wait(client: Any, names: list[str]) -> None:
 
 
 def _command(source: Path, *arguments: str) -> str:
-    # No working_dir: Ray Jobs is spared the upload that ours does.
+    # No working_dir: Ray Jobs then needs no upload, which ours includes.
     return shlex.join([sys.executable, str(source / "train.py"), *arguments])

@@ -1,4 +1,4 @@
-"""What is measured, as one table: figure, ours, peer, ratio, goal, met."""
+"""The measured figures, and their table: figure, ours, peer, ratio, goal, met."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Figure:
 
     Attributes:
         name: What was measured.
-        unit: Of `ours` and `peer`.
+        unit: The unit of `ours` and `peer`.
         peer: The peer's figure in the same run; None where there is none.
-        peer_name: Who the peer is.
-        most: Ours may be this much at most.
-        least: Ours must be this much at least.
-        faster: The peer's figure divided by ours must be this much at least.
-        slower: Our figure divided by the peer's may be this much at most.
-        plus: Added to the peer's share that `slower` allows.
-        share: More is better here, and ours must be this share of the peer's at least.
+        peer_name: The name of the peer.
+        most: The maximum of `ours`.
+        least: The minimum of `ours`.
+        faster: The minimum of the peer's figure divided by ours.
+        slower: The maximum of our figure divided by the peer's.
+        plus: An amount by which ours may exceed the limit of `slower`.
+        share: The minimum of our figure divided by the peer's, if more is better.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Figure:
 
     @property
     def goal(self) -> str:
-        """The goals in words; empty where the figure is only stated."""
+        """The goals in words; empty if there are none."""
         words = []
         if self.most is not None:
             words.append(f"≤ {self.most:g} {self.unit}")
@@ -82,7 +82,7 @@ class Figure:
         return all(checks) if checks else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, with what follows from the numbers."""
+        """The figure as plain data, with ratio, goal and result."""
         return {**asdict(self), "ratio": self.ratio, "goal": self.goal, "met": self.is_met}
 
 
@@ -92,7 +92,7 @@ def median(values: Iterable[float]) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on, as it is now."""
+    """Return the current facts of this machine on which the figures depend."""
     versions = {}
     for name in ("ray", "torch"):
         try:
@@ -108,7 +108,7 @@ def machine() -> dict[str, Any]:
 
 
 def machine_line(facts: dict[str, Any]) -> str:
-    """Return `machine` as a line."""
+    """Return the facts of `machine` on one line."""
     return (
         f"{facts['cores']} cores, load {facts['load']:g} at the start, Python {facts['python']}, "
         f"Ray {facts['ray']}, torch {facts['torch']}"

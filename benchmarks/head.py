@@ -1,4 +1,4 @@
-"""A local head of the benchmarks' own: started in a short folder, ended with all it started."""
+"""A separate local head for benchmarks, with a short folder; ends everything that it started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRIVIAL = "print('done')\n"
 
 @contextlib.contextmanager
 def own_folder() -> Iterator[Path]:
-    """A new short folder, with RAYJOBS_HOME and RAYJOBS_WORKSPACE in it; removed at the end."""
+    """Yield a new folder with a short path, for RAYJOBS_HOME and RAYJOBS_WORKSPACE; remove it."""
     folder = Path(tempfile.mkdtemp(prefix="rb-", dir="/tmp"))
     before = dict(os.environ)
     os.environ["RAYJOBS_HOME"] = str(folder / "h")
@@ -40,7 +40,7 @@ def own_folder() -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> bool:
-    # A process on its way out (a mount keeper) may write its last file meanwhile.
+    # A process that is ending, such as a mount keeper, may still write a file.
     shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()
 
@@ -73,7 +73,7 @@ class Head:
                 raise SystemExit(f"{job.id} ended as {found.state}: {found.reason}")
 
     def peer(self) -> Any:
-        """Return Ray Jobs' client on this very head."""
+        """Return a Ray Jobs client of this head."""
         from rayjobs.core.paths import TargetPaths
         from rayjobs.target import local_head
 
@@ -88,7 +88,7 @@ class Head:
 
 @contextlib.contextmanager
 def running_head() -> Iterator[Head]:
-    """A head that runs and has run a job; stopped at the end."""
+    """Yield a head that has already run a job; stop it at the end."""
     from rayjobs.target import targets
 
     with own_folder() as folder:
@@ -111,7 +111,7 @@ def make_source(folder: Path, text: str) -> Path:
 
 
 def until(fact: Callable[[], object], what: str) -> None:
-    """Wait for a fact; ends the benchmark when it does not come."""
+    """Wait until `fact` is true; end the benchmark if it takes too long."""
     deadline = time.monotonic() + DEADLINE_S
     while not fact():
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes or joins the workspace, makes the target of the Ray cluster of this machine, and serves.
-# It may be started again and again. Variables: RAYJOBS_STORE (postgresql://…), RAYJOBS_BLOBS
+# Creates or joins the workspace, creates the target of the Ray cluster on this machine, and serves.
+# It can be run repeatedly. Variables: RAYJOBS_STORE (postgresql://…), RAYJOBS_BLOBS
 # (s3://BUCKET/PREFIX), RAYJOBS_S3_ENDPOINT, RAYJOBS_RAY_ADDRESS, RAYJOBS_TOKEN_FILE; with a
 # certificate RAYJOBS_TLS_CERT and RAYJOBS_TLS_KEY.
 set -euo pipefail
@@ -25,7 +25,7 @@ if ! rayjobs target show cluster >/dev/null 2>&1; then
 fi
 rayjobs target use cluster
 for name in PGPASSWORD AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY; do
-    rayjobs target secret set "$name" --target cluster # the value is this shell's
+    rayjobs target secret set "$name" --target cluster # the value comes from this shell
 done
 rayjobs target start cluster
 tls=()

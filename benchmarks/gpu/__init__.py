@@ -1,1 +1,1 @@
-"""What is measured and shown where a GPU is: `python -m benchmarks.gpu` writes docs/gpu.md."""
+"""Measurements and checks that need a GPU: `python -m benchmarks.gpu` writes docs/gpu.md."""

@@ -35,7 +35,7 @@ The following figures are from the run on CPUs.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run everything; 0 if it ran, whatever the figures are."""
+    """Run everything; return 0 if it ran, whatever the figures are."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--image", help="container image with Python, for /dev/nvidia*")
     parser.add_argument("--output", type=Path, default=PAGE, metavar="FILE", help="[docs/gpu.md]")
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def page(has_gpu: bool, speeds: dict[str, float], shown: Sequence[jobs.Shown]) -> str:
-    """Return the page."""
+    """Return the text of docs/gpu.md."""
     name = torch.cuda.get_device_name() if has_gpu else "no GPU"
     what = "ResNet-50, 224 × 224, batches of 256" if has_gpu else "ResNet-18, 32 × 32, on the CPU"
     share = speeds["later"] / speeds["on_device"]
@@ -71,13 +71,13 @@ def page(has_gpu: bool, speeds: dict[str, float], shown: Sequence[jobs.Shown]) -
     if has_gpu:
         lines += [
             "",
-            f"Later epochs reach {share:.2f} of the loop on the device; their bound is {bound}.",
+            f"Later epochs reach {share:.2f} of the speed on the device; the bottleneck is {bound}.",
         ]
         goal = training.SEED_IMAGES_PER_S
         is_met = "met" if speeds["later"] >= goal else "not met"
         lines.append(f"The goal of {goal} images/s on one GPU is {is_met}.")
     words = {True: "yes", False: "**no**", None: "not shown"}
-    lines += ["", "| shown by jobs | as it should be? | |", "|---|---|---|"]
+    lines += ["", "| shown by jobs | as expected? | |", "|---|---|---|"]
     lines += [f"| {one.name} | {words[one.is_so]} | {one.detail} |" for one in shown]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""What jobs do with GPUs: from the warm interpreter, with nccl, after a death, in a container."""
+"""GPUs in jobs: with the warm interpreter, with nccl, after a crash, in a container."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if torch.cuda.is_available():
 report(free_before=0, total=0)
 if sys.argv[2] == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
-raise MemoryError("on a CPU in the place of a GPU")
+raise MemoryError("there is no GPU, so nothing was allocated")
 """
 )
 CONTAINER = (
@@ -70,11 +70,11 @@ report(devices=sorted(glob.glob("/dev/nvidia*")), nvidia_smi=bool(program))
 
 @dataclass(frozen=True)
 class Shown:
-    """One thing that was shown, or why it was not.
+    """One property, and whether jobs have shown it.
 
     Attributes:
-        name: What.
-        is_so: Whether it is as it should be; None: not shown.
+        name: The property.
+        is_so: Whether it holds; None if this was not shown.
         detail: Figures, or the reason.
     """
 
@@ -84,11 +84,11 @@ class Shown:
 
 
 def show(head: Head, *, has_gpu: bool, image: str | None) -> list[Shown]:
-    """Run all of them; without a GPU the same jobs run on CPUs, and show that they run at all."""
-    asked = {"gpus": 1} if has_gpu else {}
-    found = [_warm(head, asked, has_gpu), _nccl(head, asked, has_gpu)]
-    found += [_freed(head, asked, has_gpu, how) for how in ("kill", "oom")]
-    found.append(_container(head, asked, has_gpu, image))
+    """Run all jobs. Without a GPU they run on CPUs, which only shows that they run at all."""
+    resources = {"gpus": 1} if has_gpu else {}
+    found = [_warm(head, resources, has_gpu), _nccl(head, resources, has_gpu)]
+    found += [_freed(head, resources, has_gpu, how) for how in ("kill", "oom")]
+    found.append(_container(head, resources, has_gpu, image))
     found.append(_horovod(has_gpu))
     return found
 
@@ -111,10 +111,10 @@ def _shown(name: str, has_gpu: bool, facts: Mapping[str, Any], check: Callable[.
     return Shown(name, is_so, detail)
 
 
-def _warm(head: Head, asked: Mapping[str, Any], has_gpu: bool) -> Shown:
-    facts = _facts(head, WARM, asked)
+def _warm(head: Head, resources: Mapping[str, Any], has_gpu: bool) -> Shown:
+    facts = _facts(head, WARM, resources)
     return _shown(
-        "CUDA from the warm interpreter; a context in ranks alone; the device's number",
+        "CUDA in jobs of the warm interpreter: a context only in ranks, the device's number",
         has_gpu,
         facts,
         lambda one: (
@@ -124,15 +124,15 @@ def _warm(head: Head, asked: Mapping[str, Any], has_gpu: bool) -> Shown:
     )  # fmt: skip
 
 
-def _nccl(head: Head, asked: Mapping[str, Any], has_gpu: bool) -> Shown:
+def _nccl(head: Head, resources: Mapping[str, Any], has_gpu: bool) -> Shown:
     backend = "nccl" if has_gpu else "gloo"
-    facts = _facts(head, NCCL, asked, backend, distribution={"backend": backend})
+    facts = _facts(head, NCCL, resources, backend, distribution={"backend": backend})
     return _shown("nccl with one rank", has_gpu, facts, lambda one: one["sum"] == 1.0)
 
 
-def _freed(head: Head, asked: Mapping[str, Any], has_gpu: bool, how: str) -> Shown:
-    before = _facts(head, FILLS, asked, how)
-    after = _facts(head, FILLS, asked, how)
+def _freed(head: Head, resources: Mapping[str, Any], has_gpu: bool, how: str) -> Shown:
+    before = _facts(head, FILLS, resources, how)
+    after = _facts(head, FILLS, resources, how)
     facts = {
         "free before": before.get("free_before"),
         "free for the next job": after.get("free_before"),
@@ -146,18 +146,18 @@ def _freed(head: Head, asked: Mapping[str, Any], has_gpu: bool, how: str) -> Sho
     )
 
 
-def _container(head: Head, asked: Mapping[str, Any], has_gpu: bool, image: str | None) -> Shown:
+def _container(head: Head, resources: Mapping[str, Any], has_gpu: bool, image: str | None) -> Shown:
     name = "`/dev/nvidia*` inside a container"
     if image is None:
         return Shown(name, None, "no image was given (--image)")
-    facts = _facts(head, CONTAINER, asked, container={"image": image})
+    facts = _facts(head, CONTAINER, resources, container={"image": image})
     return _shown(name, has_gpu, facts, lambda one: len(one["devices"]) > 0)
 
 
 def _horovod(has_gpu: bool) -> Shown:
     name = "Horovod with GPU operations"
     if not has_gpu or shutil.which("nvcc") is None:
-        return Shown(name, None, "no GPU and no CUDA toolkit (nvcc) was found")
+        return Shown(name, None, "a GPU or the CUDA toolkit (nvcc) is missing")
     import horovod.torch as hvd
 
     is_built = bool(hvd.nccl_built())

@@ -49,7 +49,7 @@ class _Kept:
 
 
 def measure(network: str, *, images: int, size: int, batch: int, epochs: int) -> dict[str, float]:
-    """Return images per second from files, first and later epochs, and from the device."""
+    """Return images per second: from files, in the first and in later epochs, and on the device."""
     with tempfile.TemporaryDirectory(prefix="gpu-") as name:
         found = write_photos(Path(name) / "photos", images)
         speeds = _epochs(Training, network, found, size, batch, epochs)
@@ -66,7 +66,7 @@ def _epochs(
 
     def step(epoch: int, done: int) -> None:
         nonlocal began
-        if done == 0:  # the epoch before has been judged and saved
+        if done == 0:  # the previous epoch has been validated and saved
             began = time.perf_counter()
             return
         if torch.cuda.is_available() and done % 10 == 0:
