@@ -1,4 +1,4 @@
-"""Queries an unpacked image: its variables, Python, packages and Open MPI."""
+"""Queries an unpacked image: its variables, programs, Python and packages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Answer(Message):
     Attributes:
         python: Path of its Python in the image; None if it has none that jobs can use.
         python_version: Its version.
-        facts: The output of `rayjobs.node.facts.PROBE`; empty if unknown.
+        facts: The output of `rayjobs.environments.packages_probe.PROBE`; empty if unknown.
         why: Why it has no Python.
     """
 
@@ -182,7 +182,7 @@ async def run_in(
                         failure_class="environment",
                     )
         except BaseException:
-            process.kill()  # its init then ends everything that runs in the image
+            process.kill()  # the container's init then ends all processes in the image
             await process.wait()
             talking.cancel()
             raise

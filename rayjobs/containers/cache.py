@@ -1,4 +1,4 @@
-"""The unpacked images of one node, a complete folder each, and who uses them.
+"""The unpacked images of one node, each in a complete folder, and the attempts that use them.
 
 ``images/<key>/`` contains the root file system and a record. It is filled below ``building/`` and
 renamed when complete and on the disk, so an unfinished image is never used. A process that fills or
@@ -24,7 +24,7 @@ from rayjobs.environments.cache import key_of_build, sync_file_system
 from rayjobs.injob import recordfiles
 from rayjobs.injob.lazydataclass import dataclass
 
-LOGIN = "login"  # of a fetch, in its folder
+LOGIN = "login"  # folder with the registry login of a fetch, below the folder of the fetch
 FORMAT = 1  # increased when the same image must be unpacked differently
 
 
@@ -106,7 +106,7 @@ class ImageCache:
         write_atomic(self.names / f"{name_key}.json", text, durable=True)
 
     def begin(self, key: str) -> Path:
-        """Remove leftovers of dead processes; return a new folder to fill. Hold the lock."""
+        """Remove leftovers of dead processes; return a new folder. The caller holds the lock."""
         with OwnFolder(self.building) as folder:
             for name, _ in folder.entries(""):
                 if name.startswith(f"{key}-"):
@@ -129,7 +129,7 @@ class ImageCache:
                         folder.remove(f"{name}/{LOGIN}")
 
     def finish(self, key: str, made: Path) -> None:
-        """Make a complete image visible under its name. Hold the lock."""
+        """Make a complete image visible under its name. The caller holds the lock."""
         sync_file_system(made)
         made.rename(self.folder(key))
 

@@ -68,7 +68,7 @@ class AskedImage:
         always_pull: Check the registry even if the image is already here.
         carried: Digest of the image that travels with the job, or None.
         bring: Writes that image into a folder in the OCI layout; blocks.
-        meant: Its meaning on the job's first node, or in an earlier attempt.
+        meant: What the name meant on the job's first node, or in an earlier attempt.
         called: Its display name; None: `image`.
     """
 
@@ -210,7 +210,7 @@ class Images:
     async def _found(
         self, asked: AskedImage, source: Reference | None, name_key: str, work: ImageWork
     ) -> tuple[str, bool]:
-        """Return the image of a name, and whether it was fetched. Hold the name's lock."""
+        """Return a name's image, and whether it was fetched. The caller holds the name's lock."""
         if asked.meant is not None and asked.meant.digest is not None:
             key = key_of(asked.meant.digest)
             if self._cache.is_whole(key):

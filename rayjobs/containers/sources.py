@@ -96,7 +96,7 @@ class _Hashed:
         self._stream, self._count = stream, count
         algorithm, _, self._expected = (expected or "").partition(":")
         if expected is not None and algorithm not in ("sha256", "sha512"):
-            raise BadImageError(f"the digest {expected[:80]!r} is of no known kind")
+            raise BadImageError(f"the digest {expected[:80]!r} has an unknown algorithm")
         self._hash = hashlib.new(algorithm) if expected is not None else None
 
     def read(self, size: int = -1) -> bytes:

@@ -1,4 +1,4 @@
-"""Unpacks one image into a folder; a separate program, so that it can be ended at any moment.
+"""Unpacks one image into a folder, as a separate program that can be ended at any moment.
 
 ``python unpacking.py SOURCE FOLDER MOST_BYTES [NAME]`` writes ``FOLDER/rootfs`` and
 ``FOLDER/image.json`` (digest, configuration, skipped files), and prints its progress. An unfinished

@@ -49,7 +49,7 @@ class Control:
 
     Attributes:
         marker: The attempt's marker, by which processes of the build are found.
-        deadline_s: On the event loop's clock; None means no limit.
+        deadline_s: When to give up, on the event loop's clock; None means no limit.
         limit_s: The total limit, for the message.
     """
 
@@ -134,8 +134,8 @@ async def run(
 ) -> None:
     """Run a program to its end and log its output.
 
-    It is ended with all its child processes when `control` says so, and by the kernel when this
-    process dies.
+    It is ended with all its child processes when `control` requests it, and by the kernel when
+    this process dies.
 
     Args:
         doing: Its purpose, as in "packages cannot be resolved".
@@ -184,7 +184,7 @@ async def run(
 def tied_to_this_process(arguments: Sequence[str]) -> list[str]:
     """Return the command of a program that the kernel ends together with this process.
 
-    This takes `setpriv` of util-linux 2 ms, and a Python interpreter 15 ms.
+    With `setpriv` of util-linux this takes 2 ms, with a Python interpreter 15 ms.
     """
     if (setpriv := _setpriv()) is not None:
         return [setpriv, "--pdeathsig", "KILL", *arguments]
@@ -247,7 +247,7 @@ def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
         message = f"{doing}: the disk of the node's scratch or of uv's cache is full"
         return PrepareError(message, failure_class="storage", lines=relevant)
     message = f"{doing}: {sentence(relevant) or f'exit code {code}'}. Full log: {BUILD_LOG}"
-    # Packages that do not exist or conflict will do so the next time too.
+    # Another attempt would find the same missing package or the same conflict.
     is_permanent = any(words in line for line in lines for words in _FOR_GOOD)
     return ProgramFailedError(
         message,

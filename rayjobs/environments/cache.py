@@ -1,4 +1,4 @@
-"""The environments of one node, a complete folder each, and who may use or remove them.
+"""The environments of one node, each in a complete folder, and who may use or remove them.
 
 ``environments/<key>/`` is a virtual environment with a record of its content. It is built below
 ``building/`` and renamed when complete, so an unfinished one is never used. A conda prefix cannot
@@ -137,7 +137,7 @@ class Cache:
         write_atomic(self.requests / f"{digest}.txt", lock, durable=True)
 
     def begin(self, key: str) -> Path:
-        """Remove leftovers of earlier builds; return a new build folder. Hold the lock."""
+        """Remove leftovers of earlier builds; return a new folder. The caller holds the lock."""
         for left in self.building.glob(f"{key}-*"):
             shutil.rmtree(left, ignore_errors=True)
         folder = self.building / f"{key}-{os.getpid()}-{time.time_ns()}"
@@ -145,7 +145,7 @@ class Cache:
         return folder
 
     def finish(self, key: str, venv: Path, lock: str, record: dict[str, Any]) -> None:
-        """Make a complete environment visible under its unused name. Hold the lock."""
+        """Make a complete environment visible under its unused name. The caller holds the lock."""
         (venv / LOCK).write_text(lock)
         (venv / RECORD).write_text(json.dumps(record))
         sync_file_system(venv)
@@ -161,21 +161,21 @@ class Cache:
     def begin_in_place(self, key: str) -> Path:
         """Return the empty folder of an unused environment that cannot be moved.
 
-        Hold the lock.
+        The caller holds the lock.
         """
         place = self.folder(key)
         shutil.rmtree(place, ignore_errors=True)
         return place
 
     def finish_in_place(self, key: str, lock: str, record: dict[str, Any]) -> None:
-        """Complete an environment that was built in place. Hold the lock."""
+        """Complete an environment that was built in place. The caller holds the lock."""
         place = self.folder(key)
         (place / LOCK).write_text(lock)
         sync_file_system(place)
         write_atomic(place / RECORD, json.dumps(record), durable=True)
 
     def discard(self, key: str) -> None:
-        """Keep new attempts from using an environment. Hold the lock."""
+        """Keep new attempts from using an environment. The caller holds the lock."""
         (self.folder(key) / RECORD).unlink(missing_ok=True)
 
     def lock_text(self, key: str) -> str | None:

@@ -164,7 +164,7 @@ async def _ask(path: str) -> Interpreter:
 
 def _no_answer(path: str) -> PrepareError:
     return PrepareError(
-        f"{path} does not answer like a Python interpreter; name another one as environment",
+        f"{path} does not answer like a Python interpreter; name another one as the environment",
         failure_class="environment",
     )
 
@@ -174,7 +174,7 @@ def _checked(path: str, version: tuple[int, int, int], platform: object) -> Inte
     if version < LEAST_PYTHON:
         raise PrepareError(
             f"{path} is Python {major}.{minor}.{micro}; jobs need 3.8 or newer. Name another "
-            f"interpreter as environment",
+            f"interpreter as the environment",
             failure_class="environment",
         )
     return Interpreter(path, version, json.dumps(platform))

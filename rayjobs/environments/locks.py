@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PIP = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;\\]+)|@\s*(\S+))")
-# A file that was only requested by its path or address.
+# A file that was requested only by its path or address.
 _WHEEL = re.compile(r"(?:\S*/)?([A-Za-z0-9._]+)-[^-/\s]+(?:-[^-/\s]+){3,4}\.whl(?=\s|$)")
 _OF_BASE = re.compile(r"# of the (target|image): ")
 _FILE = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)-(?P<build>[^-]+)\.(?:conda|tar\.bz2)")

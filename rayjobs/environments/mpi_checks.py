@@ -1,4 +1,4 @@
-"""Checks of MPI and Horovod jobs: is the software there, and does it support the request?"""
+"""Checks whether the software of MPI and Horovod jobs is installed and supports the request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from rayjobs.core.errors import Problem
 from rayjobs.spec.model import JobSpec
 
-# Also the second of several: ``import torch, horovod.torch as hvd``.
+# Also matches a later name of an import: ``import torch, horovod.torch as hvd``.
 _HOROVOD = re.compile(
     rb"^\s*(?:from\s+|import\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*)horovod\b", re.MULTILINE
 )

@@ -26,6 +26,7 @@ class Unused:
 
     Attributes:
         name: Its path below the node's scratch folder.
+        why: Why it counts as unused.
         stays: Why it stays; empty if it may be removed.
         kind: Its name in `Leftover`; empty: the name of its folder.
     """

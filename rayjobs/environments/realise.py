@@ -120,7 +120,7 @@ class Environments:
         return self._cache.folder(name).exists() and bool(self._cache.used_by().get(name))
 
     async def _is_usable(self, key: str, work: Work) -> bool:
-        """Whether an environment is complete and unchanged. Hold the lock."""
+        """Whether an environment is complete and unchanged. The caller holds the lock."""
         if not self._cache.is_whole(key, in_image=work.image is not None):
             return False
         if not await self._is_open_to(work):
@@ -318,7 +318,7 @@ class Environments:
     ) -> str:
         """Return the lock of a conda request: stored here, from an earlier attempt, or new."""
         digest = request.digest()
-        # Waited for without the lock: the job's first node may need it, on this same machine.
+        # Wait without the lock: the job's first node may be on this machine and need it.
         given = await _given(request, work)
         async with self._steps.alone(digest, work):
             lock = given or self._cache.resolved(digest)
@@ -423,7 +423,7 @@ class Environments:
     async def _resolved(self, request: Request, base: Base | None, work: Work) -> str:
         """Return the lock of a request: stored here, from an earlier attempt, or new."""
         digest = request.digest()
-        # Waited for without the lock: the job's first node may need it, on this same machine.
+        # Wait without the lock: the job's first node may be on this machine and need it.
         given = await _given(request, work)
         async with self._steps.alone(digest, work):
             lock = given or self._cache.resolved(digest)

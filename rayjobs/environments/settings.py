@@ -66,7 +66,7 @@ def find_uv() -> str:
     if found is None:
         raise PrepareError(
             "packages are installed with uv, which is neither next to the target's Python nor on "
-            "its PATH: run `pip install uv` there, or name an interpreter's path as environment",
+            "its PATH: run `pip install uv` there, or give an interpreter's path as environment",
             failure_class="environment",
         )
     return found

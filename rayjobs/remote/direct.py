@@ -1,4 +1,4 @@
-"""Transfers large files between this client and a server's bucket, at signed addresses.
+"""Transfers large files directly between this client and a server's bucket, with signed addresses.
 
 If the bucket cannot be used from here, all bytes travel through the server.
 """
@@ -66,9 +66,9 @@ class Bucket:
 
     @contextmanager
     def reading(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
-        """Give a function that returns the bytes of a blob from a first to a last one, inclusive.
+        """Yield a function that returns a blob's bytes from a first to a last one, inclusive.
 
-        It returns no bytes if the server must send them. The bytes are not verified.
+        The function returns no bytes if the server must send them. It does not verify them.
         """
         found = self._server.json("GET", f"/v1/blob-addresses/{key}") if self._is_used else None
         self._is_used, address = found is not None, str(found)
@@ -105,10 +105,12 @@ class Requests:
             one.close()
 
     def send(self, verb: str, address: str, data: bytes | None, headers: dict[str, str]) -> bytes:
-        """Return the answer's body; a failed request is retried a few times.
+        """Return the answer's body, retrying a failed request a few times.
+
+        A failure to connect and a timeout are final.
 
         Raises:
-            OSError, http.client.HTTPException: all attempts failed.
+            OSError, http.client.HTTPException: no attempt succeeded.
         """
         pause_s, parts = FIRST_PAUSE_S, urlsplit(address)
         expected = 206 if "Range" in headers else 200
@@ -117,7 +119,7 @@ class Requests:
                 time.sleep(pause_s)
                 pause_s *= 2
             is_last = attempt + 1 == TRIES
-            # One failure is final: this network most likely cannot reach the server.
+            # A failure to connect is final: this network most likely cannot reach the server.
             connection = self._connected(parts)
             try:
                 connection.request(verb, f"{parts.path}?{parts.query}", body=data, headers=headers)

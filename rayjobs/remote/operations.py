@@ -1,4 +1,4 @@
-"""The HTTP API's operations on a workspace's records: one table for server, client, OpenAPI.
+"""The HTTP API's operations on records: one table for the server, the client and OpenAPI.
 
 A row names a method of the store or the catalogue. The method's signature defines its arguments and
 its answer, so the server's routes, the client's methods and the document cannot differ. Methods

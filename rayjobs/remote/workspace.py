@@ -221,8 +221,8 @@ class HttpBlobs(FetchedBlobs):
                 size = os.fstat(stream.fileno()).st_size
                 if size <= UPLOAD_BYTES:
                     return self._send_at_once(stream.read(size), key, digest)
-                # Named by its bytes: a repeated command continues the upload, and the server
-                # recognizes a request whose answer was lost.
+                # The name depends on the bytes: a repeated command continues the upload, and the
+                # server recognizes a request whose answer was lost.
                 found = digest_of_stream(stream)
                 check_digest(digest, found, str(path))
                 if key is None and self._used(blob_key(found)) == size:
@@ -245,7 +245,7 @@ class HttpBlobs(FetchedBlobs):
     def _keep(self, name: str, body: dict[str, Any]) -> Blob:
         while True:
             kept = self._server.json("POST", f"/v1/uploads/{name}/keep", body=body, repeats=True)
-            if kept is not None:  # otherwise the server would still be reading the bytes
+            if kept is not None:  # None: the server is still reading the bytes
                 return cast(Blob, plain.decoder(Blob)(kept))
 
     def _send_at_once(self, data: bytes, key: str | None, digest: str | None) -> Blob:

@@ -28,7 +28,7 @@ Handler = Callable[[Request, "Caller"], Awaitable[Response]]
 
 
 class Refusal(Exception):
-    """The refusal of a request, with its HTTP status, and its sender where the token is known."""
+    """The refusal of a request, with its HTTP status, and its sender if the token is known."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Guard:
         known = _valid(token)
         if not self._bucket(self._buckets, known.id, PER_SECOND, BURST).take():
             raise Refusal(429, "too many requests", {"Retry-After": "1"}, caller=Caller(known))
-        _check_role(known, role)  # counted first: the audit gets a row of each refused change
+        _check_role(known, role)  # counted first, since the audit records each refused change
         return Caller(known)
 
     def _fresh(self, text: str) -> Token | None:

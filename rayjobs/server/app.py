@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 PAGING = {"page_size", "cursor"}
 AWAY = (StoreUnreachableError, StoreBusyError, DatastoreUnavailable)
-# A piece of an upload, which changes nothing until it is kept; a wake; reads with a body.
+# Pieces of uploads, which change nothing until they are kept; wake-ups; the use of a blob.
 UNAUDITED = ("/v1/uploads/{name}", "/v1/uploads/{name}/parts", "/wake", "/v1/blob-uses/{key:path}")
 UNREAD = (400, 408, 413, 429)  # requests without any effect
 DRIVER = "rayjobs.tuning.driver_actor:start"
@@ -88,7 +88,7 @@ def make_app(
     Args:
         provider: The provider of OpenID Connect logins; None: users only have tokens.
         bucket: See `uploads.presigned_of`.
-        lines: Where requests and changes are written at once; None: nowhere.
+        lines: The log of requests and changes, written immediately; None: no log.
     """
     lines = lines or Lines(None)
     guard = Guard(workspace.store)
@@ -184,7 +184,7 @@ def _route(
     may_repeat: bool,
 ) -> Route:
     def note(request: Request, caller: Caller, status: int) -> None:
-        """Record a change, also a refused one: a failed request may have had an effect."""
+        """Record a change, even a refused one: a failed request may have had an effect."""
         is_change = verb != "GET" and role > Role.VIEWER and not path.endswith(UNAUDITED)
         if status not in UNREAD and getattr(request.state, "is_change", is_change):
             audit.add(
@@ -220,7 +220,7 @@ def _route(
         except Refusal as refusal:
             if refusal.caller is not None:
                 request.scope[USER] = refusal.caller.user
-                if refusal.status == 403:  # 401: a token that has ended changes nothing
+                if refusal.status == 403:  # 401: an expired or revoked token changes nothing
                     note(request, refusal.caller, refusal.status)
             return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
         except RayjobsError as error:
@@ -267,8 +267,8 @@ def _refused(error: Exception, lines: Lines, *, may_repeat: bool) -> Response:
     if isinstance(error, RayjobsError) and "matches" in error.values:
         more["matches"] = list(error.values["matches"])
     status = _status_of(error)
-    # A request that may have had an effect, and would have it twice, must not be repeated: clients
-    # repeat an answer with an error in it only if it has this header.
+    # A request must not be repeated if it may have had an effect that a repetition would double:
+    # after an error, clients repeat a request only if the answer has this header.
     headers = {"Retry-After": "1"} if status == 503 and may_repeat else None
     whole = error.headline if isinstance(error, SpecError) else str(error)
     message = without_address(whole)
@@ -451,7 +451,7 @@ def _paging(one: Operation, given: dict[str, Any]) -> tuple[int, str]:
 
 
 def _checked_draft(draft: object, caller: Caller) -> ModelDraft:
-    """Return the model to register, owned by the user."""
+    """Return the model to register, with the caller as its owner."""
     if not isinstance(draft, ModelDraft):
         raise Refusal(400, "`draft` is not a model")
     for file in draft.files:
@@ -463,10 +463,8 @@ def _checked_draft(draft: object, caller: Caller) -> ModelDraft:
         check_key(file.blob)
     lineage = dict(draft.lineage)
     if isinstance(by_hand := lineage.get(UPLOADED), Mapping):
-        lineage[UPLOADED] = {
-            **by_hand,
-            "by": caller.user,
-        }  # not the user's name on the client's machine
+        # Not the user's name on the client's machine.
+        lineage[UPLOADED] = {**by_hand, "by": caller.user}
     return replace(draft, user=caller.user, lineage=lineage)
 
 
@@ -505,7 +503,7 @@ def _check_job(workspace: OpenWorkspace, new: NewJob, caller: Caller, known: Kno
 
 
 def _checked(workspace: OpenWorkspace, new: object, caller: Caller, known: KnownTargets) -> Any:
-    """Return the submission, owned by the user, after checking its spec."""
+    """Return the submission with the caller as its owner, after checking its spec."""
     kind = type(new).__name__
     if kind not in ("NewJob", "NewSweep", "NewPipeline", "NewRun"):
         raise Refusal(400, "`new` is not a job, a sweep, a pipeline or a run")

@@ -51,9 +51,8 @@ class Audit:
         }
         self._lines.add(f"audit {json.dumps(row)}")
         with self._lock:
-            if (
-                len(self._rows) < MOST_WAITING
-            ):  # the store is unavailable: the log still has the rows
+            # More rows than this mean that the store is unavailable; the log still has them.
+            if len(self._rows) < MOST_WAITING:
                 self._rows.append(row)
             if self._writing is None:
                 self._writing = threading.Thread(target=self._write, name="audit")

@@ -1,4 +1,4 @@
-"""Connections that do not wait forever: a request's head must arrive within a time limit."""
+"""Limits how long a connection waits: the head of a request must arrive in time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class BoundedProtocol(H11Protocol):
     _ending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer immediately: no byte may ever arrive."""
-        # An answer is two writes, head and body. On a connection in use the body would wait 40 ms
+        """Start the timer immediately, since the client may never send a byte."""
+        # An answer is two writes, head and body. On a reused connection, the body would wait 40 ms
         # for the client's delayed ACK. asyncio sets the option only on sockets that were made with
         # a protocol number; `socket.create_server` makes them without one.
         taken = transport.get_extra_info("socket")
@@ -38,7 +38,7 @@ class BoundedProtocol(H11Protocol):
         if self.conn.their_state is h11.IDLE:
             self._end_in(HEAD_S)
         elif not self._is_refused():
-            self._go_on()
+            self._stop_timer()
 
     def on_response_complete(self) -> None:
         """Allow a short time for the rest of a refused body."""
@@ -48,7 +48,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
-        self._go_on()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def _is_refused(self) -> bool:
@@ -59,7 +59,7 @@ class BoundedProtocol(H11Protocol):
         if self._ending is None:
             self._ending = self.loop.call_later(seconds, self.transport.close)
 
-    def _go_on(self) -> None:
+    def _stop_timer(self) -> None:
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None

@@ -33,7 +33,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         await in_thread(store.job, job_id)  # errors are raised before the answer begins
 
         def read(after: int) -> tuple[list[Event], bool]:
-            # In this order: once the end is seen, all its events are there.
+            # Read the state before the events, so that the last ones are never missed.
             is_final = store.job(job_id).state.is_final
             return store.events(job_id, after=after), is_final
 

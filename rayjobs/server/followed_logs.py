@@ -23,7 +23,7 @@ BEAT_S = 1.0  # within this time, a client learns that the stream is alive
 MOST_RATE = 500  # parts that all clients of a log get per second while it grows steadily
 MOST_POLLS = 500  # polls per second of all logs: with more than 50 logs each is polled less often
 FRESH_S = 0.3  # age of a job's record
-KEPT_S = 10.0  # a job is read along until this time after its last use
+KEPT_S = 10.0  # for this time after its last use, each read of the store includes a job
 MOST_WAITING = 1 << 20  # bytes that wait for a slow client
 
 _Position = tuple[int, int | None]
@@ -97,7 +97,7 @@ class _Shared:
     """A reader of a log and the clients that get what it reads. Used in the event loop only.
 
     Attributes:
-        at: The attempt, and the position in its log, up to which all clients were given the log.
+        at: The attempt, and the position in its log up to which all clients have received it.
     """
 
     def __init__(self, parts: Iterator[Part], at: _Position, pause_s: Callable[[], float]) -> None:
@@ -117,7 +117,7 @@ class _Shared:
         self._clients.discard(client)
 
     def start(self, ended: Callable[[], object]) -> None:
-        """Begin to read; `ended` is called before the clients are told the end."""
+        """Begin to read; `ended` is called before the clients are notified of the end."""
         self._task = asyncio.create_task(self._read(ended))
 
     async def _read(self, ended: Callable[[], object]) -> None:
@@ -149,7 +149,7 @@ class _Shared:
 
 
 class _Client:
-    """What a client of a shared reader has not taken yet.
+    """The parts that a client of a shared reader has not taken yet.
 
     Attributes:
         is_behind: Whether it took too little, and therefore gets no more.
@@ -180,7 +180,7 @@ class _Client:
         self._news.set()
 
     async def parts(self) -> AsyncIterator[Part]:
-        """Yield what is given, until the end of the log or until the client has fallen behind."""
+        """Yield the given parts until the log ends or the client has fallen behind."""
         while True:
             while self._waiting:
                 part = self._waiting.popleft()
@@ -206,7 +206,7 @@ class FollowedJobs:
         self._store = store
         self._lock = threading.Lock()
         self._known: dict[int, Job] = {}  # by serial
-        self._asked_s: dict[int, float] = {}
+        self._used_s: dict[int, float] = {}
         self._read_s = float("-inf")
         self._failed: tuple[float, Exception] | None = None
 
@@ -219,14 +219,13 @@ class FollowedJobs:
         """
         began_s = time.monotonic()
         with self._lock:
-            self._asked_s[job.serial] = began_s
+            self._used_s[job.serial] = began_s
             is_fresh = time.monotonic() - self._read_s < FRESH_S
             if is_fresh and job.serial in self._known:
                 return self._known[job.serial]
             if self._failed is not None and self._failed[0] > began_s:
-                raise self._failed[
-                    1
-                ]  # while this thread waited: one wait for a lost store is enough
+                # Another thread failed while this one waited: do not wait for the store again.
+                raise self._failed[1]
             try:
                 self._read()
             except Exception as error:
@@ -234,14 +233,14 @@ class FollowedJobs:
                 raise
             if job.serial in self._known:
                 return self._known[job.serial]
-        return self._store.job(job.id)  # says why it is not there
+        return self._store.job(job.id)  # raises the reason
 
     def _read(self) -> None:
         now_s = time.monotonic()
-        self._asked_s = {
-            serial: at_s for serial, at_s in self._asked_s.items() if now_s - at_s < KEPT_S
+        self._used_s = {
+            serial: at_s for serial, at_s in self._used_s.items() if now_s - at_s < KEPT_S
         }
-        self._known = {one.serial: one for one in self._store.jobs_of(self._asked_s)}
+        self._known = {one.serial: one for one in self._store.jobs_of(self._used_s)}
         self._read_s = now_s
 
 
@@ -253,7 +252,7 @@ def _after(parts: Iterator[Part], given: _Position) -> Iterator[Part]:
         if part.attempt != attempt or not part.data or part.end is None:
             yield part
             continue
-        is_whole = len(part.data) == part.end - start  # else it stands for what was left out
+        is_whole = len(part.data) == part.end - start  # else it stands for omitted output
         skip = 0 if end is None else max(0, end - start)
         start = part.end
         if end is None or part.end <= end:

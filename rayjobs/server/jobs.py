@@ -93,7 +93,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
     async def blob(request: Request, _caller: Caller) -> Response:
         found = re.fullmatch(r"bytes=(\d{1,18})-(\d{1,18})", request.headers.get("range", ""))
         if found is None:
-            raise Refusal(416, f"ask for a range of up to {MOST_RANGE} bytes")
+            raise Refusal(416, f"request a range of at most {MOST_RANGE} bytes")
         start, end = int(found[1]), min(int(found[2]), int(found[1]) + MOST_RANGE - 1)
 
         key, length = request.path_params["key"], max(0, end - start + 1)
@@ -107,7 +107,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         ("GET", "/v1/jobs/{job_id}/log-times", viewer, times),
         ("GET", "/v1/jobs/{job_id}/log-stream", viewer, stream),
         ("GET", "/v1/blob-sizes/{key:path}", viewer, size),
-        # The caller is going to refer to a blob: a prune spares it for an hour.
+        # The caller is about to refer to a blob: a prune spares it for an hour.
         ("POST", "/v1/blob-uses/{key:path}", Role.SUBMITTER, use),
         ("GET", "/v1/blobs/{key:path}", viewer, blob),
     ]

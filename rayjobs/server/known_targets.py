@@ -1,4 +1,4 @@
-"""Caches facts of targets for a second: a burst of submits needs the same one."""
+"""Caches the facts of targets for a second, since all submits of a burst need the same ones."""
 
 from __future__ import annotations
 

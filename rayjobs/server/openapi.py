@@ -23,7 +23,7 @@ _ERRORS = {
     "408": "The body arrives too slowly.",
     "409": "It is not possible now.",
     "413": "The body is too large.",
-    "416": "Ask for a range.",
+    "416": "The request has no valid range.",
     "422": "The value is invalid.",
     "429": "Too many requests.",
     "503": "The store or the storage cannot be reached.",

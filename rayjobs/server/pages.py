@@ -1,8 +1,8 @@
 """Long lists in pages: part of the items, and a cursor for the item after which to continue.
 
-The server keeps no state between two pages: any server of a workspace answers the next one, and
-items added or removed meanwhile shift nothing. Lists that can become long are read by their keys.
-Lists of the catalogue are read as a whole for each page, and the item is looked up.
+The server keeps no state between two pages: any server of a workspace can answer the next one, and
+items added or removed meanwhile do not shift the pages. Lists that can become long are read by
+their keys. Lists of the catalogue are read as a whole for each page, and the item is looked up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEYS: Mapping[str, Sequence[str]] = {
     "queue_history": ("serial",),
     "usage": ("serial", "attempt"),
 }
-# The fields that name an item of another list; the first one that it has counts.
+# The fields that name an item of any other list: the first entry whose fields it has.
 NAMES = (("id",), ("name", "version"), ("number",), ("pipeline", "number"), ("name",))
 _Position = tuple[Any, ...]
 _Part = tuple[Sequence[Any], _Position | None]

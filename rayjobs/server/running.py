@@ -112,7 +112,7 @@ def serve(
     *,
     note: Callable[[str], None] = lambda _text: None,
 ) -> None:
-    """Serve a workspace until the process gets a signal to end.
+    """Serve a workspace until a signal ends the process.
 
     Args:
         note: Called with the address, once the server listens.

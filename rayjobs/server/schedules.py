@@ -1,4 +1,4 @@
-"""Schedules that clients make and change; the server's machine keeps their time."""
+"""Checks and stores the schedules of clients, which run on the server's machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayjobs.workspace.users import Role
 
 
 def checked(workspace: OpenWorkspace, record: object, caller: Caller) -> ScheduleRecord:
-    """Return a schedule as it may be written: the caller's own, or a known one's owner's.
+    """Return the schedule to write: a new one of the caller, or a known one, whose owner stays.
 
     Raises:
         Refusal: it is not a schedule, or another user's.
@@ -33,7 +33,7 @@ def checked(workspace: OpenWorkspace, record: object, caller: Caller) -> Schedul
     else:
         maker = known.created_by
         if maker not in ("", caller.user) and caller.token.role < Role.ADMIN:
-            raise Refusal(403, f"{maker} made it: only an admin changes it for others")
+            raise Refusal(403, f"{maker} made it: only an admin may change what others own")
         record = replace(
             record,
             created_by=maker,
@@ -54,7 +54,7 @@ def _known(workspace: OpenWorkspace, schedule: str) -> ScheduleRecord | None:
 
 
 def put(workspace: OpenWorkspace, record: ScheduleRecord) -> None:
-    """Write a checked schedule, which falls due from now on, and have its time kept here."""
+    """Write a checked schedule, which counts from now on, and register it with this machine."""
     from rayjobs.pipelines import schedule
 
     schedule.put(workspace, record)

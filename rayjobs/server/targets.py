@@ -35,7 +35,7 @@ from rayjobs.workspace.users import Role
 
 ANSWER_S = 20.0
 SAME_START_S = 60.0  # after a longer pause between requests, a start is another one
-# Requests that clients may send to a target; others, such as its end, are not for clients.
+# Requests that clients may send to a target; others, such as ending it, are not allowed.
 READ = ("ping", "status", "explain")
 OF_A_JOB = ("evict", "stacks", "store", "session")
 
@@ -133,7 +133,7 @@ class _Starts:
         self._lock = threading.Lock()
 
     def has_begun(self, name: str, is_starting: bool) -> bool:
-        """Return whether a start begins now, with a request that found the target so."""
+        """Return whether a request begins a start; `is_starting`: the target was not running."""
         now_s = time.monotonic()
         with self._lock:
             if not is_starting:
@@ -146,7 +146,7 @@ class _Starts:
 
     @contextlib.contextmanager
     def waiting(self, name: str) -> Iterator[None]:
-        """Count the caller among those that wait for the end of a start."""
+        """Count the caller among the requests that wait for a start to end."""
         with self._lock:
             self._waiting[name] += 1
         try:
@@ -159,19 +159,19 @@ class _Starts:
 
 
 def _note_start(request: Request, name: str, *, has_begun: bool) -> None:
-    """Have the audit say that this request began to start a target, if it did."""
+    """Make the audit record the start of a target if this request began it."""
     request.state.is_change = has_begun
     request.state.change = f"start of target {name}"
 
 
 def _name_of(request: Request) -> str:
     name = str(request.path_params["target"])
-    load_target(name, home=home())  # refuses what does not name a target
+    load_target(name, home=home())  # raises an error if there is no such target
     return name
 
 
 async def _check_allowed(workspace: OpenWorkspace, asked: TargetRequest, caller: Caller) -> None:
-    """Refuse what this client may not request from a target."""
+    """Refuse a request to a target that this client may not make."""
     if asked.op in OF_A_JOB:
         if caller.token.role < Role.SUBMITTER:
             role = caller.token.role.name.lower()

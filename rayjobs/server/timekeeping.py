@@ -1,7 +1,7 @@
-"""Keeps the time of a workspace's schedules where its server runs, also after a restart.
+"""Keeps a timekeeper running for a workspace's schedules on the server's machine.
 
-The timekeeper is a process of its own. It dies with its machine or container, and no target here
-may ever start it again: the target can be elsewhere, or have nothing to do.
+The timekeeper is a separate process, which dies with its machine or container. The target may never
+start it again: it can be on another machine, or have nothing to do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def look(workspace: OpenWorkspace) -> None:
 
 
 async def keep(workspace: OpenWorkspace) -> None:
-    """Look now, and again each minute, until the task is canceled."""
+    """Call `look` now and then each minute, until the task is canceled."""
     while True:
         try:
             await in_thread(look, workspace)

@@ -175,7 +175,7 @@ class _Keeping:
             self._running[name] = task
         done, _ = await asyncio.wait({task}, timeout=KEEP_WAITS_S)
         if not done:
-            # The client may be gone at its end.
+            # The client may be gone when it ends.
             task.add_done_callback(
                 lambda _: asyncio.get_running_loop().call_later(KEPT_FOR_S, self._drop, name, task)
             )
@@ -187,7 +187,7 @@ class _Keeping:
         if self._running.get(name) is task:
             del self._running[name]
             if not task.cancelled():
-                task.exception()  # the client that asked may be gone
+                task.exception()  # marks it as seen: the client may be gone
 
 
 def upload_of(workspace: OpenWorkspace, name: str, caller: Caller) -> Pieces:
@@ -234,7 +234,7 @@ class Pieces:
 
     @contextmanager
     def joined(self) -> Iterator[tuple[Path, int]]:
-        """Give a temporary file with the complete bytes, and its size."""
+        """Yield a temporary file with the complete bytes, and its size."""
         with tempfile.NamedTemporaryFile(dir=self._scratch) as file:
             size = 0
             for key, _ in self._chain():

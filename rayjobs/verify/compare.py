@@ -1,4 +1,4 @@
-"""Compares what an undisturbed and a resumed run left: metric curves and final checkpoints."""
+"""Compares the metric curves and final checkpoints of an undisturbed and a resumed run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far two numbers may be apart: ``|a - b| <= atol + rtol * |a|``, a the undisturbed one."""
+    """The allowed difference: ``|a - b| <= atol + rtol * |a|``; a is the undisturbed value."""
 
     rtol: float = 1e-5
     atol: float = 1e-8
@@ -44,9 +44,9 @@ class CurveFinding:
         missing: Steps of the undisturbed run that the resumed one lacks.
         extra: Steps that only the resumed run has.
         doubled: Steps that the resumed run has more often than the undisturbed one.
-        first_step: The first step whose values differ; None when all are the same.
-        by: How far they are apart there.
-        most: How far they are apart at most, over all steps.
+        first_step: The first step whose values differ; None if all are the same.
+        by: The difference at that step.
+        most: The largest difference over all steps.
     """
 
     name: str
@@ -60,7 +60,7 @@ class CurveFinding:
 
     @property
     def sentences(self) -> list[str]:
-        """What differs, for people; empty when nothing does."""
+        """The differences as sentences; empty if there are none."""
         found = []
         if self.missing:
             found.append(f"metric {self.name!r} has a gap: {_steps(self.missing)} missing")
@@ -68,7 +68,7 @@ class CurveFinding:
             found.append(f"metric {self.name!r} is doubled at {_steps(self.doubled)}")
         if self.extra:
             found.append(
-                f"metric {self.name!r} has {_steps(self.extra)}, which the undisturbed run has not"
+                f"metric {self.name!r} has {_steps(self.extra)}, which the undisturbed run lacks"
             )
         if self.first_step is not None:
             found.append(
@@ -93,7 +93,7 @@ def curves(
 ) -> tuple[list[CurveFinding], list[str]]:
     """Compare all metrics that were logged with a step; return them, and the names of the others.
 
-    Those without a step cannot be put in order over several attempts, so they are not compared.
+    The others cannot be put in order across attempts, so they are not compared.
     """
     ours, theirs = metrics.series(undisturbed), metrics.series(resumed)
     findings, left_out = [], []
@@ -135,7 +135,7 @@ def _curve(
 
 @dataclass(frozen=True)
 class FileFinding:
-    """One file of the last checkpoint: what differs, in sentences and as data."""
+    """The differences in one file of the last checkpoint, as sentences and as data."""
 
     name: str
     sentences: tuple[str, ...]
@@ -150,10 +150,10 @@ def weights(
     tolerance: Tolerance,
     python: str | None,
 ) -> list[FileFinding]:
-    """Compare the files of two checkpoints that were written to `folders`.
+    """Return the differences between two checkpoints whose files were written to `folders`.
 
-    Files with the same bytes are the same. The others are loaded by a process of their own with
-    the job's interpreter, where tensors are compared by name.
+    Files with the same bytes are equal. The others are loaded in a separate process with the job's
+    interpreter, and their tensors are compared by name.
 
     Args:
         python: The interpreter (or the folder of its environment) that the jobs ran with.
@@ -211,7 +211,7 @@ def _compared(
 
 
 def interpreter(python: str | None) -> str:
-    """Return the interpreter of a job's environment; None is this process's own."""
+    """Return the interpreter of a job's environment; for None, that of this process."""
     if python is None:
         return sys.executable
     path = Path(python).expanduser()
@@ -234,5 +234,5 @@ def _finding(facts: Mapping[str, Any]) -> FileFinding:
     more = facts["differ"] - len(facts["largest"])
     if more:
         sentences.append(f"{name}: {more} more of its {facts['values']} values differ")
-    # Only bytes differ then: the same values within the tolerance.
+    # Without sentences, only bytes differ: all values are equal within the tolerance.
     return FileFinding(name, tuple(sentences), facts)

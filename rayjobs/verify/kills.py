@@ -23,7 +23,7 @@ from rayjobs.store.base import Store
 
 LOOK_S = 0.01
 STORE_LOOK_S = 0.1
-# The part of a run in which nothing is killed: no checkpoint may be there yet.
+# The first part of a run, in which nothing is killed: there may be no checkpoint yet.
 SPARED = 0.1
 
 
@@ -33,7 +33,7 @@ class Pace:
 
     Attributes:
         name: The metric with the most steps.
-        rank: Which rank logged it.
+        rank: The rank that logged it.
         steps: Its steps in the undisturbed run, ascending.
         step_s: Average seconds per step in the undisturbed run.
     """
@@ -49,9 +49,9 @@ class Kill:
     """A rank that was killed.
 
     Attributes:
-        attempt: The attempt that it ended.
-        rank: Which rank.
-        planned_step: The step that was waited for.
+        attempt: The attempt that the kill ended.
+        rank: The rank that was killed.
+        planned_step: The step after which it was to be killed.
         step: The newest step that had been logged when the rank was killed.
     """
 
@@ -62,7 +62,7 @@ class Kill:
 
 
 def pace_of(points: Sequence[MetricPoint]) -> Pace | None:
-    """Return the metric with the most steps; None when nothing was logged with a step."""
+    """Return the metric with the most steps; None if nothing was logged with a step."""
     logged: dict[tuple[int, str], dict[int, float]] = {}
     for point in points:
         if point.step is not None:
@@ -96,11 +96,11 @@ def choose(pace: Pace, count: int, generator: random.Random) -> list[int]:
 def restarts(
     points: Sequence[MetricPoint], pace: Pace, *, attempts: int, brought: Collection[int]
 ) -> list[str]:
-    """Name the attempts that started over: their curves may be right, but their time is lost.
+    """Return a sentence for each attempt that started over, even if its curve is right.
 
     Args:
-        points: Of all attempts, hidden ones too.
-        attempts: How many there were.
+        points: The metric points of all attempts, including hidden ones.
+        attempts: The number of attempts.
         brought: The attempts that were given a checkpoint.
     """
     firsts: dict[int, int] = {}
@@ -122,7 +122,7 @@ def restarts(
 
 
 class Hunter:
-    """Watches one job and kills a random rank of each attempt when it is far enough."""
+    """Watches one job and kills a random rank of each attempt at a given step."""
 
     def __init__(self, store: Store, job: str, pace: Pace, generator: random.Random) -> None:
         self._store = store
@@ -134,11 +134,11 @@ class Hunter:
         """Kill a rank of attempt `number` after it has logged `step` and saved a checkpoint.
 
         An attempt that resumed from a checkpoint need not have saved another one. Returns None
-        when the attempt ended before.
+        if the attempt ended first.
 
         Raises:
             UsageError: the attempt runs on another machine.
-            RayjobsError: its host does not say which processes its ranks are.
+            RayjobsError: its host does not report the processes of its ranks.
         """
         attempt = self._started(number)
         if attempt is None:
@@ -158,7 +158,7 @@ class Hunter:
                 if self._is_over(number):
                     return None
             time.sleep(LOOK_S)
-        # Not always right after a line was logged: in the middle of a step, or of a save, too.
+        # Kill at any moment, also in the middle of a step or a save.
         time.sleep(self._generator.random() * min(1.0, self._pace.step_s))
         rank = self._shoot(attempt)
         return None if rank is None else Kill(number, rank, step, seen)
@@ -169,7 +169,7 @@ class Hunter:
         return AttemptPaths(Path(host.root)).metrics(self._pace.rank)
 
     def _started(self, number: int) -> Attempt | None:
-        """Wait for an attempt's hosts; None when the job ended, or went on to another attempt."""
+        """Wait for an attempt's hosts; None if the job ended, or moved on to another attempt."""
         while not self._is_over(number):
             for attempt in self._store.attempts(self._job):
                 if attempt.number != number or not attempt.hosts:
@@ -190,7 +190,7 @@ class Hunter:
         return job.state.is_final or job.attempt > number
 
     def _shoot(self, attempt: Attempt) -> int | None:
-        """Kill one random rank of all nodes; None when it had ended by itself."""
+        """Kill a random rank on any node and return its number; None if it had already ended."""
         ranks: list[tuple[int, int]] = []
         for host in attempt.hosts:
             connection = hostclient.HostConnection.of(host.root)

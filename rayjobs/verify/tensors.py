@@ -1,8 +1,8 @@
-"""Compares two checkpoints' files value by value; a process of its own, which may import torch.
+"""Compares the files of two checkpoints value by value, in a separate process.
 
-``python tensors.py FOLDER OTHER RTOL ATOL NAME…`` prints one JSON list: what differs in
-each file. It is started with the interpreter that the job ran with, so it imports nothing of ours.
-Nothing is unpickled but plain values and tensors (``weights_only``).
+``python tensors.py FOLDER OTHER RTOL ATOL NAME…`` prints one JSON list: the differences in each
+file. It runs with the job's interpreter, so it imports nothing of rayjobs, and torch only if
+needed. Only plain values and tensors are unpickled (``weights_only``).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MOST_LISTED = 20
 
 
 def load(path: Path) -> Any:
-    """Return what a file holds, as nested dicts and lists of values and arrays.
+    """Return the content of a file, as nested dicts and lists of values and arrays.
 
     Raises:
-        ValueError: it is of no kind that can be read without running its code.
+        ValueError: its format cannot be read without running code from the file.
     """
     suffix = path.suffix.lower()
     if suffix == ".json":
@@ -38,7 +38,8 @@ def load(path: Path) -> Any:
         import torch
 
         return torch.load(path, weights_only=True, map_location="cpu")
-    raise ValueError(f"files of the kind {suffix or 'without a suffix'} are compared byte for byte")
+    kind = f"{suffix} files" if suffix else "files without a suffix"
+    raise ValueError(f"{kind} are only compared byte for byte")
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -70,7 +71,7 @@ def as_array(value: Any) -> Any:
 
 
 def difference(one: Any, other: Any, rtol: float, atol: float) -> dict[str, Any] | None:
-    """Return how far two values are apart; None when they are the same within the tolerance."""
+    """Return how two values differ; None if they are equal within the tolerance."""
     left, right = as_array(one), as_array(other)
     if left is not None and right is not None:
         import numpy
@@ -95,10 +96,10 @@ def difference(one: Any, other: Any, rtol: float, atol: float) -> dict[str, Any]
 
 
 def compare(first: Path, second: Path, rtol: float, atol: float) -> dict[str, Any]:
-    """Return what differs between two files: names that one lacks, and values that are apart."""
+    """Return the differences between two files: missing and extra names, and different values."""
     try:
         ours, theirs = dict(leaves(load(first))), dict(leaves(load(second)))
-    except Exception as error:  # whatever a foreign file makes of its reader is a finding
+    except Exception as error:  # any error while reading a foreign file is a finding
         return {"unread": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
     found = []
     for name, value in ours.items():

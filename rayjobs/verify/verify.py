@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 TAG = "verify-resume"
-# A short script may be done before it could be killed: it is run again so often.
+# The maximum number of disturbed runs: a short script may end before it can be killed.
 TRIES = 3
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What to verify, and how strictly.
+    """A request for a verification.
 
     Attributes:
-        kills: How often a rank is killed.
-        seed: Chooses where, and which ranks; the same seed chooses the same steps.
+        kills: The number of kills.
+        seed: Determines the steps and the ranks; the same seed chooses the same steps.
         ignore: Metrics that are not compared (times, throughput).
     """
 
@@ -51,11 +51,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of it.
+    """The result of a verification.
 
     Attributes:
         undisturbed: The run that was not disturbed.
-        resumed: The run that was killed, and went on by its own retries.
+        resumed: The run whose ranks were killed, and which continued with retries.
         not_compared: Metrics that were logged without a step.
         problems: What differs, one sentence each; empty: the script resumes exactly.
     """
@@ -73,7 +73,7 @@ class Verdict:
 
     @property
     def is_same(self) -> bool:
-        """Whether the resumed run is the undisturbed one, within the tolerance."""
+        """Whether the resumed run equals the undisturbed one, within the tolerance."""
         return not self.problems
 
 
@@ -82,14 +82,14 @@ def verify(
 ) -> Verdict:
     """Run a job undisturbed, run it again under kills, and compare the two. Blocks for both.
 
-    Both are jobs of the queue like any other, with the tag ``verify-resume``; the second goes on
-    by its retries, each from its newest whole checkpoint. Interrupted, it cancels them.
+    Both are ordinary jobs in the queue, with the tag ``verify-resume``. The second continues with
+    retries, each from the newest whole checkpoint. An interrupt or an error cancels both jobs.
 
     Raises:
         SpecError: the spec is wrong; nothing was submitted.
-        JobFailedError: one of the runs failed, or was cancelled.
-        UsageError: the script logs too little to be followed, or runs on another machine.
-        RayjobsError: it was done each time before it could be killed, or saves no checkpoint.
+        JobFailedError: one of the runs failed, or was canceled.
+        UsageError: the script logs too few metrics with a step, or runs on another machine.
+        RayjobsError: each run ended before it could be killed, or saved no checkpoint.
         UnreachableError: the store or the target cannot be reached.
     """
     verification = _Verification(workspace, asked, say)
@@ -115,7 +115,7 @@ class _Verification:
         self._say(f"undisturbed run {before.id}")
         self._wait(before)
         pace = self._pace(before)
-        generator = random.Random(asked.seed)  # noqa: S311 - chooses steps, guards nothing
+        generator = random.Random(asked.seed)  # noqa: S311 - only chooses steps
         steps = choose(pace, asked.kills, generator)
         self._say(
             f"seed {asked.seed}: kills after step{'s' if len(steps) > 1 else ''} "
@@ -125,7 +125,7 @@ class _Verification:
         return self._verdict(before, after, kills, pace)
 
     def cancel(self) -> None:
-        """Ask for the end of what still runs: it is not needed any more."""
+        """Cancel the jobs that still run."""
         for job in self._jobs:
             try:
                 if not self._store.request_cancel(
@@ -134,7 +134,7 @@ class _Verification:
                     starting.wake(
                         self._asked.spec.target, home=home(), workspace=self._workspace.path
                     )
-                    self._say(f"canceling {job}, which is not needed any more")
+                    self._say(f"canceling {job}, which is no longer needed")
             except (RayjobsError, OSError, TimeoutError):
                 continue  # the interrupt is reported, not this
 
@@ -152,7 +152,7 @@ class _Verification:
         return done.job
 
     def _wait(self, job: Job) -> Job:
-        """Return the job when it has completed. Raises JobFailedError."""
+        """Wait for a job and return it. Raises JobFailedError if it did not complete."""
         ended = attaching.attach(self._workspace, job.id)
         attaching.raise_for_end(ended)
         if ended.state is not JobState.COMPLETED:
@@ -173,10 +173,10 @@ class _Verification:
     def _disturbed(
         self, pace: Pace, steps: Sequence[int], generator: random.Random
     ) -> tuple[Job, list[Kill]]:
-        """Run the job with kills; again, when it was done before the last of them."""
+        """Run the job with kills, and run it again if it ended before the last kill."""
         kills: list[Kill] = []
         for _ in range(TRIES):
-            # Enough for our kills, whatever else the job's own budget is for.
+            # Add the kills to the job's own budget.
             budget = min(100, self._asked.spec.retries.user + len(steps))
             retries = self._asked.spec.retries.model_copy(update={"user": budget})
             job = self._submit("disturbed", retries)
@@ -185,11 +185,11 @@ class _Verification:
             job = self._wait(job)
             if len(kills) == len(steps):
                 return job, kills
-            self._say(f"it was done after {len(kills)} of {len(steps)} kills: once again")
+            self._say(f"it ended after {len(kills)} of {len(steps)} kills; running it again")
         if kills:
             return job, kills
         raise RayjobsError(
-            f"{job.id} was done {TRIES} times before a rank of it could be killed between its "
+            f"{job.id} ended {TRIES} times before one of its ranks could be killed between its "
             f"first checkpoint and its end; let the script run longer, or save more often"
         )
 
@@ -239,7 +239,7 @@ class _Verification:
         )
 
     def _weights(self, before: Job, after: Job) -> tuple[int | None, list[FileFinding], list[str]]:
-        """Compare the last checkpoints; return their step, what was found, and the problems."""
+        """Compare the last checkpoints; return their step, the findings, and the problems."""
         store, blobs = self._store, self._workspace.blobs
         with TemporaryDirectory(prefix="rayjobs-verify-") as folder:
             places = (Path(folder) / "undisturbed", Path(folder) / "resumed")
@@ -251,7 +251,10 @@ class _Verification:
                 return (
                     one.step,
                     [],
-                    [f"the last checkpoint is of step {other.step}, undisturbed of {one.step}"],
+                    [
+                        f"the last checkpoint is of step {other.step}, in the undisturbed run of "
+                        f"step {one.step}"
+                    ],
                 )
             named = self._asked.spec.environment
             files = weights(
@@ -259,7 +262,7 @@ class _Verification:
                 other,
                 places,
                 tolerance=self._asked.tolerance,
-                # One made of packages is on the target's nodes alone.
+                # An environment of packages exists only on the target's nodes.
                 python=named if isinstance(named, str) else None,
             )
         return one.step, files, [text for file in files for text in file.sentences]

@@ -1,1 +1,1 @@
-"""Horovod for an environment's PyTorch: built once, kept, installed."""
+"""Horovod for an environment's PyTorch: built once, stored and installed."""

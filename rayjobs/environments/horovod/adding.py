@@ -1,8 +1,8 @@
 """Builds and installs Horovod on the node for an environment with its own torch.
 
 The target's Horovod is native code for the target's torch, so such an environment cannot use it.
-The wheel is kept (`install.cache_folder`), so each node compiles it once for each torch, Python and
-Open MPI.
+The wheel is stored (`install.cache_folder`), so each node compiles it only once for each torch,
+Python and Open MPI.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds Horovod once for an environment's PyTorch, keeps the wheel, and installs it.
+"""Builds Horovod once for an environment's PyTorch, stores the wheel, and installs it.
 
 As a program (`python -I install.py PYTHON`), this is a step of an environment's build, and prints
 its progress.
@@ -72,7 +72,7 @@ def install(
     Raises:
         PrepareError: something is missing, or the build failed; the message names the remedy.
     """
-    say(f"looking at {python}")
+    say(f"checking {python}")
     environment = needs.environment_of(python)
     mpi = needs.mpi_version()
     tools = needs.gpu_tools()
@@ -86,7 +86,7 @@ def install(
             wheel = _build(environment, folder, tools if with_gpu else None, jobs, say)
         else:
             say(f"using the wheel of an earlier build: {wheel}")
-        say("installing it")
+        say("installing the wheel")
         _install(environment, wheel, folder / "install.log")
         _note_build(environment, gpu=with_gpu)
     return Installed(wheel, was_built, with_gpu)

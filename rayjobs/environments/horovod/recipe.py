@@ -1,7 +1,7 @@
 """The recipe that compiles Horovod 0.28.1 for a current PyTorch, as files for CMake.
 
-It copies and keeps no part of Horovod: CMake gets a toolchain file, which hooks into Horovod's own
-build and edits pip's temporary copy of one source file.
+It contains no part of Horovod: CMake gets a toolchain file, which hooks into Horovod's own build
+and edits pip's temporary copy of one source file.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_gaps_doubles_and_values_are_distinguished() -> None:
     ]
     assert sentences(FIVE, [*FIVE, FIVE[3]]) == ["metric 'loss' is doubled at step 3"]
     assert sentences(FIVE, [*FIVE, point(7, 0.0)]) == [
-        "metric 'loss' has step 7, which the undisturbed run has not"
+        "metric 'loss' has step 7, which the undisturbed run lacks"
     ]
     other = [*FIVE[:2], point(2, 1.5), point(3, 3.5), FIVE[4]]
     assert sentences(FIVE, other) == [
