@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each figure [5]")
-    parser.add_argument("--quick", action="store_true", help="use little data, to check that it runs at all")
+    parser.add_argument("--quick", action="store_true", help="little data, to see that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     given = parser.parse_args(arguments)
     facts = machine()

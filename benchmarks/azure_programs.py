@@ -410,7 +410,10 @@ def main() -> int:
     parser.add_argument("--examples", type=Path, required=True)
     parser.add_argument("--notebooks", type=Path, required=True)
     parser.add_argument(
-        "--only", nargs="*", default=[""], help="run programs whose names have one of these words; no word: only write the page"
+        "--only",
+        nargs="*",
+        default=[""],
+        help="run programs whose names have one of these words; no word: only write the page",
     )
     parser.add_argument(
         "--failed", action="store_true", help="only those whose last outcome is not `completed`"

@@ -35,7 +35,7 @@ os._exit(0)
 
 
 def measure(*, rounds: int) -> list[Figure]:
-    """Measure all; ours and the peer alternate, each with its own cache, which is empty at first."""
+    """Measure all; ours and the peer alternate, each with its own cache, empty at first."""
     with tempfile.TemporaryDirectory(prefix="rj-", dir="/tmp") as name:
         folder = Path(name)
         wheels = folder / "wheels"

@@ -1,4 +1,4 @@
-"""Compares image classifiers with a hand-written loop, torchvision's loader and a single process."""
+"""Compares image classifiers with a hand-written loop, torchvision's loader, and one process."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ NODES = 16
 
 
 def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
-    """Decide about `jobs` waiting jobs while all GPUs are in use, so that nearly all are examined."""
+    """Decide about `jobs` waiting jobs while all GPUs are in use: nearly all are examined."""
     plain, limited, explained_ms = [], [], []
     for number in range(rounds):
         situation = crowd(jobs, seed=number, limits=Limits())

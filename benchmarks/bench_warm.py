@@ -1,4 +1,4 @@
-"""From the submit to a script's first line, and to the end of trivial jobs; the peer is Ray Jobs."""
+"""From the submit to a script's first line and to the end of trivial jobs; the peer: Ray Jobs."""
 
 from __future__ import annotations
 

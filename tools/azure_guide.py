@@ -1,4 +1,4 @@
-"""Write docs/guides/azure.md: its text here, its tables from the names and signatures in the code.
+"""Write docs/guides/azure.md: text from here, tables from names and signatures in the code.
 
 Usage: python tools/azure_guide.py > docs/guides/azure.md (a test compares the two)
 """
@@ -25,52 +25,52 @@ rayjobs azureml run driver.py --epochs 3         # `import azureml` is answered 
 rayjobs azureml run --allow-cpu notebook.ipynb   # a notebook, cell by cell
 ```
 
-In a program of your own, `import rayjobs.azureml.install` as the first line does the same. In
-every job process, whatever its environment, `azureml` is answered by rayjobs as well: the folder
-that answers comes before the installed packages on `PYTHONPATH`. Where the real SDK is installed,
-a line says that it is not used; a plain `import azureml` elsewhere is left alone. In an
-environment without the packages of rayjobs, `azureml.core.Run`, `azureml.exceptions` and
-`azureml.telemetry` work; other names say what is missing.
+In your own program, `import rayjobs.azureml.install` as the first line does the same. In every job
+process, whatever its environment, rayjobs also provides `azureml`: its folder comes before the
+installed packages on `PYTHONPATH`. Where the real SDK is installed, a message says that it is not
+used; elsewhere, rayjobs does not change what `import azureml` does. In an environment without the
+packages of rayjobs, `azureml.core.Run`, `azureml.exceptions` and `azureml.telemetry` work; for any
+other name, the error says what is missing.
 
 ## Workspaces
 
 `Workspace.from_config()` reads Azure's `config.json` and opens the workspace of this folder
-(`RAYJOBS_WORKSPACE`, the nearest `.rayjobs/`, else the user's own), and in a job the job's own.
-Name, subscription and resource group stay those of the file, also in the variables
-`AZUREML_ARM_…` of its jobs. Names of two Azure workspaces in one folder mean the same workspace
-here.
+(`RAYJOBS_WORKSPACE`, the nearest `.rayjobs/`, else the user's own); in a job, it opens the job's
+workspace. Name, subscription and resource group are those of the file, also in the variables
+`AZUREML_ARM_…` of its jobs. In one folder, the names of two Azure workspaces mean the same
+workspace.
 
 ## Compute
 
-`ComputeTarget.create` keeps what the program asked for. Which target runs the jobs is looked up at
-each submit:
+`ComputeTarget.create` stores what the program requested. Each submit looks up the target that runs
+the job:
 
 1. a target of that name (`rayjobs target create gpu-cluster …`),
 2. the workspace's mapping (`rayjobs azureml map gpu-cluster=big`),
-3. `local`, this machine. A line says so. A name that is close to a known one is taken for a typing
-   mistake and refused; `rayjobs azureml map NAME=local` accepts it. Names that differ in `cpu` and
-   `gpu`, or in a number, are those of different clusters.
+3. `local`, this machine; a message says so. A name that is similar to a known one is treated as a
+   typing mistake and refused; `rayjobs azureml map NAME=local` accepts it. Names that differ in
+   `cpu` and `gpu`, or in a number, count as different clusters.
 
-A process gets its share of the machine's CPUs and GPUs, by the size's name (`STANDARD_NC6`: 6
-CPUs, 1 GPU), at most those of the target's largest node. Where the target has no GPU, a job that
-asks for some is refused, unless CPUs are allowed (`azureml run --allow-cpu`, or `rayjobs azureml
-allow-cpu` for the workspace): nccl is gloo then. A script that calls `init_process_group("nccl")`
-itself still needs GPUs. Node counts, idle time and priority of machines are kept and shown; they
-mean what the target's own limits allow.
+A process gets its share of the CPUs and GPUs that the name of the VM size states (`STANDARD_NC6`: 6
+CPUs, 1 GPU), but not more than the target's largest node has. If the target has no GPU, a job that
+requests GPUs is refused, unless CPUs are allowed (`azureml run --allow-cpu`, or `rayjobs azureml
+allow-cpu` for the workspace); gloo then replaces nccl. A script that calls
+`init_process_group("nccl")` itself still needs GPUs. Node counts, idle time and priority of
+machines are stored and shown; the target's own limits apply.
 
 ## Data from the web
 
-`rayjobs azureml map URL=PATH` lets a local file or folder answer for an address, or for all
-addresses below it: for data that no longer exists, or machines without a connection. It
-holds for datasets, and for what drivers, scripts and commands of jobs open themselves by `urllib`
-or `requests`: torchvision, scikit-learn and `pandas.read_csv` do.
+`rayjobs azureml map URL=PATH` replaces a URL, and all URLs below it, with a local file or folder:
+for data that no longer exists, or for machines without a connection. The mapping applies to
+datasets, and to everything that drivers, scripts and commands of jobs open through `urllib` or
+`requests`, as torchvision, scikit-learn and `pandas.read_csv` do.
 
 ## Notebooks
 
-Cells run one after the other without Jupyter; the first that fails ends the program and is named.
-`%%writefile`, `%%time`, `!commands`, `%cd` and `%env` do what they say, magics of display do
-nothing, and installing packages is left out: a driver does not change the environment that it runs
-in.
+Cells run one after the other without Jupyter; the first one that fails ends the program, and the
+error names it. `%%writefile`, `%%time`, `!commands`, `%cd` and `%env` work, display magics do
+nothing, and commands that install packages are skipped: a driver does not change the environment
+that it runs in.
 
 ## What differs from Azure
 
@@ -78,7 +78,7 @@ in.
 - Distributed jobs are not tied to `AmlCompute`: they run on every target, also several nodes on
   one machine.
 - Sweeps and pipelines run on `local`, too.
-- `get_best_run_by_primary_metric` leaves out failed and canceled runs unless it is asked for them.
+- `get_best_run_by_primary_metric` leaves out failed and canceled runs unless they are requested.
 - Ids of sweeps are like those of runs, without `HD_`.
 - With `resume_from`, points that an earlier sweep completed are not tried again; Azure's grid and
   random sampling may repeat them. A run in `resume_child_runs` needs a whole checkpoint.
@@ -91,7 +91,7 @@ in.
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Yield name, state and what to know of each name that can be imported."""
+    """Yield the name, state and note of each name that can be imported."""
     for module, table in sorted(names.MODULES.items()):
         for name in sorted(table):
             if name.startswith("_"):
@@ -116,7 +116,7 @@ def guide() -> str:
     out.append(f"## Names\n\nCompared with the wheels {wheels}.\n")
     out.append("| `azureml` | state | here |\n|---|---|---|")
     out += [f"| `{name}` | {state} | {note} |" for name, state, note in rows()]
-    out.append("\nOf these packages every name can be imported, and is refused when it is used:\n")
+    out.append("\nEvery name in these packages can be imported, but is refused when it is used:\n")
     out += [f"- `{package}`: {names.SENTENCES[why]}" for package, why in names.PACKAGES.items()]
     out.append("\n## Members that are refused\n\n| class | members | instead |\n|---|---|---|")
     for full in classes():

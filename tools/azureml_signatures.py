@@ -2,9 +2,9 @@
 
 Usage: python tools/azureml_signatures.py FOLDER > rayjobs/azureml/signatures.json
 
-FOLDER holds the unpacked wheels (`pip download --no-deps azureml-core …`, `unzip`). Nothing of them
-is imported. Of each name of `rayjobs.injob.azureml.names` that the wheels define: the parameters
-of the constructor, and the public members with theirs.
+FOLDER contains the unpacked wheels (`pip download --no-deps azureml-core …`, `unzip`). They are not
+imported. For each name of `rayjobs.injob.azureml.names` that the wheels define, the data has the
+parameters of the constructor, and the public members with their parameters.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Wheels:
         return ".".join([*package[:keep], *((node.module or "").split(".") if node.module else [])])
 
     def class_of(self, module: str, node: ast.ClassDef) -> dict[str, Any]:
-        """Return constructor and members, those of its bases among them."""
+        """Return the constructor and the members, including those of its bases."""
         found: dict[str, Any] = {"init": None, "members": {}}
         for base in reversed(node.bases):
             text = ast.unparse(base).rpartition(".")[2]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks that need no running part. Every one is run; the exit status says whether all passed.
+# Runs all static checks, also after one has failed; fails if any of them fails.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 BIN=.venv/bin

@@ -1,6 +1,6 @@
-"""Links of the documents lead somewhere, and the commands and names they show exist.
+"""Checks that the links in documents resolve, and that the commands and names that they show exist.
 
-The references of job and sweep files and of messages are those that `tools/reference.py` and
+The references of job files, sweep files and messages must be what `tools/reference.py` and
 `tools/messages.py` write.
 
 Shown commands are read from fenced `sh`, `bash` and `console` blocks: `rayjobs …` with its options,
@@ -34,7 +34,7 @@ FENCE = re.compile(r"^\s*```(\w*)[^\n]*\n(.*?)^\s*```\s*$", re.MULTILINE | re.DO
 INLINE_CODE = re.compile(r"`[^`\n]*`")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.MULTILINE)
 SHELLS = {"sh", "bash", "console", "shell"}
-# Files a document may show although they are the reader's own.
+# Files that a document may show although they are the reader's own.
 READERS_OWN = {"train.py", "job.yaml", "job.yml", "sweep.yaml", "environment.yml",
                "offline-conda/environment.yml"}  # fmt: skip
 
@@ -67,7 +67,7 @@ def broken_links(path: Path, text: str) -> Iterator[str]:
 
 
 def _inline_commands(text: str) -> Iterator[str]:
-    """Yield the commands with a subcommand that sentences name, without their arguments."""
+    """Yield the `rayjobs` commands in inline code, without their arguments."""
     for code in INLINE_CODE.findall(FENCE.sub("", text)):
         words = code.strip("`").split()
         if words[:1] == ["rayjobs"] and words[1:] and re.fullmatch(r"[a-z-]+", words[1]):
@@ -87,9 +87,9 @@ def _shown_commands(text: str) -> Iterator[str]:
 
 @functools.cache
 def _help(*command: str) -> str | None:
-    """What `rayjobs COMMAND --help` prints; None when there is no such command.
+    """Return the output of `rayjobs COMMAND --help`; None if there is no such command.
 
-    The commands are asked within this process: a process for each would take ten times as long.
+    It runs within this process: a separate process for each command would take ten times as long.
     """
     printed, complaints = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complaints):
@@ -98,7 +98,7 @@ def _help(*command: str) -> str | None:
 
 
 def _command_path(words: list[str]) -> tuple[str, ...]:
-    """The command and, where it is a group, its subcommand; and that of a group in a group."""
+    """Return the name of a command, followed by its subcommand if it is a group, and so on."""
     names: tuple[str, ...] = ()
     for word in words[:3]:
         if not re.fullmatch(r"[a-z][a-z-]*", word) or _help(*names, word) is None:
@@ -169,8 +169,8 @@ def wrong_commands(text: str) -> Iterator[str]:
             yield from _missing_files(words[1:2])
 
 
-def pages_without_a_place() -> Iterator[str]:
-    """Yield the documents that the site's navigation does not have; it finds decisions itself."""
+def pages_missing_from_navigation() -> Iterator[str]:
+    """Yield the documents that the site's navigation lacks; decisions are added automatically."""
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT / "docs").as_posix()
@@ -192,7 +192,7 @@ def main() -> int:
     problems = [
         *reference.stale(),
         *messages.stale(),
-        *pages_without_a_place(),
+        *pages_missing_from_navigation(),
         *pages_without_a_link(),
     ]
     checked = 0
@@ -200,7 +200,7 @@ def main() -> int:
         checked += 1
         text = path.read_text(encoding="utf-8")
         found = [*broken_links(path, text), *wrong_commands(text)]
-        if path.name != "CHANGELOG.md":  # it names what was once there
+        if path.name != "CHANGELOG.md":  # it also names things that no longer exist
             is_guide = "guides" in path.parts or path.name == "README.md"
             found += unknown_names(FENCE.sub("", text), is_guide=is_guide)
         problems += [f"{path.relative_to(ROOT)}: {problem}" for problem in found]

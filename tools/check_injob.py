@@ -1,7 +1,7 @@
-"""What runs inside a job imports the standard library alone and is Python 3.8.
+"""Checks that code that runs inside jobs imports only the standard library, and is Python 3.8.
 
-A job's environment may hold any version of anything, and nothing of ours: so `rayjobs/injob` may
-import its own modules and what every Python since 3.8 brings.
+A job's environment may have any versions of packages, and nothing of rayjobs. So `rayjobs/injob`
+may import only its own modules and the standard library of Python 3.8.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from files import ROOT, project_files
 
 FOLDER = ROOT / "rayjobs" / "injob"
 OLDEST = (3, 8)
-# In sys.stdlib_module_names of the Python that checks, but not in 3.8.
+# In sys.stdlib_module_names of the Python that runs this check, but not in 3.8.
 NEWER_THAN_OLDEST = {"graphlib", "tomllib", "zoneinfo", "_zoneinfo"}
 # Imported by the warm interpreter or a rank only where the job's environment has them.
 GUARDED = {"numpy", "torch"}
@@ -31,7 +31,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[int, str, int]]:
 
 
 def _is_guarded(tree: ast.AST, line: int) -> bool:
-    """Whether the import stands in a function or a `try` whose handler takes its absence."""
+    """Return whether an import is inside a function or a `try` statement."""
     for node in ast.walk(tree):
         inside = isinstance(node, (ast.Try, ast.FunctionDef)) and node.lineno <= line
         if inside and line <= (node.end_lineno or node.lineno):  # type: ignore[attr-defined]
@@ -55,12 +55,12 @@ def problems_of(path: Path) -> Iterator[str]:
                 yield f"{name}:{line}: imports from outside rayjobs.injob"
         elif top == "rayjobs":
             if module != "rayjobs.injob" and not module.startswith("rayjobs.injob."):
-                yield f"{name}:{line}: imports {module}; rayjobs.injob stands alone"
+                yield f"{name}:{line}: imports {module}; rayjobs.injob must not need it"
         elif top in GUARDED:
             if not _is_guarded(tree, line):
                 yield f"{name}:{line}: imports {top} although the job may not have it"
         elif top not in sys.stdlib_module_names or top in NEWER_THAN_OLDEST:
-            yield f"{name}:{line}: imports {top}, which Python 3.8 alone does not bring"
+            yield f"{name}:{line}: imports {top}, which the standard library of Python 3.8 lacks"
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""Imports inside `rayjobs` go down its floors only and form no circles, lazy and typing-only too.
+"""Checks that imports inside `rayjobs` only go down its layers, and form no cycles.
 
 import-linter does not see imports inside functions of a lazy module, and its `layers` contract may
-leave typing-only ones out; here every import statement counts. The floors stand in pyproject.toml
-(`[tool.importlinter]`, the contract of type `layers`): from top to bottom, packages of one line
-do not know each other.
+leave out typing-only imports; here every import statement counts. The layers are in pyproject.toml
+(`[tool.importlinter]`, the contract of type `layers`), from top to bottom; packages in the same
+layer do not import each other.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from files import ROOT
 
 PACKAGE = "rayjobs"
 # Packages whose classes return each other, as those of Azure ML v1 do.
-MAY_HAVE_CIRCLES = {
+MAY_HAVE_CYCLES = {
     "api": "a Workspace has Experiments, which have Runs, which know both",
     "injob": "Run.get_context() returns either of Run's own kinds",
     "pipelines": "a Pipeline has runs and published versions, which know it; data name their step",
 }
-MAY_CLOSE_A_CIRCLE = {
+MAY_CLOSE_A_CYCLE = {
     ("rayjobs.tuning.runs", "rayjobs.tuning.config"): "a sweep's run returns its configuration",
     ("rayjobs.azureml.running", "rayjobs.azureml.notebooks"): "a notebook runs as a script does",
 }
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Return every module of the package by name; linked folders count as what they are here."""
+    """Return every module of the package by name; linked folders count as packages."""
     found: dict[str, Path] = {}
 
     def walk(folder: Path, name: str) -> None:
@@ -46,7 +46,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[tuple[int, str]]:
-    """Yield line and module of each import of ours, wherever in the file it stands."""
+    """Yield line and module of each import of ours, anywhere in the file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             wanted = [alias.name for alias in node.names]
@@ -66,59 +66,60 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[tuple[int
             if module.startswith(f"{PACKAGE}."):
                 yield node.lineno, module
             elif module == PACKAGE and one != PACKAGE:
-                # `from rayjobs import Workspace` goes round the floors.
+                # `from rayjobs import Workspace` bypasses the layers.
                 yield node.lineno, one
 
 
 def contract(pyproject: Path) -> tuple[dict[str, int], set[str]]:
-    """Return each package's floor, counted from the top, and the imports that are let through."""
+    """Return each package's layer, counted from the top, and the imports that are allowed."""
     settings = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["importlinter"]
     (layers,) = [one for one in settings["contracts"] if one["type"] == "layers"]
     found: dict[str, int] = {}
-    for floor, line in enumerate(layers["layers"]):
+    for layer, line in enumerate(layers["layers"]):
         for package in re.split(r"[|:]", line):
-            found[package.strip()] = floor
+            found[package.strip()] = layer
     return found, set(layers.get("ignore_imports", ()))
 
 
 def problems(root: Path, pyproject: Path) -> Iterator[str]:
-    """Yield one sentence for each import that goes up, or to a neighbour."""
+    """Yield one sentence for each import of a higher package, or of one in the same layer."""
     known = modules(root)
-    floor_of, let_through = contract(pyproject)
+    layer_of, allowed = contract(pyproject)
     packages = {name.split(".")[1] for name in known if "." in name}
-    for package in sorted(packages - set(floor_of)):
-        yield f"{PACKAGE}/{package} has no floor: add it to the layers in pyproject.toml"
-    for package in sorted(set(floor_of) - packages):
-        yield f"{PACKAGE}/{package} is a layer in pyproject.toml, and is not there"
+    for package in sorted(packages - set(layer_of)):
+        yield f"{PACKAGE}/{package} is in no layer: add it to the layers in pyproject.toml"
+    for package in sorted(set(layer_of) - packages):
+        yield f"{PACKAGE}/{package} is in a layer in pyproject.toml, but does not exist"
     for name, path in known.items():
         if name == PACKAGE:
             continue  # its names are imported on first use, from everywhere
         own = name.split(".")[1]
         for line, module in imports(name, path, known):
             other = module.split(".")[1]
-            if other == own or own not in floor_of or f"{name} -> {module}" in let_through:
+            if other == own or own not in layer_of or f"{name} -> {module}" in allowed:
                 continue
             here = f"{path.relative_to(root.parent)}:{line}"
-            if other not in floor_of:
-                yield f"{here}: import {other!r} from the module that has it"
-            elif floor_of[other] <= floor_of[own]:
-                where = "on the floor of" if floor_of[other] == floor_of[own] else "above"
+            if other not in layer_of:
+                yield f"{here}: import {other!r} from the module that defines it"
+            elif layer_of[other] <= layer_of[own]:
+                where = "in the layer of" if layer_of[other] == layer_of[own] else "above"
                 yield f"{here}: {module} is {where} {own}"
 
 
-def circles(root: Path) -> Iterator[str]:
+def cycles(root: Path) -> Iterator[str]:
     """Yield one sentence for each group of modules of a package that import each other."""
     known = modules(root)
     graph = {
         name: {
             module
             for _line, module in imports(name, path, known)
-            if module != name and (name, module) not in MAY_CLOSE_A_CIRCLE
+            if module != name and (name, module) not in MAY_CLOSE_A_CYCLE
         }
         for name, path in known.items()
-        if name != PACKAGE and name.split(".")[1] not in MAY_HAVE_CIRCLES
+        if name != PACKAGE and name.split(".")[1] not in MAY_HAVE_CYCLES
     }
-    # What imports none of the rest is in no circle; what is left after all those are taken is.
+    # A module that imports none of the others, or that none of them imports, is in no cycle. Remove
+    # such modules until none is left: the rest form cycles.
     left = dict(graph)
     while ends := [name for name, below in left.items() if not below & left.keys()]:
         for name in ends:
@@ -131,8 +132,8 @@ def circles(root: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print what is wrong; the exit code is 1 when something is."""
-    found = [*problems(ROOT / PACKAGE, ROOT / "pyproject.toml"), *circles(ROOT / PACKAGE)]
+    """Print the problems; return 1 if there are any."""
+    found = [*problems(ROOT / PACKAGE, ROOT / "pyproject.toml"), *cycles(ROOT / PACKAGE)]
     for problem in found:
         print(problem)
     if not found:

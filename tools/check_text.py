@@ -1,6 +1,7 @@
-"""No text names a developer's machine, a registry's host, an issue or unfinished work.
+"""Checks that no text names a developer's machine, a registry's host, an issue or unfinished work.
 
-A line that must (a test of just that, say) carries the words `text-check: allow` and why.
+A line that must do so, for example in a test of this check, has the words `text-check: allow` and
+the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RULES = [
     ),
     ("a package registry's host", re.compile("|".join(map(re.escape, _HOSTS)))),
     (
-        # owner/name#123 of another project is a source, and stays
+        # owner/name#123 is a source in another project, and is allowed
         "an issue number",
         re.compile(r"(?:(?<![\w/&#\"'(=\[:])#\d{1,4}\b(?![\w.]))|\b[Ii]ssue \d+\b"),
     ),

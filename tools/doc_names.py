@@ -1,4 +1,4 @@
-"""Names of ours in the documents exist: paths, modules, tests, classes, functions, variables.
+"""Checks that the names in documents exist: paths, modules, tests, classes, functions, variables.
 
 Only text in backticks is checked. A path of this repository must exist, a test after `::` must be
 in its file, a module must have the names that follow it, and every other identifier (`snake_case`,
@@ -18,7 +18,7 @@ CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 FOLDERS = "|".join(
     path.name
     for path in sorted(ROOT.iterdir())
-    # What `make` itself writes may be there or not.
+    # The output folder of `make` may or may not exist.
     if path.is_dir() and not path.name.startswith(".") and path.name != "build"
 )
 PATH = re.compile(rf"(?:{FOLDERS})/[\w./*-]*(?:::[\w*:]+)?")
@@ -27,7 +27,7 @@ DOTTED = re.compile(r"([A-Za-z_]\w*)((?:\.[A-Za-z_]\w*)+)(?:\(.*\))?")
 IDENTIFIER = re.compile(r"_?[A-Za-z]\w*(?:_\w+|[a-z][A-Z]\w*)|[A-Za-z_]\w*(?=\()")
 SOURCES = (".py", ".sh", ".sql", ".toml", ".yaml", ".json", ".txt")
 FILE = re.compile(r"[\w./*-]+\.(?:py|toml|ya?ml|sh|md|txt|json|db)(?:::[\w*:]+)?")
-# Names of others, and of users' own files, which stand in no file of ours.
+# Names of other programs, and of users' files, which occur in no file of this project.
 FOREIGN = {
     "MADV_COLLAPSE",
     "ObjectRef.future()",
@@ -42,7 +42,7 @@ FOREIGN = {
 
 @functools.cache
 def _words() -> frozenset[str]:
-    """Every word of the code: of the product, its tests, tools and examples."""
+    """Return every word of the code, including tests, tools and examples."""
     found: set[str] = set()
     for path in project_files(*SOURCES):
         found.update(re.findall(r"\w+", read_text(path) or ""))
@@ -55,7 +55,7 @@ def _text(path: Path) -> str:
 
 
 def _has(path: Path, name: str) -> bool:
-    """Whether a test of the name, or one that a pattern such as `test_a_*` fits, is in the file."""
+    """Return whether a file has a test with this name; `*` stands for any letters."""
     pattern = re.escape(name).replace(r"\*", r"\w*")
     return bool(re.search(rf"^\s*(?:async )?(?:def|class) {pattern}\b", _text(path), re.MULTILINE))
 
@@ -70,7 +70,7 @@ def _module_file(dotted: str) -> Path | None:
 def _path_problem(text: str) -> str | None:
     name, _, test = text.partition("::")
     if any(part.partition(".")[0].isupper() for part in name.split("/")):
-        return None  # `rayjobs/cli/NAME.py`: the reader puts in a name
+        return None  # `rayjobs/cli/NAME.py`: a placeholder for a name
     if not list(ROOT.glob(name.rstrip("/"))):
         return f"there is no {name}"
     missing = [part for part in test.split("::") if part and not _has(ROOT / name, part)]
@@ -88,9 +88,9 @@ def _module_problem(text: str) -> str | None:
 
 
 def unknown_names(text: str, *, is_guide: bool) -> Iterator[str]:
-    """Yield what is wrong with each name of ours in a document.
+    """Yield one sentence for each name in a document that does not exist.
 
-    Guides may name files of their readers; elsewhere a path such as `x/y.py` is one of ours.
+    Guides may name files of their readers; elsewhere, a path such as `x/y.py` is in this project.
     """
     for code in CODE.findall(text):
         if code in FOREIGN:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def project_files(*suffixes: str) -> Iterator[Path]:
-    """Tracked files, and new ones that git does not ignore; all of them when no suffix is named."""
+    """Yield tracked files and new files that git does not ignore, with these suffixes if any."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -24,7 +24,7 @@ def project_files(*suffixes: str) -> Iterator[Path]:
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text; None for a binary one."""
+    """Return the text of a file; None if it is binary."""
     data = path.read_bytes()
     if b"\0" in data:
         return None

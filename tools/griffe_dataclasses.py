@@ -1,7 +1,7 @@
 """Tells the API reference that `rayjobs.injob.lazydataclass.dataclass` makes dataclasses.
 
 Griffe, which reads the code for mkdocstrings, knows a dataclass by the decorator
-`dataclasses.dataclass`. The extension resolves imports of ours as imports of that.
+`dataclasses.dataclass`. This extension resolves imports of our decorator as imports of that one.
 """
 
 from __future__ import annotations

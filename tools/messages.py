@@ -27,13 +27,13 @@ FILE = ROOT / "docs" / "reference" / "messages.md"
 HEAD = """\
 # Messages and records
 
-What the processes of one job's way say to each other and leave behind, as JSON.
+The messages that the processes of a job exchange, and the records that they leave, as JSON.
 This page is written by `tools/messages.py` from the classes.
 
-One rule holds for all of them (`rayjobs/injob/messages.py`). A key that a class does not know comes
-from a later version and is dropped. A missing key comes from an earlier version and takes its
-default; a missing key without a default is refused in one sentence, and so is a higher `version`.
-`Message.upgraded` turns what an earlier version wrote into today's shape.
+One rule applies to all of them (`rayjobs/injob/messages.py`). A key that a class does not know is
+from a later version and is ignored. A missing key is from an earlier version and gets its
+default. A missing key without a default is refused, and so is a higher `version`.
+`Message.upgraded` converts what an earlier version wrote to the current form.
 """
 KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false", object: "JSON"}
 
@@ -52,14 +52,14 @@ def classes() -> dict[str, type[Message]]:
 
 def _subclasses(cls: type[Message]) -> Iterator[type[Message]]:
     for one in cls.__subclasses__():
-        # A dataclass with slots is made twice: the first is not the one that its module has.
+        # A dataclass with slots is created twice: skip the class that is not the one in its module.
         if getattr(inspect.getmodule(one), one.__name__, None) is one:
             yield one
         yield from _subclasses(one)
 
 
 def form_of(kind: object) -> str:
-    """Return in words what a field takes."""
+    """Return a description of the values of a field."""
     if kind is bytes:
         return "bytes, in base 64"
     if isinstance(kind, type) and kind in KINDS:
@@ -81,7 +81,7 @@ def form_of(kind: object) -> str:
 
 
 def default_of(field: dataclasses.Field[object]) -> str:
-    """Return a field's default in JSON."""
+    """Return a field's default as JSON."""
     if field.default is dataclasses.MISSING:
         return "**required**" if field.default_factory is dataclasses.MISSING else "`{}`"
     if isinstance(field.default, Message):
@@ -90,7 +90,7 @@ def default_of(field: dataclasses.Field[object]) -> str:
 
 
 def section(cls: type[Message]) -> str:
-    """Return what a class says of itself, and its fields."""
+    """Return the section of a class: its first sentence and a table of its fields."""
     texts, hints = meanings(cls), typing.get_type_hints(cls)
     lines = [f"## {cls.__name__}", "", first_sentence(cls)]
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def text() -> str:
     parts = [
         HEAD.strip(),
         "## Calls of a node's agent\n\nThe engine makes them; `rayjobs/protocol/calls.py`.\n\n"
-        "| call | asks by | answers by |\n|---|---|---|\n" + "\n".join(of_calls),
+        "| call | request | answer |\n|---|---|---|\n" + "\n".join(of_calls),
         "## Outcomes of an attempt\n\n"
         "| outcome | the job is then | failure class | counts against its budget | host or node "
         "lost |\n|---|---|---|---|---|\n" + "\n".join(of_outcomes),
@@ -144,7 +144,7 @@ def text() -> str:
 
 
 def stale() -> list[str]:
-    """Return a sentence if the page is not what the classes say."""
+    """Return a sentence if the page does not match the classes."""
     if FILE.is_file() and FILE.read_text(encoding="utf-8") == text():
         return []
     return ["docs/reference/messages.md: is not up to date: run tools/messages.py"]

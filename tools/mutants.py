@@ -1,4 +1,4 @@
-"""Mutants: small changes of the code, each of which switches the handler of one fault off.
+"""Mutants: small changes of the code, each of which switches off the handler of one fault.
 
 A mutant names a function and what to change in it. Code is compared as syntax trees, so that
 comments, line breaks and the rest of the file do not matter. `tests/faults/mutants/README.md`
@@ -22,7 +22,6 @@ from typing import Any
 FOLDER = Path("tests") / "faults" / "mutants"
 CHANGES = ("never", "always", "drop", "replace", "body")
 
-
 _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
 
@@ -40,8 +39,8 @@ class Mutant:
         place: ``module`` or ``module:function``; methods and inner functions with dots.
         at: Words of the comment ``# fault N: words`` on the statement to change; empty without one.
         change: One of `CHANGES`.
-        code: What is changed: a condition, an expression or statements; the new body for `body`.
-        by: What `replace` puts there.
+        code: What to change: a condition, an expression or statements; for `body`, the new body.
+        by: For `replace`, the new code.
         tests: Ids of the tests that must fail under it.
     """
 
@@ -56,13 +55,13 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Number and words."""
+        """The number and the handler, as in lists."""
         return f"{self.fault:>3}  {self.handler}"
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """What a mutant makes of one file.
+    """A file as a mutant changes it.
 
     Attributes:
         file: The file, below the root of the tree.
@@ -127,7 +126,7 @@ def mutation(root: Path, mutant: Mutant) -> Mutation:
     source = _text(file)
     module = ast.parse(source)
     scope = _scope(module, mutant.place)
-    assert scope is not None  # `_file` has looked
+    assert scope is not None  # `_file` has found it
     before = ast.unparse(scope)
     if mutant.change == "body":
         _slot_of_body(scope, mutant).put(_parsed_as(ast.stmt, mutant.code))
@@ -147,17 +146,17 @@ def mutation(root: Path, mutant: Mutant) -> Mutation:
 
 
 def fingerprint(root: Path, mutant: Mutant) -> str:
-    """Return a digest of what a proof of a mutant depends on: it is stale once this changes.
+    """Return a digest of what a mutant's proof depends on; the proof is valid until it changes.
 
-    That is the mutant, the function it changes and the functions of its tests, without docstrings
-    and comments. Fixtures and other functions are not part of it.
+    It covers the mutant, the function that it changes and the functions of its tests, without
+    docstrings and comments. It does not cover fixtures and other functions.
 
     Raises:
         MutantError: The mutant does not fit the code, or a test of it does not exist.
     """
     module = _tree(_text(_file(root, mutant.place)))
     scope = _scope(module, mutant.place)
-    assert scope is not None  # `_file` has looked
+    assert scope is not None  # `_file` has found it
     parts = [repr(mutant), _plain(scope)]
     for test in mutant.tests:
         parts += _code_of_test(root, test)
@@ -167,7 +166,7 @@ def fingerprint(root: Path, mutant: Mutant) -> str:
 def _code_of_test(root: Path, test: str) -> list[str]:
     name, *names = re.sub(r"\[.*", "", test, flags=re.DOTALL).split("::")
     own = root / name
-    # A class may inherit its tests from one in another file of its folder.
+    # A class may inherit its tests from a class in another file of its folder.
     files = [own] if len(names) == 1 else [own, *sorted(own.parent.glob("*.py"))]
     for file in files:
         tree = _tree(_text(file))
@@ -192,7 +191,7 @@ def _plain(scope: ast.AST) -> str:
 
 
 def _file(root: Path, place: str) -> Path:
-    """Return the file that has a place; a module may have moved inside its package."""
+    """Return the file with a place; its module may have moved inside its package."""
     path = root.joinpath(*place.partition(":")[0].split("."))
     for file in (path.with_suffix(".py"), path / "__init__.py"):
         if file.is_file() and _scope(_tree(_text(file)), place) is not None:
@@ -257,7 +256,7 @@ def _marked(scope: ast.AST, source: str, marker: str) -> ast.stmt:
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where some nodes stand in their parent; without an index its field holds one node alone."""
+    """The position of nodes in their parent; without an index, the field holds a single node."""
 
     parent: ast.AST
     field: str
@@ -313,12 +312,12 @@ def _slot_of_body(scope: ast.AST, mutant: Mutant) -> _Slot:
 
 
 def _slots(scope: ast.AST, count: int) -> Iterator[_Slot]:
-    """Yield where `count` nodes stand; an expression on its own counts as a statement."""
+    """Yield the positions of `count` nodes; an expression on its own counts as a statement."""
     for parent in ast.walk(scope):
         for field, value in ast.iter_fields(parent):
             if isinstance(value, list):
                 for index in range(len(value) - count + 1):
-                    # A dictionary that takes in another has None among its keys.
+                    # A dictionary with `**other` in it has None among its keys.
                     if all(isinstance(one, ast.AST) for one in value[index : index + count]):
                         yield _Slot(parent, field, index, count)
             elif count == 1 and isinstance(value, ast.AST) and not isinstance(parent, ast.Expr):
@@ -339,7 +338,7 @@ def _new(slot: _Slot, mutant: Mutant) -> Sequence[ast.AST]:
 
 
 def _patterns(code: str) -> list[Sequence[ast.AST]]:
-    """Return what code can stand for: statements, an expression, a keyword with its argument."""
+    """Return what code can mean: statements, an expression, a keyword with its argument."""
     found = []
     for kind in (ast.stmt, ast.expr, ast.keyword):
         try:
@@ -374,7 +373,7 @@ def _parsed_as(kind: type[ast.AST], code: str) -> Sequence[ast.AST]:
 
 
 def _same(pattern: object, found: object) -> bool:
-    """Whether code is what a pattern says.
+    """Return whether code matches a pattern.
 
     `...` stands for any expression; as the last argument of a call for any further arguments; as
     a body for any body.

@@ -1,9 +1,9 @@
-"""Proves the fault tests: each handler is switched off once, and its tests must turn red.
+"""Proves the fault tests: switches each handler off once, and checks that its tests then fail.
 
 `tests/faults/mutants/*.toml` lists small changes of the code with the tests that must fail under
 each. They run in a private copy of the committed tree. A test that passes without its handler, or
-that could not begin, proves nothing: the exit status is 1 then. A proof is recorded with a digest
-of the code it depends on, and runs again once that code changes.
+cannot start, proves nothing, and the exit status is 1. A proof is recorded with a digest of the
+code that it depends on, and is repeated once that code changes.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ class Copy:
         ) as archive:
             subprocess.run(["tar", "-x", "-C", str(self.root)], stdin=archive.stdout, check=True)
         if archive.returncode:
-            raise SystemExit("prove: git could not give the committed tree")
+            raise SystemExit("prove: git could not export the committed tree")
         self.python = self._interpreter(folder / "venv")
 
     def _interpreter(self, folder: Path) -> Path:
-        """Make an environment whose packages are those of this one, and whose code is the copy.
+        """Make an environment with the packages of this one and the code of the copy.
 
-        A search path in the environment would not do: jobs and Ray's processes wipe it.
+        PYTHONPATH would not work: jobs and Ray's processes remove it.
         """
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         python = folder / "bin" / "python"
-        asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        site = subprocess.check_output([python, "-c", asked], text=True).strip()
+        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        site = subprocess.check_output([python, "-c", code], text=True).strip()
         packages = [path for path in sys.path if path.endswith("site-packages")]
         paths = [str(self.root), *packages]
         (Path(site) / "copy.pth").write_text("\n".join(paths) + "\n", encoding="utf-8")
-        for name in ("rayjobs", "ray"):  # tests look for them in the folder of the interpreter
+        for name in ("rayjobs", "ray"):  # tests search for them in the folder of the interpreter
             program = Path(sys.executable).parent / name
             if program.exists():
                 text = program.read_text(encoding="utf-8").split("\n", 1)[1]
@@ -68,7 +68,7 @@ class Copy:
         return python
 
     def write(self, path: Path, text: str) -> None:
-        """Change a file; its time is always another one, so that no stale bytecode is used."""
+        """Change a file and its modification time, so that no stale bytecode is used."""
         path.write_text(text, encoding="utf-8")
         self._stamp_s += 10
         os.utime(path, (self._stamp_s, self._stamp_s))
@@ -82,7 +82,7 @@ class Copy:
             for name, value in os.environ.items()
             if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTEST_ADDOPTS")
         }
-        # Programs that packages bring, such as the S3 server, are found after those of the copy.
+        # The programs of packages, such as the S3 server, come after those of the copy.
         own, given = self.python.parent, Path(sys.executable).parent
         environment["PATH"] = f"{own}:{given}:{os.environ.get('PATH', os.defpath)}"
         command = [
@@ -113,11 +113,11 @@ def _read(report: Path, root: Path) -> dict[str, str]:
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         test = f"{_place_of(str(case.get('classname')), root)}::{case.get('name')}"
         kinds = {child.tag for child in case}
-        # A failed call counts whatever its fixtures say afterwards.
+        # A failed test counts as failed even if its fixtures then raise an error.
         outcome = next(
             (kind for kind in ("failure", "error", "skipped") if kind in kinds), "passed"
         )
-        if found.get(test) != "failed":  # an error of its fixtures is a second case of its name
+        if found.get(test) != "failed":  # an error in a fixture is a second case of this name
             found[test] = "failed" if outcome == "failure" else outcome
     return found
 
@@ -125,7 +125,7 @@ def _read(report: Path, root: Path) -> dict[str, str]:
 def _place_of(dotted: str, root: Path) -> str:
     """Return ``folder/file.py::Class`` of a dotted name.
 
-    A report's own file is the one in which a test is written: not where a class has inherited it.
+    The file that a report names is the one that defines a test, not one whose class inherits it.
     """
     parts = dotted.split(".") if dotted else []  # a file that cannot be collected has no class
     for count in range(len(parts), 0, -1):
@@ -138,7 +138,7 @@ def _place_of(dotted: str, root: Path) -> str:
 def of(outcomes: dict[str, str], test: str) -> str:
     """Return a test's outcome; a test without its parameters stands for all of them.
 
-    `failed` if one of them failed: a handler may be needed by some alone.
+    It is `failed` if one of them failed: perhaps only some need the handler.
     """
     seen = {
         found for name, found in outcomes.items() if name == test or name.startswith(f"{test}[")
@@ -148,7 +148,7 @@ def of(outcomes: dict[str, str], test: str) -> str:
 
 
 def prove(copy: Copy, mutant: Mutant) -> str:
-    """Return an empty text when every test of the mutant turns red, else what is wrong."""
+    """Return an empty text if every test of the mutant fails, else what is wrong."""
     try:
         change = mutation(copy.root, mutant)
     except MutantError as error:
@@ -164,7 +164,7 @@ def prove(copy: Copy, mutant: Mutant) -> str:
 
 
 class Record:
-    """The proofs so far: by the mutant's name, what each depended on when its tests turned red."""
+    """The proofs so far: by the mutant's name, the digest of the code that the proof depends on."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -172,14 +172,14 @@ class Record:
         self._proofs: dict[str, str] = json.loads(text)
 
     def has(self, root: Path, mutant: Mutant) -> bool:
-        """Whether a mutant is proven for the code below `root` as it is now."""
+        """Return whether a mutant is proven for the current code below `root`."""
         try:
             return self._proofs.get(mutant.name) == fingerprint(root, mutant)
         except MutantError:
             return False
 
     def put(self, root: Path, mutant: Mutant, *, is_red: bool) -> None:
-        """Note a result."""
+        """Record a result."""
         self._proofs.pop(mutant.name, None)
         if is_red:
             self._proofs[mutant.name] = fingerprint(root, mutant)
@@ -188,7 +188,7 @@ class Record:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prove all mutants, or those of the named faults; 1 when one survives."""
+    """Prove all mutants, or those of the given faults; return 1 if one survives."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("faults", nargs="*", type=int, help="numbers of faults; all by default")
     parser.add_argument("--list", action="store_true", help="list the mutants and run nothing")
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(mutants: Sequence[Mutant], record: Record) -> int:
     """Run mutants in a copy of the committed tree; return how many survived."""
     folder = Path(tempfile.mkdtemp(prefix="prove-", dir="/tmp"))
-    folder.chmod(0o755)  # some tests run what is in it as another user
+    folder.chmod(0o755)  # some tests run its programs as another user
     survived = 0
     try:
         copy = Copy(folder)
@@ -240,7 +240,7 @@ def _run(mutants: Sequence[Mutant], record: Record) -> int:
 
 
 def _results(copy: Copy, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str, bool]]:
-    """Yield each mutant, a line about it, and whether all of its tests turned red."""
+    """Yield each mutant, a line about it, and whether all of its tests failed."""
     tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     before = copy.outcomes(tests)
     sound = {test: of(before, test) for test in tests}

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The checks and the tests that are not long, at once: the tests alone leave a part of two cores idle.
+# Runs the checks and the short tests at the same time: the tests alone do not use two cores fully.
 # Arguments go to pytest.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p build
-# Most of these tests wait for a disk to store their records: in memory they need not.
+# Most of these tests wait for the disk to store their records; in memory they do not.
 free_kib=$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)
 if [[ -w /dev/shm && ${free_kib:-0} -gt 2000000 ]]; then
     export TEST_FOLDER=/dev/shm

@@ -80,7 +80,7 @@ SWEEP_FORMS = {
 
 
 def meanings(model: type) -> dict[str, str]:
-    """Return what a class's docstring says of each attribute, as text of Markdown."""
+    """Return the meaning of each attribute from a class's docstring, as Markdown."""
     text = inspect.getdoc(model) or ""
     _, _, attributes = text.partition("Attributes:\n")
     found: dict[str, str] = {}
@@ -105,7 +105,7 @@ def table(rows: Iterable[tuple[str, str, str, str]]) -> str:
 
 
 def default_of(name: str, field: Any) -> str:
-    """Return a pydantic field's default as a file would have it."""
+    """Return a pydantic field's default, as written in a file."""
     if field.is_required():
         return "**required**"
     value = field.get_default(call_default_factory=True)
@@ -127,7 +127,7 @@ def default_of(name: str, field: Any) -> str:
 
 
 def form_of(schema: Mapping[str, Any], link: Callable[[str], str]) -> str:
-    """Return in words what a JSON schema takes."""
+    """Return a description of the values of a JSON schema."""
     if "examples" in schema:
         shown = ", ".join(f"`{one}`" for one in schema["examples"])
         if "anyOf" in schema and any("$ref" in one for one in schema["anyOf"]):
@@ -163,14 +163,14 @@ def form_of(schema: Mapping[str, Any], link: Callable[[str], str]) -> str:
 def section(
     model: type[spec.Model], properties: Mapping[str, Any], short: Mapping[str, str]
 ) -> str:
-    """Return the table of one model's keys; `short` are keys with a unit, which are shown."""
+    """Return the table of a model's keys; keys in `short`, with units, replace the fields."""
     texts = meanings(model)
     by_field = {field: key for key, field in short.items()}
     rows = []
     for name, field in model.model_fields.items():
         key = by_field.get(name, name)
         if name not in texts:
-            raise SystemExit(f"{model.__name__}: the docstring says nothing of {name!r}")
+            raise SystemExit(f"{model.__name__}: the docstring does not describe {name!r}")
         meaning = texts[name]
         if key != name:
             meaning = re.sub(r" in (seconds|MiB|GiB)\b", "", meaning)
@@ -186,7 +186,7 @@ def section(
     return table(rows)
 
 
-# Where a file has each part of a spec; the model's name is that of the schema's definition.
+# The key of each part of a spec, by the name of its model, which is also that of its schema.
 PARTS = {
     "Resources": "resources",
     "Distribution": "distribution",
@@ -254,7 +254,7 @@ def sweep_text() -> str:
     rows = []
     for name, field in SweepSpec.model_fields.items():
         if name not in texts:
-            raise SystemExit(f"SweepSpec: the docstring says nothing of {name!r}")
+            raise SystemExit(f"SweepSpec: the docstring does not describe {name!r}")
         form = SWEEP_FORMS.get(name, "`1`" if name == "version" else "text")
         rows.append((f"`{name}`", form, default_of(name, field), texts[name]))
     limits = Limits.model_json_schema()["properties"]
@@ -314,12 +314,12 @@ def sweep_text() -> str:
 
 
 def texts() -> dict[str, str]:
-    """Return the file names with what they must hold."""
+    """Return the required content of each file, by name."""
     return {"job.md": job_text(), "sweep.md": sweep_text()}
 
 
 def stale() -> list[str]:
-    """Return the files that are not what the models say."""
+    """Return a sentence for each file that does not match the models."""
     found = []
     for name, text in texts().items():
         path = FOLDER / name

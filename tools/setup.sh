@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Makes .venv/ with everything the tests need, and the system packages of tools/apt.txt.
-# Safe to run again and again: nothing is done twice as long as its inputs are the same.
+# Creates .venv/ with everything the tests need, and installs the system packages of tools/apt.txt.
+# It can be run repeatedly: a step whose inputs have not changed is skipped.
 #   --without-horovod   leaves out Horovod, which takes minutes to compile: enough for the demo
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
 VENV=$ROOT/.venv
-STAMP=$VENV/.rayjobs-setup # the Python packages are there
+STAMP=$VENV/.rayjobs-setup # the Python packages are installed
 HOROVOD_STAMP=$VENV/.rayjobs-setup-horovod
 horovod=true
 [[ ${1:-} == --without-horovod ]] && horovod=false
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
-# Two runs at once (a test run and a demo) must not install into one folder together.
+# Two runs (a test run and a demo, for example) must not install into the folder at the same time.
 if command -v flock >/dev/null; then
     mkdir -p "$VENV"
     exec 9>"$VENV/.rayjobs-setup.lock"
@@ -55,7 +55,7 @@ if ((${#missing[@]})); then
         $installed || tail -n 5 "$log" >&2
         rm -f "$log"
     fi
-    $installed || say "these system packages are missing; what needs them says so: ${missing[*]}" \
+    $installed || say "these system packages are missing; tests that need them will say so: ${missing[*]}" \
         "(install them with: sudo apt-get install ${missing[*]})"
 fi
 
@@ -70,27 +70,27 @@ for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13; do
     fi
 done
 if [[ -z $python ]]; then
-    say "no Python of 3.11 or newer was found. Install one, or name it: PYTHON=/path/to/python3.11 make setup"
+    say "no Python 3.11 or newer was found. Install one, or name it: PYTHON=/path/to/python3.11 make setup"
     exit 1
 fi
 
-# The checkout's place counts too: the editable install and the scripts name it.
+# The path of the checkout is part of the key: the editable install and the scripts contain it.
 key=$({
     cat pyproject.toml requirements/dev.txt tools/setup.sh rayjobs/environments/horovod/*.py
     printf '%s\n' "$ROOT"
     "$python" -VV
 } | sha256sum | cut -d' ' -f1)
 
-# Where nothing writes compiled modules (PYTHONDONTWRITEBYTECODE, a read-only tree), every command
-# would compile them anew: half a second each time. A failure here costs nothing but that.
+# Compile modules now: if nothing stores them later (PYTHONDONTWRITEBYTECODE, a read-only tree),
+# every command would spend half a second on compiling them. A failure here has no other effect.
 compiled() {
     "$VENV/bin/python" -m compileall -q "$@" >/dev/null || true
 }
 
 has() { [[ -f $1 && $(<"$1") == "$key" ]]; }
 
-# Some minutes, once for each version of PyTorch: the wheel is kept in the user's cache folder. Where
-# it cannot be built (no compiler, no network) the tests of Horovod say so and are skipped.
+# This takes some minutes, once for each version of PyTorch: the wheel is stored in the user's cache
+# folder. If it cannot be built (no compiler, no network), the tests of Horovod are skipped.
 build_horovod() {
     $horovod && ! has "$HOROVOD_STAMP" || return 0
     rm -f "$HOROVOD_STAMP"
@@ -111,14 +111,14 @@ fi
 rm -f "$STAMP" "$HOROVOD_STAMP"
 
 if ! "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-    say "making the virtual environment .venv with $("$python" -V)"
+    say "creating the virtual environment .venv with $("$python" -V)"
     if ! "$python" -m venv "$VENV"; then
-        say "python3 -m venv failed. On Debian and Ubuntu its parts are in the package python3-venv."
+        say "python3 -m venv failed. On Debian and Ubuntu, install the package python3-venv."
         exit 1
     fi
 fi
 
-# tried three times: one dropped connection among some gigabytes is nothing unusual
+# Tries a command three times: in a download of gigabytes, a connection may be lost.
 again() {
     local try
     for try in 1 2 3; do
@@ -130,7 +130,7 @@ again() {
 
 if ! "$VENV/bin/uv" --version >/dev/null 2>&1; then
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv ||
-        say "uv cannot be installed; going on with pip, which takes longer"
+        say "uv cannot be installed; using pip, which takes longer"
 fi
 say "installing the Python packages of requirements/dev.txt (some gigabytes when nothing is cached)"
 export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180}

@@ -1,4 +1,4 @@
-"""What `make docs` adds to docs/: pages of the Python API, the README and CONTRIBUTING of the top.
+"""Adds pages to docs/ in `make docs`: the Python API, and the top-level README and CONTRIBUTING.
 
 Links from docs/ to other files of the repository become plain text: the site does not have them.
 """
@@ -39,7 +39,7 @@ INTROS = {
 def _public() -> Iterator[tuple[str, str, str]]:
     """Yield page, name and full path of every public name.
 
-    `Run` is another class inside a job than outside: each page has its own.
+    Inside a job, `Run` is a different class than outside: each page describes its own.
     """
     yield "jobs", "Run", _path(rayjobs.Run._handle())
     yield "inside", "Run", _path(SubmittedRun)
@@ -73,7 +73,7 @@ def _api_pages() -> dict[str, str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation by the decisions."""
+    """Add the decisions to the navigation."""
     folder = Path(config.docs_dir) / "decisions"
     paths = [f"decisions/{path.name}" for path in sorted(folder.glob("[0-9]*.md"))]
 
@@ -100,7 +100,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at the site's own pages; links to files that it does not have become text."""
+    """Point links at the site's own pages; links to other files become text."""
     if "```mermaid" in markdown:
         raise PluginError(
             f"{page.file.src_uri}: a diagram would be drawn by a script from the network"

@@ -52,8 +52,8 @@ from rayjobs.workspace.folder import OpenWorkspace
 
 log = logging.getLogger(__name__)
 
-# How often a driver checks for writes, which takes microseconds; and after how long it looks
-# anyway, since time limits pass without any write.
+# How often a driver checks for writes, which takes microseconds; and after how long it does a round
+# anyway, since time limits expire without any write.
 POLL_S = 0.005
 LOOK_S = 0.25
 # The maximum share of a driver's time for rounds, however much others write.
@@ -61,8 +61,8 @@ MOST_BUSY = 1 / 3
 STORE_PAUSE_S = 1.0
 # While no trial has reported the metric, check this often what they report instead.
 NAMES_S = 2.0
-# Many scripts log a loss at each step, the metric after each epoch. A trial is noted at once only
-# if it reports a similar name, else after it has reported other metrics for this time.
+# Many scripts log a loss at each step, but the metric only after each epoch. A trial is noted at
+# once only if it reports a similar name, else after it has reported other metrics for this time.
 NO_METRIC_S = 30.0
 METRIC_MISSING = "metric_missing"
 TRIAL_TAG = "trial"
@@ -82,7 +82,7 @@ class Driver:
     """Drives one sweep until it has ended. Not thread-safe.
 
     Args:
-        wake: Called after jobs were submitted or canceled, so that the target looks at once.
+        wake: Called after jobs were submitted or canceled, so that the target checks at once.
     """
 
     def __init__(

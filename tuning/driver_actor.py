@@ -60,7 +60,7 @@ class SweepsActor:
     """
 
     def __init__(self, home: str, target: str, clock: Clock | None = None) -> None:
-        # Use the sockets of this home, whichever home the process was started with.
+        # Use the sockets of this home, whatever home the process was started with.
         os.environ["RAYJOBS_HOME"] = home
         set_up_logging(TargetPaths.of(target, under=Path(home)).log, "sweeps")
         import rayjobs.tuning.tune  # noqa: F401  # once, before a sweep waits for it

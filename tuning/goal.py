@@ -33,7 +33,7 @@ class PrimaryMetricGoal(StrEnum):
 
     @property
     def sign(self) -> int:
-        """1 if larger is better, -1 if smaller is: ``sign * value`` is always maximised."""
+        """1 if larger is better, -1 if smaller is: ``sign * value`` is always maximized."""
         return 1 if self is PrimaryMetricGoal.MAXIMIZE else -1
 
     def is_better(self, value: float, other: float) -> bool:

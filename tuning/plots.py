@@ -59,8 +59,8 @@ def write_plot(
     target = Path(path)
     if target.suffix not in FORMATS:
         raise SweepUsageError(
-            f"{target.name}: a plot is written as one of {', '.join(FORMATS)}; give its name such "
-            "an end."
+            f"{target.name}: the format of a plot is unknown. End its name with one of "
+            f"{', '.join(FORMATS)}."
         )
     figure = make_figure(kind, trials, name=name, metric=metric, goal=goal)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def make_figure(
     metric: str,
     goal: PrimaryMetricGoal,
 ) -> Any:
-    """Return one plot as a matplotlib figure. Raises as `write_plot`."""
+    """Return one plot as a matplotlib figure. Raises the same errors as `write_plot`."""
     check_drawable(kind, trials, metric=metric, goal=goal)
     try:
         from matplotlib.figure import Figure

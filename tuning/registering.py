@@ -1,4 +1,4 @@
-"""The one place where a sweep registers its best trial as a model."""
+"""Registers the best trial of a sweep as a model."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def problem_of(
         section, _, key = path.rpartition(".")
         keys = known.get(section, ())
         near = difflib.get_close_matches(key, keys, n=1)
-        remedy = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(keys)}."
+        remedy = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(keys)}."
         return Problem(path, f"there is no key {key!r}.", remedy)
     if kind == "missing":
         return Problem(path, "this key is missing.", _EXAMPLES.get(path, "Add it."))

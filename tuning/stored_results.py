@@ -79,7 +79,7 @@ def _files(
         return [("", file)]
     wanted = what.removeprefix(BEST).strip("/")
     if best is None or best.job_id is None:
-        raise NotFoundError(f"no trial is the best, so {wanted} of it cannot be stored")
+        raise NotFoundError(f"the sweep has no best trial, so its {wanted} cannot be stored")
     found = []
     for number, one in enumerate(workspace.store.files(best.job_id)):
         if one.name != wanted and not one.name.startswith(f"{wanted}/"):

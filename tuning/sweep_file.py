@@ -77,7 +77,7 @@ def read_yaml(text: str, *, where: str = "the sweep") -> dict[str, Any]:
         raise SweepError(
             f"{where} is not a sweep",
             problems=[
-                Problem("", f"it holds {type(data).__name__} data.", "Write keys and values.")
+                Problem("", f"it contains {type(data).__name__} data.", "Write keys and values.")
             ],
         )
     return data

@@ -192,8 +192,8 @@ def _sweeps(store: Store, spec: SweepSpec, problems: list[Problem]) -> Iterator[
             problems.append(
                 Problem(
                     "resume_from",
-                    f"{sweep.job.id} searches {str(goal).lower()} {metric}, and this sweep "
-                    f"{str(spec.goal).lower()} {spec.metric}: their values cannot be compared.",
+                    f"{sweep.job.id} has the goal to {str(goal).lower()} {metric}, and this sweep "
+                    f"to {str(spec.goal).lower()} {spec.metric}: their values cannot be compared.",
                     "Use the same metric and goal, or leave that sweep out.",
                 )
             )

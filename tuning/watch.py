@@ -1,4 +1,4 @@
-"""A sweep as lines of text: its news since the last look, its table, its head line."""
+"""A sweep as lines of text: its news since the last call, its table, its summary line."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def page(has_gpu: bool, speeds: dict[str, float], shown: Sequence[jobs.Shown]) -
     if has_gpu:
         lines += [
             "",
-            f"Later epochs reach {share:.2f} of the speed on the device; the bottleneck is {bound}.",
+            f"Later epochs reach {share:.2f} of the speed on the device; the bottleneck: {bound}.",
         ]
         goal = training.SEED_IMAGES_PER_S
         is_met = "met" if speeds["later"] >= goal else "not met"

@@ -26,8 +26,8 @@ class AshaPolicy(Policy):
     Ray Tune's ``AsyncHyperBandScheduler`` with one bracket judges a sweep; `judge` is the same rule
     as a function of a history.
 
-    Source: Li et al. 2018, "A System for Massively Parallel Hyperparameter Tuning", in the
-    stopping form.
+    Source: Li et al. 2018, "A System for Massively Parallel Hyperparameter Tuning", in its
+    stopping variant.
 
     Raises:
         SweepError: a setting is out of range.

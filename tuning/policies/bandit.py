@@ -15,9 +15,10 @@ from rayjobs.tuning.policies.base import Policy, Stop, shown, stop_diverged
 class BanditPolicy(Policy):
     """Stop a trial whose best value so far is not within a slack of the leader's.
 
-    The leader's value is the best that any trial had up to the same interval. Maximising, a
-    trial is stopped if its best is below ``leader/(1+slack_factor)`` or ``leader-slack_amount``;
-    minimising, above ``leader*(1+slack_factor)`` or ``leader+slack_amount``. For a leader below
+    The leader's value is the best that any trial had up to the same interval. If the metric is
+    maximized, a trial is stopped if its best is below ``leader/(1+slack_factor)`` or
+    ``leader-slack_amount``; if it is minimized, above ``leader*(1+slack_factor)`` or
+    ``leader+slack_amount``. For a leader below
     zero, multiplication and division are swapped, so that the slack is always on the worse side of
     the leader (literally applied, the rule would stop the leader itself).
 
@@ -85,14 +86,14 @@ class BanditPolicy(Policy):
         return Stop(trial, interval, reason, own, threshold)
 
     def _threshold(self, leader: float, goal: PrimaryMetricGoal) -> tuple[float, str]:
-        maximise = goal is PrimaryMetricGoal.MAXIMIZE
+        maximize = goal is PrimaryMetricGoal.MAXIMIZE
         if self.slack_factor is not None:
             factor = 1 + self.slack_factor
             # Away from the leader, towards the worse side, whatever its sign.
-            if maximise == (leader >= 0):
+            if maximize == (leader >= 0):
                 return leader / factor, f"{shown(leader)}/(1+{shown(self.slack_factor)})"
             return leader * factor, f"{shown(leader)}*(1+{shown(self.slack_factor)})"
         assert self.slack_amount is not None
-        if maximise:
+        if maximize:
             return leader - self.slack_amount, f"{shown(leader)}-{shown(self.slack_amount)}"
         return leader + self.slack_amount, f"{shown(leader)}+{shown(self.slack_amount)}"

@@ -81,7 +81,7 @@ class Sampling(ABC):
                     Problem(
                         f"properties.{name}",
                         f"{type(self).__name__} has no property {name!r}.",
-                        f"It knows {', '.join(self.known_properties)}.",
+                        f"Its properties are {', '.join(self.known_properties)}.",
                     )
                 )
         seed = settings.get("seed")

@@ -56,10 +56,9 @@ class BayesianParameterSampling(Sampling):
         found = []
         if total < 20 * len(self.space):
             found.append(
-                f"Bayesian sampling of {counted(len(self.space), 'parameter')} is worth "
-                "its while from "
-                f"{20 * len(self.space)} trials on (20 for each parameter); this sweep has "
-                f"{total}."
+                f"Bayesian sampling of {counted(len(self.space), 'parameter')} needs about "
+                f"{20 * len(self.space)} trials to be useful (20 for each parameter); this sweep "
+                f"has {total}."
             )
         if concurrent > 20:
             found.append(

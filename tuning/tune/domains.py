@@ -16,7 +16,7 @@ def base_domain(expression: Expression) -> Any:
     """Return Tune's domain for an expression's base distribution; see `Expression.value_of`.
 
     Rounding and exponentials are applied to the draw, as HyperDrive defines them: Tune's own
-    quantised domains require bounds that are multiples of q. Options are passed by index: Tune
+    quantized domains require bounds that are multiples of q. Options are passed by index: Tune
     would treat an option such as ``{"grid_search": …}`` or ``{"eval": …}`` as part of the search
     space.
     """

@@ -50,10 +50,10 @@ def checker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
             "import typing\nif typing.TYPE_CHECKING:\n    import rayjobs.cli.main",
             "text.py:3: rayjobs.cli.main is above",
         ),
-        ("left/other.py", "from rayjobs import right", "rayjobs.right is on the floor of left"),
-        ("left/other.py", "from .. import right", "rayjobs.right is on the floor of left"),
+        ("left/other.py", "from rayjobs import right", "rayjobs.right is in the layer of left"),
+        ("left/other.py", "from .. import right", "rayjobs.right is in the layer of left"),
         ("left/other.py", "from rayjobs import Run", "import 'Run' from the module that has it"),
-        ("cellar/wine.py", "", "rayjobs/cellar has no floor"),
+        ("cellar/wine.py", "", "rayjobs/cellar is in no layer"),
     ],
 )
 def test_an_import_up_or_sideways_is_named(
@@ -97,7 +97,7 @@ def test_modules_that_import_each_other_are_named(
     for name, text in code.items():
         (folder / name).write_text(text)
 
-    found = list(checker.circles(tmp_path / "rayjobs"))
+    found = list(checker.cycles(tmp_path / "rayjobs"))
 
     names = ", ".join(f"rayjobs.{package}.{name}" for name in ("one", "three", "two"))
     assert found == ([f"these modules import each other: {names}"] if is_named else [])

@@ -195,7 +195,7 @@ def test_all_problems_of_a_warm_start_are_one_error(world: World) -> None:
     text = "\n".join(f"{one.path}: {one.message}" for one in caught.value.problems)
     for expected in (
         f"resume_from: {first} is given twice.",
-        f"resume_from: {other} searches minimize accuracy",
+        f"resume_from: {other} has the goal to minimize accuracy",
         "resume_from: no job 'nothing_1_00000000'",
         f"resume_trials: run {plain.id} has no checkpoint",
         f"resume_trials: {job.id} is still Queued.",
