@@ -366,7 +366,7 @@ def _parsed_as(kind: type[ast.AST], code: str) -> Sequence[ast.AST]:
             return call.keywords
     except SyntaxError:
         pass
-    raise MutantError(f"this cannot stand here: {code}")
+    raise MutantError(f"this is not allowed here: {code}")
 
 
 # --- comparison ----------------------------------------------------------------------------------

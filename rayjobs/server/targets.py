@@ -102,7 +102,7 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         request.state.is_change = True
         name = str(request.path_params["target"])
         found = await with_target(revive.look_after, name, home=home(), workspace=workspace.path)
-        # Every `ls` looks, and `logs -f` every two seconds: only one of them starts the target.
+        # Each `ls` makes this request, and `logs -f` every two seconds: only one starts the target.
         _note_start(request, name, has_begun=found.has_begun)
         reason = without_address(found.reason)
         shown = {"reason": reason, "may_run_on": found.may_run_on}
