@@ -250,8 +250,8 @@ def test_all_problems_in_a_file_are_listed_with_path_and_remedy(tmp_path: Path) 
     [
         ("a: [1\n", "^sweep.yaml, line 2, column 1 is not YAML: [^\n]*$"),
         ("a: 1\na: 2\n", "line 2, column 1: the key 'a' appears twice"),
-        ("- 1\n", "holds list data"),
-        ("", "holds NoneType data"),
+        ("- 1\n", "contains list data"),
+        ("", "contains NoneType data"),
         ("a: !!python/object/apply:os.getcwd []\n", "line 1, column 4: the tag"),
     ],
 )
